@@ -11,12 +11,17 @@ BLOCK_NBYTES = 2**16
 """The most that a block takes: with the one it changes places with, and a copy, it stays in a core's own cache."""
 
 
-def transpose(lower: np.ndarray, upper: np.ndarray, *, swap: bool, same: bool) -> None:
+def transpose(
+    lower: np.ndarray, upper: np.ndarray, *, swap: bool, same: bool, conjugate: bool = False
+) -> None:
     """``upper[j, i] = lower[i, j]``; with ``swap`` also ``lower[i, j] = upper[j, i]``, as it was before.
 
     lower: rows × columns; upper: columns × rows, written; lower is too with ``swap``. Any strides and dtype; the bits
     stay as they are. They do not overlap, or (``same``) are one square matrix, of which then only elements with i > j
     move: below the diagonal to above it.
+
+    conjugate: of complex numbers, what is written becomes the conjugate of that, also on the diagonal with ``swap``.
+    Without, the diagonal becomes real.
     """
     side = max(1, int((BLOCK_NBYTES // lower.itemsize) ** 0.5))
     for rows, columns in _blocks(lower.shape, side):
@@ -28,9 +33,12 @@ def transpose(lower: np.ndarray, upper: np.ndarray, *, swap: bool, same: bool) -
         else:
             moving = ...
         kept = above[moving].copy() if swap else None
-        above[moving] = below[moving]
+        above[moving] = np.conjugate(below[moving]) if conjugate else below[moving]
         if kept is not None:
-            below[moving] = kept
+            below[moving] = np.conjugate(kept) if conjugate else kept
+        if conjugate and moving is not ...:
+            diagonal = np.einsum("ii->i", below)  # a view
+            diagonal.imag = -diagonal.imag if swap else 0
 
 
 def _blocks(shape: tuple[int, ...], side: int) -> Iterator[tuple[slice, slice]]:

@@ -101,6 +101,45 @@ class Limits:
     libraries do not depend on addresses."""
 
 
+@dataclass(frozen=True)
+class FusedDtypes:
+    """What a plan has to know of what a product does besides multiplying (`transform.Fused`)."""
+
+    sums: np.dtype
+    """Of a tile while its panels are summed: where C holds floats and A and B integers, an integer dtype."""
+    operands: tuple[np.dtype | None, np.dtype | None] = (None, None)
+    """Of the transformed panels of A, and of B; None where they are multiplied as they are stored."""
+    before: np.dtype | None = None
+    """Of what C held before, where that is added."""
+    finished: bool = False
+    """Whether the sums have an epilogue."""
+    hermitian: bool = False
+    """Of a symmetric product: whether A, or B, is conjugated, so that C's mirror image is its conjugate."""
+    vectors_nbytes: int = 0
+
+    def nbytes(self, c_dtype: np.dtype) -> FusedNbytes:
+        """What it takes besides panels and tiles, for a C of this dtype."""
+        a, b = (0 if dtype is None else dtype.itemsize for dtype in self.operands)
+        finished = accumulator_dtype(c_dtype).itemsize
+        tiles = 0 if finished == self.sums.itemsize else finished
+        return FusedNbytes(a, b, tiles, 0 if self.before is None else self.before.itemsize, self.hermitian)
+
+
+class FusedNbytes(NamedTuple):
+    """Bytes of an element of each buffer that a worker needs for it: one panel of A and one of B, as they are
+    multiplied, and for a tile as it is stored and for what C held in its place. 0: there is no such buffer."""
+
+    a: int = 0
+    b: int = 0
+    tile: int = 0
+    before: int = 0
+    both: bool = False
+    """Whether a tile on the diagonal of a symmetric C needs one of A and one of B."""
+
+
+NO_FUSED_NBYTES = FusedNbytes()
+
+
 class Geometry(NamedTuple):
     """What decides the bytes of every tile of a product, and where each tile lies."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
-from tilewright.pipeline.plan.inputs import Limits
+from tilewright.pipeline.plan.inputs import NO_FUSED_NBYTES, FusedNbytes, Limits
 
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
@@ -138,6 +138,7 @@ class Memory:
     """Sides of the cells that tiles are multiplied in; None: those of the tile."""
     symmetric: bool = False
     """Whether C is symmetric, so that only tiles on and below its diagonal are computed."""
+    fused: FusedNbytes = NO_FUSED_NBYTES
 
     def layout(self, rows: int, columns: int) -> Layout:
         """The layout of a tile of these sides and of its panels."""
@@ -165,6 +166,20 @@ class Memory:
             layout.c_size(rows, columns) * self.items[2],
         )
 
+    def fused_nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of the buffers for transformed panels, and for finishing a tile, of these sides."""
+        fused = self.fused
+        if not any(fused):
+            return 0
+        # A buffer that there is not takes no bytes, whatever the alignment of its lines.
+        items = max(1, fused.a), max(1, fused.b), max(1, fused.tile)
+        layout = self.layout(rows, columns)._replace(items=items)
+        only_diagonal = self.symmetric and rows >= self.sides[0] and not fused.both
+        panels = layout.a_size(rows, self.depth) * fused.a
+        panels += 0 if only_diagonal else layout.b_size(columns, self.depth) * fused.b
+        before = layout._replace(items=(*items[:2], max(1, fused.before))).c_size(rows, columns)
+        return panels + layout.c_size(rows, columns) * fused.tile + before * fused.before
+
     def nbytes(self, rows: int, columns: int, c_buffers: int) -> int:
         panel_a, panel_b, tile = self.nbytes_of_each(rows, columns)
         borrowed = self.limits.workspace_nbytes(rows, columns, self.depth)
@@ -172,14 +187,17 @@ class Memory:
             # A tile may be aligned and need no copy where its cells do.
             cell_rows, cell_columns = min(self.cell[0], rows), min(self.cell[1], columns)
             borrowed = max(borrowed, self.limits.workspace_nbytes(cell_rows, cell_columns, self.depth))
+        borrowed += self.fused_nbytes(rows, columns)
         return PANEL_BUFFERS * (panel_a + panel_b) + c_buffers * tile + borrowed
 
     def most_columns(self, rows: int, nbytes: int, c_buffers: int) -> int:
         """Upper bound on the columns of a tile of ``rows`` rows that fits into ``nbytes``; 0 where none does. Padding
         and workspace may leave room for fewer."""
         item_a, item_b, item_c = self.items
-        left = nbytes - PANEL_BUFFERS * self.depth * rows * item_a
-        each = PANEL_BUFFERS * self.depth * item_b + c_buffers * rows * item_c
+        fused = self.fused
+        left = nbytes - (PANEL_BUFFERS * item_a + fused.a) * self.depth * rows
+        each = (PANEL_BUFFERS * item_b + fused.b) * self.depth
+        each += (c_buffers * item_c + fused.tile + fused.before) * rows
         return max(0, left // each)
 
 

@@ -16,7 +16,16 @@ import numpy as np
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan.grid import Tile, TileGrid
-from tilewright.pipeline.plan.inputs import Geometry, Limits, Recipe, StoredMatrix, accumulator_dtype
+from tilewright.pipeline.plan.inputs import (
+    NO_FUSED_NBYTES,
+    FusedDtypes,
+    FusedNbytes,
+    Geometry,
+    Limits,
+    Recipe,
+    StoredMatrix,
+    accumulator_dtype,
+)
 from tilewright.pipeline.plan.layout import (
     PANEL_BUFFERS,
     Layout,
@@ -117,6 +126,33 @@ class MatmulPlan:
     diagonal."""
     within: tuple[tuple[int, int], ...] = ()
     """Sides of the larger tiles of earlier runs that these tiles are cut from, as ``Geometry.within``."""
+    sum_dtype: str = ""
+    """What the products of a tile are summed in; empty: what follows from C's dtype alone (`sums`)."""
+    operand_dtypes: tuple[str, str] = ("", "")
+    """What panels of A, and of B, are transformed to before they are multiplied; empty: they are multiplied as they are
+    stored."""
+    before_dtype: str = ""
+    """Of what C held before, where that is added to it; else empty."""
+    finished: bool = False
+    """Whether the sums have an epilogue."""
+    hermitian: bool = False
+    """Where C is symmetric: whether its mirror image is its conjugate."""
+
+    @property
+    def sums(self) -> np.dtype:
+        """What the products of a tile are summed in."""
+        return np.dtype(self.sum_dtype) if self.sum_dtype else self.stored
+
+    @property
+    def stored(self) -> np.dtype:
+        """What a tile holds when it is stored: C's dtype, or float32, which is then rounded to float16."""
+        return accumulator_dtype(np.dtype(self.c_dtype))
+
+    @property
+    def operands(self) -> tuple[np.dtype, np.dtype]:
+        """What is multiplied, of A and of B."""
+        a, b = self.operand_dtypes
+        return np.dtype(a or self.a_dtype), np.dtype(b or self.b_dtype)
 
     @property
     def tile_grid(self) -> TileGrid:
@@ -153,22 +189,36 @@ class MatmulPlan:
 
     @property
     def layout(self) -> Layout:
-        """How panels and tiles lie in memory."""
-        dtypes = np.dtype(self.a_dtype), np.dtype(self.b_dtype), accumulator_dtype(np.dtype(self.c_dtype))
+        """How panels, as they are stored, and tiles, as they are summed, lie in memory."""
+        return self._layout(np.dtype(self.a_dtype), np.dtype(self.b_dtype), self.sums)
+
+    @property
+    def fused_layout(self) -> Layout:
+        """How panels that are transformed, and tiles that are finished, lie in memory."""
+        return self._layout(*self.operands, self.stored)
+
+    @property
+    def before_layout(self) -> Layout:
+        """How a tile of what C held before lies in memory."""
+        return self._layout(*self.operands, np.dtype(self.before_dtype or self.c_dtype))
+
+    def _layout(self, a: np.dtype, b: np.dtype, c: np.dtype) -> Layout:
         return Layout.of(
             (self.m, self.n),
             (self.cell_rows, self.cell_columns),
             self.panel_depth,
             (self.transpose_a, self.transpose_b),
-            (dtypes[0].itemsize, dtypes[1].itemsize, dtypes[2].itemsize),
+            (a.itemsize, b.itemsize, c.itemsize),
             self.line_nbytes,
         )
 
     @property
     def c_dtype_reason(self) -> str:
-        """One line: C's dtype, and why it is that; empty where A or B holds floats."""
+        """One line: C's dtype, and why it is that; empty where A or B holds floats, or is made floats."""
         from tilewright.pipeline.plan.sums import dtype_reason  # words, which only those who show a plan need
 
+        if any(self.operand_dtypes) or self.sums != self.stored:
+            return ""
         return dtype_reason(np.dtype(self.c_dtype), np.dtype(self.a_dtype), np.dtype(self.b_dtype), self.k)
 
     @property
@@ -238,10 +288,18 @@ class MatmulPlan:
         for start in range(first * self.panel_depth, min(stop * self.panel_depth, self.k), self.panel_depth):
             yield start, min(start + self.panel_depth, self.k)
 
+    def _epilogue(self) -> str:
+        """A few words on what is made of the sums."""
+        return f"of sums in {self.sums}" + (
+            f", added to what C held before, {self.before_dtype}" if self.before_dtype else ""
+        )
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
             "c_dtype_reason": self.c_dtype_reason,
             "c_unit": list(self.c_unit),
+            "sum_dtype": self.sums.name,
+            "operand_dtypes": [operand.name for operand in self.operands],
             "grid": list(self.grid),
             "tile_count": self.tile_count,
             "panel_count": self.panel_count,
@@ -254,8 +312,15 @@ class MatmulPlan:
 
     def table(self) -> list[tuple[str, str]]:
         """The plan as rows of a name and a text, for people."""
-        left = f"{self.m} × {self.k} {self.a_dtype}" + (" (stored transposed)" if self.transpose_a else "")
-        right = f"{self.k} × {self.n} {self.b_dtype}" + (" (stored transposed)" if self.transpose_b else "")
+        left, right = (
+            f"{rows} × {columns} {stored}"
+            + (" (stored transposed)" if transposed else "")
+            + (f", transformed to {operand}," if operand else "")
+            for rows, columns, stored, transposed, operand in (
+                (self.m, self.k, self.a_dtype, self.transpose_a, self.operand_dtypes[0]),
+                (self.k, self.n, self.b_dtype, self.transpose_b, self.operand_dtypes[1]),
+            )
+        )
         waste = self.decoded_nbytes / self.read_nbytes - 1 if self.read_nbytes else 0.0
         idle = self.workers - self.tile_count * self.k_parts
         least = "n²k/√(2M), and A" if self.symmetric else "2mnk/√M, and A and B"
@@ -263,8 +328,9 @@ class MatmulPlan:
             (
                 "product",
                 f"{left}  by  {right}  =  {self.m} × {self.n} {self.c_dtype}"
-                + ", symmetric" * self.symmetric,
+                + (", Hermitian" if self.hermitian else ", symmetric") * self.symmetric,
             ),
+            *([("epilogue", self._epilogue())] if self.finished else []),
             *([("dtype of C", self.c_dtype_reason)] if self.c_dtype_reason else []),
             ("operations", f"{self.operations:.3e}"),
             (
@@ -356,6 +422,7 @@ def plan_tiles(
     transpose_b: bool = False,
     symmetric: bool = False,
     keep: Geometry | None = None,
+    fused: FusedDtypes | None = None,
 ) -> MatmulPlan:
     """Choose tiles and panels for C = A B, with ``a`` and ``b`` given after op.
 
@@ -366,6 +433,8 @@ def plan_tiles(
     every element's sum is cut at the same places however many workers share the tiles. ``keep`` is the geometry of an
     earlier run: it is used if it fits into memory, else each of its tiles is cut into smaller ones that do. It is
     ignored where its tiles and cells are not whole stored pieces of C.
+
+    ``fused`` is None of a product without transforms and epilogue.
 
     Raises
     ------
@@ -384,20 +453,25 @@ def plan_tiles(
     unit = (square_unit(c_unit, n),) * 2 if symmetric else c_unit
     if keep and not (_cuts_between(keep, (m, n), unit) and (not symmetric or _is_square(keep))):
         keep = None  # two tasks would write the same stored piece, or a piece would lie in two cells
-    items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
+    sums_dtype = accumulator_dtype(c_dtype) if fused is None else fused.sums
+    items = a.dtype.itemsize, b.dtype.itemsize, sums_dtype.itemsize
+    more = fused.nbytes(c_dtype) if fused is not None else NO_FUSED_NBYTES
+    vectors_nbytes = 0 if fused is None else fused.vectors_nbytes
+    if not limits.on_host:
+        limits = replace(limits, device_nbytes=max(0, limits.device_nbytes - vectors_nbytes))
     transposed = transpose_a, transpose_b
     cell = (keep.cell_rows, keep.cell_columns) if keep else None
     best = keep
-    memory = Memory((m, n), items, keep.panel_depth if keep else 1, transposed, limits, cell, symmetric)
+    memory = Memory((m, n), items, keep.panel_depth if keep else 1, transposed, limits, cell, symmetric, more)
     if best is None or memory.nbytes(best.tile_rows, best.tile_columns, 1) > limits.device_nbytes:
-        depth = panel_depth(a, b, items, transposed, unit, limits, symmetric=symmetric)
+        depth = panel_depth(a, b, items, transposed, unit, limits, symmetric=symmetric, fused=more)
         memory = replace(memory, depth=depth, cell=None)
         if keep:
             best = finer_geometry(a, b, unit, memory, limits, keep)
         else:
-            best = best_geometry(a, b, unit, memory, limits, exact=c_dtype.kind in "iub")
+            best = best_geometry(a, b, unit, memory, limits, exact=sums_dtype.kind in "iub")
     if best is None:
-        fitting = fitting_unit(a, b, c_dtype, unit, limits, transposed, symmetric=symmetric)
+        fitting = fitting_unit(a, b, sums_dtype, unit, limits, transposed, symmetric=symmetric, fused=more)
         raise _no_tile_fits(memory, c_unit, unit, fitting)
     tile_rows, tile_columns, depth, k_parts, cell_rows, cell_columns, within = best
     memory = replace(memory, depth=depth, cell=(cell_rows, cell_columns))
@@ -411,7 +485,11 @@ def plan_tiles(
     c_unit_nbytes = min(c_unit[0], m) * min(c_unit[1], n) * c_dtype.itemsize
     coding = _coding_nbytes((a, b), c_unit_nbytes, limits, lanes)
     sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2]
+    if k_parts > 1:  # of tiles that are added up, each is finished into a buffer of its own
+        finishing = ceil_div(_sums_under_way(k_parts, limits.workers), limits.workers)
+        sums += finishing * tile_rows * tile_columns * (more.tile + more.before)
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
+    fixed += vectors_nbytes
     host_peak = fixed + coding + sums
     host_peak += held.peak_nbytes if limits.on_host else lanes * (LANE_NBYTES + CODER_NBYTES)
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
@@ -461,8 +539,8 @@ def plan_tiles(
         line_nbytes=limits.line_nbytes,
         a_buffers=held.a_buffers,
         b_buffers=held.b_buffers,
-        device_limit_nbytes=limits.device_nbytes,
-        device_peak_nbytes=held.peak_nbytes,
+        device_limit_nbytes=limits.device_nbytes + (0 if limits.on_host else vectors_nbytes),
+        device_peak_nbytes=held.peak_nbytes + (0 if limits.on_host else vectors_nbytes),
         host_peak_nbytes=max(host_peak, checking),
         read_threads=limits.read_threads,
         write_threads=limits.write_threads,
@@ -473,7 +551,17 @@ def plan_tiles(
         bound_nbytes=min(bound, read),
         operations=n * (n + 1) * k if symmetric else 2 * m * n * k,
         within=within,
+        sum_dtype=sums_dtype.name,
+        operand_dtypes=_operand_names(fused),
+        before_dtype=fused.before.name if fused is not None and fused.before is not None else "",
+        finished=fused is not None and fused.finished,
+        hermitian=fused is not None and fused.hermitian,
     )
+
+
+def _operand_names(fused: FusedDtypes | None) -> tuple[str, str]:
+    a, b = fused.operands if fused is not None else (None, None)
+    return "" if a is None else a.name, "" if b is None else b.name
 
 
 def _sums_under_way(k_parts: int, workers: int) -> int:
@@ -501,11 +589,12 @@ def fitting_unit(
     transposed: tuple[bool, bool],
     *,
     symmetric: bool = False,
+    fused: FusedNbytes = NO_FUSED_NBYTES,
 ) -> tuple[int, int] | None:
     """The sides of a stored piece of C, halved until a tile of one such piece fits with panels of depth 1; None if none
     does. Both are halved at once where C is symmetric."""
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
-    memory = Memory((a.rows, b.columns), items, 1, transposed, limits, symmetric=symmetric)
+    memory = Memory((a.rows, b.columns), items, 1, transposed, limits, symmetric=symmetric, fused=fused)
     rows, columns = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))
     while memory.nbytes(rows, columns, 1) > limits.device_nbytes:
         if rows == columns == 1:

@@ -19,7 +19,13 @@ from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.pipeline.plan.grid import TileGrid, nest
-from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
+from tilewright.pipeline.plan.inputs import (
+    NO_FUSED_NBYTES,
+    FusedNbytes,
+    Geometry,
+    Limits,
+    StoredMatrix,
+)
 from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory, triangle_area, triangle_count
 from tilewright.pipeline.plan.residency import hold, reads
 
@@ -121,6 +127,7 @@ def panel_depth(
     limits: Limits,
     *,
     symmetric: bool = False,
+    fused: FusedNbytes = NO_FUSED_NBYTES,
 ) -> int:
     """The depth of a panel: whole chunks of both operands along k, near the size aimed at, within memory.
 
@@ -130,13 +137,13 @@ def panel_depth(
     sums are rounded.
     """
     m, n, k = a.rows, b.columns, a.columns
-    aimed = _depth_aimed_at(a, b, items, transposed, c_unit, limits)
+    aimed = _depth_aimed_at(a, b, items, transposed, c_unit, limits, fused)
     if (a.plain and b.plain) or 0 in (m, n, k):
         return aimed
 
     def decoded(depth: int) -> list[float]:
         """Bytes decoded with each number of workers in `FEW_WORKERS`, with the tiles of one worker."""
-        memory = Memory((m, n), items, depth, transposed, limits, symmetric=symmetric)
+        memory = Memory((m, n), items, depth, transposed, limits, symmetric=symmetric, fused=fused)
         # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer
         # than all the rest.
         few = replace(limits, workers=1, tiles=min(limits.tiles, MOST_TILES_TO_COMPARE))
@@ -175,6 +182,7 @@ def _depth_aimed_at(
     transposed: tuple[bool, bool],
     c_unit: tuple[int, int],
     limits: Limits,
+    fused: FusedNbytes,
 ) -> int:
     """The depth at which panels have the size aimed at, whichever tiles are chosen later."""
     k = a.columns
@@ -196,10 +204,10 @@ def _depth_aimed_at(
     # No tile is smaller than a stored piece of C: where C is small, k is cut instead.
     rows = max(1, min(max(side, c_unit[0]), a.rows))
     columns = max(1, min(max(side, c_unit[1]), b.columns))
-    row_nbytes = rows * items[0] + columns * items[1]
+    row_nbytes = rows * max(items[0], fused.a) + columns * max(items[1], fused.b)
     # Measured: four GPUs that share panels of float64 or int64 take a tenth less time when these are as deep as
     # float32's.
-    wanted_nbytes = limits.panel_nbytes * max(*items[:2], 4) // 4
+    wanted_nbytes = limits.panel_nbytes * max(*items[:2], *fused[:2], 4) // 4
     panel_nbytes = min(wanted_nbytes, limits.device_nbytes // ((4 if short else 8) * PANEL_BUFFERS))
     depth = max(1, panel_nbytes // row_nbytes)
     if limits.on_host:
@@ -214,7 +222,7 @@ def _depth_aimed_at(
     # A chunk too deep for the memory is read in parts rather than refused.
     smallest = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))  # C may be empty
     while depth > 1:
-        memory = Memory((a.rows, b.columns), items, depth, transposed, limits)
+        memory = Memory((a.rows, b.columns), items, depth, transposed, limits, fused=fused)
         if memory.nbytes(*smallest, 1) <= limits.device_nbytes:
             break
         depth = ceil_div(depth, 2)

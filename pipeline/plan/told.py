@@ -11,6 +11,7 @@ from tilewright.kernels.passes.contents import NOTHING, UNSOUGHT, Contents, Soug
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 
 if TYPE_CHECKING:
     import zarr
@@ -60,6 +61,9 @@ class Product:
     """Addresses of workers that may copy panels from each other, where they are on one host."""
     look: tuple[Sought, Sought, Sought] = (UNSOUGHT, UNSOUGHT, UNSOUGHT)
     """What is looked for in A, in B and in C."""
+    fused: Fused = NOT_FUSED
+    before: zarr.Array[Any] | None = None
+    """What C held, where the epilogue adds that."""
 
 
 Corners: TypeAlias = tuple[int, int, int, int]

@@ -2,7 +2,8 @@
 
 Both are values, which the worker that multiplies, the check, and the record of finished tiles are made from. Nothing
 transformed is ever stored. The NumPy functions here are the definition, which the kernels of a device are compared
-with.
+with. Each operation is rounded by itself; a product of complex numbers is formed of its parts, since NumPy's own
+depends on the processor's instructions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
+
+TRANSFORMED = tuple(np.dtype(code) for code in ("f4", "f8", "c8", "c16"))
+"""What a transform may form."""
 
 
 def _digest(value: Any) -> str:
@@ -28,6 +32,11 @@ def _digest(value: Any) -> str:
     return digest.hexdigest()
 
 
+def _vectors_nbytes(value: Any) -> int:
+    held = (getattr(value, field.name) for field in fields(value))
+    return sum(one.nbytes for one in held if isinstance(one, np.ndarray))
+
+
 @dataclass(frozen=True, eq=False)
 class Transform:
     """What an element of a stored matrix (rows × columns) becomes as a factor:
@@ -39,7 +48,7 @@ class Transform:
     """
 
     dtype: np.dtype
-    """Of what is multiplied: a float, or a complex type for a complex matrix."""
+    """Of what is multiplied: one of `TRANSFORMED`, a complex one for a complex matrix."""
     row_offsets: np.ndarray | None = None
     """One a row of the matrix as stored, of ``dtype``; so are the others, one a row or column."""
     column_offsets: np.ndarray | None = None
@@ -55,6 +64,31 @@ class Transform:
         """Hexadecimal, equal for transforms that do the same."""
         return _digest(self)
 
+    @property
+    def nbytes(self) -> int:
+        """Of its vectors."""
+        return _vectors_nbytes(self)
+
+
+def missing_element(transform: Transform, dtype: np.dtype) -> Any:
+    """The number of this dtype that stands for a missing element of a stored matrix; None where no number does.
+
+    >>> missing_element(Transform(np.dtype("f4"), missing=-1.0), np.dtype("i1"))
+    np.int8(-1)
+    >>> missing_element(Transform(np.dtype("f4"), missing=0.5), np.dtype("i1")) is None
+    True
+    """
+    missing = transform.missing
+    if missing is None or missing == "nan" or missing != missing:
+        return None
+    if dtype.kind not in "iu":
+        with np.errstate(over="ignore"):
+            return dtype.type(missing)
+    limits = np.iinfo(dtype)
+    if missing in (np.inf, -np.inf) or int(missing) != missing or not limits.min <= missing <= limits.max:
+        return None
+    return dtype.type(int(missing))
+
 
 def transformed(transform: Transform, block: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
     """A block of a stored matrix as it is multiplied: a new array of ``transform.dtype``.
@@ -65,23 +99,42 @@ def transformed(transform: Transform, block: np.ndarray, rows: slice, columns: s
     >>> transformed(t, np.array([[3, 3], [-1, 2]], "i1"), slice(0, 2), slice(0, 2)).tolist()
     [[2.0, 1.0], [0.0, 0.0]]
     """
-    result = block.astype(transform.dtype)
-    if transform.row_offsets is not None:
-        result -= transform.row_offsets[rows, np.newaxis]
-    if transform.column_offsets is not None:
-        result -= transform.column_offsets[columns]
-    if transform.offset:
-        result -= transform.dtype.type(transform.offset)
-    if transform.row_factors is not None and transform.column_factors is not None:
-        result *= transform.row_factors[rows, np.newaxis] * transform.column_factors[columns]
-    elif transform.row_factors is not None:
-        result *= transform.row_factors[rows, np.newaxis]
-    elif transform.column_factors is not None:
-        result *= transform.column_factors[columns]
-    if transform.missing is not None:
-        there = block == block if transform.missing == "nan" else block != transform.missing
-        result[~there] = 0
+    with np.errstate(all="ignore"):
+        result = block.astype(transform.dtype)
+        if transform.row_offsets is not None:
+            result -= transform.row_offsets[rows, np.newaxis]
+        if transform.column_offsets is not None:
+            result -= transform.column_offsets[columns]
+        if transform.offset:
+            result -= transform.dtype.type(transform.offset)
+        factors = None
+        if transform.row_factors is not None:
+            factors = transform.row_factors[rows, np.newaxis]
+        if transform.column_factors is not None:
+            across = transform.column_factors[columns]
+            factors = across if factors is None else times(factors, across)
+        if factors is not None:
+            result = times(result, factors)
+    if transform.missing == "nan":
+        result[block != block] = 0
+    elif (element := missing_element(transform, block.dtype)) is not None:
+        result[block == element] = 0
     return np.conjugate(result, out=result) if transform.conjugate else result
+
+
+def times(one: Any, other: Any) -> Any:
+    """The product of two arrays or numbers of NumPy's, element by element; of complex ones by four products of their
+    parts and two sums."""
+    if np.result_type(one, other).kind != "c":
+        return one * other
+    one, other = (
+        value if np.iscomplexobj(value) else np.asarray(value).astype(np.result_type(one, other))
+        for value in (one, other)
+    )
+    result = np.empty(np.broadcast_shapes(np.shape(one), np.shape(other)), np.result_type(one, other))
+    result.real = one.real * other.real - one.imag * other.imag
+    result.imag = one.real * other.imag + one.imag * other.real
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +145,9 @@ class Epilogue:
             + (row_offsets[i] + column_offsets[j]) + offset + beta * before[i, j]
 
     formed in C's dtype, or in float64 where C holds floats and the sums are integers, in this order; what is None, or 0
-    for pairs, offset and beta, is left out. Of a symmetric product, whose vectors are alike on both sides, the result
-    is symmetric to the bit. The pairs correct the sums of numbers that should have been centred.
+    for pairs, offset and beta, is left out. float16 is rounded from what float32 would be. Of a symmetric product,
+    whose vectors are alike on both sides, the result is symmetric to the bit. The pairs correct the sums of numbers
+    that should have been centred.
     """
 
     alpha: float | complex = 1.0
@@ -109,10 +163,45 @@ class Epilogue:
     offset: float | complex = 0.0
     beta: float | complex = 0.0
     """What C held before, which the request's ``before`` names, is multiplied by this and added."""
+    diagonal: np.ndarray | None = None
+    """Of a square C, float64 or complex128: what its diagonal holds, whatever the sums there. It is for numbers that
+    are known, and that the sums come close to: the ones of a correlation matrix."""
 
     def digest(self) -> str:
         """Hexadecimal, equal for epilogues that do the same."""
         return _digest(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its vectors."""
+        return _vectors_nbytes(self)
+
+    @property
+    def has_pairs(self) -> bool:
+        return self.row_pairs is not None and self.column_pairs is not None
+
+
+def wide_dtype(dtype: np.dtype, sums: np.dtype) -> np.dtype:
+    """What an epilogue is formed in, for a C of this dtype and sums of that."""
+    if dtype.kind == "f" and sums.kind in "iu":
+        return np.dtype(np.float64)
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def number_dtype(wide: np.dtype) -> np.dtype:
+    """Of an epilogue's vectors and numbers, before they are converted to what it is formed in."""
+    return wide if wide.kind in "iu" else np.dtype(np.complex128 if wide.kind == "c" else np.float64)
+
+
+def as_number(value: Any, dtype: np.dtype) -> Any:
+    """A number of an epilogue, of `number_dtype`; integers wrap.
+
+    >>> as_number(300.0, np.dtype("u1"))
+    np.uint8(44)
+    """
+    if dtype.kind not in "iu":
+        return dtype.type(value)
+    return np.asarray(int(value) % 2**64, np.uint64).astype(dtype)[()]
 
 
 def finished(
@@ -131,31 +220,91 @@ def finished(
     >>> finished(e, np.array([[4], [6]]), slice(0, 2), slice(0, 1), np.dtype("f8")).tolist()
     [[3.0], [5.0]]
     """
-    wide = np.dtype(np.float64) if dtype.kind == "f" and sums.dtype.kind in "iu" else dtype
-    result = sums.astype(wide)
-    if epilogue.row_pairs is not None and epilogue.column_pairs is not None:
-        pairs = epilogue.row_pairs[rows, np.newaxis] * epilogue.column_pairs[columns]
-        result -= (epilogue.pair_weight * pairs).astype(wide)
-    factors: Any = None
-    if epilogue.row_factors is not None:
-        factors = epilogue.row_factors[rows, np.newaxis]
-    if epilogue.column_factors is not None:
-        across = epilogue.column_factors[columns]
-        factors = across if factors is None else factors * across
+    with np.errstate(all="ignore"):
+        wide = wide_dtype(dtype, sums.dtype)
+        result = _finished(epilogue, sums, rows, columns, wide, before)
+        if dtype == np.float16:
+            result = result.astype(np.float32, copy=False)
+        return result.astype(dtype, copy=False)
+
+
+def _finished(
+    epilogue: Epilogue,
+    sums: np.ndarray,
+    rows: slice,
+    columns: slice,
+    wide: np.dtype,
+    before: np.ndarray | None,
+) -> np.ndarray:
+    number = number_dtype(wide)
+
+    def of(vector: np.ndarray | None, part: Any) -> Any:
+        return None if vector is None else vector[part].astype(number, copy=False)
+
+    down, across = (rows, np.newaxis), columns
+    result: Any = sums.astype(wide)
+    if epilogue.has_pairs:
+        pairs = times(of(epilogue.row_pairs, down), of(epilogue.column_pairs, across))
+        result -= times(as_number(epilogue.pair_weight, number), pairs).astype(wide)
+    factors, more = of(epilogue.row_factors, down), of(epilogue.column_factors, across)
+    if factors is None or more is None:
+        factors = more if factors is None else factors
+    else:
+        factors = times(factors, more)
+    alpha = as_number(epilogue.alpha, number)
     if factors is not None:
-        result *= (epilogue.alpha * factors).astype(wide)
+        result = times(result, times(alpha, factors).astype(wide))
     elif epilogue.alpha != 1:
-        result *= np.asarray(epilogue.alpha).astype(wide)
-    offsets: Any = None
-    if epilogue.row_offsets is not None:
-        offsets = epilogue.row_offsets[rows, np.newaxis]
-    if epilogue.column_offsets is not None:
-        across = epilogue.column_offsets[columns]
-        offsets = across if offsets is None else offsets + across
+        result = times(result, alpha.astype(wide))
+    offsets, more = of(epilogue.row_offsets, down), of(epilogue.column_offsets, across)
+    if offsets is None or more is None:
+        offsets = more if offsets is None else offsets
+    else:
+        offsets = offsets + more
     if offsets is not None:
         result += offsets.astype(wide)
     if epilogue.offset:
-        result += np.asarray(epilogue.offset).astype(wide)
+        result += as_number(epilogue.offset, number).astype(wide)
     if epilogue.beta and before is not None:
-        result += np.asarray(epilogue.beta).astype(wide) * before.astype(wide)
-    return result.astype(dtype, copy=False)
+        result += times(as_number(epilogue.beta, number).astype(wide), before.astype(wide))
+    if epilogue.diagonal is not None:
+        put_diagonal(result, epilogue.diagonal, rows.start or 0, columns.start or 0)
+    return np.asarray(result)
+
+
+def put_diagonal(block: np.ndarray, diagonal: np.ndarray, top: int, left: int) -> None:
+    """Write what of a square matrix's diagonal lies in a block whose first element is at ``top`` and ``left``.
+
+    >>> block = np.zeros((2, 3))
+    >>> put_diagonal(block, np.array([5.0, 6.0, 7.0]), 1, 0)
+    >>> block.tolist()
+    [[0.0, 6.0, 0.0], [0.0, 0.0, 7.0]]
+    """
+    height, width = block.shape
+    places = np.arange(max(top, left), min(top + height, left + width))
+    block[places - top, places - left] = diagonal[places]
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """What a product does besides multiplying: the transforms of A and of B, and the epilogue of its sums."""
+
+    transforms: tuple[Transform | None, Transform | None] = (None, None)
+    epilogue: Epilogue | None = None
+
+    def __bool__(self) -> bool:
+        return self.epilogue is not None or self.transforms != (None, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all vectors; those of a transform that is both A's and B's count once."""
+        held = {id(one): one for one in (*self.transforms, self.epilogue) if one is not None}
+        return sum(one.nbytes for one in held.values())
+
+    def digests(self) -> list[str]:
+        """Equal for products that do the same."""
+        return [one.digest() if one is not None else "" for one in (*self.transforms, self.epilogue)]
+
+
+NOT_FUSED = Fused()
+"""Nothing but the product."""

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap, planned_wrap
 from tilewright.pipeline.plan.told import Found
+from tilewright.pipeline.plan.transform import missing_element
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
@@ -110,23 +111,46 @@ def _stored_nbytes(folder: Path) -> int:
 
 def wrap_note(factors: Factors) -> str | None:
     """One sentence where the dtypes of the factors and k allow sums that wrap in C's, before any element is read."""
-    return planned_wrap("C", factors.dtype, *factors.dtypes, factors.k)
+    return planned_wrap(_what(factors), factors.sums, *factors.operands, factors.k)
+
+
+def _what(factors: Factors) -> str:
+    """What of a product may wrap, for a message."""
+    return "C" if factors.fused.epilogue is None else "the sums, before their epilogue,"
 
 
 def sought_in(factors: Factors) -> tuple[Sought, Sought, Sought]:
     """What to look for in A, in B and in C: the range of integers only where their sums might wrap."""
-    extent = can_wrap_by_dtype(factors.dtype, *factors.dtypes, factors.k)
+    extent = can_wrap_by_dtype(factors.sums, *factors.operands, factors.k)
+    masks = masks_in(factors)
     return (
-        Sought(extent, masks_of(factors.a)),
-        Sought(extent, masks_of(factors.b)),
+        Sought(extent, masks.get("A")),
+        Sought(extent, masks.get("B")),
         Sought(not_finite=factors.dtype.kind in "fc"),
     )
+
+
+def masks_in(factors: Factors) -> dict[str, Masks]:
+    """For each factor, ``A`` or ``B``, the stored numbers that stand for missing ones and are multiplied as numbers:
+    not those that its transform knows as missing."""
+    found = {}
+    for (role, array), transform in zip(factors.roles.items(), factors.fused.transforms, strict=True):
+        masks = masks_of(array)
+        if masks is None:
+            continue
+        known = None
+        if transform is not None:
+            known = missing_element(transform, array.dtype.newbyteorder("="))
+        values = tuple(value for value in masks.values if known is None or value != known)
+        if values or masks.least is not None or masks.most is not None:
+            found[role] = replace(masks, values=values)
+    return found
 
 
 def findings_of(factors: Factors, found: Found) -> Findings:
     """What was found in the factors, in words."""
     wraps = _wraps(factors, found)
-    masks = {role: masks for role, array in factors.roles.items() if (masks := masks_of(array)) is not None}
+    masks = masks_in(factors)
     masked = {role: {"A": found.a, "B": found.b}[role].masked for role in masks}
     cautions = (wraps, masked_caution(masked, masks, "C"))
     return Findings("possible" if wraps else "no", masked, tuple(filter(None, cautions)))
@@ -137,7 +161,8 @@ def _wraps(factors: Factors, found: Found) -> str | None:
     most = [_largest(contents) for contents in (found.a, found.b)]
     if None in most:  # not looked at, since nothing that the types hold could wrap; or there is nothing in it
         return None
-    return found_wrap("C", factors.dtype, *factors.dtypes, factors.k, *(size or 0 for size in most))
+    sizes = (size or 0 for size in most)
+    return found_wrap(_what(factors), factors.sums, *factors.operands, factors.k, *sizes)
 
 
 def _largest(contents: Contents) -> int | None:
@@ -182,7 +207,7 @@ def _special(factors: Factors, verification: Verification, shape: tuple[int, int
         ("A", verification.special_rows, shape[0], ("rows", "columns")[factors.transposed[0]]),
         ("B", verification.special_columns, shape[1], ("columns", "rows")[factors.transposed[1]]),
     )
-    for (role, count, total, lines), dtype in zip(sides, factors.dtypes, strict=True):
+    for (role, count, total, lines), dtype in zip(sides, factors.operands, strict=True):
         if not count or (role == "B" and factors.symmetric):
             continue
         large = ""
@@ -197,8 +222,9 @@ def _overflow(factors: Factors, found: Found) -> str:
     """A clause about numbers that stand for missing ones and whose products may be too large for C; empty where there
     are none."""
     roles = []
-    for (role, array), contents in zip(factors.roles.items(), (found.a, found.b), strict=True):
-        masks = masks_of(array)
+    every = masks_in(factors)
+    for role, contents in zip(factors.roles, (found.a, found.b), strict=True):
+        masks = every.get(role)
         if contents.masked and masks is not None and _may_overflow(masks, factors):
             roles.append(f"{role} ({masks.names})")
     return f"as those of what stands for missing numbers in {' and '.join(roles)} may" if roles else ""

@@ -16,11 +16,12 @@ from tilewright.kernels.arguments import check_callable, check_choice, check_fla
 from tilewright.kernels.bfloat16 import is_bfloat16
 from tilewright.kernels.cpu.loops import share_of_cores
 from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
+from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
@@ -28,6 +29,7 @@ from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
+    FusedDtypes,
     Geometry,
     Limits,
     StoredMatrix,
@@ -37,6 +39,15 @@ from tilewright.pipeline.plan.inputs import (
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
+from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
+from tilewright.pipeline.product.fusing import (
+    checked_epilogue,
+    checked_transform,
+    epilogue_of,
+    mirrored,
+    opened_before,
+    sums_of,
+)
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import (
     check_given_output,
@@ -82,6 +93,20 @@ class Request:
     durability: str = "full"
     same_bits: bool = False
     listener: Listener = log_notices
+    transforms: tuple[Transform | None, Transform | None] = (None, None)
+    """Of A and of B, as these are stored. Of one array by its own transpose both are of that, and alike but for
+    ``conjugate`` where C is to be symmetric, or Hermitian."""
+    epilogue: Epilogue | None = None
+    before: Source | None = None
+    """What C held, for the epilogue's ``beta``."""
+
+    def with_epilogue(self, **asked: Any) -> Request:
+        """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
+        What C holds is replaced where it is added to. Raises as `fusing.epilogue_of`."""
+        epilogue = epilogue_of(self.out, **asked)
+        if epilogue is None or not epilogue.beta:
+            return replace(self, epilogue=epilogue)
+        return replace(self, epilogue=epilogue, before=self.out, overwrite=True)
 
     def checked(self) -> Request:
         """The same, once its options are found good, but for the cluster and what only `open_factors` can tell."""
@@ -110,10 +135,43 @@ class Factors:
     transposed: tuple[bool, bool] = (False, False)
     """Whether A, and B, is multiplied by its transpose."""
     symmetric: bool = False
-    """Whether B is A, by its transpose."""
+    """Whether B is A, by its transpose, and C its own mirror image."""
     precision: str = "full"
     device_memory: int | str | None = None
     """The most that tiles and panels may take on each worker; None: what the configuration says."""
+    fused: Fused = NOT_FUSED
+    sum_dtype: np.dtype | None = None
+    """As `sums`; None: what follows from C's dtype alone."""
+    hermitian: bool = False
+    """Of a symmetric product: whether C's mirror image is its conjugate."""
+    before: zarr.Array[Any] | None = None
+    """What C held, where that is added to it."""
+
+    @property
+    def sums(self) -> np.dtype:
+        """Of what a tile is summed in."""
+        return accumulator_dtype(self.dtype) if self.sum_dtype is None else self.sum_dtype
+
+    @property
+    def operands(self) -> tuple[np.dtype, np.dtype]:
+        """Of A and of B, as they are multiplied."""
+        stored, (one, other) = self.dtypes, self.fused.transforms
+        return stored[0] if one is None else one.dtype, stored[1] if other is None else other.dtype
+
+    @property
+    def fused_dtypes(self) -> FusedDtypes | None:
+        """What a plan has to know of transforms and epilogue; None where there are none."""
+        if not self.fused:
+            return None
+        one, other = self.fused.transforms
+        return FusedDtypes(
+            self.sums,
+            (None if one is None else one.dtype, None if other is None else other.dtype),
+            None if self.before is None else self.before.dtype.newbyteorder("="),
+            self.fused.epilogue is not None,
+            self.hermitian,
+            self.fused.nbytes,
+        )
 
     @property
     def roles(self) -> dict[str, zarr.Array[Any]]:
@@ -151,18 +209,33 @@ def open_factors(request: Request) -> Factors:
     names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
     if is_bfloat16(request.dtype):
         raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
-    dtypes = left.dtype.newbyteorder("="), right.dtype.newbyteorder("=")
-    c_dtype = check.result_dtype(*dtypes, request.dtype, names, NUMPY_ELEMENTS, k=inner_left)
-    check.precision(request.precision, c_dtype)
+    own_transpose = transpose_a != transpose_b and is_same_array(left, right)
+    of_a = checked_transform(request.transforms[0], left, "A")
+    of_b = of_a if own_transpose and request.transforms[0] is request.transforms[1] else None
+    of_b = of_b or checked_transform(request.transforms[1], right, "B")
+    before = opened_before(request.before, request.epilogue)
+    operands = [
+        stored.dtype.newbyteorder("=") if transform is None else transform.dtype
+        for stored, transform in ((left, of_a), (right, of_b))
+    ]
+    dtypes = sums_of(request.epilogue, (operands[0], operands[1]), request.dtype, names, inner_left, before)
+    check.precision(request.precision, dtypes.sums if dtypes.sums.kind in "iu" else dtypes.result)
+    shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
+    fused = Fused((of_a, of_b), checked_epilogue(request.epilogue, shape, dtypes, before))
+    mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose else ""
     return Factors(
         left,
         right,
-        c_dtype,
+        dtypes.result,
         inner_left,
         (transpose_a, transpose_b),
-        transpose_a != transpose_b and is_same_array(left, right),
+        bool(mirror),
         request.precision,
         request.device_memory,
+        fused if fused else NOT_FUSED,
+        dtypes.sums,
+        mirror == "hermitian",
+        before,
     )
 
 
@@ -278,6 +351,7 @@ def plan_for(
             transpose_b=transpose_b,
             symmetric=factors.symmetric,
             keep=keep,
+            fused=factors.fused_dtypes,
         )
 
     if past is not None:
@@ -312,10 +386,10 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         if on_host
         else partial(
             workspace_nbytes,
-            dtype=accumulator_dtype(factors.dtype),
+            dtype=factors.sums,
             precision=factors.precision,
             parent=parent,
-            operands=factors.dtypes,
+            operands=factors.operands,
         )
     )
     return Limits(
@@ -345,7 +419,19 @@ def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None
         threads = min(threads, max(fact.usable_cores for fact in facts))
     host = _least(fact.host_limit_nbytes for fact in facts)
     tasks = max(fact.threads for fact in facts)
-    return check_nbytes(a, b, c, config.get("verify-rounds"), threads, host, tasks)
+    fused = factors.fused
+    return check_nbytes(
+        a,
+        b,
+        c,
+        config.get("verify-rounds"),
+        threads,
+        host,
+        tasks,
+        inner_terms(fused, b.columns, a.columns),
+        FUSED_NBYTES if fused else 0,
+        2 * fused.nbytes,
+    )
 
 
 def _no_encoders(threads: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.content import panel_content
-from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.panels import PanelBuffer, Placed
 from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, ReadPanel, TileJob
 from tilewright.pipeline.worker.units import DeviceUnit
 
@@ -48,6 +48,10 @@ class ComputeStage:
         self._slots = slots
         self._release = release
         self._lines = product.plan.layout.c()
+        self._hermitian = product.plan.hermitian
+        self._transforms = product.fused.transforms
+        self._transformed: list[tuple[PanelBuffer, tuple[slice, slice]] | None] = [None, None]
+        """What the scratch panels of A and of B hold."""
         self._running: _Running | None = None
         self._multiplied = 0.0
         """When the last panels were multiplied."""
@@ -86,7 +90,9 @@ class ComputeStage:
         """Get the kernels ready while the first panels are read: compiling takes seconds, loading tens of ms."""
         job, clock = pair.job, Clock()
         try:
-            self._unit.prepare(pair.a.placed, pair.b.placed, target)
+            a = self._unit.fusion.scratch(0, pair.a.placed)
+            b = a if self._is_one(pair) else self._unit.fusion.scratch(1, pair.b.placed)
+            self._unit.prepare(a, b, target, diagonal=pair.a is pair.b)
             for panel in pair.read:
                 if panel.parts:
                     self._unit.prepare_hashes(panel.buffer.placed, panel.parts)
@@ -94,6 +100,23 @@ class ComputeStage:
             job.error = job.error or error
         job.count("compute", "compute", clock)
         self._multiplied = time.perf_counter()
+
+    def _is_one(self, pair: PanelPair) -> bool:
+        """Whether one panel is multiplied by itself, as it is or transformed once."""
+        return pair.a is pair.b and not self._hermitian
+
+    def _operand(self, operand: int, buffer: PanelBuffer) -> Placed:
+        """A panel as it is multiplied, transformed unless its scratch panel holds that from the product before."""
+        if self._transforms[operand] is None:
+            return buffer.placed
+        assert buffer.region is not None, "set by who loads it"
+        what = buffer, buffer.region
+        if self._transformed[operand] == what:
+            return self._unit.fusion.scratch(operand, buffer.placed)
+        self._transformed[operand] = None  # if this fails
+        place = self._unit.fusion.transform(operand, buffer.placed, buffer.region)
+        self._transformed[operand] = what
+        return place
 
     def _enqueue(self, pair: PanelPair, target: Placed) -> _Running:
         """Enqueue the product of a panel of A and one of B, unless the job has failed, and the hashing of what was read
@@ -105,7 +128,11 @@ class ComputeStage:
             try:
                 try:
                     a, b = pair.a.placed, pair.b.placed
-                    job.kernels |= self._unit.multiply(a, b, target, accumulate=job.panels > 0)
+                    left = self._operand(0, pair.a)
+                    right = left if self._is_one(pair) else self._operand(1, pair.b)
+                    job.kernels |= self._unit.multiply(
+                        left, right, target, accumulate=job.panels > 0, diagonal=pair.a is pair.b
+                    )
                     job.panels += 1
                     # Those of the panels that this tile looks at for all tiles.
                     for operand, looks in enumerate(self._plan.looks(job.tile)):

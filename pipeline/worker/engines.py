@@ -22,9 +22,12 @@ from tilewright.kernels.passes.contents import Contents, contents_of, overflow_o
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.plan.transform import Epilogue
 from tilewright.pipeline.store.arrays import place_of
+from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.store.sessions import changes_in, own_copy
+from tilewright.pipeline.worker.fusion import finish
 from tilewright.pipeline.worker.panels import Arrival, PanelKey
 from tilewright.pipeline.worker.peers import Peers
 from tilewright.pipeline.worker.stream import TileEngine
@@ -221,18 +224,22 @@ def store_sum(
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
-    regions = product.plan.regions(tile)
+    plan = product.plan
+    regions, dtype = plan.regions(tile), np.dtype(plan.c_dtype)
     stored: list[StoredObject] = []
     with _engines_lock:
         _check_goes_on(product)
         _sums.setdefault(product.run, []).append(product.c)
     try:
         c = own_copy(product.c)
-        for region, values in zip(regions, (total, total.T), strict=False):
+        if product.fused.epilogue is not None:
+            total = _finished(product, product.fused.epilogue, total, tile)
+        mirrored = np.conjugate(total.T) if plan.hermitian else total.T
+        for region, values in zip(regions, (total, mirrored), strict=False):
             for piece in region_writes(c, region, product.drafts):
                 with _engines_lock:
                     _check_goes_on(product)
-                done = piece.write([rounded(values[piece.source], np.dtype(product.plan.c_dtype))])
+                done = piece.write([rounded(values[piece.source], dtype)])
                 if done is not None:
                     stored.append(done)
     finally:
@@ -241,5 +248,16 @@ def store_sum(
             if not _sums[product.run]:
                 del _sums[product.run]
             _changed.notify_all()
-    found = contents_of(total, product.look[2], overflow_of(np.dtype(product.plan.c_dtype)))
+    found = contents_of(total, product.look[2], overflow_of(dtype))
     return tuple(stored), found.times(len(regions)), changes_in(c)
+
+
+def _finished(product: Product, epilogue: Epilogue, total: np.ndarray, tile: Tile) -> np.ndarray:
+    """A tile as it is stored, of the sums over all of k; in their memory where its elements have their size."""
+    stored = product.plan.stored
+    target = total.view(stored) if stored.itemsize == total.itemsize else np.empty(total.shape, stored)
+    before = None
+    if epilogue.beta and product.before is not None:
+        before = read_region(product.before, tile.region)
+    finish(epilogue, total, target, tile.region, before)
+    return target

@@ -28,13 +28,13 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
-from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane import Lane, Spares, free_pinned
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
+from tilewright.pipeline.worker.fusion import Fusion, NoFusion
 from tilewright.pipeline.worker.panels import PanelPart, Placed, shaped
 from tilewright.pipeline.worker.units import (
     BLOCK_NBYTES,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.store.chunks import Zstd
     from tilewright.pipeline.transfer.file_upload import Upload
     from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
+    from tilewright.pipeline.worker.gpu_fusion import GpuFusion
 
 LOOP_BLOCK_NBYTES = 2**20
 """`BLOCK_NBYTES` for loops outside the interpreter that write, or that decode and encode with a thread for each core.
@@ -135,7 +136,7 @@ class _Looks:
         self.panel_stream, self.tile_stream = stream, cuda.stream()
         plan, self.sought = product.plan, product.look
         result = np.dtype(plan.c_dtype)
-        self.dtypes = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype), accumulator_dtype(result)
+        self.dtypes = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype), plan.stored
         self.overflows = math.inf, math.inf, overflow_of(result)
         shape = plan.c_buffers, len(self.dtypes), contents_device.WORDS
         self._words, self._copies = cuda.device_array(shape, np.int64), cuda.pinned_array(shape, np.int64)
@@ -311,6 +312,12 @@ class CudaUnit:
         self._looks: _Looks | None = None
         self._hashes: _Hashes | None = None
         self._slots: dict[int, int] = {}
+        self._gpu_fusion: GpuFusion | None = None
+        if product.fused:
+            from tilewright.pipeline.worker.gpu_fusion import GpuFusion
+
+            self._gpu_fusion = GpuFusion(product, self.allocate, self._compute_stream)
+        self.fusion: Fusion = NoFusion() if self._gpu_fusion is None else self._gpu_fusion
         self._lanes = pool_of(_lanes(product.plan.lanes))
 
     def attach(self) -> None:
@@ -411,9 +418,11 @@ class CudaUnit:
         self._cuda.current_context()
         self._upload_stream.synchronize()  # also waits for what was sent for other panels by now
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         for accumulate in (False, True):
-            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream)
+            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream, diagonal)
+        if self._gpu_fusion is not None:
+            self._gpu_fusion.prepare()
         if self._looks is not None:
             self._looks.prepare()
 
@@ -425,8 +434,10 @@ class CudaUnit:
         assert self._hashes is not None, "made with the slots"
         return self._hashes.begin(panel, parts)
 
-    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
-        return multiply(self._product, a, b, tile, accumulate, self._compute_stream)
+    def multiply(
+        self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
+    ) -> frozenset[str]:
+        return multiply(self._product, a, b, tile, accumulate, self._compute_stream, diagonal)
 
     def passed(self) -> Callable[[], None]:
         event = self._cuda.event(timing=False)
@@ -451,7 +462,8 @@ class CudaUnit:
         self._cuda.current_context()  # attaches the thread to the GPU
         for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
             lower, upper = (as_device_array(tile.cut(*piece)) for piece in (below, above))
-            transpose(lower, upper, self._mirror_stream, swap=swap, same=below == above)
+            options = {"swap": swap, "same": below == above, "conjugate": self._product.plan.hermitian}
+            transpose(lower, upper, self._mirror_stream, **options)
         self._mirror_stream.synchronize()
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
@@ -512,6 +524,7 @@ class CudaUnit:
         self._cuda.current_context()
         if self.shared is not None:
             self.shared.close()
+        self.fusion.close()
         while not self._lanes.empty():
             _spare_lanes.put(self._lanes.get())
 

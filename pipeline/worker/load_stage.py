@@ -227,6 +227,7 @@ class LoadStage:
                     continue
                 region, arrival = regions[place], buffer.arrival
                 panel = buffer.panel = Placed(buffer.flat, shape_of(region), source.lines)
+                buffer.region = region
                 missing.append(_Missing(source.cache, key, arrival, self._read_panel(source, buffer, region)))
                 hashes: list[tuple[Corners, int]] | None = None
                 own: PanelPart | None = (0, panel.shape[0], 0, panel.shape[1])

@@ -104,6 +104,8 @@ class PanelBuffer:
     """The arrival of the panel that is here or being loaded."""
     panel: Placed | None = None
     """That panel, from when loading it is begun."""
+    region: tuple[slice, slice] | None = None
+    """Of the array, from when loading that panel is begun."""
     content: PanelContent | None = None
     """What it holds, once it was hashed: as it was read, or else when it is multiplied."""
 

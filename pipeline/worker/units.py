@@ -22,7 +22,6 @@ from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.passes.contents import NOTHING, Contents, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
-from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Corners, Found, Product
@@ -30,6 +29,7 @@ from tilewright.pipeline.store.content import content_hash
 from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.worker.fusion import Fusion, HostFusion, NoFusion
 from tilewright.pipeline.worker.panels import PanelPart, Placed
 from tilewright.pipeline.worker.part_hashes import PartHashes
 
@@ -104,6 +104,8 @@ class DeviceUnit(Protocol):
 
     shared: SharedMemory | None
     """None where other workers can never copy from here."""
+    fusion: Fusion
+    """What it does to panels before they are multiplied, and to tiles before they are stored."""
 
     def attach(self) -> None:
         """Let the calling thread free memory of the device."""
@@ -123,7 +125,7 @@ class DeviceUnit(Protocol):
     ) -> Loading:
         """The loading of ``array[region]`` into a panel, at this row and column."""
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Get ready what multiplies panels like these, which need not have been filled yet."""
 
     def prepare_hashes(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
@@ -133,8 +135,11 @@ class DeviceUnit(Protocol):
         """Begin to hash parts of a panel that is there, in none of which a line has a gap; returns what waits for that
         and says each one's `content_hash`. Until then the panel must stay."""
 
-    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
-        """Put the product of two panels into a tile, or add it; returns the names of the kernels used.
+    def multiply(
+        self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
+    ) -> frozenset[str]:
+        """Put the product of two panels into a tile, or add it; returns the names of the kernels used. diagonal:
+        whether they are of one panel, for a tile on the diagonal of a symmetric C.
 
         The kernels may still run when this has returned: see `passed`.
         """
@@ -159,18 +164,24 @@ class DeviceUnit(Protocol):
 
 
 def tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:
-    dtype = accumulator_dtype(np.dtype(plan.c_dtype))
+    dtype = plan.sums
     size = plan.layout.c_size(plan.tile_rows, plan.tile_columns)
     return [allocate(size, dtype) for _ in range(plan.c_buffers)]
 
 
 def multiply(
-    product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
+    product: Product,
+    a: Placed,
+    b: Placed,
+    tile: Placed,
+    accumulate: bool,
+    stream: Any,
+    diagonal: bool = False,
 ) -> frozenset[str]:
     """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used."""
     options = {**_options(product, tile, accumulate), "device": product.device}
     names: dict[tuple[int, int], str] = {}  # cells of one shape get the same kernel
-    for left, right, cell, lower in _cells(product.plan, a, b, tile):
+    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal):
         if 1 in cell.shape and isinstance(cell, np.ndarray):
             _multiply_thin(left, right, cell, options)
         else:
@@ -181,10 +192,16 @@ def multiply(
 
 
 def prepare_kernels(
-    product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
+    product: Product,
+    a: Placed,
+    b: Placed,
+    tile: Placed,
+    accumulate: bool,
+    stream: Any,
+    diagonal: bool = False,
 ) -> None:
     """Compile and load the kernels with which `multiply` multiplies two panels on the GPU; nothing is launched."""
-    for left, right, cell, lower in _cells(product.plan, a, b, tile):
+    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal):
         prepare(left, right, cell, stream=stream, lower=lower, **_options(product, tile, accumulate))
 
 
@@ -198,11 +215,13 @@ def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]
     }
 
 
-def _cells(plan: MatmulPlan, a: Placed, b: Placed, tile: Placed) -> Iterator[tuple[Any, Any, Any, bool]]:
+def _cells(
+    plan: MatmulPlan, a: Placed, b: Placed, tile: Placed, diagonal: bool = False
+) -> Iterator[tuple[Any, Any, Any, bool]]:
     """The products that a tile and two panels are cut into: what of A and of B is multiplied, where it goes, and
     whether only its lower half is wanted, whose mirror image the other one is."""
     depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
-    on_diagonal = plan.symmetric and a.flat is b.flat
+    on_diagonal = plan.symmetric and (diagonal or a.flat is b.flat)
     for rows, columns in plan.cells(*tile.shape):
         if on_diagonal and columns.start > rows.start:
             continue  # the mirror image of another cell
@@ -274,6 +293,7 @@ class HostUnit:
     def __init__(self, product: Product) -> None:
         self._product = product
         self._hashes = PartHashes()
+        self.fusion: Fusion = HostFusion(product, self.allocate) if product.fused else NoFusion()
 
     def attach(self) -> None:
         """Any thread can free the host's memory."""
@@ -327,7 +347,7 @@ class HostUnit:
     def settle(self) -> None:
         """Nothing to wait for: what a thread reads is in place when its call returns."""
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Nothing to do: BLAS is ready, and loops are compiled since the worker was surveyed (`start_compiler`)."""
 
     def prepare_hashes(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
@@ -337,8 +357,10 @@ class HostUnit:
         hashes = [content_hash(panel.cut(slice(*part[:2]), slice(*part[2:]))) for part in parts]
         return lambda: hashes
 
-    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
-        multiply(self._product, a, b, tile, accumulate, None)
+    def multiply(
+        self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
+    ) -> frozenset[str]:
+        multiply(self._product, a, b, tile, accumulate, None, diagonal)
         return frozenset([host.kernel_name(tile.dtype)])
 
     def passed(self) -> None:
@@ -352,7 +374,8 @@ class HostUnit:
 
     def mirror(self, tile: Placed, *, swap: bool) -> None:
         for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
-            transpose(tile.cut(*below), tile.cut(*above), swap=swap, same=below == above)
+            lower, upper = tile.cut(*below), tile.cut(*above)
+            transpose(lower, upper, swap=swap, same=below == above, conjugate=self._product.plan.hermitian)
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
         def bands() -> Iterator[np.ndarray]:
@@ -369,7 +392,7 @@ class HostUnit:
         return Move(time.perf_counter() - start, 0.0, stored)
 
     def close(self) -> None:
-        pass
+        self.fusion.close()
 
 
 def pieces_of(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.region_write import (
     Bands,
@@ -22,6 +21,7 @@ from tilewright.pipeline.store.region_write import (
 )
 from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.tile_job import TileJob
 from tilewright.pipeline.worker.units import DeviceUnit, Look, Move
@@ -72,10 +72,10 @@ class WriteStage:
         regions = plan.regions(job.tile)
         c = own_copy(self._product.c)
         with job.clock("write", "download") as moves:
-            if plan.on_diagonal(job.tile):
-                self._unit.mirror(target, swap=False)
             if plan.k_parts > 1:  # to be added up by another task, which looks at the sum of all parts
-                dtype = accumulator_dtype(dtype)
+                if plan.on_diagonal(job.tile):
+                    self._unit.mirror(target, swap=False)
+                dtype = plan.sums
                 job.partial = np.empty(target.shape, dtype)
                 whole = target.pieces(slice(0, job.tile.rows), slice(0, job.tile.columns))
                 pieces = [RegionWrite(piece, partial(_gathered, job.partial[piece])) for piece in whole]
@@ -83,17 +83,27 @@ class WriteStage:
                 job.found = look.found(times=len(regions))
                 return
             looks = look if self._product.look[2] else None
-            if looks is not None:
-                looks.at_tile(target)
-            moves += self._saved(region_writes(c, regions[0], self._product.drafts), target, dtype, looks)
-            job.found = look.found(times=len(regions))
-            for mirrored in regions[1:]:
-                # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
-                square = Placed(target.flat, (job.tile.columns, job.tile.columns), target.lines)
-                self._unit.mirror(square, swap=True)
-                moves += self._saved(region_writes(c, mirrored, self._product.drafts), square, dtype)
+            bring = partial(self._bring_before, job, moves)
+            with self._unit.fusion.finishing(target, job.tile.region, bring) as tile:
+                if plan.on_diagonal(job.tile):
+                    self._unit.mirror(tile, swap=False)
+                if looks is not None:
+                    looks.at_tile(tile)
+                moves += self._saved(region_writes(c, regions[0], self._product.drafts), tile, dtype, looks)
+                job.found = look.found(times=len(regions))
+                for mirrored in regions[1:]:
+                    # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
+                    square = Placed(tile.flat, (job.tile.columns, job.tile.columns), tile.lines)
+                    self._unit.mirror(square, swap=True)
+                    moves += self._saved(region_writes(c, mirrored, self._product.drafts), square, dtype)
         job.stored = tuple(move.stored for move in moves if move.stored is not None)
         job.changes = changes_in(c)
+
+    def _bring_before(self, job: TileJob, moves: list[Move], place: Placed) -> None:
+        """Read what C held in a job's place."""
+        before = self._product.before
+        assert before is not None, "a product with beta has it"
+        moves += load_all(self._writers, [self._unit.loading(before, job.tile.region, place)])
 
     def _saved(
         self, pieces: list[RegionWrite], matrix: Placed, dtype: np.dtype, look: Look | None = None

@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster
 
 import tilewright as tw
 from tests.kernels import naive
+from tests.workflows.products import assert_product, numbers, put, stop_at
 from tests.workflows.test_inputs_by_content import (
     change_a_number,
     computed,
@@ -26,7 +27,6 @@ from tests.workflows.test_inputs_by_content import (
     told,
     touch,
 )
-from tests.workflows.test_matmul import assert_product, numbers, put, stop_at
 from tilewright.kernels.gpu.memory import peak_nbytes
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError

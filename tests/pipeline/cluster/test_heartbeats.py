@@ -115,9 +115,7 @@ def test_a_silent_worker_is_given_up_once_behind_the_deadline(scripted: Scripted
 
 
 @pytest.mark.parametrize("nannies", [False, True])
-def test_a_cluster_of_silent_workers_ends_a_run_unless_they_are_started_anew(
-    nannies: bool, scripted: Scripted
-) -> None:
+def test_silent_workers_end_a_run_unless_they_are_started_anew(nannies: bool, scripted: Scripted) -> None:
     scripted.going, scripted.nannies = set(), nannies
     with closing(Heartbeats(scripted, lambda text: None)) as heard:  # type: ignore[arg-type]
 
@@ -287,7 +285,7 @@ def keeping_the_gil(number: int) -> int:
     return number
 
 
-def test_a_worker_that_is_busy_with_what_lets_nothing_else_run_is_not_given_up(of_processes: Client) -> None:
+def test_a_worker_whose_work_lets_nothing_else_run_is_not_given_up(of_processes: Client) -> None:
     told: list[str] = []
     lost: list[str] = []
     before = of_processes.run(os.getpid)

@@ -260,7 +260,7 @@ def test_a_file_that_ends_while_it_is_read_is_an_error(
 
 @pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 crc32c"])
 @pytest.mark.parametrize("index", ["start", "end"])
-def test_a_shard_is_read_wherever_its_index_lies_and_what_it_lacks_is_the_fill_value(
+def test_a_shard_is_read_wherever_its_index_lies_gaps_as_the_fill_value(
     index: str, codecs: str, tmp_path: Path
 ) -> None:
     full = np.arange(100, 356, dtype="f4").reshape(16, 16)
