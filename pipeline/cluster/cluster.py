@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import multiprocessing
@@ -237,19 +238,44 @@ def _client_of_theirs(cluster: DeployCluster) -> Client:
         raise ClusterError(f"cluster: cannot connect to the {what}: {error}; start one anew") from error
 
 
-def _connected(*arguments: Any, **options: Any) -> Client:
+def _connected(*arguments: Any, limit_seconds: float | None = None, **options: Any) -> Client:
     """``distributed.Client``, of which nothing is left where it cannot connect. Dask leaves its event loop running
-    then, and a client that Python's collector closes at some time, in whatever thread, where it may wait for itself."""
-    client = Client.__new__(Client)
+    then, and a client that Python's collector closes at some time, in whatever thread, where it may wait for itself.
+
+    limit_seconds: of a client with an event loop of its own, how long it may try before it is made to end. Dask's own
+    timeout does not end it where the scheduler stops between two of their first messages. Raises TimeoutError then.
+    """
+    client, ended = Client.__new__(Client), threading.Event()
+    late = threading.Timer(limit_seconds or 0, _end_connecting, (client, ended))
+    late.daemon = True
+    if limit_seconds is not None:
+        late.start()
     try:
         client.__init__(*arguments, **options)
-    except BaseException:
-        with suppress(Exception):
+    except BaseException as error:
+        late.cancel()
+        with suppress(Exception, asyncio.CancelledError):
             client.close(timeout=ANSWER_SECONDS)
-        with suppress(Exception):
+        with suppress(Exception, asyncio.CancelledError):
             client._loop_runner.stop()
+        if ended.is_set():  # what Dask makes of a start that was cancelled says nothing
+            raise TimeoutError from error
         raise
+    late.cancel()
     return client
+
+
+def _end_connecting(client: Client, ended: threading.Event) -> None:
+    """Cancel all that a client's own event loop is at, and say so before."""
+
+    def cancel() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+
+    with suppress(AttributeError, RuntimeError):  # it has not come so far, or has just ended
+        loop = client.loop.asyncio_loop
+        ended.set()
+        loop.call_soon_threadsafe(cancel)
 
 
 def _check_usable(client: Client) -> None:
@@ -536,9 +562,10 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
     if "security" in options:
         options["security"] = _security(called, options["security"])
     options = {"timeout": CONNECT_SECONDS} | options
+    seconds = parse_timedelta(options["timeout"])
     try:
-        with _telling_who_is_waited_for(options.get("address") or scheduler_file, options["timeout"]):
-            return stack.enter_context(_connected(**options))
+        with _telling_who_is_waited_for(options.get("address") or scheduler_file, seconds):
+            return stack.enter_context(_connected(limit_seconds=seconds + ANSWER_SECONDS, **options))
     except (AssertionError, KeyError) as error:
         # What Dask does about a file without JSON, or without an address.
         raise ClusterError(
@@ -552,13 +579,14 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
             secured = (
                 "; give a profile its security: {tls_ca_file: ..., tls_client_cert: ..., tls_client_key: ...}"
             )
-        raise ClusterError(f"cannot reach the scheduler at {where}: {error}{secured}") from error
+        why = error if str(error) else f"it did not answer within {seconds:g} s (timeout, in a profile)"
+        raise ClusterError(f"cannot reach the scheduler at {where}: {why}{secured}") from error
 
 
 @contextmanager
-def _telling_who_is_waited_for(where: Any, timeout: Any) -> Iterator[None]:
-    """Say once that the scheduler there has not answered, if this block lasts so long."""
-    end = f"gives up after {parse_timedelta(timeout):g} s (timeout, in a profile)"
+def _telling_who_is_waited_for(where: Any, seconds: float) -> Iterator[None]:
+    """Say once that the scheduler there has not answered, if this block lasts so long. seconds: when it is given up."""
+    end = f"gives up after {seconds:g} s (timeout, in a profile)"
     timer = threading.Timer(
         ANSWER_SECONDS,
         logger.warning,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,18 @@ def test_what_a_profile_starts_listens_on_loopback_alone(
 )
 def test_a_dashboard_of_a_port_alone_is_on_loopback(given: Any, where: Any) -> None:
     assert cluster_module._dashboard({"dashboard_address": given})["dashboard_address"] == where
+
+
+def test_a_scheduler_that_is_stopped_before_it_answers_is_given_up(tmp_path: Path) -> None:
+    """As its socket is then: connections are made, and nobody reads them. Dask's own timeout does not end that."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        profiles = tmp_path / "cluster.yaml"
+        profiles.write_text(f"profiles:\n  there: {{kind: existing, address: '{address}', timeout: 0.5}}\n")
+        begun = time.monotonic()
+        with (
+            pytest.raises(ClusterError, match=r"it did not answer within 0\.5 s \(timeout, in a profile\)"),
+            open_cluster("there", profiles),
+        ):
+            pass
+        assert time.monotonic() - begun < 30
