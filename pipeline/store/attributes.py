@@ -374,35 +374,42 @@ def flattened_sides(
     """The attributes of C = op(A) op(B) by which a reader can take its flattened sides apart; None where no side is
     made of more than one axis.
 
-    `FLATTENED` has, by the name of each such dimension of C, the names and lengths of the axes that it is made of, the
-    last one fastest, and the places of the vectors of their coordinates, as far as these are found beside A, or B.
+    `FLATTENED` has what `made_of` says of each such dimension of C, by its name.
     """
     names = product_names(a, b, transpose_a, transpose_b)
-    found = {}
-    for name, factor, side in zip(
-        names or (), (a, b), (int(transpose_a), int(not transpose_b)), strict=False
-    ):
-        axes = (factor.rows, factor.columns)[side] if isinstance(factor, Flattened) else ()
-        if not isinstance(factor, Flattened) or len(axes) < 2 or name is None:
-            continue
-        named, shape = dimension_names(factor.array), factor.array.shape
-        places = {
-            str(named[axis]): place
-            for axis in axes
-            if (place := _coordinates(factor.array, named[axis], shape[axis])) is not None
-        }
-        found[name] = {
-            "dimensions": [named[axis] or f"axis_{axis}" for axis in axes],
-            "shape": [shape[axis] for axis in axes],
-            "coordinates": places,
-        }
+    sides = (a, int(transpose_a)), (b, int(not transpose_b))
+    found = {
+        name: made
+        for name, (factor, side) in zip(names or (), sides, strict=False)
+        if name is not None and (made := made_of(factor, side)) is not None
+    }
     return {FLATTENED: found} if found else None
 
 
-def _coordinates(array: zarr.Array[Any], name: str | None, length: int) -> str | None:
+def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
+    """What a side of a matrix, its rows (0) or columns (1), is made of: the names and lengths of several axes, the last
+    one fastest, and the places of the vectors of their coordinates, as far as these are found beside the array. None
+    where it is one axis."""
+    if not isinstance(array, Flattened):
+        return None
+    axes = (array.rows, array.columns)[side]
+    if len(axes) < 2:
+        return None
+    base, names = array.array, dimension_names(array.array)
+    places = {
+        name: _coordinates(base, name, base.shape[axis]) for axis in axes if (name := names[axis]) is not None
+    }
+    return {
+        "dimensions": [names[axis] or f"axis_{axis}" for axis in axes],
+        "shape": [base.shape[axis] for axis in axes],
+        "coordinates": {name: place for name, place in places.items() if place is not None},
+    }
+
+
+def _coordinates(array: zarr.Array[Any], name: str, length: int) -> str | None:
     """Where the coordinates of a dimension are: a vector of its name and length in the group that the array lies in, in
     local files; None where there is none."""
-    if name is None or not is_local(array):
+    if not is_local(array):
         return None
     path = Path(place_of(array)).parent / name
     try:

@@ -132,6 +132,19 @@ def test_xarray_takes_the_sides_of_c_apart(tmp_path: Path) -> None:
     assert float(read.sel(place)) == pytest.approx(expected)
 
 
+def test_eofs_of_a_field_are_those_of_the_matrix_that_it_is(tmp_path: Path) -> None:
+    sst = field(tmp_path).values.reshape(20, 12)
+    area = np.repeat([1.0, 2.0, 1.0], 4)
+    run = tw.eofs(tmp_path / "field.zarr" / "sst", tmp_path / "eofs.zarr", 3, sum_over="time", weights=area)
+    values, vectors = np.linalg.eigh(np.cov(sst * np.sqrt(area), rowvar=False))
+    np.testing.assert_allclose(run.values, values[:-4:-1], rtol=1e-6)
+    found = xarray.open_zarr(tmp_path / "eofs.zarr", consolidated=False)
+    assert found.components.dims == ("mode", "lat_lon")
+    assert found.scores.dims == ("time", "mode")
+    assert found.attrs["flattened"]["lat_lon"]["shape"] == [3, 4]
+    np.testing.assert_allclose(np.abs((found.components.values * vectors.T[:-4:-1]).sum(1)), 1, rtol=1e-6)
+
+
 def test_two_arrays_share_the_axis_that_is_summed_over(tmp_path: Path) -> None:
     """Each has it where it has it; of Y, a matrix, it is the rows, so that nothing is seen otherwise."""
     rng = np.random.default_rng(0)
