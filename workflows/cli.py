@@ -436,7 +436,8 @@ search_options = options(
     "--sum-over",
     metavar="AXES",
     callback=_axes,
-    help="The axes of the samples, by their dimensions' names or by numbers, with commas between them, in place of --of.",
+    help="The axes of the samples, by their dimensions' names or by numbers, with commas between them, in place of"
+    " --of.",
 )
 @click.option("--no-center", is_flag=True, help="Subtract no means.")
 @click.option("--scale", is_flag=True, help="Divide each variable by its standard deviation.")
