@@ -74,7 +74,7 @@ def part_of(draw: Any, length: int) -> slice:
     return slice(start, draw(st.integers(start + 1, length)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_a_region_is_what_numpy_makes_of_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -113,7 +113,7 @@ def test_a_region_is_what_numpy_makes_of_it(
         np.testing.assert_array_equal(brought, expected)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(view=views(), plain=st.booleans())
 def test_no_chunk_is_cut_at_multiples_of_the_unit(
     tmp_path_factory: pytest.TempPathFactory, view: Any, plain: bool
