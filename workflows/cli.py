@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that ``--help`` does not wai
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -300,20 +301,35 @@ def _sides(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     return {side: path} if found and side in SIDES else value
 
 
+def _axes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """The axes that follow --sum-over."""
+    return value.split(",") if value is not None and "," in value else value
+
+
+def _weights(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --weights, as ``tilewright.gram`` has it."""
+    if value is None or os.path.exists(value):
+        return value
+    axis, found, path = value.partition("=")
+    return {axis: path} if found and "/" not in axis else value
+
+
 _VARIABLES = "variables"
 """What --center and --scale mean alone."""
 
 variables_options = options(
     click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
                  help="What the variables of the result are; the other side is summed over."),
-    click.option("--sum-over", metavar="AXIS",
-                 help="The axis that is summed over, by its number or its dimension's name, in place of --of."),
+    click.option("--sum-over", metavar="AXES", callback=_axes,
+                 help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
+                 " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
     click.option("--missing", metavar="CODE", callback=_numbers,
                  help="The number that stands for a missing one, such as -1, or nan."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise is not there yet."),
-    click.option("--weights", metavar="ARRAY",
-                 help="A stored vector of weights, one for each line of the side that is summed over."),
+    click.option("--weights", metavar="[AXIS=]ARRAY", callback=_weights,
+                 help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
+                 " for each place of one of the axes that are."),
     click.option("--window", metavar="W", callback=_numbers, help="A band of the result; not there yet."),
 )  # fmt: skip
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
@@ -418,8 +434,10 @@ search_options = options(
 )
 @click.option(
     "--sum-over",
-    metavar="AXIS",
-    help="The axis of the samples, by its number or its dimension's name, in place of --of.",
+    metavar="AXES",
+    callback=_axes,
+    help="The axes of the samples, by their dimensions' names or by numbers, with commas between them, in place of"
+    " --of.",
 )
 @click.option("--no-center", is_flag=True, help="Subtract no means.")
 @click.option("--scale", is_flag=True, help="Divide each variable by its standard deviation.")

@@ -145,8 +145,8 @@ def eofs(
     k
         How many, from the largest variance down.
     of, sum_over
-        Which side of X has the variables: ``columns`` or ``rows``; or the axis of the samples, by its number or the
-        name of its dimension. As for ``tilewright.gram``.
+        Which side of X has the variables: ``columns`` or ``rows``; or the axes of the samples, by number or by the
+        names of their dimensions, of an X of any number of dimensions. As for ``tilewright.gram``.
     center, scale
         Whether the mean of each variable is subtracted, and whether it is divided by its standard deviation (n - 1).
     constant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def gram(
     missing: Any = None,
     missing_as: str = "mean",
     divide: float | str | None = None,
-    weights: Values | None = None,
+    weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
     constant: str = "error",
@@ -55,7 +56,7 @@ def gram(
     ----------
     x, y
         Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. Their columns (rows) are the variables
-        of the result, their rows (columns) are summed over.
+        of the result, their rows (columns) are summed over. Arrays of more dimensions with ``sum_over``.
     out
         Where C goes, as for ``tilewright.matmul``. With two arguments it is the second.
     of
@@ -80,12 +81,17 @@ def gram(
         n is their sum W, and n - 1 is W - (sum of the squared weights) / W, as of ``numpy.cov(aweights=...)``.
     weights
         One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
-        product is multiplied by its weight, and the variables' means and deviations are weighted.
+        product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
+        more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied.
     window
         Not there yet: only a band of C.
     sum_over
-        The axis that is summed over, by its number or the name of its dimension, in place of ``of``. (X has two
-        dimensions; flattening more is not there yet.)
+        The axes that are summed over, one or a list, by the names of their dimensions or by number, in place of ``of``.
+        X may then have any number of dimensions, such as (time, lat, lon) or (variants, samples, ploidy): the axes that
+        are summed over and the others are flattened, each in X's order and the last one fastest, into the sides of a
+        matrix, which is not stored. Its columns are the side that has X's last axis, its rows the other; ``center`` and
+        ``scale`` name them so. C's sides have names such as ``lat_lon``, and its attribute ``flattened`` says what they
+        are made of. Y's axes have the same names or numbers.
     constant
         What happens where a variable without variance is to be divided by its deviation: ``error``, or ``zero``, by
         which it counts as 0.
@@ -112,6 +118,10 @@ def gram(
     What the maps of a field (times × places) have in common, each place counted by its area::
 
         tw.gram("sst.zarr", "times.zarr", of="rows", center="columns", weights=np.cos(latitude), divide=times - 1)
+
+    The same of (time, lat, lon)::
+
+        tw.gram("sst.zarr", "times.zarr", sum_over=["lat", "lon"], center="columns", weights={"lat": np.cos(latitude)})
 
     VanRaden's genomic relationship matrix of samples × variants, with dosages of 0, 1 and 2 and -1 where there is
     none::
@@ -158,7 +168,7 @@ def cov(
     missing: Any = None,
     missing_as: str = "mean",
     divide: float | str | None = "n-1",
-    weights: Values | None = None,
+    weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
     dtype: str | np.dtype | None = None,
@@ -227,7 +237,7 @@ def corr(
     of: str = "columns",
     missing: Any = None,
     missing_as: str = "mean",
-    weights: Values | None = None,
+    weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
     constant: str = "error",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
-import zarr
 from distributed import Client
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
@@ -21,11 +19,12 @@ from tilewright.pipeline.events import Caution, Listener, log_notices, on_waitin
 from tilewright.pipeline.store.arrays import Source, open_array
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
+from tilewright.pipeline.store.region import StoredArray
 
 
 @contextmanager
 def checking(
-    arrays: Mapping[str, zarr.Array[Any]],
+    arrays: Mapping[str, StoredArray],
     cluster: Cluster,
     cluster_file: str | None,
     name: str,

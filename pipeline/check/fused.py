@@ -30,6 +30,7 @@ from tilewright.pipeline.plan.transform import (
     transformed,
 )
 from tilewright.pipeline.plan.transform import wide_dtype as finishing_dtype
+from tilewright.pipeline.store.region import StoredArray
 
 EPILOGUE_ROUNDINGS = 8
 """Operations of an epilogue that round an element of C: as many terms more of its sum would round no less."""
@@ -238,7 +239,7 @@ def inner_terms(fused: Fused, n: int, k: int) -> int:
 
 
 def fused_product(
-    factors: tuple[zarr.Array[Any], zarr.Array[Any]],
+    factors: tuple[StoredArray, StoredArray],
     transposed: tuple[bool, bool],
     fused: Fused,
     dtype: np.dtype,
@@ -295,5 +296,5 @@ def fused_product(
     )
 
 
-def _stored(side: StoredSide) -> tuple[zarr.Array[Any], bool]:
+def _stored(side: StoredSide) -> tuple[StoredArray, bool]:
     return side.array, side.transpose

@@ -19,6 +19,7 @@ from tilewright.pipeline.check.vectors import IMAGE_NBYTES, line_nbytes, vector_
 from tilewright.pipeline.check.verify import Verification, verify_product
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
+from tilewright.pipeline.store.region import StoredArray
 
 LOCATED_GROUPS = 64
 """The most groups of columns that one pass compares in."""
@@ -26,8 +27,8 @@ LOCATED_GROUPS = 64
 
 def wrong_blocks(
     client: Client,
-    a: zarr.Array[Any],
-    b: zarr.Array[Any],
+    a: StoredArray,
+    b: StoredArray,
     c: zarr.Array[Any],
     block: tuple[int, int],
     *,

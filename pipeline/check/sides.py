@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
-import zarr
 from distributed import get_worker
 
 from tilewright.kernels.cpu.loops import usable_cores
@@ -20,6 +19,7 @@ from tilewright.pipeline.check.vectors import Probe, group_width, line_nbytes, v
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix, is_local, name_of
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import READ_NBYTES, RegionRead, region_reads
 from tilewright.pipeline.store.sessions import changes_nbytes
 from tilewright.pipeline.store.waiting import read_while
@@ -83,7 +83,7 @@ def as_summed(block: np.ndarray, wide: np.dtype, compute: np.dtype) -> np.ndarra
 class StoredSide:
     """A stored matrix with op applied: what blocks of it are read and how."""
 
-    array: zarr.Array[Any]
+    array: StoredArray
     transpose: bool
     more_nbytes: ClassVar[int] = 0
     """What each element takes more than `part_nbytes` counts, while it is processed."""

@@ -44,6 +44,7 @@ from tilewright.pipeline.events import (
 from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix, name_of
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.waiting import reading_while
 
@@ -164,8 +165,8 @@ def can_verify() -> bool:
 
 def verify_product(
     client: Client,
-    a: zarr.Array[Any],
-    b: zarr.Array[Any],
+    a: StoredArray,
+    b: StoredArray,
     c: zarr.Array[Any],
     *,
     transpose_a: bool = False,
@@ -571,7 +572,7 @@ def _largest(rows: slice, side: StoredSide | JoinedSide) -> float:
     return side.largest(rows)
 
 
-def _check_kinds(factors: dict[str, zarr.Array[Any]], c: zarr.Array[Any]) -> None:
+def _check_kinds(factors: dict[str, StoredArray], c: zarr.Array[Any]) -> None:
     """Raise DTypeError for factors that C's kind cannot hold: sums are formed in that kind, so that floats would lose
     their fractions in integers, and a wrong C could pass."""
     for role, factor in factors.items():

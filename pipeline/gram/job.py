@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import zarr
 from distributed import Client
 
 from tilewright.pipeline.cluster.answers import ask_all
@@ -38,6 +37,7 @@ from tilewright.pipeline.product.request import Request, check_output, open_fact
 from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 
@@ -80,7 +80,9 @@ def gram(request: GramRequest) -> MatmulRun:
 def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:
     """The product alone."""
     columns = matrices.of == "columns"
-    return request.product(transpose_a=columns, transpose_b=not columns, dtype=dtype).checked()
+    return request.product(
+        matrices.arrays, transpose_a=columns, transpose_b=not columns, dtype=dtype
+    ).checked()
 
 
 def _with(plain: Request, made: Made) -> Request:
@@ -94,7 +96,7 @@ def _made(
     found: Mapping[str, Statistics],
     dtype: Any,
     client: Client | None = None,
-    arrays: Mapping[str, zarr.Array[Any]] | None = None,
+    arrays: Mapping[str, StoredArray] | None = None,
 ) -> Made:
     """What the product is asked for besides its factors. client, arrays: where and of what a second pass may be needed,
     which only is so if a first one was."""
@@ -113,8 +115,8 @@ def _made(
 
 @contextmanager
 def unchanged(
-    client: Client, given: Mapping[str, zarr.Array[Any]], work: str
-) -> Iterator[dict[str, zarr.Array[Any]]]:
+    client: Client, given: Mapping[str, StoredArray], work: str
+) -> Iterator[dict[str, StoredArray]]:
     """Matrices, given by their roles, as workers can read them. Raises StoreError where one is not at the end of the
     block what it was at its beginning; that comes in place of an error about a damaged chunk.
 

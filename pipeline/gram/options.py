@@ -17,10 +17,19 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.gram.axes import (
+    as_matrix,
+    axes_text,
+    axis_named,
+    broadcast_weights,
+    check_summed_alike,
+    side_left,
+    summed_axes,
+)
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
-from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.region import Flattened, StoredArray
 
 SIDES = ("columns", "rows")
 """The sides of a stored matrix. A vector of the columns has one number a column."""
@@ -49,7 +58,7 @@ class GramRequest:
     missing: Any = None
     missing_as: str = "mean"
     divide: Any = None
-    weights: Values | None = None
+    weights: Values | Mapping[str | int, Values] | None = None
     window: Any = None
     sum_over: Any = None
     constant: str = "error"
@@ -83,11 +92,14 @@ class GramRequest:
             divide=_checked_divisor(self.divide),
         )
 
-    def product(self, **more: Any) -> Request:
-        """The product of the two factors, without anything that is made of their numbers."""
+    def product(self, arrays: Mapping[str, StoredArray], **more: Any) -> Request:
+        """The product of the two factors, without anything that is made of their numbers. arrays: the matrices, by
+        role."""
+        given = {"X": self.x} if self.y is None else {"X": self.x, "Y": self.y}
+        factors = [array if isinstance(array, Flattened) else given[role] for role, array in arrays.items()]
         options: dict[str, Any] = {
-            "a": self.x,
-            "b": self.x if self.y is None else self.y,
+            "a": factors[0],
+            "b": factors[-1],
             "out": self.out,
             "transpose_a": self.of == "columns",
             "transpose_b": self.of == "rows",
@@ -127,8 +139,8 @@ class Treatment:
 class Matrices:
     """The matrices of a Gram matrix, opened, with their options resolved."""
 
-    arrays: dict[str, zarr.Array[Any]]
-    """By role: ``X`` and, where two are multiplied, ``Y``."""
+    arrays: dict[str, StoredArray]
+    """By role: ``X`` and, where two are multiplied, ``Y``, as matrices."""
     treatments: dict[str, Treatment]
     """By role."""
     of: str
@@ -145,7 +157,7 @@ class Matrices:
         return other(self.of)
 
     @property
-    def sides(self) -> tuple[tuple[zarr.Array[Any], Treatment], tuple[zarr.Array[Any], Treatment]]:
+    def sides(self) -> tuple[tuple[StoredArray, Treatment], tuple[StoredArray, Treatment]]:
         """Of the left and of the right factor."""
         roles = tuple(self.arrays)
         left, right = roles[0], roles[-1]
@@ -195,15 +207,13 @@ def open_matrices(request: GramRequest) -> Matrices:
     StoreError, DTypeError
         A matrix or a stored vector is not there, or holds no numbers.
     ShapeError
-        A matrix has no two dimensions, both have summed sides of different lengths, or a vector has a wrong length.
+        A matrix has no two dimensions, or more without ``sum_over``; both have summed sides of different lengths; or a
+        vector has a wrong length.
     OptionError
         An option does not fit the matrices: a code that the dtype does not hold, axes that they do not have, a divisor
         that is 0.
     """
-    arrays = {"X": open_array(request.x, ndim=2, role="X")}
-    if request.y is not None:
-        arrays["Y"] = open_array(request.y, ndim=2, role="Y")
-    of = _variables(request, arrays["X"])
+    arrays, of, summed, x = _matrices(request)
     axis = axis_of(other(of))
     lengths = {role: int(array.shape[axis]) for role, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -217,7 +227,7 @@ def open_matrices(request: GramRequest) -> Matrices:
     treatments = {role: _treatment(request, array, of, role) for role, array in arrays.items()}
     weights = None
     if request.weights is not None:
-        weights = _weights(request.weights, lengths["X"], other(of), arrays["X"])
+        weights = _weights(_of_axes(request.weights, x, summed), lengths["X"], other(of), arrays["X"])
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide)
     divisor = matrices.divisor
     if divisor is not None and divisor <= 0 and isinstance(request.divide, str):
@@ -242,45 +252,37 @@ def _check_not_there_yet(request: GramRequest) -> None:
         )
 
 
-def _variables(request: GramRequest, x: zarr.Array[Any]) -> str:
-    """The side of the variables: what ``of`` says, or what ``sum_over`` leaves.
+def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[int, ...], zarr.Array[Any]]:
+    """The matrices by their roles, the side of the variables, the axes of X that are summed over, and X as stored.
 
-    Raises OptionError for axes that X does not have.
+    Raises as `open_matrices`.
     """
+    opened = {"X": open_array(request.x, ndim=2, role="X", or_more=True)}
+    if request.y is not None:
+        opened["Y"] = open_array(request.y, ndim=2, role="Y", or_more=True)
+    x = opened["X"]
     if request.sum_over is None:
-        return request.of
-    names = dimension_names(x)
-    there = ", ".join(f"{axis}" + (f" ({name!r})" if name else "") for axis, name in enumerate(names))
-    given = request.sum_over
-    axes = list(given) if isinstance(given, list | tuple) else [given]
-    if len(axes) != 1:
+        for role, array in opened.items():
+            if array.ndim > 2:
+                raise ShapeError(
+                    f"{role}: {name_of(array)} has shape {array.shape}; it must have 2 dimensions, or sum_over"
+                    f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}"
+                )
+        return dict(opened), request.of, (axis_of(other(request.of)),), x
+    axes = {role: summed_axes(array, request.sum_over) for role, array in opened.items()}
+    of = side_left(x, axes["X"])
+    if request.of == "rows" and (of == "columns" or x.ndim > 2):
         raise OptionError(
-            f"sum_over={shown(given)} names {len(axes)} axes: one of the two that X has is summed over; arrays of more"
-            " dimensions cannot be flattened yet. The axes of X are"
-            f" {there}"
-        )
-    (axis,) = axes
-    text = isinstance(axis, str)
-    numbers = {str(number): number for number in range(2)}
-    if text and axis in names:
-        place = names.index(axis)
-        if names[0] == names[1]:
-            raise OptionError(
-                f"sum_over={axis!r}: both axes of X have that name; give a number: the axes are {there}"
+            f"of='rows' and sum_over={shown(request.sum_over)} contradict each other: "
+            + (
+                "X has its rows along the axis that is summed over; leave one of them out"
+                if x.ndim == 2
+                else f"X has {x.ndim} dimensions, and sum_over alone says which are the variables; leave of out"
             )
-    elif text and axis in numbers:
-        place = numbers[axis]
-    elif isinstance(axis, int | np.integer) and not isinstance(axis, bool) and 0 <= axis < 2:
-        place = int(axis)
-    else:
-        raise OptionError(f"sum_over={shown(axis)} is no axis of {name_of(x)}; its axes are {there}")
-    found = "columns" if place == 0 else "rows"
-    if request.of == "rows" and found == "columns":
-        raise OptionError(
-            f"of='rows' and sum_over={shown(axis)} contradict each other: X has its rows along the axis that is summed"
-            " over; leave one of them out"
         )
-    return found
+    if "Y" in opened:
+        check_summed_alike(x, opened["Y"], list(axes.values()))
+    return {role: as_matrix(array, axes[role], of) for role, array in opened.items()}, of, axes["X"], x
 
 
 def _is_values(value: Any) -> bool:
@@ -370,7 +372,7 @@ def _check_no_values_of_two(name: str, value: Any, of: str) -> None:
         )
 
 
-def _treatment(request: GramRequest, array: zarr.Array[Any], of: str, role: str) -> Treatment:
+def _treatment(request: GramRequest, array: StoredArray, of: str, role: str) -> Treatment:
     centered, offsets = _sides_of("center", request.center, array, of)
     scaled, factors = _sides_of("scale", request.scale, array, of)
     if scaled and any(side != scaled[0] for side in centered):
@@ -384,7 +386,7 @@ def _treatment(request: GramRequest, array: zarr.Array[Any], of: str, role: str)
 
 
 def _sides_of(
-    name: str, value: Any, array: zarr.Array[Any], of: str
+    name: str, value: Any, array: StoredArray, of: str
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """The sides of which something is found, and the numbers that are given, by side."""
     if value is False:
@@ -410,9 +412,7 @@ def _sides_of(
     return (), {SIDES[0] if len(found) == columns else SIDES[1]: found}
 
 
-def _vector(
-    name: str, value: Any, array: zarr.Array[Any], sides: tuple[str, ...], words: str = ""
-) -> np.ndarray:
+def _vector(name: str, value: Any, array: StoredArray, sides: tuple[str, ...], words: str = "") -> np.ndarray:
     """Numbers as float64 or complex128, of one of these sides' lengths."""
     found = stored_values(name, value, words)
     lengths = {side: int(array.shape[axis_of(side)]) for side in sides}
@@ -445,7 +445,39 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
     return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
 
 
-def _weights(value: Any, length: int, summed: str, array: zarr.Array[Any]) -> np.ndarray:
+def _of_axes(weights: Any, x: zarr.Array[Any], summed: tuple[int, ...]) -> Any:
+    """Weights that are given by axis, as those of the side that is summed over; others as they are."""
+    if not isinstance(weights, Mapping):
+        return weights
+    if not weights:
+        raise OptionError("weights: the mapping is empty; its keys may be axes that are summed over")
+    found = {}
+    for key, value in weights.items():
+        axis = axis_named(x, key, "weights")
+        if axis not in summed or axis in found:
+            wrong = "given twice" if axis in found else "not summed over"
+            raise OptionError(
+                f"weights: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and summed over"
+                f" {'are' if len(summed) > 1 else 'is'} {', '.join(map(str, summed))}"
+            )
+        if not _is_values(value):
+            raise OptionError(
+                f"weights[{key!r}]={shown(value)} is no array; give one number for each of its places"
+            )
+        values = stored_values(f"weights[{key!r}]", value)
+        if len(values) != x.shape[axis]:
+            raise ShapeError(
+                f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
+            )
+        if values.dtype.kind == "c":
+            raise OptionError(
+                f"weights[{key!r}] holds complex numbers; weights must be finite numbers of 0 or more"
+            )
+        found[axis] = values
+    return broadcast_weights(x, summed, found)
+
+
+def _weights(value: Any, length: int, summed: str, array: StoredArray) -> np.ndarray:
     if not _is_values(value):
         raise OptionError(f"weights={shown(value)} is no array; give one number for each of the {summed}")
     found = stored_values("weights", value)
@@ -466,7 +498,7 @@ def _weights(value: Any, length: int, summed: str, array: zarr.Array[Any]) -> np
     return found
 
 
-def _code(missing: Any, array: zarr.Array[Any], role: str) -> Missing:
+def _code(missing: Any, array: StoredArray, role: str) -> Missing:
     """The number that stands for missing elements as the array's dtype has it."""
     dtype = array.dtype.newbyteorder("=")
     if missing == "nan":

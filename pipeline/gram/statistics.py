@@ -10,10 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import zarr
 from distributed import Client
 
 from tilewright.kernels.numbers import ceil_div
@@ -23,6 +21,7 @@ from tilewright.pipeline.events import Listener
 from tilewright.pipeline.gram.options import SIDES, Missing, axis_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import name_of, read_unit
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region, reads_parts
 from tilewright.pipeline.store.waiting import reading_while
 
@@ -58,7 +57,7 @@ class _Part:
 
 
 def find_statistics(
-    client: Client, array: zarr.Array[Any], wanted: Wanted, listener: Listener
+    client: Client, array: StoredArray, wanted: Wanted, listener: Listener
 ) -> dict[str, Moments]:
     """The moments of every line of the sides that are wanted. Raises StoreError where a chunk cannot be read."""
     dtype = array.dtype.newbyteorder("=")
@@ -90,7 +89,7 @@ def find_statistics(
 
 
 def look_at_piece(
-    array: zarr.Array[Any], region: tuple[slice, slice], wanted: Wanted
+    array: StoredArray, region: tuple[slice, slice], wanted: Wanted
 ) -> tuple[_Part, dict[str, float]]:
     """What a task does: read a piece of the matrix, and find the moments of its lines.
 
@@ -108,7 +107,7 @@ def look_at_piece(
 
 
 def thin_product(
-    client: Client, array: zarr.Array[Any], side: str, vector: np.ndarray, listener: Listener
+    client: Client, array: StoredArray, side: str, vector: np.ndarray, listener: Listener
 ) -> np.ndarray:
     """For each line of a side the sum of its elements times a vector's: X v for rows, Xᵀ v for columns, in float64.
 
@@ -141,7 +140,7 @@ def thin_product(
 
 
 def multiply_piece(
-    array: zarr.Array[Any], region: tuple[slice, slice], axis: int, vector: np.ndarray
+    array: StoredArray, region: tuple[slice, slice], axis: int, vector: np.ndarray
 ) -> tuple[tuple[slice, np.ndarray], dict[str, float]]:
     """What a task does: multiply the lines of a piece by its part of the vector."""
     begin = time.perf_counter()
@@ -153,7 +152,7 @@ def multiply_piece(
     return (region[axis], found), {"read": read - begin, "multiply": time.perf_counter() - read}
 
 
-def pieces(array: zarr.Array[Any], sides: Sequence[str]) -> Iterator[tuple[slice, slice]]:
+def pieces(array: StoredArray, sides: Sequence[str]) -> Iterator[tuple[slice, slice]]:
     """The matrix in pieces of about the configured size, of whole chunks where a part of one cannot be read alone, in
     row order: long ones along the lines that are looked at, so that few numbers come back of each."""
     rows, columns = (int(side) for side in array.shape)
@@ -187,12 +186,12 @@ def _of_region(wanted: Wanted, region: tuple[slice, slice]) -> Wanted:
     return Wanted(wanted.sides, wanted.missing, wanted.weighted, wanted.weights_of(wanted.weighted, along))
 
 
-def _nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int:
+def _nbytes(array: StoredArray, region: tuple[slice, slice]) -> int:
     rows, columns = region
     return (rows.stop - rows.start) * (columns.stop - columns.start) * int(array.dtype.itemsize)
 
 
-def _lighter(array: zarr.Array[Any]) -> str:
+def _lighter(array: StoredArray) -> str:
     return (
         f"let tasks take smaller pieces (tilewright.piece-nbytes), store {name_of(array)} in smaller chunks, or run"
         " fewer tasks at once (threads_per_worker, in a profile)"

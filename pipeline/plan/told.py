@@ -16,6 +16,8 @@ from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 if TYPE_CHECKING:
     import zarr
 
+    from tilewright.pipeline.store.region import StoredArray
+
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
 """The threads that a tile passes through, and the stages whose time each of them counts."""
@@ -44,8 +46,8 @@ NOTHING_FOUND = Found()
 class Product:
     """What to multiply and how; the same for every tile, so one engine serves them all."""
 
-    a: zarr.Array[Any]
-    b: zarr.Array[Any]
+    a: StoredArray
+    b: StoredArray
     c: zarr.Array[Any]
     plan: MatmulPlan
     device: str

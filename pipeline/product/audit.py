@@ -32,7 +32,7 @@ from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.pipeline.store.arrays import name_of, write_unit
 from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import fault_of, folder_of, objects_of
-from tilewright.pipeline.store.region import chunks_in
+from tilewright.pipeline.store.region import StoredArray, chunks_in
 
 MOST_TOLD = 20
 """Bad objects that a text names."""
@@ -221,8 +221,8 @@ def faults(
 
 def audit_by_products(
     client: Client,
-    a: zarr.Array[Any],
-    b: zarr.Array[Any],
+    a: StoredArray,
+    b: StoredArray,
     c: zarr.Array[Any],
     *,
     listener: Listener,

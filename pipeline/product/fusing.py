@@ -23,6 +23,7 @@ from tilewright.pipeline.product.ledger import FILE_NAME, read_journal
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.journal import FileJournal
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region
 
 Vector: TypeAlias = "Source | np.ndarray"
@@ -49,7 +50,7 @@ class Sums:
     sums: np.dtype
 
 
-def checked_transform(transform: Transform | None, array: zarr.Array[Any], role: str) -> Transform | None:
+def checked_transform(transform: Transform | None, array: StoredArray, role: str) -> Transform | None:
     """A transform whose vectors fit the array, contiguous and of its dtype. Raises DTypeError, ShapeError or
     OptionError."""
     if transform is None:

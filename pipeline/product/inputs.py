@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
-import zarr
 from distributed import Client
 
 from tilewright import __version__
@@ -32,6 +31,7 @@ from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.content import chunks_text, content_hash
+from tilewright.pipeline.store.region import Flattened, StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.waiting import reading_while
 
@@ -70,7 +70,7 @@ class Fingerprint:
     """What was asked for."""
 
 
-def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], request: dict[str, Any]) -> Fingerprint:
+def fingerprint(a: StoredArray, b: StoredArray, request: dict[str, Any]) -> Fingerprint:
     """The fingerprint of a product of these factors, as they look now, for a request.
 
     Raises
@@ -78,13 +78,21 @@ def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], request: dict[str, Any])
     StoreError
         A file or folder of an input cannot be inspected.
     """
-    stored = [[list(array.shape), array.dtype.newbyteorder("=").str] for array in (a, b)]
+    stored = [_facts(array) for array in (a, b)]
     facts = json.dumps([__version__, stored, request], sort_keys=True)
     digest = hashlib.sha256(facts.encode()).hexdigest()
     return Fingerprint(digest, (appearance_of(a), appearance_of(b)), request)
 
 
-def changed_inputs(before: Fingerprint, a: zarr.Array[Any], b: zarr.Array[Any]) -> list[str]:
+def _facts(array: StoredArray) -> list[Any]:
+    """Of a matrix: its shape and dtype, and of which axes it is made."""
+    facts: list[Any] = [list(array.shape), array.dtype.newbyteorder("=").str]
+    if isinstance(array, Flattened):
+        facts.append([list(array.array.shape), list(array.rows), list(array.columns)])
+    return facts
+
+
+def changed_inputs(before: Fingerprint, a: StoredArray, b: StoredArray) -> list[str]:
     """``A``, ``B``, both or none: the inputs that do not look as they did. Raises as `fingerprint`."""
     after = appearance_of(a), appearance_of(b)
     return [role for role, old, new in zip("AB", before.inputs, after, strict=True) if old != new]
@@ -217,7 +225,7 @@ class InputWatch:
     def __init__(
         self,
         client: Client,
-        roles: Mapping[str, zarr.Array[Any]],
+        roles: Mapping[str, StoredArray],
         plan: MatmulPlan,
         before: Fingerprint,
         tell: Teller,
@@ -452,7 +460,7 @@ class InputWatch:
         return texts
 
 
-def changed_parts(array: zarr.Array[Any], parts: Sequence[tuple[Corners, int]]) -> list[Corners]:
+def changed_parts(array: StoredArray, parts: Sequence[tuple[Corners, int]]) -> list[Corners]:
     """Those parts of an array that do not hold what they did, by their hashes, or cannot be read. A task's work: each
     part is read by this thread, and takes its bytes of memory for that time."""
     changed = []

@@ -81,10 +81,11 @@ from tilewright.pipeline.product.request import Factors, Request, check_output, 
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
-from tilewright.pipeline.store.attributes import masks_of, product_names
+from tilewright.pipeline.store.attributes import flattened_sides, masks_of, product_names
 from tilewright.pipeline.store.journal import FileJournal, Journal, journal_in
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
+from tilewright.pipeline.store.region import StoredArray, base_of
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import facts_here, survey
@@ -249,11 +250,12 @@ def _survey_for_plan(request: Request, cluster: Cluster) -> list[WorkerFacts]:
         return survey(client, request.device, loops=False)
 
 
-def _shared(factors: Factors) -> tuple[Factors, dict[str, zarr.Array[Any]]]:
+def _shared(factors: Factors) -> tuple[Factors, dict[str, StoredArray]]:
     """The factors as workers get them, and by their roles. Raises StoreError where workers cannot reach one."""
-    before = {} if factors.before is None else {"output": factors.before}
+    before: dict[str, StoredArray] = {} if factors.before is None else {"output": factors.before}
     shared = shared_inputs(factors.roles | before)
-    return replace(factors, a=shared["A"], b=shared["B"], before=shared.get("output")), shared
+    now = base_of(shared["output"]) if before else None
+    return replace(factors, a=shared["A"], b=shared["B"], before=now), shared
 
 
 def _as_computed(factors: Factors, facts: list[WorkerFacts]) -> Factors:
@@ -686,6 +688,7 @@ def _open_output(
         compressed=store.is_compressed(factors.a),
         overwrite=overwrite,
         dimension_names=product_names(factors.a, factors.b, *factors.transposed),
+        attributes=flattened_sides(factors.a, factors.b, *factors.transposed),
     )
     return output, None
 

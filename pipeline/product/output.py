@@ -553,11 +553,12 @@ def create_output(
     compressed: bool,
     overwrite: bool,
     dimension_names: Names | None = None,
+    attributes: dict[str, Any] | None = None,
 ) -> Output:
     """Create the array that a product is written to, or check the open one that was given.
 
     ``compressed`` asks for Zarr's default compressor; otherwise chunks are stored plain, ready for direct reads.
-    ``dimension_names`` are for a new array.
+    ``dimension_names`` and ``attributes`` are for a new array.
 
     Raises
     ------
@@ -585,6 +586,7 @@ def create_output(
         compressors="auto" if compressed else None,
         fill_value=0,
         dimension_names=dimension_names,
+        attributes=attributes,
     )
     if path is None:
         return _in_place(create_at_url(os.fspath(target), create, overwrite))

@@ -57,7 +57,7 @@ from tilewright.pipeline.product.request import Factors, Request, open_factors, 
 from tilewright.pipeline.store.arrays import name_of, write_unit
 from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.objects import object_path
-from tilewright.pipeline.store.region import chunks_in
+from tilewright.pipeline.store.region import StoredArray, chunks_in
 from tilewright.pipeline.transfer.checksum import checksum_of_file
 from tilewright.pipeline.worker.survey import survey
 
@@ -98,7 +98,7 @@ def repair_by_checksums(request: Request, c: zarr.Array[Any], path: Path, record
 
 
 def repair_by_products(
-    client: Client, request: Request, c: zarr.Array[Any], path: Path, a: zarr.Array[Any], b: zarr.Array[Any]
+    client: Client, request: Request, c: zarr.Array[Any], path: Path, a: StoredArray, b: StoredArray
 ) -> Audit:
     """Put right what is no part of A times B, in a C without a record. a, b: as the client's workers get them. Raises
     as `repair_by_checksums`."""

@@ -56,9 +56,10 @@ from tilewright.pipeline.product.output import (
     partial_path,
 )
 from tilewright.pipeline.store import arrays as store
-from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -75,8 +76,8 @@ class Request:
     """A product as it is asked for, by the parameters of ``tilewright.matmul``, which says what each may be.
     ``tilewright.plan_matmul`` has no ``out``, nor what goes with that."""
 
-    a: Source
-    b: Source
+    a: Given
+    b: Given
     out: Source | None = None
     """None: nobody said, for a plan."""
     transpose_a: bool = False
@@ -127,8 +128,8 @@ class Request:
 class Factors:
     """The factors of a product, opened and found fit to be multiplied, and how they are multiplied."""
 
-    a: zarr.Array[Any]
-    b: zarr.Array[Any]
+    a: StoredArray
+    b: StoredArray
     dtype: np.dtype
     """Of C."""
     k: int
@@ -174,7 +175,7 @@ class Factors:
         )
 
     @property
-    def roles(self) -> dict[str, zarr.Array[Any]]:
+    def roles(self) -> dict[str, StoredArray]:
         return {"A": self.a, "B": self.b}
 
     @property
@@ -193,8 +194,8 @@ def open_factors(request: Request) -> Factors:
     transpose_a = check_flag("transpose_a", request.transpose_a)
     transpose_b = check_flag("transpose_b", request.transpose_b)
     check_choice("precision", request.precision, PRECISIONS)
-    left = store.open_array(request.a, ndim=2, role="A")
-    right = store.open_array(request.b, ndim=2, role="B")
+    left = store.open_matrix(request.a, "A")
+    right = store.open_matrix(request.b, "B")
     inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
     if inner_left != inner_right:
         hint = ""

@@ -25,6 +25,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store.arrays import Source, check_source, local_path, location, name_of
 from tilewright.pipeline.store.groups import ended, make_groups, metadata_in
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy
 
 KIND = "tilewright_eofs"
@@ -53,7 +54,7 @@ class Dimensions:
         return cls(first, f"{second}_2" if first == second else second)
 
 
-def check_group_place(out: Source | None, x: zarr.Array[Any], *, overwrite: bool) -> Path:
+def check_group_place(out: Source | None, x: StoredArray, *, overwrite: bool) -> Path:
     """The path of a group that can be written, before any work.
 
     Raises

@@ -49,7 +49,8 @@ from tilewright.pipeline.spectral.options import (
 )
 from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
 from tilewright.pipeline.store.arrays import Source, name_of
-from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
+from tilewright.pipeline.store.region import Flattened, StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.transfer.files import with_remedy
 
@@ -154,7 +155,8 @@ def eofs(request: EofRequest) -> EofRun:
         folder = growing / eof_group.THIN
         if search.scratch is not None:
             folder = stack.enter_context(_scratch(search))
-        matrix = Streamed(client, search, request.x, x, anomalies.transform, folder, tell)
+        source = x if isinstance(x, Flattened) else request.x
+        matrix = Streamed(client, search, source, x, anomalies.transform, folder, tell)
         matrix.spent.passes += 1
         matrix.spent.read_nbytes += math.prod(x.shape) * x.dtype.itemsize
         products = None if whole else (search.passes - others) // 2
@@ -174,9 +176,12 @@ def eofs(request: EofRequest) -> EofRun:
         residuals = found.residuals[order] / anomalies.degrees
         names = dimension_names(x)
         summed = axis_of(matrices.summed)
+        dimensions = eof_group.Dimensions.of(names[summed], names[1 - summed])
+        sides = {dimensions.samples: made_of(x, summed), dimensions.variables: made_of(x, 1 - summed)}
+        flattened = {name: made for name, made in sides.items() if made is not None}
         eof_group.write_group(
             growing,
-            eof_group.Dimensions.of(names[summed], names[1 - summed]),
+            dimensions,
             {
                 "eigenvalues": values,
                 "explained_variance": values,
@@ -189,7 +194,8 @@ def eofs(request: EofRequest) -> EofRun:
             (block[:, order] for block in _blocks(scores)),
             matrices.length,
             dtype,
-            _attributes(request, matrices, matrix, anomalies, "gram" if whole else "krylov"),
+            _attributes(request, matrices, matrix, anomalies, "gram" if whole else "krylov")
+            | ({FLATTENED: flattened} if flattened else {}),
         )
     return EofRun(
         str(request.out),
@@ -360,7 +366,7 @@ def _variances(scores: zarr.Array[Any], matrices: Matrices) -> np.ndarray:
 
 
 def _check_agree(
-    squares: np.ndarray, found: np.ndarray, search: Search, rounded: float, x: zarr.Array[Any]
+    squares: np.ndarray, found: np.ndarray, search: Search, rounded: float, x: StoredArray
 ) -> None:
     """Raise VerificationError where the sums of squared scores are not the eigenvalues that the iteration found.
 
@@ -408,7 +414,7 @@ def _attributes(
     }
 
 
-def _check_finite(moments: Moments, x: zarr.Array[Any]) -> None:
+def _check_finite(moments: Moments, x: StoredArray) -> None:
     """Raise OptionError where a variable holds NaN or infinities that are not said to be missing."""
     bad = np.flatnonzero(~(np.isfinite(moments.mean) & np.isfinite(moments.second)))
     if len(bad):
@@ -419,7 +425,7 @@ def _check_finite(moments: Moments, x: zarr.Array[Any]) -> None:
         )
 
 
-def _not_finite(role: str, array: zarr.Array[Any]) -> OptionError:
+def _not_finite(role: str, array: StoredArray) -> OptionError:
     return OptionError(
         f"{role}: products with {name_of(array)} are NaN or infinite: it holds such numbers, or some that are too large"
         " for the dtype; take them out, or ask for a wider dtype (dtype='float64')"

@@ -19,8 +19,9 @@ from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.job import multiply
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.spectral.options import Search, without_effect
-from tilewright.pipeline.store.arrays import Source, open_array, read_unit
+from tilewright.pipeline.store.arrays import Given, open_array, read_unit
 from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.transfer.files import with_remedy
 
@@ -55,8 +56,8 @@ class Streamed:
 
     client: Client
     search: Search
-    source: Source
-    array: zarr.Array[Any]
+    source: Given
+    array: StoredArray
     transform: Transform
     folder: Path
     tell: PassTeller
@@ -135,7 +136,7 @@ class Streamed:
         made = replace(transform, conjugate=conjugate and self.dtype.kind == "c")
         return None if without_effect(made, self.array.dtype) else made
 
-    def _store(self, name: str, by: Source, **options: Any) -> Verification | None:
+    def _store(self, name: str, by: Given, **options: Any) -> Verification | None:
         run = multiply(
             Request(
                 self.source,

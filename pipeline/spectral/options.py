@@ -133,14 +133,15 @@ class EofRequest:
             weights=self.sample_weights,
             divide="n-1",
         ).checked()
-        x = open_array(self.x, ndim=2, role="X")
+        matrices = open_matrices(gram)
+        x = matrices.arrays["X"]
         least = min(x.shape)
         if self.search.k > least:
             raise OptionError(
                 f"k={self.search.k}: {name_of(x)} has {x.shape[0]} rows and {x.shape[1]} columns, so that it has"
                 f" {counted(least, 'EOF')} at most; ask for no more (k, -k)"
             )
-        return open_matrices(gram)
+        return matrices
 
 
 def variable_weights(given: Values, variables: int, name: str) -> np.ndarray:

@@ -21,6 +21,7 @@ from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import metadata_name, name_of, unwrapped, write_unit
 from tilewright.pipeline.store.origin import origin_of
+from tilewright.pipeline.store.region import StoredArray, base_of
 from tilewright.pipeline.store.waiting import answer_of
 
 CHUNK_KEY = re.compile(r"(c[/.])?\d+([/.]\d+)*")
@@ -56,7 +57,7 @@ class Appearance(NamedTuple):
         return [texts[name] for name in self._fields if getattr(self, name) != getattr(other, name)]
 
 
-def appearance_of(array: zarr.Array[Any], *, status: bool = False) -> Appearance:
+def appearance_of(array: StoredArray, *, status: bool = False) -> Appearance:
     """How an array looks now.
 
     Of local arrays, however they were opened, its files are the name, size and time of every chunk, or the size and
@@ -67,6 +68,7 @@ def appearance_of(array: zarr.Array[Any], *, status: bool = False) -> Appearance
 
     Raises StoreError where a file or folder cannot be inspected.
     """
+    array = base_of(array)
     origin = origin_of(array)
     if origin.folder is not None:
         metadata = _stored_metadata(origin.folder, metadata_name(array))

@@ -21,12 +21,16 @@ from tilewright.kernels.arguments import shown
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import StoredMatrix
-from tilewright.pipeline.store.chunks import METADATA_NAMES, layout_of
+from tilewright.pipeline.store.chunks import METADATA_NAMES, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
+from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array: a path, a URL, or an open array."""
+
+Given: TypeAlias = "Source | Flattened"
+"""The same, or what a part of the pipeline makes of it."""
 
 UNREADABLE = (
     BaseZarrError,
@@ -56,8 +60,10 @@ GIVEN_NAME = "_tilewright_given_name"
 """The attribute of a local store that keeps the user's name for its folder, whose path we made absolute."""
 
 
-def name_of(source: Source) -> str:
+def name_of(source: Given) -> str:
     """What to call an array in messages: its path or URL."""
+    if isinstance(source, Flattened):
+        source = source.array
     if isinstance(source, zarr.Array):
         if isinstance(source.store, LocalStore):
             given = os.fspath(getattr(source.store, GIVEN_NAME, source.store.root))
@@ -91,18 +97,20 @@ def in_one_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
-def place_of(array: zarr.Array[Any]) -> str:
+def place_of(array: StoredArray) -> str:
     """Where an array is, for processes that run in other folders: its absolute path, or its URL."""
     if isinstance(array.store, LocalStore):
         return str(array.store.root.absolute() / array.path)
-    return str(array.store_path)
+    return str(base_of(array).store_path)
 
 
-def location(source: Source) -> tuple[str, PurePath]:
+def location(source: Given) -> tuple[str, PurePath]:
     """Where an array is, or would be, to tell whether two are the same, or one lies inside another.
 
     For a local disk ``""`` and the path with links resolved; else a protocol, or the store's type, and the path there.
     """
+    if isinstance(source, Flattened):
+        source = source.array
     if not isinstance(source, zarr.Array):
         path = local_path(source)
         if path is not None:
@@ -157,7 +165,7 @@ def in_store(array: zarr.Array[Any], store: Any) -> zarr.Array[Any]:
     return zarr.Array(inner)
 
 
-def metadata_name(array: zarr.Array[Any]) -> str:
+def metadata_name(array: StoredArray) -> str:
     return METADATA_NAMES[array.metadata.zarr_format]
 
 
@@ -191,8 +199,8 @@ def check_source(source: Any, role: str) -> None:
         )
 
 
-def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
-    """Open an array for reading and check that it holds numbers in ``ndim`` dimensions.
+def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -> zarr.Array[Any]:
+    """Open an array for reading and check that it holds numbers in ``ndim`` dimensions, ``or_more``.
 
     A relative path is made absolute, for workers that run in other folders; messages use the name as given.
 
@@ -233,9 +241,10 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
             f"{role}: the attributes of {name} are {shown(array.metadata.attributes)}; they must be a mapping of names"
             " to values: mend them"
         )
-    if array.ndim != ndim:
+    if array.ndim < ndim or (array.ndim > ndim and not or_more):
         raise ShapeError(
             f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
+            f"{' or more' * or_more}"
         )
     if any(side == 0 < length for side, length in zip(array.chunks, array.shape, strict=True)):
         raise StoreError(
@@ -296,8 +305,16 @@ def _check_no_other(file: Path) -> None:
         raise NotAFileError(f"of {file.name} in it, {error}") from None
 
 
-def read_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
-    """Sides of what is read as one piece: the chunk (in a shard, the inner chunk)."""
+def open_matrix(source: Given, role: str) -> StoredArray:
+    """As `open_array`, of a matrix: what is seen as one already stays as it is."""
+    return source if isinstance(source, Flattened) else open_array(source, ndim=2, role=role)
+
+
+def read_unit(array: StoredArray) -> tuple[int, ...]:
+    """Sides of what is read as one piece: the chunk (in a shard, the inner chunk), or of an array that is seen as a
+    matrix the least rectangle of whole chunks."""
+    if isinstance(array, Flattened):
+        return array.unit
     return tuple(max(1, side) for side in array.chunks)
 
 
@@ -306,17 +323,29 @@ def write_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
     return tuple(max(1, side) for side in (array.shards or array.chunks))
 
 
-def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> StoredMatrix:
+def as_stored_matrix(array: StoredArray, *, transpose: bool = False) -> StoredMatrix:
     """The array as the planner sees it, with op applied."""
     rows, columns = array.shape
     unit = read_unit(array)
-    layout = layout_of(array, name_of(array))
-    plain = layout is not None and layout.plain
-    stored = StoredMatrix(rows, columns, array.dtype.newbyteorder("="), (unit[0], unit[1]), plain)
+    dtype = array.dtype.newbyteorder("=")
+    stored = StoredMatrix(rows, columns, dtype, (unit[0], unit[1]), is_plain(array))
     return stored.transposed if transpose else stored
 
 
-def check_shared(source: Source, role: str, *, written: bool = False, copied: bool = False) -> None:
+def is_plain(array: StoredArray) -> bool:
+    """Whether a part of a chunk is read alone from a local file, since its elements lie there row by row as they are.
+
+    Of an array that is seen as a matrix not where chunks interleave its rows: a part of a row would be read element by
+    element, or with all that lies between.
+    """
+    layout = layout_of(array, name_of(array))
+    if layout is None and isinstance(array, Flattened):
+        layout = layout_of(array.array, name_of(array))
+        return layout is not None and layout.plain and matrix_order(layout, array) == ()
+    return layout is not None and layout.plain
+
+
+def check_shared(source: Given, role: str, *, written: bool = False, copied: bool = False) -> None:
     """Raise StoreError for an array that tasks cannot share with the caller, for reading, or (``written``) for writing.
 
     Arrays are pickled on their way to any worker, even one in this process. An array in memory is, depending on its
@@ -324,6 +353,8 @@ def check_shared(source: Source, role: str, *, written: bool = False, copied: bo
     A ZIP file is opened again, in the caller's mode: "w" empties it; what was added in "a" is not in its directory yet,
     and reads as zeros. ``copied``: a copy along with every task will do.
     """
+    if isinstance(source, Flattened):
+        source = source.array
     pickled = isinstance(source, zarr.Array) and isinstance(_keeper(source), MemoryStore)
     if in_memory(source) and not (copied and pickled):
         raise StoreError(
@@ -401,7 +432,7 @@ def protocols(keeper: Any) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else tuple(found)
 
 
-def is_local(array: zarr.Array[Any]) -> bool:
+def is_local(array: StoredArray) -> bool:
     """Whether an array's chunks are local files."""
     return isinstance(array.store, LocalStore)
 
@@ -457,8 +488,8 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def is_compressed(array: zarr.Array[Any]) -> bool:
-    return bool(array.compressors)
+def is_compressed(array: StoredArray) -> bool:
+    return bool(base_of(array).compressors)
 
 
 def check_in_sight(name: str, root: Path, metadata_name: str) -> None:

@@ -9,6 +9,7 @@ import reprlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,8 @@ import zarr
 
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
-from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.arrays import UNREADABLE, is_local, name_of, place_of
+from tilewright.pipeline.store.region import Flattened, StoredArray
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -68,7 +70,7 @@ class _Reading:
     most: Any = None
 
 
-def packing(array: zarr.Array[Any]) -> dict[str, Any]:
+def packing(array: StoredArray) -> dict[str, Any]:
     """The attributes by which xarray and other readers of CF's conventions make other numbers of the stored ones.
 
     Those that change no number are left out: a scale of 1, a mask that is NaN, which is multiplied as one, or that no
@@ -79,7 +81,7 @@ def packing(array: zarr.Array[Any]) -> dict[str, Any]:
     return _read(array).found
 
 
-def packing_notice(role: str, array: zarr.Array[Any], *, written: bool = False) -> str | None:
+def packing_notice(role: str, array: StoredArray, *, written: bool = False) -> str | None:
     """One sentence for the user of an array of which readers make other numbers than are stored; None for any other.
 
     written: it is an output, in which a product is stored.
@@ -106,7 +108,7 @@ def packing_notice(role: str, array: zarr.Array[Any], *, written: bool = False) 
     )
 
 
-def masks_of(array: zarr.Array[Any]) -> Masks | None:
+def masks_of(array: StoredArray) -> Masks | None:
     """Which stored numbers of an array stand for missing ones by CF's conventions; None where none can.
 
     They are cast to the array's dtype, so that -9999.9, which JSON has in double precision, is the nearest number of a
@@ -152,7 +154,7 @@ def _texts(attributes: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={_SHOWN.repr(value)}" for name, value in attributes.items())
 
 
-def _read(array: zarr.Array[Any]) -> _Reading:
+def _read(array: StoredArray) -> _Reading:
     attributes, dtype = array.attrs.asdict(), array.dtype.newbyteorder("=")
     given = {name: value for name, value in attributes.items() if name != ZARR_FILL and value is not None}
     if array.metadata.zarr_format == 2 and (fill := array.metadata.fill_value) is not None:
@@ -332,8 +334,15 @@ def _range(pair: list[Any], dtype: np.dtype, turned: bool) -> tuple[Any, Any] | 
     return (low, high) if low <= high else None
 
 
-def dimension_names(array: zarr.Array[Any]) -> Names:
-    """The names of an array's dimensions."""
+def dimension_names(array: StoredArray) -> Names:
+    """The names of an array's dimensions. Axes that are flattened into one have theirs joined, such as ``lat_lon``; of
+    those without one, ``axis_`` and the number."""
+    if isinstance(array, Flattened):
+        named = dimension_names(array.array)
+        return tuple(
+            "_".join(named[axis] or f"axis_{axis}" for axis in axes) if len(axes) > 1 else named[axes[0]]
+            for axes in (array.rows, array.columns)
+        )
     metadata = array.metadata
     found = metadata.dimension_names if metadata.zarr_format == 3 else array.attrs.get(DIMENSIONS)
     if not isinstance(found, list | tuple) or len(found) != array.ndim:
@@ -341,9 +350,7 @@ def dimension_names(array: zarr.Array[Any]) -> Names:
     return tuple(name if isinstance(name, str) else None for name in found)
 
 
-def product_names(
-    a: zarr.Array[Any], b: zarr.Array[Any], transpose_a: bool, transpose_b: bool
-) -> Names | None:
+def product_names(a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool) -> Names | None:
     """What the dimensions of C = op(A) op(B) are called: as the rows of op(A) and the columns of op(B); None where
     neither has a name.
 
@@ -355,3 +362,58 @@ def product_names(
     if rows is None and columns is None:
         return None
     return rows, f"{columns}_2" if columns is not None and rows == columns else columns
+
+
+FLATTENED = "flattened"
+"""The attribute of C that says of which axes its sides are made, for those that are made of more than one."""
+
+
+def flattened_sides(
+    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> dict[str, Any] | None:
+    """The attributes of C = op(A) op(B) by which a reader can take its flattened sides apart; None where no side is
+    made of more than one axis.
+
+    `FLATTENED` has what `made_of` says of each such dimension of C, by its name.
+    """
+    names = product_names(a, b, transpose_a, transpose_b)
+    sides = (a, int(transpose_a)), (b, int(not transpose_b))
+    found = {
+        name: made
+        for name, (factor, side) in zip(names or (), sides, strict=False)
+        if name is not None and (made := made_of(factor, side)) is not None
+    }
+    return {FLATTENED: found} if found else None
+
+
+def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
+    """What a side of a matrix, its rows (0) or columns (1), is made of: the names and lengths of several axes, the last
+    one fastest, and the places of the vectors of their coordinates, as far as these are found beside the array. None
+    where it is one axis."""
+    if not isinstance(array, Flattened):
+        return None
+    axes = (array.rows, array.columns)[side]
+    if len(axes) < 2:
+        return None
+    base, names = array.array, dimension_names(array.array)
+    places = {
+        name: _coordinates(base, name, base.shape[axis]) for axis in axes if (name := names[axis]) is not None
+    }
+    return {
+        "dimensions": [names[axis] or f"axis_{axis}" for axis in axes],
+        "shape": [base.shape[axis] for axis in axes],
+        "coordinates": {name: place for name, place in places.items() if place is not None},
+    }
+
+
+def _coordinates(array: zarr.Array[Any], name: str, length: int) -> str | None:
+    """Where the coordinates of a dimension are: a vector of its name and length in the group that the array lies in, in
+    local files; None where there is none."""
+    if not is_local(array):
+        return None
+    path = Path(place_of(array)).parent / name
+    try:
+        found = zarr.open_array(path, mode="r")
+    except (OSError, *UNREADABLE):
+        return None
+    return str(path) if found.shape == (length,) else None

@@ -5,6 +5,8 @@ zarr-python asks for whole chunks, and for each inner chunk of a shard it asks f
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ from tilewright.pipeline.store.chunks import (
     encoding_of,
     extent_in,
 )
-from tilewright.pipeline.store.region import ChunkPart
 from tilewright.pipeline.store.waiting import answer_of, wait_for
 
 
@@ -122,9 +123,23 @@ def byte_ranges_of(array: zarr.Array[Any], name: str) -> ByteRanges | None:
     return ByteRanges(array, layout)
 
 
-def lines_of(layout: ChunkLayout, piece: ChunkPart) -> tuple[slice, slice]:
-    """The part of an uncompressed chunk that a piece needs, as the chunk is stored: lines, and elements of each."""
-    if len(layout.chunks) == 1:
-        return slice(0, 1), piece.inside[0]
-    rows, columns = piece.inside
-    return (columns, rows) if layout.transposed else (rows, columns)
+def lines_of(
+    layout: ChunkLayout, inside: Sequence[slice]
+) -> tuple[slice, tuple[int, ...], tuple[slice, ...]]:
+    """The shortest stretch of an uncompressed chunk, in whole lines, that holds a box of it; the shape of the array
+    that this makes, whose axes are the last ones of the chunk as it is stored; and what of it is the box.
+
+    A line is all of the chunk that has one index along an axis, and along all axes outside of that.
+    """
+    order = layout.order or range(len(layout.chunks))
+    sides, wanted = [layout.chunks[axis] for axis in order], [inside[axis] for axis in order]
+    start, line = 0, math.prod(sides)
+    axis = 0
+    for axis, part in enumerate(wanted):
+        line //= sides[axis]
+        start += part.start * line
+        if part.stop - part.start != 1:
+            break
+    count = wanted[axis].stop - wanted[axis].start
+    picked = (slice(0, count), *wanted[axis + 1 :])
+    return slice(start, start + count * line), (count, *sides[axis + 1 :]), picked

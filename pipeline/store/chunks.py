@@ -27,6 +27,7 @@ from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.pipeline.store.region import Flattened, StoredArray
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
@@ -97,9 +98,16 @@ class ChunkLayout:
     fill_value: Any
     codecs: tuple[Any, ...] = ()
     """numcodecs' codecs for a chunk's bytes, in the order of encoding."""
-    transposed: bool = False
-    """Whether the elements of a chunk lie column by column."""
+    order: tuple[int, ...] = ()
+    """The axes of a chunk as its elements lie, the last one fastest; empty: as the array has them."""
     shards: Shards | None = None
+    flattened: Flattened | None = None
+    """The array that is seen as a matrix, where ``chunks`` are those of the matrix."""
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the elements of a chunk lie in another order than the array's: of a matrix, column by column."""
+        return self.order not in ((), tuple(range(len(self.chunks))))
 
     @property
     def plain(self) -> bool:
@@ -120,18 +128,54 @@ class ChunkLayout:
     def chunk_nbytes(self) -> int:
         return math.prod(self.chunks) * self.dtype.itemsize
 
+    def place(self, chunk: tuple[int, ...]) -> tuple[int, ...]:
+        """The indices of a chunk in the array that is stored, also where that is seen as a matrix."""
+        if self.flattened is None:
+            return chunk
+        view = self.flattened
+        parts = [side.place(index) for side, index in zip(view.sides, chunk, strict=True)]
+        found = dict(zip(view.rows + view.columns, parts[0] + parts[1], strict=True))
+        return tuple(found[axis] for axis in range(len(found)))
+
     def file_name(self, chunk: tuple[int, ...]) -> str:
         """The file that holds a chunk, below ``root``."""
+        chunk = self.place(chunk)
         if self.shards is not None:
             chunk = tuple(place // count for place, count in zip(chunk, self.shards.counts, strict=True))
         return self.key(chunk)
 
 
-def layout_of(array: zarr.Array[Any], name: str) -> ChunkLayout | None:
-    """How to read the array's files without zarr; None where its codecs or its store need zarr."""
+def layout_of(array: StoredArray, name: str) -> ChunkLayout | None:
+    """How to read the array's files without zarr; None where its codecs or its store need zarr, or where it is seen as
+    a matrix and its chunks are no rectangles of that."""
+    if isinstance(array, Flattened):
+        return _of_matrix(layout_of(array.array, name), array)
     if not isinstance(array.store, LocalStore):
         return None
     return encoding_of(array, name, array.store.root / array.path)
+
+
+def _of_matrix(layout: ChunkLayout | None, view: Flattened) -> ChunkLayout | None:
+    """The layout of an array's chunks as those of the matrix that it is seen as; None where they are no rectangles of
+    that."""
+    rows, columns = view.sides
+    if layout is None or not (rows.is_regular and columns.is_regular):
+        return None
+    order = matrix_order(layout, view)
+    return None if order is None else replace(layout, chunks=view.unit, order=order, flattened=view)
+
+
+def matrix_order(layout: ChunkLayout, view: Flattened) -> tuple[int, ...] | None:
+    """In which order the elements of an array's chunks lie for the matrix that it is seen as: ``()`` row by row,
+    ``(1, 0)`` column by column, None neither. layout: the array's own."""
+
+    def long(axes: Sequence[int]) -> list[int]:
+        return [axis for axis in axes if layout.chunks[axis] > 1]
+
+    found = long(layout.order or range(len(layout.chunks)))
+    if found == long(view.rows + view.columns):
+        return ()
+    return (1, 0) if found == long(view.columns + view.rows) else None
 
 
 def encoding_of(array: zarr.Array[Any], name: str, root: Path) -> ChunkLayout | None:
@@ -151,7 +195,8 @@ def encoding_of(array: zarr.Array[Any], name: str, root: Path) -> ChunkLayout | 
         if metadata.filters or (compressor is not None and compressor.codec_id not in KNOWN_CODECS):
             return None
         codecs = () if compressor is None else (compressor,)
-        return replace(layout, codecs=codecs, transposed=metadata.order == "F" and array.ndim == 2)
+        order = tuple(reversed(range(array.ndim))) if metadata.order == "F" else ()
+        return replace(layout, codecs=codecs, order=order)
     chain: Sequence[Any] = metadata.codecs
     if len(chain) == 1 and isinstance(chain[0], ShardingCodec):
         index = _with_codecs(replace(layout, dtype=np.dtype(np.uint64)), chain[0].index_codecs)
@@ -171,7 +216,8 @@ def _with_codecs(layout: ChunkLayout, chain: Sequence[Any]) -> ChunkLayout | Non
     codecs = []
     for codec in chain:
         if isinstance(codec, TransposeCodec):
-            layout = replace(layout, transposed=layout.transposed != (tuple(codec.order) == (1, 0)))
+            before = layout.order or tuple(range(len(layout.chunks)))
+            layout = replace(layout, order=tuple(before[axis] for axis in codec.order))
         elif isinstance(codec, BytesCodec):
             little = _plain_value(codec.endian) in (None, "little")  # single bytes have no order
             layout = replace(layout, dtype=layout.dtype.newbyteorder("<" if little else ">"))
@@ -233,7 +279,7 @@ def find_chunk(
     index = indexes.get(name)
     if index is None:
         index = indexes[name] = _read_index(layout.shards, descriptor, stored_nbytes)
-    extent = extent_in(layout.shards, index, chunk)
+    extent = extent_in(layout.shards, index, layout.place(chunk))
     if extent is not None and sum(extent) > stored_nbytes:
         raise DamagedChunkError(
             f"the shard's index says bytes {extent[0]} to {sum(extent)}, and the file has {stored_nbytes}"
@@ -272,6 +318,16 @@ def read_bytes(descriptor: int, offset: int, nbytes: int) -> bytes:
             raise OSError(f"the file ended at byte {offset + len(found)} while it was being read")
         found += more
     return found
+
+
+def as_array(data: np.ndarray, layout: ChunkLayout) -> np.ndarray:
+    """A chunk's decoded bytes, uint8, as an array with the array's axes: a view."""
+    elements = data.view(layout.dtype)
+    if not layout.order:
+        return elements.reshape(layout.chunks)
+    return elements.reshape([layout.chunks[axis] for axis in layout.order]).transpose(
+        np.argsort(layout.order)
+    )
 
 
 def as_bytes(part: np.ndarray) -> memoryview:
@@ -323,7 +379,7 @@ def _decode_last(codec: Any, data: Any, nbytes: int, room: np.ndarray | None) ->
 
 def encode(layout: ChunkLayout, chunk: np.ndarray) -> np.ndarray:
     """Encode a whole chunk: uint8, as stored. Converts to the stored dtype; raises what codecs raise."""
-    data: Any = np.ascontiguousarray(chunk.T if layout.transposed else chunk, layout.dtype)
+    data: Any = np.ascontiguousarray(chunk.transpose(layout.order) if layout.order else chunk, layout.dtype)
     for codec in layout.codecs:
         data = codec.encode(data)
     return np.frombuffer(data, np.uint8)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xxhash
-import zarr
 
 from tilewright.pipeline.plan.told import Corners, PanelContent
 from tilewright.pipeline.store.arrays import write_unit
+from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
 
 COPIED_NBYTES = 2**18
 LONG_ROW_NBYTES = 4096
@@ -45,15 +44,19 @@ def panel_content(role: str, corners: Corners, parts: Sequence[tuple[Corners, in
     return PanelContent(role, corners, xxhash.xxh3_64_intdigest(words.tobytes()), ordered)
 
 
-def chunks_text(array: zarr.Array[Any], corners: Corners) -> str:
+def chunks_text(array: StoredArray, corners: Corners) -> str:
     """The chunks of an array that a rectangle touches, or its shards, for a message.
 
     >>> chunks_text(zarr.zeros((4, 4), chunks=(2, 2)), (0, 1, 0, 4))
     'chunks (0, 0) to (0, 1)'
     """
     top, bottom, left, right = corners
-    rows, columns = write_unit(array)
-    first = top // rows, left // columns
-    last = (bottom - 1) // rows, (right - 1) // columns
-    kind = "shard" if array.shards is not None else "chunk"
+    base = base_of(array)
+    unit = write_unit(base)
+    if isinstance(array, Flattened):
+        first, last = array.touched((slice(top, bottom), slice(left, right)), unit)
+    else:
+        first = top // unit[0], left // unit[1]
+        last = (bottom - 1) // unit[0], (right - 1) // unit[1]
+    kind = "shard" if base.shards is not None else "chunk"
     return f"{kind} {first}" if first == last else f"{kind}s {first} to {last}"

@@ -21,6 +21,7 @@ import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
 from tilewright.pipeline.store.arrays import beneath, kind_of, location, names_itself, protocols, unwrapped
+from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
 from tilewright.pipeline.store.sessions import session_of
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
@@ -44,8 +45,9 @@ class Origin:
     """...the local archive that it lies in. Neither: the array is remote."""
 
 
-def origin_of(array: zarr.Array[Any]) -> Origin:
+def origin_of(array: StoredArray) -> Origin:
     """Where an array's data come from, by its innermost store."""
+    array = base_of(array)
     store = unwrapped(array.store)
     if isinstance(store, LocalStore):
         return _of_folder(str(store.root / array.path))
@@ -63,12 +65,15 @@ def origin_of(array: zarr.Array[Any]) -> Origin:
     return Origin([type(store).__name__, str(array.store_path)])
 
 
-def is_same_array(one: zarr.Array[Any], other: zarr.Array[Any]) -> bool:
-    """Whether two open arrays are the same stored one, by where they are and by their metadata.
+def is_same_array(one: StoredArray, other: StoredArray) -> bool:
+    """Whether two open arrays are the same stored one, by where they are and by their metadata, seen in the same way.
 
     False also where that cannot be told: of two stores of a kind that we do not know, or of two wrappers, which may
     give other bytes than the store beneath.
     """
+    if _axes(one) != _axes(other):
+        return False
+    one, other = base_of(one), base_of(other)
     if _metadata(one) != _metadata(other):
         return False
     if one.store is other.store:
@@ -81,6 +86,10 @@ def is_same_array(one: zarr.Array[Any], other: zarr.Array[Any]) -> bool:
     if kind in (ZipStore, FsspecStore) or session_of(one) is not None:
         return bool(origin_of(one).place == origin_of(other).place)
     return kind is ObjectStore and one.path == other.path and bool(one.store == other.store)
+
+
+def _axes(array: StoredArray) -> tuple[tuple[int, ...], ...] | None:
+    return (array.rows, array.columns) if isinstance(array, Flattened) else None
 
 
 def _metadata(array: zarr.Array[Any]) -> str:

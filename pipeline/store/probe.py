@@ -17,9 +17,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import zarr
 from distributed.protocol import pickle
@@ -41,6 +41,7 @@ from tilewright.pipeline.store.arrays import (
     name_of,
     names_itself,
 )
+from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
 from tilewright.pipeline.store.sessions import (
     Gathered,
     changes_in,
@@ -52,6 +53,7 @@ from tilewright.pipeline.store.sessions import (
 from tilewright.pipeline.store.waiting import answer_of
 
 Answer = TypeVar("Answer")
+Given = TypeVar("Given", bound="StoredArray")
 
 KEY_START = "tilewright-probe-"
 """How the keys begin that are written below an array's path and removed again."""
@@ -86,26 +88,24 @@ class _Unusable:
     why: str
 
 
-def shared_inputs(
-    arrays: Mapping[str, zarr.Array[Any]], *, copied: bool = False
-) -> dict[str, zarr.Array[Any]]:
+def shared_inputs(arrays: Mapping[str, Given], *, copied: bool = False) -> dict[str, Given]:
     """Arrays, given by their roles, as tasks can read them: themselves, or, where a writable session of icechunk has
     them, as a fork of that does.
 
     copied: a copy along with every task will do, as for ``check_shared``. Raises StoreError for an array that tasks
     cannot share with the caller, or that cannot be pickled.
     """
-    shared: dict[str, zarr.Array[Any]] = {}
+    shared: dict[str, Given] = {}
     forks: dict[int, Store] = {}  # by the identity of the given store: an array that is given twice stays one
     for role, array in arrays.items():
         check_shared(array, role, copied=copied)
-        session, given = session_of(array), array
+        session, given = session_of(array), base_of(array)
         if session is not None and not session.read_only and not is_fork(session):
             fork = forks.get(id(given.store)) or forked(given, role).store
             forks[id(given.store)] = fork
             given = in_store(given, fork)
         _pickled(given, given.store, role, name_of(array))
-        shared[role] = given
+        shared[role] = cast(Given, replace(array, array=given) if isinstance(array, Flattened) else given)
     return shared
 
 
@@ -118,10 +118,10 @@ def check_shared_output(out: Source) -> None:
         _pickled(array, array.store, "output", name_of(out))
 
 
-def check_read_alike(ask: Ask, arrays: Mapping[str, zarr.Array[Any]]) -> None:
+def check_read_alike(ask: Ask, arrays: Mapping[str, StoredArray]) -> None:
     """Raise StoreError where a worker does not find in its copy of an input, given by its role, what the caller finds
     there: its metadata, and whether there is a first chunk and how that begins."""
-    for role, array in arrays.items():
+    for role, array in ((role, base_of(given)) for role, given in arrays.items()):
         if not _is_known(array):
             pickled = _pickled(array, array.store, role, name_of(array))
             _check_look(ask, pickled, array.store, _keys_of(array), role, name_of(array))

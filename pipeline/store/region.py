@@ -1,9 +1,16 @@
-"""A region of an array as the parts of chunks that it touches: shared by reading and writing."""
+"""A region of an array as the parts of chunks that it touches, shared by reading and writing; and arrays of more than
+two dimensions as matrices, whose regions are boxes of the array."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import zarr
 
 from tilewright.kernels.numbers import ceil_div
 
@@ -34,13 +41,205 @@ def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Chun
             inside = slice(first - index * side, last - index * side)
             axis.append((index, inside, slice(first - part.start, last - part.start)))
         axes.append(axis)
-    if len(axes) == 1:
-        yield from (ChunkPart((i,), (inside,), (target,)) for i, inside, target in axes[0])
+    for one in itertools.product(*axes):
+        places, insides, targets = zip(*one, strict=True)
+        yield ChunkPart(places, insides, targets)
+
+
+def chunk_name(chunk: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, chunk)) + ")"
+
+
+@dataclass(frozen=True)
+class FlatSide:
+    """Axes of an array that are flattened, the last one fastest, into one side of a matrix.
+
+    >>> FlatSide((4, 180, 360), (1, 45, 360)).unit  # lines of 45 rows
+    16200
+    >>> FlatSide((4, 180, 360), (2, 45, 90)).unit  # a chunk lies in 45 × 2 stretches: two maps are the least whole ones
+    129600
+    """
+
+    lengths: tuple[int, ...]
+    chunks: tuple[int, ...]
+    """The sides of a chunk along these axes, all 1 or more."""
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.lengths)
+
+    @property
+    def _cut(self) -> int:
+        """The first axis along which a chunk has more than one element; the last where there is none."""
+        return next((axis for axis, side in enumerate(self.chunks) if side > 1), len(self.chunks) - 1)
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether a chunk is one stretch of the side, all but the last of one length, as it is of an array's own
+        axis: so its elements along the side lie as they would in a chunk of a matrix."""
+        cut = self._cut
+        even = math.prod(self.lengths[:cut]) == 1 or self.lengths[cut] % self.chunks[cut] == 0
+        return even and self.chunks[cut + 1 :] == self.lengths[cut + 1 :]
+
+    @property
+    def unit(self) -> int:
+        """The shortest length at whose multiples no chunk is cut."""
+        if self.is_regular:
+            return math.prod(self.chunks)
+        held = [min(side, length) for side, length in zip(self.chunks, self.lengths, strict=True)]
+        cut = next((axis for axis, side in enumerate(held) if side > 1), len(held) - 1)
+        even = math.prod(self.lengths[:cut]) == 1 or self.lengths[cut] % held[cut] == 0
+        return max(1, (held[cut] if even else self.lengths[cut]) * math.prod(self.lengths[cut + 1 :]))
+
+    def place(self, index: int) -> tuple[int, ...]:
+        """Of a regular side: the indices of a chunk, along the axes, by its index along the side."""
+        cut = self._cut
+        found = [0] * len(self.lengths)
+        counts = [*self.lengths[:cut], ceil_div(self.lengths[cut], self.chunks[cut])]
+        for axis in range(cut, 0, -1):
+            index, found[axis] = divmod(index, counts[axis])
+        found[0] = index
+        return tuple(found)
+
+    def boxes(self, part: slice) -> Iterator[tuple[slice, tuple[slice, ...]]]:
+        """The boxes that a stretch consists of, at most 2 d - 1 of d axes: the place of each along the side, and its
+        extent along the axes."""
+        yield from _boxes(part.start, part.stop, self.lengths, 0)
+
+
+def _boxes(
+    start: int, stop: int, lengths: tuple[int, ...], first: int
+) -> Iterator[tuple[slice, tuple[slice, ...]]]:
+    """Those of ``start`` to ``stop``, counted from ``first`` on."""
+    if start >= stop:
         return
-    for i, inside_rows, target_rows in axes[0]:
-        for j, inside_columns, target_columns in axes[1]:
-            yield ChunkPart((i, j), (inside_rows, inside_columns), (target_rows, target_columns))
+    if len(lengths) == 1:
+        yield slice(first + start, first + stop), (slice(start, stop),)
+        return
+    inner = math.prod(lengths[1:])
+    line, last = start // inner, stop // inner
+    if start > line * inner:  # the rest of a line
+        begin, end = start - line * inner, min(stop, (line + 1) * inner) - line * inner
+        for place, box in _boxes(begin, end, lengths[1:], first + line * inner):
+            yield place, (slice(line, line + 1), *box)
+        line += 1
+    if line < last:
+        whole = (slice(0, length) for length in lengths[1:])
+        yield slice(first + line * inner, first + last * inner), (slice(line, last), *whole)
+    if stop > max(line, last) * inner:
+        for place, box in _boxes(0, stop - last * inner, lengths[1:], first + last * inner):
+            yield place, (slice(last, last + 1), *box)
 
 
-def chunk_name(piece: ChunkPart) -> str:
-    return "(" + ", ".join(map(str, piece.chunk)) + ")"
+@dataclass(frozen=True)
+class Box:
+    """A part of a flattened array's region that is a box of the array."""
+
+    rows: slice
+    columns: slice
+    """Where it goes in the region."""
+    region: tuple[slice, ...]
+    """Where it lies in the array, along each axis."""
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """A stored array of any number of dimensions as a matrix, of which nothing is stored again.
+
+    Each axis is in one of two groups, which are flattened into the matrix's sides, the last axis of each fastest:
+    element (i, j) is that of ``array.transpose(rows + columns).reshape(shape)``.
+    """
+
+    array: zarr.Array[Any]
+    rows: tuple[int, ...]
+    """The axes that become rows, at least one."""
+    columns: tuple[int, ...]
+    ndim: ClassVar[int] = 2
+
+    @property
+    def sides(self) -> tuple[FlatSide, FlatSide]:
+        shape, chunks = self.array.shape, [max(1, side) for side in self.array.chunks]
+        rows, columns = (
+            FlatSide(tuple(shape[axis] for axis in axes), tuple(chunks[axis] for axis in axes))
+            for axes in (self.rows, self.columns)
+        )
+        return rows, columns
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.sides
+        return rows.length, columns.length
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Rows and columns of the least rectangle at whose multiples no chunk is cut."""
+        rows, columns = self.sides
+        return rows.unit, columns.unit
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    @property
+    def size(self) -> int:
+        return self.array.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    @property
+    def store(self) -> Any:
+        return self.array.store
+
+    @property
+    def path(self) -> str:
+        return self.array.path
+
+    @property
+    def metadata(self) -> Any:
+        return self.array.metadata
+
+    @property
+    def attrs(self) -> Any:
+        return self.array.attrs
+
+    def boxes(self, region: Sequence[slice]) -> Iterator[Box]:
+        """The boxes that a region consists of."""
+        rows, columns = self.sides
+        top, left = region[0].start, region[1].start
+        across = list(columns.boxes(region[1]))
+        for down, of_rows in rows.boxes(region[0]):
+            for along, of_columns in across:
+                extent = dict(zip(self.rows + self.columns, of_rows + of_columns, strict=True))
+                yield Box(
+                    slice(down.start - top, down.stop - top),
+                    slice(along.start - left, along.stop - left),
+                    tuple(extent[axis] for axis in range(len(extent))),
+                )
+
+    def block(self, region: np.ndarray, box: Box) -> np.ndarray:
+        """The box of a region that is held as a matrix with contiguous rows, with the array's axes: a view."""
+        axes = self.rows + self.columns
+        part = region[box.rows, box.columns]
+        sides = [box.region[axis].stop - box.region[axis].start for axis in axes]
+        return part.reshape(sides).transpose(np.argsort(axes))
+
+    def touched(self, region: Sequence[slice], unit: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The first and the last piece of such sides along each axis that a region, which is not empty, touches."""
+        boxes = [box.region for box in self.boxes(region)]
+        extents = [
+            (min(part.start for part in parts), max(part.stop for part in parts))
+            for parts in zip(*boxes, strict=True)
+        ]
+        first = tuple(start // side for (start, _), side in zip(extents, unit, strict=True))
+        return first, tuple((stop - 1) // side for (_, stop), side in zip(extents, unit, strict=True))
+
+
+StoredArray: TypeAlias = "zarr.Array[Any] | Flattened"
+"""What is read: a stored array itself, or one that is seen as a matrix."""
+
+
+def base_of(stored: StoredArray) -> zarr.Array[Any]:
+    """The array that is stored."""
+    return stored.array if isinstance(stored, Flattened) else stored

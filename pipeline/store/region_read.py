@@ -5,10 +5,15 @@ buffer, in parallel and with no copy in between. Those encoded by codecs that we
 by another, in shards too (`chunks.py`). Of remote stores, parts of chunks are asked for
 (`byte_ranges.py`). Everything else (rarer codecs, whole remote chunks) goes through zarr-python, which knows
 them all. For a GPU the same parts are described by where their bytes lie, for loops that read them from the files.
+
+An array of more dimensions that is seen as a matrix (`region.Flattened`) takes the same ways where its chunks are
+rectangles of that matrix. Where they are not, a part of a region is a rectangle of whole chunks, as far as they lie in
+the region: they are read one after the other, each once, and what is wanted of each is put where it belongs.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -16,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,6 +36,7 @@ from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.store.arrays import (
     check_in_sight,
     is_local,
+    is_plain,
     metadata_name,
     name_of,
     out_of_sight,
@@ -42,14 +48,24 @@ from tilewright.pipeline.store.chunks import (
     ChunkLayout,
     DamagedChunkError,
     Extent,
+    as_array,
     as_bytes,
     decode,
     find_chunk,
     flat_bytes,
     layout_of,
+    matrix_order,
     read_bytes,
 )
-from tilewright.pipeline.store.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
+from tilewright.pipeline.store.region import (
+    SCRAP_NBYTES,
+    ChunkPart,
+    Flattened,
+    StoredArray,
+    base_of,
+    chunk_name,
+    chunks_in,
+)
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
     ANY_LENGTH,
@@ -63,6 +79,9 @@ from tilewright.pipeline.transfer.files import NotAFileError, open_file, with_re
 READ_NBYTES = 4 * 2**20
 """Plain chunks are read in parts of this size: the cost of a system call is lost in it, threads stay balanced, and one
 half of a GPU worker's lane holds it."""
+
+Wanted: TypeAlias = "Sequence[tuple[tuple[slice, ...], np.ndarray]]"
+"""What is wanted of one chunk: boxes of it, and for each the array of its shape that it goes to, of any strides."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ class RegionRead:
 
 
 def region_reads(
-    array: zarr.Array[Any],
+    array: StoredArray,
     region: Sequence[slice],
     *,
     in_loops: bool = False,
@@ -94,7 +113,7 @@ def region_reads(
     Parameters
     ----------
     array
-        One- or two-dimensional.
+        One- or two-dimensional, or seen as a matrix.
     region
         One slice for each dimension, with explicit start and stop inside the array and no step.
 
@@ -105,35 +124,97 @@ def region_reads(
     further apart.
     """
     layout = layout_of(array, name_of(array))
+    if layout is None and isinstance(array, Flattened):
+        return _flattened_reads(array, region, in_loops)
     pieces = chunks_in(region, read_unit(array))
-    if layout is None:
-        ranges = None if is_local(array) else byte_ranges_of(array, name_of(array))
-        return [
-            RegionRead(piece.target, partial(_read_through_zarr, array, region, piece, ranges))
-            for piece in pieces
-        ]
     indexes: dict[str, np.ndarray] = {}
+    if layout is None:
+        chunk = _reader(base_of(array), in_loops)
+        return [RegionRead(piece.target, partial(_read_piece, chunk, piece)) for piece in pieces]
     if layout.plain:
         return [read for piece in pieces for read in _plain_reads(layout, indexes, piece)]
     return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
 
 
-def read_targets(array: zarr.Array[Any], region: Sequence[slice]) -> list[tuple[slice, ...]]:
+Reader: TypeAlias = "Callable[[tuple[int, ...], Wanted], None]"
+"""Reads what is wanted of a chunk, which is named by its indices."""
+
+
+def _reader(array: zarr.Array[Any], in_loops: bool) -> Reader:
+    """What reads parts of an array's chunks, in the way that suits it; threads may share one."""
+    layout = layout_of(array, name_of(array))
+    if layout is not None:
+        return partial(_read_direct, layout, {}, in_loop=in_loops)
+    ranges = None if is_local(array) else byte_ranges_of(array, name_of(array))
+    return partial(_read_through_zarr, array, ranges)
+
+
+def _read_piece(read: Reader, piece: ChunkPart, target: np.ndarray) -> None:
+    read(piece.chunk, [(piece.inside, target)])
+
+
+def _flattened_reads(view: Flattened, region: Sequence[slice], in_loops: bool) -> list[RegionRead]:
+    """As `region_reads`, of a matrix of which chunks are no rectangles."""
+    array, layout = view.array, layout_of(view.array, name_of(view))
+    read = _reader(array, in_loops)
+    reads = []
+    for target in _flattened_targets(view, region):
+        part = [
+            slice(whole.start + inside.start, whole.start + inside.stop)
+            for whole, inside in zip(region, target, strict=True)
+        ]
+        path = None
+        if layout is not None:
+            first, last = view.touched(part, write_unit(array))
+            path = f"{layout.root}/{layout.key(first)}" if first == last else None
+        reads.append(RegionRead(target, partial(_read_flattened, view, read, part), path))
+    return reads
+
+
+def _flattened_targets(view: Flattened, region: Sequence[slice]) -> Iterator[tuple[slice, ...]]:
+    """Where the parts of such a region go in it."""
+    item = view.dtype.itemsize
+    rows, columns = view.unit
+    if not is_plain(view):
+        yield from (piece.target for piece in chunks_in(region, (rows, columns)))
+        return
+    # Of plain chunks a part may be any rectangle: of rows too long for one, some lines of the columns' first axis.
+    line = math.prod(view.sides[1].lengths[1:])
+    columns = max(min(line, columns), min(columns, READ_NBYTES // max(1, item * line) * line))
+    for piece in chunks_in(region, (rows, columns)):
+        yield from (part.target for part in _split(piece, item))
+
+
+def _read_flattened(view: Flattened, read: Reader, region: Sequence[slice], target: np.ndarray) -> None:
+    wanted: dict[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]] = {}
+    for box in view.boxes(region):
+        block = view.block(target, box)
+        for piece in chunks_in(box.region, read_unit(view.array)):
+            wanted.setdefault(piece.chunk, []).append((piece.inside, block[piece.target]))
+    for chunk, parts in wanted.items():
+        read(chunk, parts)
+
+
+def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slice, ...]]:
     """Where the parts of `region_reads` go in the region, by whatever way they are read."""
     layout = layout_of(array, name_of(array))
+    if layout is None and isinstance(array, Flattened):
+        return list(_flattened_targets(array, region))
     pieces = chunks_in(region, read_unit(array))
     if layout is not None and layout.plain:
         return [part.target for piece in pieces for part in _split(piece, layout.dtype.itemsize)]
     return [piece.target for piece in pieces]
 
 
-def reads_parts(array: zarr.Array[Any]) -> bool:
+def reads_parts(array: StoredArray) -> bool:
     """Whether a part of a chunk is read alone; if not, the whole chunk is read, and decoded, for any part of it."""
+    base = base_of(array)
     if is_local(array):
-        layout = layout_of(array, name_of(array))
-        return layout is not None and layout.plain
-    ranges = byte_ranges_of(array, name_of(array))
-    return ranges is not None and not ranges.layout.codecs
+        return is_plain(array)
+    ranges = byte_ranges_of(base, name_of(array))
+    if ranges is None or ranges.layout.codecs:
+        return False
+    return not isinstance(array, Flattened) or matrix_order(ranges.layout, array) == ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +228,7 @@ class FilePart:
 
 
 def region_uploads(
-    array: zarr.Array[Any], region: Sequence[slice], address: int, pitch: int
+    array: StoredArray, region: Sequence[slice], address: int, pitch: int
 ) -> tuple[list[FilePart], list[RegionRead]]:
     """The parts that make up ``array[region]``: those that loops can read from files, of one array all plain or all
     compressed, and the others.
@@ -219,13 +300,15 @@ def _coded_reads(
     layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart, in_loops: bool = False
 ) -> list[RegionRead]:
     path = f"{layout.root}/{layout.file_name(piece.chunk)}"
-    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece, in_loop=in_loops), path)]
+    read = partial(_read_direct, layout, indexes, in_loop=in_loops)
+    return [RegionRead(piece.target, partial(_read_piece, read, piece), path)]
 
 
 def _plain_reads(layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart) -> list[RegionRead]:
     path = f"{layout.root}/{layout.file_name(piece.chunk)}"
+    read = partial(_read_direct, layout, indexes)
     return [
-        RegionRead(part.target, partial(_read_direct, layout, indexes, part), path)
+        RegionRead(part.target, partial(_read_piece, read, part), path)
         for part in _split(piece, layout.dtype.itemsize)
     ]
 
@@ -246,7 +329,7 @@ def _extent_in_shard(
         os.close(descriptor)
 
 
-def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
+def read_region(array: StoredArray, region: Sequence[slice]) -> np.ndarray:
     """``array[region]`` in native byte order, read by this thread alone. Raises as its parts do."""
     out = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
     for part in region_reads(array, region):
@@ -276,14 +359,14 @@ def _split(piece: ChunkPart, itemsize: int) -> Iterator[ChunkPart]:
 def _read_direct(
     layout: ChunkLayout,
     indexes: dict[str, np.ndarray],
-    piece: ChunkPart,
-    target: np.ndarray,
+    chunk: tuple[int, ...],
+    wanted: Wanted,
     *,
     in_loop: bool = False,
 ) -> None:
     """indexes: of the shards opened for this region so far, shared by its parts. in_loop: threads are many, so what can
     be done without the interpreter's lock is."""
-    file_name = layout.file_name(piece.chunk)
+    file_name = layout.file_name(chunk)
     path = layout.root / file_name
     try:
         descriptor = open_file(path)
@@ -291,41 +374,45 @@ def _read_direct(
         # A chunk that was never written holds the fill value, but no chunk is found either where the array is out of
         # sight. Checked each time: it costs less than the fill, and the array may go away while it is read.
         check_in_sight(layout.name, layout.root, layout.metadata_name)
-        target[...] = layout.fill_value
+        _fill(wanted, layout.fill_value)
         return
     except NotAFileError as error:
-        message = _unreadable(piece, layout.name, file_name, layout.shards is not None, error)
+        message = _unreadable(layout.place(chunk), layout.name, file_name, layout.shards is not None, error)
         raise DamagedError(message) from error
     except OSError as error:
-        raise StoreError(
-            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {with_remedy(error)}"
-        ) from error
+        raise _not_read(layout, chunk, path, error) from error
     try:
-        extent = find_chunk(layout, descriptor, piece.chunk, indexes)
+        extent = find_chunk(layout, descriptor, chunk, indexes)
         if extent is None:
-            target[...] = layout.fill_value
+            _fill(wanted, layout.fill_value)
         elif layout.plain:
-            _read_part(descriptor, extent, layout, piece, target)
+            _read_part(descriptor, extent, layout, wanted)
         elif not (
             layout.zstd
             and layout.chunk_nbytes > SCRAP_NBYTES
-            and _decompressed(path, extent, layout, piece, target, in_loop)
+            and _decompressed(path, extent, layout, wanted, in_loop)
         ):
-            _decode_part(layout, read_bytes(descriptor, *extent), piece, target)
+            _decode_part(layout, read_bytes(descriptor, *extent), wanted)
     except DamagedChunkError as error:
-        message = _unreadable(piece, layout.name, file_name, layout.shards is not None, error)
+        message = _unreadable(layout.place(chunk), layout.name, file_name, layout.shards is not None, error)
         raise DamagedError(message) from error
     except OSError as error:
-        raise StoreError(
-            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {with_remedy(error)}"
-        ) from error
+        raise _not_read(layout, chunk, path, error) from error
     finally:
         os.close(descriptor)
 
 
-def _decompressed(
-    path: Path, extent: Extent, layout: ChunkLayout, piece: ChunkPart, target: np.ndarray, in_loop: bool
-) -> bool:
+def _not_read(layout: ChunkLayout, chunk: tuple[int, ...], path: Path, error: OSError) -> StoreError:
+    name = chunk_name(layout.place(chunk))
+    return StoreError(f"cannot read chunk {name} of {layout.name} from {path}: {with_remedy(error)}")
+
+
+def _fill(wanted: Wanted, value: Any) -> None:
+    for _, target in wanted:
+        target[...] = value
+
+
+def _decompressed(path: Path, extent: Extent, layout: ChunkLayout, wanted: Wanted, in_loop: bool) -> bool:
     """Decompress the wanted part of a Zstandard chunk; returns whether all of the chunk was sound. If not, the ordinary
     way says what is wrong.
 
@@ -340,7 +427,7 @@ def _decompressed(
         from tilewright.pipeline.transfer.zstd_loop import decompress
     frames = zstd.Frames(zstd.WINDOW_BITS, str(path), nbytes, offset, decompress)
     try:
-        filled = all(frames.fill(band) == len(band) for band in _bands_into(target, layout, piece))
+        filled = all(frames.fill(band) == len(band) for band in _bands_into(layout, wanted))
         return filled and frames.ended(nbytes)
     except zstd.FrameError:
         return False
@@ -348,24 +435,23 @@ def _decompressed(
         frames.close()
 
 
-def _bands_into(target: np.ndarray, layout: ChunkLayout, piece: ChunkPart) -> Iterator[np.ndarray]:
-    """Buffers, uint8, to be filled with a chunk's bytes in order; the wanted part of each is then copied into the
-    target."""
-    if _in_place(layout, target):
-        yield flat_bytes(target)
+def _bands_into(layout: ChunkLayout, wanted: Wanted) -> Iterator[np.ndarray]:
+    """Buffers, uint8, to be filled with a chunk's bytes in order; what is wanted of each is then copied to where it
+    goes."""
+    if _in_place(layout, wanted):
+        yield flat_bytes(wanted[0][1])
         return
-    inside, columns = piece.inside[0], (*piece.inside[1:], slice(None))[0]
     row_nbytes = layout.chunk_nbytes // layout.chunks[0]
     step = max(1, SCRAP_NBYTES // row_nbytes)
     scrap = np.empty((min(step, layout.chunks[0]), *layout.chunks[1:]), layout.dtype)
     for row in range(0, layout.chunks[0], step):
         band = scrap[: layout.chunks[0] - row]
         yield flat_bytes(band)
-        first, last = max(row, inside.start), min(row + len(band), inside.stop)
-        if first < last:
-            target[first - inside.start : last - inside.start] = band[first - row : last - row, ...][
-                ..., columns
-            ]
+        for (lines, *across), target in wanted:
+            first, last = max(row, lines.start), min(row + len(band), lines.stop)
+            if first < last:
+                found = band[(slice(first - row, last - row), *across)]
+                target[first - lines.start : last - lines.start] = found
 
 
 DAMAGED = "restore the chunk, or write the array again"
@@ -374,64 +460,74 @@ NOT_ANSWERED = "see that the storage answers, and lets you read, and run it agai
 
 
 def _unreadable(
-    piece: ChunkPart, name: str, file_name: str, sharded: bool, error: Exception, advice: str = DAMAGED
+    chunk: tuple[int, ...], name: str, file_name: str, sharded: bool, error: Exception, advice: str = DAMAGED
 ) -> str:
     kind = "" if isinstance(error, DamagedChunkError | NotAFileError) else f"{type(error).__name__}: "
     return (
-        f"chunk {chunk_name(piece)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
+        f"chunk {chunk_name(chunk)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
         f" {kind}{error}; {advice}"
     )
 
 
-def _decode_part(layout: ChunkLayout, data: Any, piece: ChunkPart, target: np.ndarray) -> None:
-    """Decode the wanted part of a chunk from its stored bytes: in place where the whole chunk goes to contiguous
-    memory, else by way of a copy."""
-    in_place = _in_place(layout, target)
-    decoded = decode(layout.codecs, data, layout.chunk_nbytes, flat_bytes(target) if in_place else None)
-    if in_place and np.may_share_memory(decoded, target):
+def _decode_part(layout: ChunkLayout, data: Any, wanted: Wanted) -> None:
+    """Decode what is wanted of a chunk from its stored bytes: in place where the whole chunk goes to contiguous memory,
+    else by way of a copy."""
+    room = flat_bytes(wanted[0][1]) if _in_place(layout, wanted) else None
+    decoded = decode(layout.codecs, data, layout.chunk_nbytes, room)
+    if room is not None and np.may_share_memory(decoded, room):
         return
-    chunk = decoded.view(layout.dtype).reshape(layout.chunks, order="F" if layout.transposed else "C")
-    target[...] = chunk[piece.inside]
+    chunk = as_array(decoded, layout)
+    for inside, target in wanted:
+        target[...] = chunk[inside]
 
 
-def _in_place(layout: ChunkLayout, target: np.ndarray) -> bool:
-    """Whether the target is a whole chunk, laid out as it was encoded."""
+def _in_place(layout: ChunkLayout, wanted: Wanted) -> bool:
+    """Whether a whole chunk is wanted in one place, laid out as it was encoded."""
+    target = wanted[0][1]
     return bool(
-        target.shape == layout.chunks
+        len(wanted) == 1
+        and target.shape == layout.chunks
         and target.flags.c_contiguous
         and target.dtype == layout.dtype
         and not layout.transposed
     )
 
 
-def _read_part(
-    descriptor: int, extent: tuple[int, int], layout: ChunkLayout, piece: ChunkPart, target: np.ndarray
-) -> None:
-    """The wanted part of one plain chunk from its open file into ``target``, in as few calls as its shape allows."""
-    item = layout.dtype.itemsize
+def _read_part(descriptor: int, extent: tuple[int, int], layout: ChunkLayout, wanted: Wanted) -> None:
+    """What is wanted of one plain chunk from its open file."""
     offset, found = extent
     if found != layout.chunk_nbytes:
         raise DamagedChunkError(f"it has {found} bytes and an uncompressed chunk has {layout.chunk_nbytes}")
-    if target.ndim == 1:
-        _read_fully(descriptor, offset + piece.inside[0].start * item, as_bytes(target))
-        return
-    rows, columns = piece.inside
-    row_nbytes = layout.chunks[1] * item
-    start = offset + rows.start * row_nbytes
-    width = columns.stop - columns.start
-    if width == layout.chunks[1] and target.flags.c_contiguous:
+    for inside, target in wanted:
+        _read_box(descriptor, offset, layout.chunks, inside, target)
+
+
+def _read_box(
+    descriptor: int, offset: int, sides: tuple[int, ...], inside: Sequence[slice], target: np.ndarray
+) -> None:
+    """A box of a plain array, which lies at an offset of an open file, into ``target``, in as few calls as its shape
+    allows. ``sides``: the array's."""
+    row_nbytes = math.prod(sides[1:]) * target.itemsize
+    start = offset + inside[0].start * row_nbytes
+    whole = target.shape[1:] == sides[1:]
+    width_nbytes = math.prod(target.shape[1:]) * target.itemsize
+    if whole and target.flags.c_contiguous:
         _read_fully(descriptor, start, as_bytes(target))
-    elif width * item >= LONG_ROW_NBYTES or width < LEAST_USEFUL_SHARE * layout.chunks[1]:
+    elif target.ndim > 1 and (
+        row_nbytes > SCRAP_NBYTES
+        or (target.ndim == 2 and width_nbytes >= LONG_ROW_NBYTES)
+        or width_nbytes < LEAST_USEFUL_SHARE * row_nbytes
+    ):
         for row in range(target.shape[0]):
-            _read_fully(descriptor, start + row * row_nbytes + columns.start * item, as_bytes(target[row]))
+            _read_box(descriptor, start + row * row_nbytes, sides[1:], inside[1:], target[row])
     else:
         # Rows are contiguous in the file: one call reads many whole ones, one copy picks out what is wanted.
         step = max(1, SCRAP_NBYTES // row_nbytes)
-        scrap = np.empty((min(step, target.shape[0]), layout.chunks[1]), layout.dtype)
+        scrap = np.empty((min(step, target.shape[0]), *sides[1:]), target.dtype)
         for row in range(0, target.shape[0], step):
             band = scrap[: min(step, target.shape[0] - row)]
             _read_fully(descriptor, start + row * row_nbytes, as_bytes(band))
-            target[row : row + step] = band[:, columns]
+            target[row : row + step] = band[(slice(None), *inside[1:])]
 
 
 def _read_fully(descriptor: int, offset: int, left: memoryview) -> None:
@@ -458,22 +554,33 @@ def _selection(array: zarr.Array[Any], part: tuple[slice, ...], target: Any) -> 
 
 
 def _read_through_zarr(
-    array: zarr.Array[Any],
-    region: Sequence[slice],
-    piece: ChunkPart,
-    ranges: ByteRanges | None,
-    out: np.ndarray,
+    array: zarr.Array[Any], ranges: ByteRanges | None, chunk: tuple[int, ...], wanted: Wanted
 ) -> None:
+    if len(wanted) > 1:  # it is asked for once
+        inside = tuple(
+            slice(min(part.start for part in parts), max(part.stop for part in parts))
+            for parts in zip(*(box for box, _ in wanted), strict=True)
+        )
+        held = np.empty([part.stop - part.start for part in inside], array.dtype.newbyteorder("="))
+        _read_through_zarr(array, ranges, chunk, [(inside, held)])
+        for box, goes_to in wanted:
+            within = [
+                slice(part.start - whole.start, part.stop - whole.start)
+                for part, whole in zip(box, inside, strict=True)
+            ]
+            goes_to[...] = held[tuple(within)]
+        return
+    ((inside, out),) = wanted
     part = tuple(
-        slice(want.start + target.start, want.start + target.stop)
-        for want, target in zip(region, piece.target, strict=True)
+        slice(index * side + want.start, index * side + want.stop)
+        for index, side, want in zip(chunk, read_unit(array), inside, strict=True)
     )
     try:
-        if ranges is None or not _read_ranges(ranges, piece, out):
+        if ranges is None or not _read_ranges(ranges, chunk, inside, out):
             # zarr decodes into the target itself: no second copy of the chunk's part is made.
             wrapped: Any = out
             target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
-            answer_of(_selection(array, part, target), f"chunk {chunk_name(piece)} of {name_of(array)}")
+            answer_of(_selection(array, part, target), f"chunk {chunk_name(chunk)} of {name_of(array)}")
         _check_not_missed(array, out)
     except (StoreError, CancelledError):
         raise  # the array is out of sight, or nobody needs it any more
@@ -484,38 +591,36 @@ def _read_through_zarr(
         file_name = array.metadata.encode_chunk_key(tuple(place))
         damaged = _is_damage(error, array.store)
         advice = DAMAGED if damaged else NOT_ANSWERED
-        message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error, advice)
+        message = _unreadable(chunk, name_of(array), file_name, array.shards is not None, error, advice)
         # What a remote store gave may have been cut short on its way.
         raise (DamagedError if damaged and is_local(array) else StoreError)(message) from error
 
 
-def _read_ranges(ranges: ByteRanges, piece: ChunkPart, target: np.ndarray) -> bool:
-    """Read the wanted part of a chunk, and no more of it than must be; returns whether that was done. If not, all of
-    the chunk is wanted."""
+def _read_ranges(
+    ranges: ByteRanges, chunk: tuple[int, ...], inside: tuple[slice, ...], target: np.ndarray
+) -> bool:
+    """Read a box of a chunk, and no more of it than must be; returns whether that was done. If not, all of the chunk is
+    wanted."""
     layout = ranges.layout
     if layout.codecs:
-        data = ranges.chunk(piece.chunk)
+        data = ranges.chunk(chunk)
         if data is None:
             target[...] = layout.fill_value
         else:
-            _decode_part(layout, data, piece, target)
+            _decode_part(layout, data, [(inside, target)])
         return True
-    lines, across = lines_of(layout, piece)
-    length = layout.chunks[0 if layout.transposed else -1]
-    if lines.stop - lines.start > 1:
-        start, stop, width = lines.start * length, lines.stop * length, length
-    else:
-        start, stop = lines.start * length + across.start, lines.start * length + across.stop
-        across, width = slice(None), stop - start
+    stretch, shape, picked = lines_of(layout, inside)
     item = layout.dtype.itemsize
-    if layout.shards is None and (stop - start) * item == layout.chunk_nbytes:
+    if layout.shards is None and (stretch.stop - stretch.start) * item == layout.chunk_nbytes:
         return False
-    data = ranges.part(piece.chunk, start * item, stop * item)
+    data = ranges.part(chunk, stretch.start * item, stretch.stop * item)
     if data is None:
         target[...] = layout.fill_value
         return True
-    found = data.view(layout.dtype).reshape(-1, width)[:, across]
-    target[...] = found.T if layout.transposed else found.reshape(target.shape)
+    order = layout.order or tuple(range(target.ndim))
+    found = data.view(layout.dtype).reshape(shape)[picked]
+    found = found.reshape([target.shape[axis] for axis in order])
+    target[...] = found.transpose(np.argsort(order))
     return True
 
 

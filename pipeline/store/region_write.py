@@ -178,11 +178,11 @@ def _write_direct(
         if drafts is not None and not os.path.isdir(layout.root / drafts):
             check_in_sight(layout.name, layout.root, layout.metadata_name)
             raise RunEndedError(
-                f"cannot write chunk {chunk_name(piece)} of {layout.name}: another run has taken it over, or somebody"
-                f" has removed {layout.root / drafts}"
+                f"cannot write chunk {chunk_name(piece.chunk)} of {layout.name}: another run has taken it over, or"
+                f" somebody has removed {layout.root / drafts}"
             ) from error
         raise StoreError(
-            f"cannot write chunk {chunk_name(piece)} of {layout.name} to {path}: {with_remedy(error)}"
+            f"cannot write chunk {chunk_name(piece.chunk)} of {layout.name} to {path}: {with_remedy(error)}"
         ) from error
     return StoredObject(piece.chunk, nbytes, checksum)
 
@@ -257,7 +257,7 @@ def _encoding(layout: ChunkLayout, piece: ChunkPart) -> Iterator[None]:
         raise  # the store is as it should be
     except Exception as error:  # every codec has exceptions of its own
         raise StoreError(
-            f"cannot encode chunk {chunk_name(piece)} of {layout.name}: {type(error).__name__}: {error}"
+            f"cannot encode chunk {chunk_name(piece.chunk)} of {layout.name}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -17,9 +17,10 @@ import zarr
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import in_one_line, in_store, name_of
+from tilewright.pipeline.store.region import StoredArray
 
 
-def session_of(array: zarr.Array[Any]) -> Any | None:
+def session_of(array: StoredArray) -> Any | None:
     """The icechunk session that an array's store writes to and reads from; None for any other store, also for one that
     wraps an icechunk store, and would be lost with another session."""
     store: Any = array.store
@@ -81,7 +82,7 @@ def changes_in(array: zarr.Array[Any]) -> bytes | None:
     return None if session is None else pickle.dumps(session)
 
 
-def changes_nbytes(array: zarr.Array[Any]) -> int:
+def changes_nbytes(array: StoredArray) -> int:
     """Bytes that travel with every copy of an array beside its metadata."""
     session = session_of(array)
     return 0 if session is None or session.read_only else len(pickle.dumps(session))

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 
 from tilewright.kernels.gpu import peer_memory
 from tilewright.kernels.gpu.device_array import Memory, address, as_device_array
@@ -29,6 +28,7 @@ from tilewright.kernels.gpu.transfer import (
 )
 from tilewright.kernels.passes.contents import overflow_of
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
@@ -345,7 +345,7 @@ class CudaUnit:
 
     def loading(
         self,
-        array: zarr.Array[Any],
+        array: StoredArray,
         region: tuple[slice, slice],
         panel: Placed,
         corner: tuple[int, int] = (0, 0),

@@ -10,16 +10,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
-import zarr
 
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.told import Corners, Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.content import panel_content
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.waiting import read_while
 from tilewright.pipeline.threads import results_of, run_all, submitted
 from tilewright.pipeline.worker.panels import (
@@ -55,7 +54,7 @@ PANELS_TAKEN = 2
 class PanelSource:
     """A or B: the array it is read from, its panels held, and how they lie in memory."""
 
-    def __init__(self, name: str, array: zarr.Array[Any], cache: PanelCache, lines: Lines) -> None:
+    def __init__(self, name: str, array: StoredArray, cache: PanelCache, lines: Lines) -> None:
         self.name, self.array, self.cache, self.lines = name, array, cache, lines
         stored = as_stored_matrix(array)
         self.unit = (1, stored.unit[1]) if stored.plain else stored.unit
@@ -268,7 +267,7 @@ class LoadStage:
         return ReadPanel(buffer, role, (rows.start, rows.stop, columns.start, columns.stop), ())
 
     def _loading(
-        self, array: zarr.Array[Any], region: tuple[slice, slice], part: PanelPart, panel: Placed
+        self, array: StoredArray, region: tuple[slice, slice], part: PanelPart, panel: Placed
     ) -> Loading:
         """The loading of one part of a panel, whose whole is ``region`` of an array."""
         top, bottom, left, right = part

@@ -14,7 +14,6 @@ from functools import partial, reduce
 from typing import Any, Protocol
 
 import numpy as np
-import zarr
 
 from tilewright.kernels import matmul
 from tilewright.kernels.cpu import product as host
@@ -26,6 +25,7 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Corners, Found, Product
 from tilewright.pipeline.store.content import content_hash
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -118,7 +118,7 @@ class DeviceUnit(Protocol):
 
     def loading(
         self,
-        array: zarr.Array[Any],
+        array: StoredArray,
         region: tuple[slice, slice],
         panel: Placed,
         corner: tuple[int, int] = (0, 0),
@@ -307,7 +307,7 @@ class HostUnit:
 
     def loading(
         self,
-        array: zarr.Array[Any],
+        array: StoredArray,
         region: tuple[slice, slice],
         panel: Placed,
         corner: tuple[int, int] = (0, 0),
@@ -407,7 +407,7 @@ def pieces_of(
         yield (rows, slice(part.start + by, part.stop + by)), (corner[0], part.start)
 
 
-def parts_read(array: zarr.Array[Any], region: tuple[slice, slice], panel: Placed) -> tuple[PanelPart, ...]:
+def parts_read(array: StoredArray, region: tuple[slice, slice], panel: Placed) -> tuple[PanelPart, ...]:
     """The parts that a panel, ``array[region]``, is read in where all of it is read at once, whoever reads it."""
     return tuple(
         (rows.start, rows.stop, left + columns.start, left + columns.stop)

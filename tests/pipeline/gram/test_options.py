@@ -13,6 +13,7 @@ from tests.pipeline.gram import naive
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError, StoreError
 from tilewright.pipeline.gram.options import GramRequest, open_matrices
 from tilewright.pipeline.gram.transforms import form_of, result_dtype
+from tilewright.pipeline.store.region import Flattened
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +140,47 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"sum_over": 2}, OptionError, "sum_over=2 is no axis"),
     ({"sum_over": True}, OptionError, "sum_over=True is no axis"),
-    ({"sum_over": ("time", "place")}, OptionError, "names 2 axes: one of the two that X has is summed over"),
+    (
+        {"sum_over": ("time", "place")},
+        OptionError,
+        "names all 2 axes of x.zarr: at least one .* its axes are 0",
+    ),
+    ({"sum_over": []}, OptionError, "names no axis of x.zarr"),
+    ({"sum_over": [0, "time"]}, OptionError, r"sum_over=\[0, 'time'\] names an axis of x.zarr twice"),
     ({"sum_over": "time", "of": "rows"}, OptionError, "of='rows' and sum_over='time' contradict each other"),
-    ({"x": "cube.zarr"}, ShapeError, r"X: cube.zarr has shape \(2, 3, 4\); it must have 2 dimensions"),
+    (
+        {"x": "cube.zarr"},
+        ShapeError,
+        r"X: cube.zarr has shape \(2, 3, 4\); it must have 2 dimensions, or sum_over .*: 0, 1, 2",
+    ),
+    ({"x": "v3.zarr"}, ShapeError, r"X: v3.zarr has shape \(3,\); it must have 2 dimensions or more"),
+    (
+        {"x": "cube.zarr", "sum_over": 3},
+        OptionError,
+        "sum_over=3 is no axis of cube.zarr; its axes are 0, 1, 2",
+    ),
+    ({"x": "cube.zarr", "sum_over": (0, 1, 2)}, OptionError, "names all 3 axes of cube.zarr"),
+    (
+        {"x": "cube.zarr", "sum_over": 0, "of": "rows"},
+        OptionError,
+        "X has 3 dimensions, and sum_over alone says",
+    ),
+    (
+        {"x": "cube.zarr", "y": "x.zarr", "sum_over": 0},
+        ShapeError,
+        "summed over have the lengths 2 in cube.zarr and 6 in x.zarr",
+    ),
+    ({"weights": {}}, OptionError, "weights: the mapping is empty"),
+    ({"weights": {"tiem": [1]}}, OptionError, "weights='tiem' is no axis of x.zarr"),
+    (
+        {"weights": {"place": "v4.zarr"}},
+        OptionError,
+        "weights: axis 'place' of x.zarr is not summed over; .* summed over is 0",
+    ),
+    ({"weights": {"time": "v6.zarr", 0: "v6.zarr"}}, OptionError, "axis 0 of x.zarr is given twice"),
+    ({"weights": {0: "v4.zarr"}}, ShapeError, r"weights\[0\]: found 4 numbers; that axis of x.zarr has 6"),
+    ({"weights": {0: 3}}, OptionError, r"weights\[0\]=3 is no array"),
+    ({"weights": {0: [1j] * 6}}, OptionError, r"weights\[0\] holds complex numbers"),
     ({"y": "short.zarr"}, ShapeError, "x.zarr has 6 rows and short.zarr has 5; both are summed over"),
     ({"y": "u.zarr", "center": np.ones(4)}, OptionError, "center: numbers of one matrix are given for two"),
     (
@@ -185,6 +224,26 @@ def test_a_sum_is_over_the_axis_that_is_named(here: Path) -> None:
     ):
         assert open_matrices(GramRequest("x.zarr", sum_over=axis).checked()).of == of
     assert open_matrices(GramRequest("x.zarr", sum_over=["place"], of="rows").checked()).of == "rows"
+
+
+def test_more_axes_are_flattened_and_the_last_one_is_of_the_columns(here: Path) -> None:
+    for axes, of, rows, columns in (
+        (0, "columns", (0,), (1, 2)),
+        ((2, 1), "rows", (0,), (1, 2)),
+        ([0, 2], "rows", (1,), (0, 2)),
+        (1, "columns", (1,), (0, 2)),
+    ):
+        matrices = open_matrices(GramRequest("cube.zarr", sum_over=axes).checked())
+        view = matrices.arrays["X"]
+        assert isinstance(view, Flattened)
+        assert (matrices.of, view.rows, view.columns) == (of, rows, columns)
+
+
+def test_weights_along_some_axes_are_multiplied(here: Path) -> None:
+    request = GramRequest("cube.zarr", sum_over=(0, 2), weights={0: [1, 2], "2": [1, 3, 5, 7]}).checked()
+    np.testing.assert_array_equal(open_matrices(request).weights, [1, 3, 5, 7, 2, 6, 10, 14])
+    request = GramRequest("cube.zarr", sum_over=(0, 2), weights={2: [1, 3, 5, 7]}).checked()
+    np.testing.assert_array_equal(open_matrices(request).weights, [1, 3, 5, 7, 1, 3, 5, 7])
 
 
 def test_a_code_is_the_number_that_is_stored(here: Path) -> None:

@@ -87,12 +87,12 @@ def test_zstandard_never_lies_in_memory_as_a_whole(
     array = encoded(tmp_path / "x.zarr", "3 zstd", full, (4, 6), **({"shards": (4, 6)} if sharded else {}))
     monkeypatch.setattr(region_read, "SCRAP_NBYTES", 100)
     monkeypatch.setattr(region_write, "SCRAP_NBYTES", 100)
-    decoded: list[tuple[int, ...]] = []
+    decoded: list[tuple[slice, ...]] = []
     decode = region_read._decode_part
 
-    def counting(layout: Any, data: bytes, piece: Any, target: np.ndarray) -> None:
-        decoded.append(piece.chunk)
-        decode(layout, data, piece, target)
+    def counting(layout: Any, data: bytes, wanted: region_read.Wanted) -> None:
+        decoded.extend(inside for inside, _ in wanted)
+        decode(layout, data, wanted)
 
     monkeypatch.setattr(region_read, "_decode_part", counting)
 
