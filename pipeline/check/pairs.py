@@ -58,8 +58,9 @@ BLOCK_NBYTES = 8 * 2**20
 """About what a block of B takes in double precision, of which each form is made in turn."""
 
 PROPAGATION = 3
-"""Of sums that deviate by e, relative to the norms of what is multiplied, the sum of products of deviations from means
-over n pairs does by 3 e: e itself, and twice that of a sum of numbers, whose norm is √n times as large at most."""
+"""Where sums deviate by e times the norms of the two lines that are multiplied, the sum of the products of what their
+numbers deviate from their means, over any pairs, does by three times that at most: once for the sum of products, and
+once for each of the two sums of numbers."""
 
 
 def check_pairs_nbytes(a: StoredMatrix, b: StoredMatrix, fused: Fused, tasks: int) -> int:
@@ -101,13 +102,15 @@ def verify_pairs(
     transposed: tuple[bool, bool],
     precision: str = "full",
     cuts: tuple[Sequence[int], Sequence[int]],
+    depth: int,
     listener: Listener = log_notices,
     seed: int | None = None,
 ) -> Verification:
     """Check C (m × n), of op(A) (m × k) and op(B) (k × n), all three stored, by tasks on the client's workers.
 
     fused: with ``pairwise``. sums: what is summed in. cuts: where rows, and columns, of tiles begin, and where the last
-    one ends. seed: of the rows that are drawn; None: another one each time.
+    one ends. depth: of the panels that tiles are summed from. seed: of the rows that are drawn; None: another one each
+    time.
 
     Raises DamagedError where a chunk cannot be decoded; DamagedProductError where it is C's.
     """
@@ -132,7 +135,17 @@ def verify_pairs(
         for place, block in found:
             lines[:, stretches[place]] = block
             listener(UnitDone("verify", place, "", 0.0, block.nbytes, 0, {}))
-    job = _Rows(rows, lines, fused, made, sums, precision, transposed, tuple(cuts[1]))
+    job = _Rows(
+        rows,
+        lines,
+        fused,
+        made,
+        sums,
+        precision,
+        transposed,
+        tuple(cuts[1]),
+        min(k, depth + ceil_div(k, depth)),
+    )
     outcomes: list[_Compared] = []
     with closing(
         tasks.run(_compare, ((part,) for part in columns), (job, b, c), lines.nbytes + fused.nbytes, "c")
@@ -146,15 +159,15 @@ def verify_pairs(
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     every_tile = {*np.searchsorted(cuts[0], rows, side="right")} == {*range(1, len(cuts[0]))}
-    return replace(_verification(outcomes, job, (m, k, n), every_tile), seconds=seconds)
+    return replace(_verification(outcomes, job, (m, n), every_tile), seconds=seconds)
 
 
 def _verification(
-    outcomes: Sequence[_Compared], job: _Rows, sides: tuple[int, int, int], every_tile: bool
+    outcomes: Sequence[_Compared], job: _Rows, sides: tuple[int, int], every_tile: bool
 ) -> Verification:
-    m, k, n = sides
+    m, n = sides
     worst = max(outcomes, key=lambda one: (one.largest, -one.worst[0]), default=None)
-    relative = float(_allowed(k, job.sums, 1.0, job.precision, 0.0))
+    relative = float(job.allowed(1.0, 0.0))
     largest = 0.0 if worst is None else worst.largest * relative
     unchecked = sum(one.unchecked for one in outcomes)
     conclusive = m * n == 0 or unchecked < len(job.rows) * n
@@ -187,6 +200,15 @@ class _Rows:
     transposed: tuple[bool, bool]
     cuts: tuple[int, ...]
     """Where columns of tiles begin, and where the last one ends."""
+    terms: int
+    """Additions that an element goes through at most: in its panel, and then from panel to panel."""
+
+    def allowed(self, scale: Any, norms: Any) -> Any:
+        """What a sum may deviate by: C's, and as much again the one that it is compared with.
+
+        scale: the product of the norms of a row of op(A) and a column of op(B). norms: their sum."""
+        sizes = math.sqrt(self.lines.shape[1]) * norms
+        return 2 * tolerance(self.terms + PROPAGATION, self.sums, scale, self.precision, sizes)
 
 
 @dataclass(frozen=True)
@@ -266,7 +288,7 @@ def _compare(columns: slice, job: _Rows, b: zarr.Array[Any], c: zarr.Array[Any])
             squares[1][...] += np.einsum("ij,ij->j", made[1, "values"], made[1, "values"])
         stored = np.concatenate([read_region(c, (slice(row, row + 1), columns)) for row in job.rows.tolist()])
         return _compared(
-            job, sums, (np.sqrt(squares[0])[:, np.newaxis], np.sqrt(squares[1])), stored, columns, k
+            job, sums, (np.sqrt(squares[0])[:, np.newaxis], np.sqrt(squares[1])), stored, columns
         )
 
 
@@ -281,69 +303,54 @@ def _formed_lines(transform: Transform, job: _Rows, part: slice, form: Any) -> n
     return made.astype(np.float64)
 
 
-def _allowed(k: int, sums: np.dtype, scale: Any, precision: str, sizes: Any) -> Any:
-    """What an element may deviate by: C, and as much again what it is compared with. scale: of its sum."""
-    return 2 * tolerance(k + PROPAGATION, sums, scale, precision, sizes)
-
-
 def _compared(
     job: _Rows,
     sums: dict[Forms, np.ndarray],
     norms: tuple[np.ndarray, np.ndarray],
     stored: np.ndarray,
     columns: slice,
-    k: int,
 ) -> _Compared:
+    """norms: of the rows of op(A), and of the columns of op(B), as they are multiplied."""
     made, n = job.pairwise, sums[COUNT]
     whole = slice(0, n.shape[0]), slice(0, n.shape[1])
     expected = combined(replace(made, own=False), sums, *whole, np.dtype(np.float64))
     found = stored.astype(np.float64)
     both = norms[0] * norms[1]
-    relative = _allowed(k, job.sums, both, job.precision, math.sqrt(k) * (norms[0] + norms[1])) / both
-    largest = np.maximum(np.maximum(norms[0] ** 2, norms[1] ** 2), both)
-    unsure = largest >= np.finfo(job.sums).max / 2
-    divisor = n - made.ddof
+    relative = PROPAGATION * job.allowed(both, norms[0] + norms[1]) / both
+    none = n <= (0 if made.scaled else made.ddof)
+    special = ~np.isfinite(both)  # NaN, or infinity, which leaves no number in all of a row or column
+    doubtful = np.zeros(n.shape, bool)
     if made.scaled:
-        relative = PROPAGATION * relative
-        margin = unit_of(job.sums) * (CONSTANT_MARGIN + np.sqrt(n))
+        margin = 2 * unit_of(job.sums) * (CONSTANT_MARGIN + np.sqrt(n))
         scale = np.zeros(n.shape)
-        doubtful = np.zeros(n.shape, bool)
         for squares, numbers, norm in (
             (sums[LEFT_SQUARES], sums[LEFT], norms[0]),
             (sums[RIGHT_SQUARES], sums[RIGHT], norms[1]),
         ):
             spread = squares - numbers * numbers / n
-            doubtful |= spread - relative * norm**2 <= 2 * margin * norm**2
+            doubtful |= spread <= (margin + relative) * norm**2
             scale = scale + norm**2 / spread
         allowed = relative * scale
-        # Whether a variable counts as constant, and then by which number it correlates, is up to the last bits.
-        doubtful = (doubtful | ~(allowed < 1)) & (n > 0)
-        right = doubtful & (np.isnan(found) | (np.abs(found) <= 1))
-        wrong = doubtful & ~right
-        unsure |= right
-        none = n == 0
+        # Whether a variable counts as constant, and else by which number it correlates, is up to the last bits.
+        doubtful = (doubtful | ~(allowed < 1)) & ~special & ~none
     else:
-        scale = both if not made.centered else PROPAGATION * both
-        allowed = np.where(both > 0, relative * scale, 0.0) / np.maximum(divisor, 1)
-        wrong = np.zeros(n.shape, bool)
-        none = divisor <= 0
-    limit = stored.dtype
-    allowed = allowed + unit_roundoff(limit) * np.abs(expected) + float(np.finfo(limit).smallest_subnormal)
-    unsure |= np.abs(expected) + allowed > float(np.finfo(limit).max)
-    numbers_expected = np.isfinite(expected)
+        allowed = np.where(both > 0, relative * both, 0.0) / np.maximum(n - made.ddof, 1)
+    held = np.finfo(stored.dtype)
+    allowed = allowed + unit_roundoff(stored.dtype) * np.abs(expected) + float(held.smallest_subnormal)
+    large = np.maximum(np.maximum(norms[0], norms[1]) ** 2, np.abs(expected) + allowed)
+    overflows = large >= min(float(np.finfo(job.sums).max) / 2, float(held.max))
     errors = np.abs(found - expected) / allowed
     errors = np.where(np.isnan(errors), np.inf, errors)
-    errors = np.where(numbers_expected, errors, np.where(np.isfinite(found), np.inf, 0.0))
-    unsure |= ~numbers_expected & ~np.isfinite(found) & ~none
-    errors = np.where(unsure, 0.0, errors)
+    errors = np.where(overflows, 0.0, errors)
+    errors = np.where(doubtful, np.where(np.abs(found) > 1, np.inf, 0.0), errors)
+    errors = np.where(special, np.where(np.isfinite(found), np.inf, 0.0), errors)
     errors = np.where(none, np.where(np.isnan(found), 0.0, np.inf), errors)
-    errors = np.where(wrong, np.inf, errors)
     row, column = np.unravel_index(int(np.argmax(errors)), errors.shape)
     at = columns.start + int(column)
     return _Compared(
         float(errors[row, column]),
         (int(job.rows[row]), at, at + 1),
-        int(np.count_nonzero(unsure & ~none & ~wrong)),
+        int(np.count_nonzero((overflows | doubtful | special) & ~none)),
         _wrong_parts(job, errors > 1, columns.start),
     )
 

@@ -48,6 +48,7 @@ class Check:
                 transposed=factors.transposed,
                 precision=factors.precision,
                 cuts=(grid.rows.starts(), grid.columns.starts()),
+                depth=self.plan.panel_depth,
                 listener=self.listener,
             )
         return verify_product(self.client, self.factors.a, self.factors.b, self.c, **self._options)
