@@ -6,6 +6,8 @@ Functions, each of which says more to ``help``:
     gram            the products of every two columns of a matrix, centred, scaled, weighted
     cov             their covariances
     corr            their correlations
+    eofs            the leading EOFs of a matrix, by products that stream it
+    eigh            the leading eigenpairs of a stored symmetric matrix
     plan_matmul     the tiles, memory and bytes read of such a product, before any work
     verify          whether C = op(A) op(B) holds, without computing it again
     audit           whether what is stored of C is what was written, chunk by chunk
@@ -14,8 +16,9 @@ Functions, each of which says more to ``help``:
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
-They return `MatmulRun`, `MatmulPlan`, `Verification`, `Audit`, `Histogram` and a list of `Device`. All errors are
-subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
+They return `MatmulRun`, `EofRun`, `Eigenpairs`, `MatmulPlan`, `Verification`, `Audit`, `Histogram` and a list of
+`Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for
+arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
 CUDA.
@@ -31,6 +34,7 @@ __version__ = "0.1.0"
 _ERRORS = (
     "ClusterError",
     "CompressedError",
+    "ConvergenceError",
     "CorpusError",
     "DTypeError",
     "DamagedError",
@@ -57,12 +61,16 @@ _HOME = {
     "MatmulRun": "tilewright.pipeline.product.execute",
     "Verification": "tilewright.pipeline.check.verify",
     "Audit": "tilewright.pipeline.product.audit",
+    "Eigenpairs": "tilewright.pipeline.spectral.results",
+    "EofRun": "tilewright.pipeline.spectral.results",
     "audit": "tilewright.workflows.audit",
     "corr": "tilewright.workflows.gram",
     "cov": "tilewright.workflows.gram",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
     "gram": "tilewright.workflows.gram",
+    "eigh": "tilewright.workflows.eofs",
+    "eofs": "tilewright.workflows.eofs",
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
@@ -79,6 +87,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.cluster.cluster import open_cluster as open_cluster
     from tilewright.pipeline.errors import ClusterError as ClusterError
     from tilewright.pipeline.errors import CompressedError as CompressedError
+    from tilewright.pipeline.errors import ConvergenceError as ConvergenceError
     from tilewright.pipeline.errors import CorpusError as CorpusError
     from tilewright.pipeline.errors import DamagedError as DamagedError
     from tilewright.pipeline.errors import DamagedProductError as DamagedProductError
@@ -99,10 +108,14 @@ if TYPE_CHECKING:
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.audit import Audit as Audit
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
+    from tilewright.pipeline.spectral.results import Eigenpairs as Eigenpairs
+    from tilewright.pipeline.spectral.results import EofRun as EofRun
     from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
+    from tilewright.workflows.eofs import eigh as eigh
+    from tilewright.workflows.eofs import eofs as eofs
     from tilewright.workflows.gram import corr as corr
     from tilewright.workflows.gram import cov as cov
     from tilewright.workflows.gram import gram as gram
