@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -51,11 +51,17 @@ LEAST_ROWS = 32
 LINES_NBYTES = 256 * 2**20
 """The most that the rows of op(A) may take that are multiplied: every worker holds them."""
 
-SUMS_NBYTES = 32 * 2**20
-"""About what the sums over a task's columns take; a task has no narrower columns than a chunk of B."""
+SUMS_NBYTES = 64 * 2**20
+"""The most that the sums over a task's columns take."""
+
+READ_NBYTES = 32 * 2**20
+"""The most of B that a task has read and not multiplied yet."""
 
 BLOCK_NBYTES = 8 * 2**20
 """About what a block of B takes in double precision, of which each form is made in turn."""
+
+COMPARED_COPIES = 16
+"""Arrays of the size of one of the sums that comparing them makes."""
 
 PROPAGATION = 3
 """Where sums deviate by e times the norms of the two lines that are multiplied, the sum of the products of what their
@@ -63,13 +69,14 @@ numbers deviate from their means, over any pairs, does by three times that at mo
 once for each of the two sums of numbers."""
 
 
-def check_pairs_nbytes(a: StoredMatrix, b: StoredMatrix, fused: Fused, tasks: int) -> int:
+def check_pairs_nbytes(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, fused: Fused, tasks: int) -> int:
     """The most that a worker holds while it runs so many tasks of the check at once."""
     lines = min(LINES_NBYTES, LEAST_ROWS * max(1, a.columns) * a.dtype.itemsize)
-    columns = _task_columns(b, LEAST_ROWS, len(fused.forms), 1)
-    sums = 2 * LEAST_ROWS * columns * 8 * (len(fused.forms) + 4)
-    unit = b.unit_nbytes
-    return lines + 2 * fused.nbytes + tasks * (sums + 6 * BLOCK_NBYTES + 2 * unit)
+    columns = min(max(1, b.columns), _task_columns(b, LEAST_ROWS, len(fused.forms), 1))
+    # Of each element: its sums, and what they are compared by.
+    compared = LEAST_ROWS * columns * 8 * (len(fused.forms) + COMPARED_COPIES)
+    chunk = 2 * max(a.unit_nbytes, b.unit_nbytes, c.unit_nbytes)
+    return lines + 2 * fused.nbytes + tasks * (compared + READ_NBYTES + 6 * BLOCK_NBYTES + chunk)
 
 
 def drawn_rows(m: int, starts: Sequence[int], most: int, rng: np.random.Generator) -> np.ndarray:
@@ -234,10 +241,9 @@ def _depth(left: StoredMatrix, rows: int) -> int:
 
 
 def _task_columns(right: StoredMatrix, rows: int, forms: int, at_once: int) -> int:
-    """Columns of a task: whole chunks of B, enough tasks for so many at once."""
+    """Columns of a task: whole chunks of B, unless their sums take too much, and enough tasks for so many at once."""
     most = max(1, SUMS_NBYTES // (8 * forms * max(1, rows)))
-    wanted = min(most, ceil_div(max(1, right.columns), at_once))
-    return round_up(wanted, max(1, right.unit[1]))
+    return min(most, round_up(ceil_div(max(1, right.columns), at_once), max(1, right.unit[1])))
 
 
 def _lines(part: slice, a: zarr.Array[Any], transpose: bool, rows: np.ndarray) -> np.ndarray:
@@ -261,15 +267,12 @@ def _compare(columns: slice, job: _Rows, b: zarr.Array[Any], c: zarr.Array[Any])
     assert one is not None
     assert other is not None
     right = as_stored_matrix(b, transpose=job.transposed[1])
-    k, width = right.rows, columns.stop - columns.start
+    width = columns.stop - columns.start
     sums = {forms: np.zeros((len(job.rows), width)) for forms in job.pairwise.forms}
     squares = np.zeros(len(job.rows)), np.zeros(width)
-    depth = max(1, BLOCK_NBYTES // (8 * width))
-    depth = round_up(depth, right.unit[0]) if depth >= right.unit[0] else depth
     with reading_while(end_if_given_up()), np.errstate(all="ignore"):
-        for part in _stretches(k, depth):
+        for part, block in _blocks(b, right, job.transposed[1], columns):
             read = (columns, part) if job.transposed[1] else (part, columns)
-            block = read_region(b, read)
             made: dict[Any, np.ndarray] = {}
 
             def of_a(form: Any, part: slice = part) -> np.ndarray:
@@ -290,6 +293,24 @@ def _compare(columns: slice, job: _Rows, b: zarr.Array[Any], c: zarr.Array[Any])
         return _compared(
             job, sums, (np.sqrt(squares[0])[:, np.newaxis], np.sqrt(squares[1])), stored, columns
         )
+
+
+def _blocks(
+    b: zarr.Array[Any], right: StoredMatrix, transpose: bool, columns: slice
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Stretches of k, and those rows of op(B) over these columns, as stored. Chunks are decoded once where
+    `READ_NBYTES` hold them."""
+    width = columns.stop - columns.start
+    depth = max(1, BLOCK_NBYTES // (8 * width))
+    most = max(depth, READ_NBYTES // (width * right.dtype.itemsize))
+    unit = max(1, right.unit[0])
+    whole = most // unit * unit if most >= unit else most
+    for outer in _stretches(right.rows, whole):
+        block = read_region(b, (columns, outer) if transpose else (outer, columns))
+        for start in range(outer.start, outer.stop, depth):
+            part = slice(start, min(start + depth, outer.stop))
+            inside = slice(part.start - outer.start, part.stop - outer.start)
+            yield part, block[:, inside] if transpose else block[inside]
 
 
 def _formed_lines(transform: Transform, job: _Rows, part: slice, form: Any) -> np.ndarray:

@@ -430,7 +430,7 @@ def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None
     tasks = max(fact.threads for fact in facts)
     fused = factors.fused
     if fused.pairwise is not None:
-        return check_pairs_nbytes(a, b, fused, tasks)
+        return check_pairs_nbytes(a, b, c, fused, tasks)
     return check_nbytes(
         a,
         b,
