@@ -25,6 +25,7 @@ from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
 from tilewright.pipeline.check.verify import ClientTasks, Sample, Verification
 from tilewright.pipeline.cluster.watch import threads_of
+from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, log_notices, on_waiting
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.plan.pairs import (
@@ -289,10 +290,18 @@ def _compare(columns: slice, job: _Rows, b: zarr.Array[Any], c: zarr.Array[Any])
                 sums[forms] += made[0, forms[0]] @ made[1, forms[1]]
             squares[0][...] += np.einsum("ij,ij->i", made[0, "values"], made[0, "values"])
             squares[1][...] += np.einsum("ij,ij->j", made[1, "values"], made[1, "values"])
-        stored = np.concatenate([read_region(c, (slice(row, row + 1), columns)) for row in job.rows.tolist()])
+        stored = _stored(c, job.rows, columns)
         return _compared(
             job, sums, (np.sqrt(squares[0])[:, np.newaxis], np.sqrt(squares[1])), stored, columns
         )
+
+
+def _stored(c: zarr.Array[Any], rows: np.ndarray, columns: slice) -> np.ndarray:
+    """These rows of C over these columns. Raises DamagedProductError where a chunk cannot be decoded."""
+    try:
+        return np.concatenate([read_region(c, (slice(row, row + 1), columns)) for row in rows.tolist()])
+    except DamagedError as error:
+        raise DamagedProductError(str(error)) from error
 
 
 def _blocks(

@@ -16,6 +16,7 @@ from tests.pipeline.gram import naive
 from tilewright.pipeline.check import pairs
 from tilewright.pipeline.check.pairs import LEAST_ROWS, drawn_rows, verify_pairs
 from tilewright.pipeline.check.verify import Sample, Verification
+from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.plan.pairs import Pairwise, combined
 from tilewright.pipeline.plan.transform import Fused, Transform, transformed
 
@@ -39,13 +40,17 @@ class Case:
     c: np.ndarray
     folder: Path
 
-    def verified(self, client: Client, c: np.ndarray, seed: int | None = None, **more: Any) -> Verification:
+    def verified(self, client: Client, c: np.ndarray, seed: int | None = None) -> Verification:
         path = self.folder / "c.zarr"
         zarr.create_array(path, shape=c.shape, chunks=(20, 20), dtype=c.dtype, overwrite=True)[...] = c
-        stored = zarr.open_array(path, mode="r")
+        return self.again(client, seed)
+
+    def again(self, client: Client, seed: int | None = None) -> Verification:
+        """Of the C that was stored last."""
+        stored = zarr.open_array(self.folder / "c.zarr", mode="r")
         return verify_pairs(
-            client, self.x, self.x, stored, self.fused, c.dtype, transposed=(True, False), cuts=(CUTS, CUTS),
-            depth=32, seed=seed, **more,
+            client, self.x, self.x, stored, self.fused, self.c.dtype, transposed=(True, False),
+            cuts=(CUTS, CUTS), depth=32, seed=seed,
         )  # fmt: skip
 
 
@@ -140,6 +145,20 @@ def test_tasks_and_blocks_may_be_small(
         assert found.sampled == Sample(3 if few else LEAST_ROWS, M, not few)
         assert ("all rows of a tile" in str(found)) != few
         assert not case.verified(client, wrong).passed
+
+
+def test_what_cannot_be_decoded_is_named(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    case = a_case(tmp_path, rng, KINDS[0], "f8")
+    assert case.verified(client, case.c).passed
+    for error, folder in ((DamagedError, "x.zarr"), (DamagedProductError, "c.zarr")):
+        chunks = list((tmp_path / folder / "c").glob("*/*"))
+        kept = [chunk.read_bytes() for chunk in chunks]
+        for chunk in chunks:
+            chunk.write_bytes(b"damaged")
+        with pytest.raises(error, match=folder):
+            case.again(client)
+        for chunk, data in zip(chunks, kept, strict=True):
+            chunk.write_bytes(data)
 
 
 def test_infinity_leaves_no_number(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
