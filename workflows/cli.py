@@ -326,7 +326,7 @@ variables_options = options(
     click.option("--missing", metavar="CODE", callback=_numbers,
                  help="The number that stands for a missing one, such as -1, or nan."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
-                 help="What a missing number counts as; pairwise is not there yet."),
+                 help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=_weights,
                  help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
                  " for each place of one of the axes that are."),
@@ -334,7 +334,7 @@ variables_options = options(
 )  # fmt: skip
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
                                help="What becomes of constant columns, or rows, that are scaled.")  # fmt: skip
-divide_help = "What the sums are divided by: a number, n, or n-1."
+divide_help = "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there."
 gram_dtype_option = click.option(
     "--dtype",
     help="dtype of the result. Without it, floats and complex numbers keep theirs, and integers get float64, or float32"

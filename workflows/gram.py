@@ -74,11 +74,15 @@ def gram(
         are there. (A mask array cannot be given yet.)
     missing_as
         ``mean``: a missing number is taken for the mean that is subtracted, so it counts as 0 once it is centred, and
-        without ``center`` as 0. (``pairwise``, by which each element is divided by its own number of pairs, is not
-        there yet.)
+        without ``center`` as 0. ``pairwise``: each element is formed of the pairs of numbers that are both there, and
+        n is how many they are; ``center=True`` and ``scale=True`` are about means and deviations over just these.
+        Elements without pairs are NaN, and so are correlations with what is constant over its pairs, unless
+        ``constant`` is ``zero``. Not for complex numbers and weights.
     divide
         What the sums are divided by: a number; ``n``, the length of the side that is summed over; ``n-1``. With weights
         n is their sum W, and n - 1 is W - (sum of the squared weights) / W, as of ``numpy.cov(aweights=...)``.
+        ``pairs``: each element by its own number of pairs that are both there, which with ``pairwise`` is n and what
+        None stands for.
     weights
         One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
@@ -190,7 +194,7 @@ def cov(
     ``numpy.cov(..., aweights=weights)``. ``cov(x, y, out)`` has the covariances of each column of X with each of Y
     alone, which is the upper right block of NumPy's. As there, of complex numbers the right factor is conjugated, so
     that the result is the conjugate of `gram`'s. With ``missing`` it equals ``numpy.cov`` of an array that has means in
-    place of what is missing; ``numpy.ma.cov`` divides each element by its own number of pairs.
+    place of what is missing, and with ``missing_as="pairwise"`` pandas' ``DataFrame.cov()``.
 
     All arguments are as for `gram`.
 
@@ -258,7 +262,8 @@ def corr(
 
     ``corr(x, out)`` equals ``numpy.corrcoef(x, rowvar=False)``, and with ``of="rows"`` ``numpy.corrcoef(x)``;
     ``corr(x, y, out)`` is the upper right block of NumPy's. Constant columns have no correlation: they are refused, or
-    with ``constant="zero"`` have 0 with all others and themselves.
+    with ``constant="zero"`` have 0 with all others and themselves. With ``missing_as="pairwise"`` it equals pandas'
+    ``DataFrame.corr()``.
 
     All arguments are as for `gram`.
 

@@ -32,6 +32,7 @@ MOST_BLOCKS = 2112
 ROW_OFFSETS, COLUMN_OFFSETS, OFFSET, ROW_FACTORS, COLUMN_FACTORS = 1, 2, 4, 8, 16
 BUT_EQUAL, BUT_NAN, CONJUGATE = 32, 64, 128
 PAIRS, ALPHA, BETA = 256, 512, 1024
+SQUARES, PRESENCE = 2048, 4096
 """Flags of what a launch does; what is not among them is left out."""
 
 ALPHA_PLACE, WEIGHT_PLACE, OFFSET_PLACE, BETA_PLACE = range(4)
@@ -51,13 +52,13 @@ class _Operations(NamedTuple):
 
 if SIMULATOR:
 
-    def _operations(dtype: np.dtype) -> _Operations:
+    def operations_of(dtype: np.dtype) -> _Operations:
         return _Operations(lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y)
 
 else:
     from tilewright.kernels.ptx import floats
 
-    def _operations(dtype: np.dtype) -> _Operations:
+    def operations_of(dtype: np.dtype) -> _Operations:
         if dtype.itemsize // (2 if dtype.kind == "c" else 1) == 8:
             return _Operations(floats.add64, floats.subtract64, floats.multiply64)
         return _Operations(floats.add32, floats.subtract32, floats.multiply32)
@@ -131,7 +132,7 @@ def transform_function(stored: np.dtype, dtype: np.dtype) -> Any:
     and ``width`` columns in turn: neighbouring threads read and write neighbouring elements, and a column's vectors are
     read once for a piece. No shared memory.
     """
-    operations = _operations(dtype)
+    operations = operations_of(dtype)
     _, subtract, multiply = operations
     product_real, product_imaginary = _complex_product(operations)
     complex_numbers, half = dtype.kind == "c", stored == np.float16
@@ -206,6 +207,11 @@ def transform_function(stored: np.dtype, dtype: np.dtype) -> Any:
                                 real = multiply(real, multiply(down, scale))
                             else:
                                 real = multiply(real, down if flags & ROW_FACTORS else scale)
+                        if not complex_numbers:
+                            if flags & SQUARES:
+                                real = multiply(real, real)
+                            if flags & PRESENCE:
+                                real = part(1)
                         gone = flags & BUT_EQUAL and comparable(value) == comparable(missing[0])
                         if gone or (flags & BUT_NAN and comparable(value) != comparable(value)):
                             real, imaginary = part(0), part(0)
@@ -263,18 +269,19 @@ def transform(
     source, target: device memory, rows × columns of any strides, the latter of `TRANSFORMED`, written; they do not
     overlap. offsets, factors: of the target's dtype, as long as the rows, and the columns; any array of one element
     where the flags leave it out. missing: an array of one element of the source's dtype, which becomes 0 with
-    `BUT_EQUAL`, as NaN does with `BUT_NAN`. An empty side does nothing.
+    `BUT_EQUAL`, as NaN does with `BUT_NAN`. Of real numbers the squares of that are written with `SQUARES`, and ones
+    with `PRESENCE`. An empty side does nothing.
     """
     rows, columns = source.shape
     if rows * columns == 0:
         return
     kernel = transform_kernel(np.dtype(source.dtype), np.dtype(target.dtype))
-    grid, width = _dealt(rows, columns)
+    grid, width = dealt(rows, columns)
     arguments = source, target, *offsets, float(offset), *factors, missing, flags, width
     enqueue(kernel, grid, THREADS, stream, 0, *arguments)
 
 
-def _dealt(rows: int, columns: int) -> tuple[int, int]:
+def dealt(rows: int, columns: int) -> tuple[int, int]:
     """Blocks, and the columns of a block."""
     width = min(THREADS, power_of_two(columns))
     pieces = ceil_div(rows, THREADS // width * EACH) * ceil_div(columns, width)
@@ -289,7 +296,7 @@ def finish_function(sums: np.dtype, wide: np.dtype, stored: np.dtype, before: np
     """
     if wide.kind in "iu":
         return _finish_integers(wide, stored)
-    operations, exact = _operations(wide), _operations(np.dtype(np.float64))
+    operations, exact = operations_of(wide), operations_of(np.dtype(np.float64))
     add, subtract, _ = operations
     product_real, product_imaginary = _complex_product(operations)
     exact_real, exact_imaginary = _complex_product(exact)
@@ -514,7 +521,7 @@ def finish(
     if rows * columns == 0:
         return
     dtypes = np.dtype(sums.dtype), wide, np.dtype(target.dtype), np.dtype(before.dtype)
-    grid, width = _dealt(rows, columns)
+    grid, width = dealt(rows, columns)
     arguments = sums, target, before, *vectors, numbers, flags, width
     enqueue(finish_kernel(*dtypes), grid, THREADS, stream, 0, *arguments)
 

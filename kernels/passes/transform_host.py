@@ -20,6 +20,9 @@ HALF_NBYTES = 2**18
 EVERY, BUT_EQUAL, BUT_NAN = 0, 1, 2
 """Which elements are there: all, all but those that equal a number, all but NaN."""
 
+VALUES, SQUARES, PRESENCE = 0, 1, 2
+"""What is written of real numbers: themselves, their squares, or 1."""
+
 
 class Changes(NamedTuple):
     """What becomes of a block: ``(x - row_offsets[i] - column_offsets[j] - offset) * (row_factors[i] *
@@ -36,6 +39,8 @@ class Changes(NamedTuple):
     missing: Any
     """Of the source's dtype: what is missing, with `BUT_EQUAL`."""
     conjugate: bool
+    form: int = VALUES
+    """`VALUES`; of real numbers also `SQUARES` or `PRESENCE`. What is missing is 0 in all of them."""
 
 
 def transform(source: np.ndarray, target: np.ndarray, changes: Changes, pool: ThreadPoolExecutor) -> None:
@@ -57,9 +62,9 @@ def transform(source: np.ndarray, target: np.ndarray, changes: Changes, pool: Th
         factors = 1 * (changes.row_factors is not None) + 2 * (changes.column_factors is not None)
         last: tuple[Any, ...] = (factors, changes.conjugate)
     else:
-        function, last = _transform_real, ()
+        function, last = _transform_real, (changes.form,)
     read = np.dtype(np.float32) if source.dtype == np.float16 else source.dtype
-    loop = compiled(function, *_types(read, dtype, len(last)))
+    loop = compiled(function, *_types(read, dtype))
     missing = read.type(changes.missing if changes.there == BUT_EQUAL else 0)
 
     def work(start: int, stop: int) -> None:
@@ -86,7 +91,7 @@ def _or(vector: np.ndarray | None, neutral: np.ndarray) -> np.ndarray:
     return neutral if vector is None else vector
 
 
-def _types(read: np.dtype, dtype: np.dtype, last: int) -> tuple[Any, ...]:
+def _types(read: np.dtype, dtype: np.dtype) -> tuple[Any, ...]:
     types = numba.types
     element = numba.from_dtype(dtype)
     vector = types.Array(element, 1, "C", readonly=True)
@@ -99,7 +104,7 @@ def _types(read: np.dtype, dtype: np.dtype, last: int) -> tuple[Any, ...]:
         vector,
         types.int64,
         numba.from_dtype(read),
-        *(types.int64, types.boolean)[:last],
+        *((types.int64, types.boolean) if dtype.kind == "c" else (types.int64,)),
         types.Array(element, 2, "C"),
     )
 
@@ -113,13 +118,19 @@ def _transform_real(
     column_factors: Any,
     there: Any,
     missing: Any,
+    form: Any,
     target: Any,
 ) -> None:
     number = target.dtype.type
-    zero = number(0)
+    zero, one = number(0), number(1)
     for i in range(source.shape[0]):
         row_offset, row_factor = row_offsets[i], row_factors[i]
-        if there == 0:
+        if form == 2:
+            for j in range(source.shape[1]):
+                element = source[i, j]
+                gone = (there == 1 and element == missing) or (there == 2 and element != element)
+                target[i, j] = zero if gone else one
+        elif there == 0:
             for j in range(source.shape[1]):
                 value = ((number(source[i, j]) - row_offset) - column_offsets[j]) - offset
                 target[i, j] = value * (row_factor * column_factors[j])
@@ -133,6 +144,9 @@ def _transform_real(
                 value = ((number(source[i, j]) - row_offset) - column_offsets[j]) - offset
                 value = value * (row_factor * column_factors[j])
                 target[i, j] = zero if source[i, j] != source[i, j] else value
+        if form == 1:  # of a line that is in a cache
+            for j in range(source.shape[1]):
+                target[i, j] = target[i, j] * target[i, j]
 
 
 def _transform_complex(

@@ -60,6 +60,31 @@ STATED_SIZES = (10, 1000)
 
 
 @dataclass(frozen=True)
+class Sample:
+    """Rows of C that were drawn at random and computed anew, over all columns."""
+
+    drawn: int
+    rows: int
+    """C's."""
+    every_tile: bool
+    """Whether one was drawn of each row of tiles."""
+
+    @property
+    def chance_to_escape(self) -> float:
+        """That of an error in a single row of C."""
+        return 1 - self.drawn / self.rows if self.rows else 0.0
+
+    def __str__(self) -> str:
+        if self.drawn == self.rows:
+            return "every element was computed anew"
+        tiles = "an error in all rows of a tile is seen, and " if self.every_tile else ""
+        return (
+            f"{self.drawn} of {counted(self.rows, 'row')}, drawn at random, computed anew: {tiles}one in a single row"
+            f" escapes with a chance of {self.chance_to_escape:.2g}"
+        )
+
+
+@dataclass(frozen=True)
 class Verification:
     """The outcome of the check of one product.
 
@@ -107,6 +132,9 @@ class Verification:
     precision."""
     wrong: tuple[tuple[int, int, int, int], ...] = ()
     """First and last + 1 row and column of each wrong block, where blocks were asked for (`locate.py`)."""
+    sampled: Sample | None = None
+    """Where each element is formed of the pairs of numbers that are both there, which no vector proves: the rows of C
+    that were computed anew (`pairs.py`). None: all of C was checked."""
 
     def chance_to_escape(self, size: float) -> float:
         """The most that the chance can be that an error in C passes so many rounds.
@@ -115,8 +143,11 @@ class Verification:
         the vector of the differences between a row of C and the exact product, over the columns of a group; its size is
         the Euclidean norm of that, of complex numbers the norm of the real or of the imaginary parts, whichever is
         larger. Of errors in many rows and groups the largest counts. 1 for errors up to the tolerance. Any error in
-        integers counts alike, whatever its size.
+        integers counts alike, whatever its size. Where rows are ``sampled``, the chance is that of an error in one row
+        alone, of an element at least; one in all rows of a tile does not escape.
         """
+        if self.sampled is not None:
+            return self.sampled.chance_to_escape if size > 1 else 1.0
         return chance_to_escape(self.rounds, self.modulus_bits is not None, size)
 
     @property
@@ -145,6 +176,8 @@ class Verification:
             if self.unchecked
             else ""
         )
+        if self.passed and self.sampled is not None:
+            return f"verified in {self.seconds:.2f} s: {measure}{rest}; {self.sampled}"
         if self.passed:
             size, chance = next(iter(self.escape_probability.items()))
             error = "an error" if exact else f"one of {size} times that"
@@ -221,7 +254,7 @@ def verify_product(
     right_step, left_step, step = (side.step(probe.line_nbytes, at_once) for side in (right, left, result))
     column_step = right.transposed.step(line_nbytes(1, 1, probe.dtype), at_once)
     found = check_sides(
-        _ClientTasks(client, listener),
+        ClientTasks(client, listener),
         left,
         right,
         result,
@@ -341,7 +374,7 @@ def find_damaged(
 ) -> list[int]:
     """The places, in ascending order, of those regions of C with a chunk that cannot be decoded."""
     calls = ((c, region) for region in regions)
-    with closing(_ClientTasks(client, listener).run(_is_damaged, calls, (), 0, "damaged")) as found:
+    with closing(ClientTasks(client, listener).run(_is_damaged, calls, (), 0, "damaged")) as found:
         return sorted(place for place, damaged in found if damaged)
 
 
@@ -378,7 +411,7 @@ class Tasks(Protocol):
         """Tell the listener that these rows are done."""
 
 
-class _ClientTasks:
+class ClientTasks:
     """Runs a check's tasks on the workers, and tells its listener of them."""
 
     def __init__(self, client: Client, listener: Listener) -> None:

@@ -26,6 +26,7 @@ from tilewright.pipeline.gram.transforms import (
     check_lines,
     form_of,
     made_exact,
+    made_of_pairs,
     made_transformed,
     result_dtype,
     stays_exact,
@@ -86,7 +87,7 @@ def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:
 
 
 def _with(plain: Request, made: Made) -> Request:
-    return replace(plain, transforms=made.transforms, epilogue=made.epilogue)
+    return replace(plain, transforms=made.transforms, epilogue=made.epilogue, pairwise=made.pairwise)
 
 
 def _made(
@@ -102,6 +103,8 @@ def _made(
     which only is so if a first one was."""
     if form == "plain":
         return Made()
+    if matrices.counts_pairs:
+        return made_of_pairs(matrices, found, np.dtype(dtype), request.constant)
     if form == "transformed":
         return made_transformed(matrices, found, np.dtype(dtype), request.conjugated)
 

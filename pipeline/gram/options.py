@@ -149,7 +149,14 @@ class Matrices:
     """Of the side that is summed over."""
     weights: np.ndarray | None = None
     """One a line of the summed side, float64."""
-    divide: float | Literal["n", "n-1"] | None = None
+    divide: float | Literal["n", "n-1", "pairs"] | None = None
+    pairwise: bool = False
+    """Whether means, deviations and n are those over the pairs of numbers that are both there."""
+
+    @property
+    def counts_pairs(self) -> bool:
+        """Whether elements are divided by their own numbers of pairs."""
+        return self.pairwise or self.divide == "pairs"
 
     @property
     def summed(self) -> str:
@@ -174,6 +181,8 @@ class Matrices:
         ``numpy.cov(aweights=)`` has, W - (sum of the squared weights) / W."""
         if self.divide is None or not isinstance(self.divide, str):
             return self.divide
+        if self.counts_pairs:
+            return None
         return terms(self.length, self.weights) if self.divide == "n" else self.degrees(1)
 
     def degrees(self, ddof: int) -> float:
@@ -228,7 +237,10 @@ def open_matrices(request: GramRequest) -> Matrices:
     weights = None
     if request.weights is not None:
         weights = _weights(_of_axes(request.weights, x, summed), lengths["X"], other(of), arrays["X"])
-    matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide)
+    pairwise = request.missing_as == "pairwise"
+    matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
+    if matrices.counts_pairs:
+        _check_pairs(request, matrices)
     divisor = matrices.divisor
     if divisor is not None and divisor <= 0 and isinstance(request.divide, str):
         what = counted(lengths["X"], other(of)[:-1])
@@ -245,10 +257,34 @@ def _check_not_there_yet(request: GramRequest) -> None:
             f"window={shown(request.window)}: a band of C cannot be computed alone yet; leave window (--window) out,"
             " and all of C is computed"
         )
-    if request.missing_as == "pairwise":
+
+
+def _check_pairs(request: GramRequest, matrices: Matrices) -> None:
+    """Raise OptionError for what does not go with elements that are divided by their own numbers of pairs."""
+    asked = "missing_as='pairwise'" if matrices.pairwise else "divide='pairs'"
+    if request.missing is None:
         raise OptionError(
-            "missing_as='pairwise': elements cannot be divided by their own numbers of pairs yet; it may be 'mean',"
-            " which takes a missing number for the mean of its line"
+            f"{asked}: nobody said what stands for a missing number, so that all pairs are there; give missing"
+            " (--missing), as a number or 'nan'"
+        )
+    if matrices.weights is not None:
+        raise OptionError(f"{asked}: pairs are counted and have no weights; leave weights (--weights) out")
+    if not matrices.pairwise:
+        return
+    if request.divide is not None and not isinstance(request.divide, str):
+        raise OptionError(
+            f"{asked} divides each element by its own number of pairs, not by {request.divide}; divide may be 'n' or"
+            " 'pairs', which are that number, or 'n-1'"
+        )
+    treatment, of = matrices.treatments["X"], matrices.of
+    if len(treatment.centered) == 2:
+        raise OptionError(
+            f"{asked} beside center='both': a pair of {of} has no means of {matrices.summed}; centre one of the two"
+        )
+    if treatment.scaled == of and of not in treatment.centered:
+        raise OptionError(
+            f"{asked} beside scale={shown(request.scale)}: deviations over pairs are from the means over these; centre"
+            f" the {of} too (center=True, --center), or give factors"
         )
 
 
@@ -340,15 +376,10 @@ def _checked_divisor(value: Any) -> Any:
         return None
     if isinstance(value, str):
         check_choice("divide", value, DIVISORS, "number and no word that is known")
-        if value == "pairs":
-            raise OptionError(
-                "divide='pairs': elements cannot be divided by their own numbers of pairs yet; it may be a number, 'n'"
-                " or 'n-1'"
-            )
         return value
     number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise OptionError(f"divide={shown(value)} is no number; it may be a number, 'n' or 'n-1'")
+        raise OptionError(f"divide={shown(value)} is no number; it may be a number, 'n', 'n-1' or 'pairs'")
     try:
         divisor = float(number)
     except OverflowError:

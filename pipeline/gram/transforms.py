@@ -21,6 +21,7 @@ from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.errors import DTypeError, OptionError
 from tilewright.pipeline.gram.options import Matrices
 from tilewright.pipeline.gram.statistics import Wanted
+from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
 
@@ -33,6 +34,9 @@ lost then, and 33 are left, nine more than single precision has."""
 
 NARROW_NBYTES = 2
 """Integers of so many bytes are exact in single precision too."""
+
+SINGLE_COUNTS = 2**24
+"""Single precision counts one by one up to here."""
 
 SHOWN = 5
 """Lines that a message names."""
@@ -48,6 +52,7 @@ class Made:
 
     transforms: tuple[Transform | None, Transform | None] = (None, None)
     epilogue: Epilogue | None = None
+    pairwise: Pairwise | None = None
 
 
 def form_of(matrices: Matrices) -> Form:
@@ -84,6 +89,31 @@ def result_dtype(matrices: Matrices, form: Form, asked: Any) -> Any:
     if form == "plain":
         return asked
     dtypes = [array.dtype.newbyteorder("=") for array in matrices.arrays.values()]
+    if matrices.counts_pairs:
+        return _pairs_dtype(matrices, dtypes, asked)
+    return _transformed_dtype(matrices, form, dtypes, asked)
+
+
+def _pairs_dtype(matrices: Matrices, dtypes: list[np.dtype], asked: Any) -> np.dtype:
+    """The same where pairs are counted, in the dtype that the products are summed in: float64 where there are too many
+    for float32."""
+    found = _transformed_dtype(matrices, "transformed", dtypes, asked)
+    if found.kind == "c":
+        raise DTypeError(
+            f"dtype {found}: pairs that are both there are formed of real numbers alone (missing_as='pairwise',"
+            " divide='pairs'); take the real and the imaginary parts as matrices of their own"
+        )
+    if matrices.length > SINGLE_COUNTS and found.itemsize < np.dtype(np.float64).itemsize:
+        if asked is not None:
+            raise DTypeError(
+                f"dtype={found}: up to {matrices.length} pairs are counted, and float32 counts to {SINGLE_COUNTS}; ask"
+                " for float64"
+            )
+        return np.dtype(np.float64)
+    return found
+
+
+def _transformed_dtype(matrices: Matrices, form: Form, dtypes: list[np.dtype], asked: Any) -> np.dtype:
     if asked is not None:
         names = tuple(f"{role}: {name_of(array)}" for role, array in matrices.arrays.items())
         found = check.result_dtype(
@@ -259,8 +289,58 @@ def made_transformed(
     return Made((left, right), epilogue)
 
 
-def _transform(matrices: Matrices, role: str, found: Statistics, dtype: np.dtype) -> Transform | None:
-    """None where nothing is made of the matrix's numbers."""
+def made_of_pairs(
+    matrices: Matrices, found: Mapping[str, Statistics], dtype: np.dtype, constant: str
+) -> Made:
+    """The transforms of both factors, for a C of this dtype, and what is formed of the pairs that are both there.
+
+    Variables whose means are those over pairs are shifted by about their means, integers by whole numbers, so that sums
+    of small ones stay exact. Those whose deviations are, too, are scaled by powers of two, which round nothing, to
+    about 1, so that their squares stay in range.
+
+    constant: as in `options.GramRequest`.
+    """
+    formed = np.result_type(dtype, np.float32)
+    over_pairs = matrices.pairwise and matrices.of in matrices.treatments["X"].centered
+    of_each = {}
+    for role, array in matrices.arrays.items():
+        statistics = found.get(role, {})
+        given: dict[str, np.ndarray] = {}
+        scaled = matrices.treatments[role].scaled == matrices.of
+        if over_pairs:
+            means = means_of(statistics[matrices.of])
+            given["offsets"] = np.rint(means) if array.dtype.kind in "iu" else means
+            if scaled:
+                given["factors"] = _powers_near(statistics[matrices.of])
+        of_each[role] = _transform(matrices, role, statistics, formed, given) or Transform(formed)
+    roles = tuple(of_each)
+    pairwise = Pairwise(
+        centered=over_pairs,
+        scaled=over_pairs and matrices.treatments["X"].scaled == matrices.of,
+        ddof=matrices.ddof if matrices.pairwise else 0,
+        constant_is_zero=constant == "zero",
+        own=len(roles) == 1,
+    )
+    return Made((of_each[roles[0]], of_each[roles[-1]]), pairwise=pairwise)
+
+
+def _powers_near(moments: Moments) -> np.ndarray:
+    """For each line the power of two nearest to the reciprocal of its standard deviation; 1 for constant lines."""
+    with np.errstate(all="ignore"):
+        size = np.sqrt(moments.second / np.maximum(moments.count, 1))
+        varying = ~moments.constant & (size > 0) & np.isfinite(size)
+        return np.asarray(np.exp2(-np.rint(np.log2(np.where(varying, size, 1.0)))))
+
+
+def _transform(
+    matrices: Matrices,
+    role: str,
+    found: Statistics,
+    dtype: np.dtype,
+    of_variables: Mapping[str, np.ndarray] | None = None,
+) -> Transform | None:
+    """None where nothing is made of the matrix's numbers. of_variables: ``offsets`` and ``factors`` of the variables in
+    place of their means and deviations."""
     treatment, of, summed = matrices.treatments[role], matrices.of, matrices.summed
     offsets = dict(treatment.offsets)
     for side in treatment.centered:
@@ -273,6 +353,8 @@ def _transform(matrices: Matrices, role: str, found: Statistics, dtype: np.dtype
         if whole > 0:
             offsets[summed] = offsets[summed] - (moments.mean * moments.weight).sum() / whole
     factors = _factors(matrices, role, found)
+    for kind, vector in (of_variables or {}).items():
+        {"offsets": offsets, "factors": factors}[kind][of] = vector
     if matrices.weights is not None:
         roots = np.sqrt(matrices.weights)
         factors[summed] = roots * factors[summed] if summed in factors else roots
@@ -299,7 +381,10 @@ def _factors(matrices: Matrices, role: str, found: Statistics) -> dict[str, np.n
     factors = dict(treatment.factors)
     if (side := treatment.scaled) is not None:
         moments = found[side]
-        if side == matrices.of:
+        degrees: Any
+        if matrices.counts_pairs:  # as many as are there, as for the products
+            degrees = np.maximum(moments.count - (matrices.ddof if matrices.pairwise else 0), 0)
+        elif side == matrices.of:
             degrees = matrices.degrees(matrices.ddof)
         else:
             degrees = float(_variables(matrices, role) - matrices.ddof)

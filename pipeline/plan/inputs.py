@@ -116,13 +116,17 @@ class FusedDtypes:
     hermitian: bool = False
     """Of a symmetric product: whether A, or B, is conjugated, so that C's mirror image is its conjugate."""
     vectors_nbytes: int = 0
+    accumulators: int = 1
+    """How many sums a tile is made of (`pairs.py`)."""
 
     def nbytes(self, c_dtype: np.dtype) -> FusedNbytes:
         """What it takes besides panels and tiles, for a C of this dtype."""
         a, b = (0 if dtype is None else dtype.itemsize for dtype in self.operands)
         finished = accumulator_dtype(c_dtype).itemsize
         tiles = 0 if finished == self.sums.itemsize else finished
-        return FusedNbytes(a, b, tiles, 0 if self.before is None else self.before.itemsize, self.hermitian)
+        before = 0 if self.before is None else self.before.itemsize
+        both = self.hermitian or self.accumulators > 1
+        return FusedNbytes(a, b, tiles, before, both, self.accumulators - 1)
 
 
 class FusedNbytes(NamedTuple):
@@ -135,6 +139,13 @@ class FusedNbytes(NamedTuple):
     before: int = 0
     both: bool = False
     """Whether a tile on the diagonal of a symmetric C needs one of A and one of B."""
+    more_sums: int = 0
+    """Accumulators of a tile besides the first."""
+
+    @property
+    def sums(self) -> int:
+        """All accumulators of a tile."""
+        return 1 + self.more_sums
 
 
 NO_FUSED_NBYTES = FusedNbytes()

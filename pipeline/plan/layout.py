@@ -123,6 +123,15 @@ class Layout(NamedTuple):
         """The same for a tile of C."""
         return rows * self.c().pitch(columns)
 
+    def sums_size(self, rows: int, columns: int, count: int) -> int:
+        """The same for so many accumulators of a tile, one behind the other; each begins as `plane` says."""
+        return self.plane(rows, columns, count - 1) + self.c_size(rows, columns)
+
+    def plane(self, rows: int, columns: int, place: int) -> int:
+        """Where the accumulator of this place begins, in elements: on a GPU where a line may begin."""
+        unit = max(1, self.line_nbytes // self.items[2])
+        return place * round_up(self.c_size(rows, columns), unit)
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -163,7 +172,7 @@ class Memory:
         return (
             layout.a_size(rows, self.depth) * self.items[0],
             0 if only_diagonal else layout.b_size(columns, self.depth) * self.items[1],
-            layout.c_size(rows, columns) * self.items[2],
+            layout.sums_size(rows, columns, self.fused.sums) * self.items[2],
         )
 
     def fused_nbytes(self, rows: int, columns: int) -> int:
@@ -197,7 +206,7 @@ class Memory:
         fused = self.fused
         left = nbytes - (PANEL_BUFFERS * item_a + fused.a) * self.depth * rows
         each = (PANEL_BUFFERS * item_b + fused.b) * self.depth
-        each += (c_buffers * item_c + fused.tile + fused.before) * rows
+        each += (c_buffers * item_c * fused.sums + fused.tile + fused.before) * rows
         return max(0, left // each)
 
 

@@ -120,10 +120,10 @@ class MatmulPlan:
     once if that is more; at most ``read_nbytes``. 2mnk/sqrt(M) is the leading term of what any schedule must read. The
     terms left out matter where much of A and B stays in memory, hence the cap. Where C is symmetric, that term is
     n²k/sqrt(2M) (Beaumont et al., "I/O-Optimal Algorithms for Symmetric Linear Algebra Kernels", SPAA 2022), and A is
-    counted once."""
+    counted once. Of a tile of several sums, each has its share of M."""
     operations: int
     """Multiplications and additions: 2mnk; n(n+1)k where C is symmetric, those of its elements on and below the
-    diagonal."""
+    diagonal; as often as a tile has sums."""
     within: tuple[tuple[int, int], ...] = ()
     """Sides of the larger tiles of earlier runs that these tiles are cut from, as ``Geometry.within``."""
     sum_dtype: str = ""
@@ -137,6 +137,9 @@ class MatmulPlan:
     """Whether the sums have an epilogue."""
     hermitian: bool = False
     """Where C is symmetric: whether its mirror image is its conjugate."""
+    accumulators: int = 1
+    """How many sums a tile is made of: more than one where each element is formed of the pairs of numbers that are both
+    there. All of them are added up from the same panels; together they are one of ``c_buffers``."""
 
     @property
     def sums(self) -> np.dtype:
@@ -245,7 +248,8 @@ class MatmulPlan:
 
     def tile_operations(self, tile: Tile) -> int:
         """One tile's share of ``operations``."""
-        return (tile.rows + 1 if self.on_diagonal(tile) else 2 * tile.rows) * tile.columns * self.k
+        rows = tile.rows + 1 if self.on_diagonal(tile) else 2 * tile.rows
+        return rows * tile.columns * self.k * self.accumulators
 
     @property
     def shares_panels(self) -> bool:
@@ -290,6 +294,8 @@ class MatmulPlan:
 
     def _epilogue(self) -> str:
         """A few words on what is made of the sums."""
+        if self.accumulators > 1:
+            return f"of {self.accumulators} sums a tile in {self.sums}, over the pairs that are both there"
         return f"of sums in {self.sums}" + (
             f", added to what C held before, {self.before_dtype}" if self.before_dtype else ""
         )
@@ -484,10 +490,11 @@ def plan_tiles(
     lanes = threads if limits.lanes is None else min(limits.lanes, threads)
     c_unit_nbytes = min(c_unit[0], m) * min(c_unit[1], n) * c_dtype.itemsize
     coding = _coding_nbytes((a, b), c_unit_nbytes, limits, lanes)
-    sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2]
+    sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2] * more.sums
     if k_parts > 1:  # of tiles that are added up, each is finished into a buffer of its own
         finishing = ceil_div(_sums_under_way(k_parts, limits.workers), limits.workers)
-        sums += finishing * tile_rows * tile_columns * (more.tile + more.before)
+        combined = items[2] if more.more_sums else 0
+        sums += finishing * tile_rows * tile_columns * (more.tile + more.before + combined)
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
     fixed += vectors_nbytes
     host_peak = fixed + coding + sums
@@ -515,7 +522,7 @@ def plan_tiles(
             f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory or fewer threads, leave"
             " the check out (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
         )
-    bound = _leading_bound(limits.device_nbytes, a, b, symmetric=symmetric)
+    bound = _leading_bound(limits.device_nbytes // more.sums, a, b, symmetric=symmetric)
     return MatmulPlan(
         m=m,
         n=n,
@@ -549,13 +556,14 @@ def plan_tiles(
         decoded_nbytes=decoded,
         write_nbytes=m * n * c_dtype.itemsize,
         bound_nbytes=min(bound, read),
-        operations=n * (n + 1) * k if symmetric else 2 * m * n * k,
+        operations=(n * (n + 1) * k if symmetric else 2 * m * n * k) * more.sums,
         within=within,
         sum_dtype=sums_dtype.name,
         operand_dtypes=_operand_names(fused),
         before_dtype=fused.before.name if fused is not None and fused.before is not None else "",
         finished=fused is not None and fused.finished,
         hermitian=fused is not None and fused.hermitian,
+        accumulators=more.sums,
     )
 
 

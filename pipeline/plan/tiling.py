@@ -197,7 +197,7 @@ def _depth_aimed_at(
         unit = k
     # The likely side of a tile: what half the memory holds, or what cuts C into the wanted number of tiles, where
     # memory holds several of those. In that case more than panels is held, and panels are smaller.
-    held = math.isqrt(max(1, limits.device_nbytes // (2 * items[2])))
+    held = math.isqrt(max(1, limits.device_nbytes // (2 * items[2] * fused.sums)))
     wanted = math.isqrt(max(1, a.rows * b.columns // limits.tiles))
     short = held * held <= 2 * wanted * wanted
     side = held if short else wanted
@@ -253,7 +253,7 @@ def best_geometry(
     least = search(c_unit, 1)
     if least is None:
         return None
-    operations = n * (n + 1) * k if memory.symmetric else 2 * m * n * k
+    operations = (n * (n + 1) * k if memory.symmetric else 2 * m * n * k) * memory.fused.sums
     tiles = max(1, min(limits.tiles, operations // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
     best = search(c_unit, tiles if few_workers else max(tiles, limits.workers), for_workers=not few_workers)
@@ -452,7 +452,8 @@ def _search_grid(
     """
     m, n, k = a.rows, b.columns, a.columns
     side_m, side_n = _Side.of(m, unit[0]), _Side.of(n, unit[1])
-    item_a, item_b, item_c = memory.items
+    item_a, item_b = memory.items[:2]
+    item_c = memory.items[2] * memory.fused.sums
     panel_count = ceil_div(k, memory.depth)
     a_nbytes, b_nbytes = m * k * item_a, n * k * item_b
     a_line, b_line = a.touched(1, memory.depth) * item_a, b.touched(0, memory.depth) * item_b
@@ -594,7 +595,7 @@ def _search_square(
             longer = round_up(tasks, wanted) * tile * tile / area / parts
             if for_workers:
                 longer *= max(1.0, wanted / tasks)
-            sums = SUM_COST * 2 * parts * area * memory.items[2] if parts > 1 else 0
+            sums = SUM_COST * 2 * parts * area * memory.items[2] * memory.fused.sums if parts > 1 else 0
             cost = ((read + sums + more * grid) * longer, tasks)
             if best is None or cost < best:
                 best, found = cost, _Grid(tile, tile, count, parts, cost[0])

@@ -103,7 +103,8 @@ class TileReport:
     shared_nbytes: int = 0
     """Bytes of A and B that were copied for it from other workers' GPUs."""
     partial: np.ndarray | None = None
-    """The tile's sum over one part of k, rows × columns, where the plan cuts k into parts; else the tile is stored."""
+    """The tile's sums over one part of k, accumulators × rows × columns, where the plan cuts k into parts; else the
+    tile is stored. What is above the diagonal of a tile there is not to be used where it has several accumulators."""
     spans: tuple[Span, ...] = ()
     """When threads were busy with the tile: one span for each panel loaded, each panel multiplied, and the write. For a
     worker's first tile there is one more, of the time in which its kernels were made ready."""

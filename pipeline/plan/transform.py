@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tilewright.pipeline.plan.pairs import ONLY_PRODUCT, Form, Forms, Pairwise
+
 TRANSFORMED = tuple(np.dtype(code) for code in ("f4", "f8", "c8", "c16"))
 """What a transform may form."""
 
@@ -90,10 +92,13 @@ def missing_element(transform: Transform, dtype: np.dtype) -> Any:
     return dtype.type(int(missing))
 
 
-def transformed(transform: Transform, block: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+def transformed(
+    transform: Transform, block: np.ndarray, rows: slice, columns: slice, form: Form = "values"
+) -> np.ndarray:
     """A block of a stored matrix as it is multiplied: a new array of ``transform.dtype``.
 
-    block: the matrix's elements at these rows and columns, of any numeric dtype.
+    block: the matrix's elements at these rows and columns, of any numeric dtype. form: what is made of the results;
+    complex numbers have no other than their values.
 
     >>> t = Transform(np.dtype("f4"), column_offsets=np.array([1, 2], "f4"), missing=-1)
     >>> transformed(t, np.array([[3, 3], [-1, 2]], "i1"), slice(0, 2), slice(0, 2)).tolist()
@@ -115,6 +120,10 @@ def transformed(transform: Transform, block: np.ndarray, rows: slice, columns: s
             factors = across if factors is None else times(factors, across)
         if factors is not None:
             result = times(result, factors)
+        if form == "squares":
+            result *= result
+        elif form == "presence":
+            result[...] = 1
     if transform.missing == "nan":
         result[block != block] = 0
     elif (element := missing_element(transform, block.dtype)) is not None:
@@ -287,13 +296,21 @@ def put_diagonal(block: np.ndarray, diagonal: np.ndarray, top: int, left: int) -
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """What a product does besides multiplying: the transforms of A and of B, and the epilogue of its sums."""
+    """What a product does besides multiplying: the transforms of A and of B, and what is made of its sums, by an
+    epilogue or pair by pair."""
 
     transforms: tuple[Transform | None, Transform | None] = (None, None)
     epilogue: Epilogue | None = None
+    pairwise: Pairwise | None = None
+    """Needs both transforms, of real numbers, and no epilogue."""
 
     def __bool__(self) -> bool:
-        return self.epilogue is not None or self.transforms != (None, None)
+        return self.epilogue is not None or self.pairwise is not None or self.transforms != (None, None)
+
+    @property
+    def forms(self) -> tuple[Forms, ...]:
+        """What a tile sums, each in an accumulator of its own: the forms of the panels of A and of B."""
+        return ONLY_PRODUCT if self.pairwise is None else self.pairwise.forms
 
     @property
     def nbytes(self) -> int:
@@ -303,7 +320,8 @@ class Fused:
 
     def digests(self) -> list[str]:
         """Equal for products that do the same."""
-        return [one.digest() if one is not None else "" for one in (*self.transforms, self.epilogue)]
+        digests = [one.digest() if one is not None else "" for one in (*self.transforms, self.epilogue)]
+        return digests if self.pairwise is None else [*digests, self.pairwise.digest()]
 
 
 NOT_FUSED = Fused()

@@ -185,6 +185,12 @@ def not_finite_caution(
     (rows, columns), size = shape, math.prod(shape)
     counts = (found.c.nan, "NaN"), (found.c.infinite, "infinite")
     kinds = ", ".join(f"{count} {name}" for count, name in counts if count)
+    if factors.fused.pairwise is not None:
+        return (
+            f"{_share(found.c.not_finite, size)} of C's {size} elements are not finite ({kinds}): too few pairs are"
+            " both there, a variable is constant over them, or A or B holds NaN or infinity that is not known as"
+            " missing"
+        )
     text = f"{_share(found.c.not_finite, size)} of C's {size} elements are not finite ({kinds})"
     if verification is None:
         hint = "with a check, which was not asked for, the run would say which of A and B they come from"

@@ -18,6 +18,7 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import accumulator_dtype
+from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import TRANSFORMED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.ledger import FILE_NAME, read_journal
 from tilewright.pipeline.store import arrays as store
@@ -130,6 +131,31 @@ def checked_epilogue(
     if epilogue.beta:
         _check_before(before, shape, result)
     return replace(epilogue, **held)
+
+
+def checked_pairwise(
+    pairwise: Pairwise | None,
+    transforms: tuple[Transform | None, Transform | None],
+    epilogue: Epilogue | None,
+) -> Pairwise | None:
+    """What is formed pair by pair, of factors that are known to have missing numbers. Raises DTypeError or
+    OptionError."""
+    if pairwise is None:
+        return None
+    if epilogue is not None:
+        raise OptionError(
+            "elements that are formed pair by pair have no epilogue besides; leave one of them out"
+        )
+    for role, transform in zip("AB", transforms, strict=True):
+        if transform is None:
+            raise OptionError(
+                f"{role} has no transform, so that nobody knows which of its numbers are missing"
+            )
+        if transform.dtype.kind == "c":
+            raise DTypeError(
+                f"{role} is multiplied as {transform.dtype}: pairs are formed of real numbers, float32 or float64"
+            )
+    return pairwise
 
 
 def _check_before(before: zarr.Array[Any] | None, shape: tuple[int, int], result: np.dtype) -> None:

@@ -13,6 +13,7 @@ from distributed import Client
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.check.locate import wrong_blocks
+from tilewright.pipeline.check.pairs import verify_pairs
 from tilewright.pipeline.check.verify import Verification, find_damaged, verify_product
 from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, Teller
@@ -35,11 +36,28 @@ class Check:
 
     def run(self) -> Verification:
         """Raises as `verify_product`."""
+        factors, grid = self.factors, self.plan.tile_grid
+        if factors.fused.pairwise is not None:
+            return verify_pairs(
+                self.client,
+                factors.a,
+                factors.b,
+                self.c,
+                factors.fused,
+                factors.sums,
+                transposed=factors.transposed,
+                precision=factors.precision,
+                cuts=(grid.rows.starts(), grid.columns.starts()),
+                depth=self.plan.panel_depth,
+                listener=self.listener,
+            )
         return verify_product(self.client, self.factors.a, self.factors.b, self.c, **self._options)
 
-    def wrong_tiles(self) -> set[int]:
-        """Those with numbers that are not A times B's. Raises as `verify_product`."""
+    def wrong_tiles(self, outcome: Verification) -> set[int]:
+        """Those with numbers that are not A times B's. outcome: of `run`. Raises as `verify_product`."""
         plan, grid = self.plan, self.plan.tile_grid
+        if outcome.sampled is not None:  # which names tiles
+            return {grid.holding(top, left) for top, _, left, _ in outcome.wrong}
         # Tiles that were cut from larger ones do not lie at multiples of their sides, but consist of stored pieces.
         side = plan.c_unit if plan.within else (plan.tile_rows, plan.tile_columns)
         found = wrong_blocks(self.client, self.factors.a, self.factors.b, self.c, side, **self._options)
@@ -137,4 +155,4 @@ def _bad_tiles(
         return {tile for tile, _, _ in found}, f"{object_name(check.c, stored.place)}: {reason}"
     if isinstance(outcome, DamagedProductError):
         return check.undecodable_tiles(), "they cannot be decoded, but hold the bytes that were written"
-    return check.wrong_tiles(), "they hold the bytes that were written, and wrong numbers"
+    return check.wrong_tiles(outcome), "they hold the bytes that were written, and wrong numbers"

@@ -22,6 +22,7 @@ from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
+from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
@@ -37,11 +38,13 @@ from tilewright.pipeline.plan.inputs import (
     no_workspace,
 )
 from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
+    checked_pairwise,
     checked_transform,
     epilogue_of,
     mirrored,
@@ -100,6 +103,9 @@ class Request:
     epilogue: Epilogue | None = None
     before: Source | None = None
     """What C held, for the epilogue's ``beta``."""
+    pairwise: Pairwise | None = None
+    """What is formed of the pairs of numbers that are both there, in place of an epilogue; both factors of real numbers
+    have transforms then."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -169,9 +175,10 @@ class Factors:
             self.sums,
             (None if one is None else one.dtype, None if other is None else other.dtype),
             None if self.before is None else self.before.dtype.newbyteorder("="),
-            self.fused.epilogue is not None,
+            self.fused.epilogue is not None or self.fused.pairwise is not None,
             self.hermitian,
             self.fused.nbytes,
+            len(self.fused.forms),
         )
 
     @property
@@ -222,7 +229,8 @@ def open_factors(request: Request) -> Factors:
     dtypes = sums_of(request.epilogue, (operands[0], operands[1]), request.dtype, names, inner_left, before)
     check.precision(request.precision, dtypes.sums if dtypes.sums.kind in "iu" else dtypes.result)
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
-    fused = Fused((of_a, of_b), checked_epilogue(request.epilogue, shape, dtypes, before))
+    epilogue = checked_epilogue(request.epilogue, shape, dtypes, before)
+    fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
     mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose else ""
     return Factors(
         left,
@@ -313,7 +321,8 @@ def plan_for(
         unit = store.write_unit(out)
         c_unit = (unit[0], unit[1])
     else:
-        c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, square=factors.symmetric)
+        share = limits.device_nbytes // len(factors.fused.forms)  # for each of a tile's sums
+        c_unit = output_chunks(a, b, c_dtype.itemsize, share, square=factors.symmetric)
     given = out if isinstance(out, zarr.Array) else None
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(
@@ -421,6 +430,8 @@ def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None
     host = _least(fact.host_limit_nbytes for fact in facts)
     tasks = max(fact.threads for fact in facts)
     fused = factors.fused
+    if fused.pairwise is not None:
+        return check_pairs_nbytes(a, b, c, fused, tasks)
     return check_nbytes(
         a,
         b,

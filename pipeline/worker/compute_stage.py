@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
+from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.content import panel_content
+from tilewright.pipeline.worker.fusion import accumulators
 from tilewright.pipeline.worker.panels import PanelBuffer, Placed
 from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, ReadPanel, TileJob
 from tilewright.pipeline.worker.units import DeviceUnit
@@ -49,8 +51,8 @@ class ComputeStage:
         self._release = release
         self._lines = product.plan.layout.c()
         self._hermitian = product.plan.hermitian
-        self._transforms = product.fused.transforms
-        self._transformed: list[tuple[PanelBuffer, tuple[slice, slice]] | None] = [None, None]
+        self._transforms, self._forms = product.fused.transforms, product.fused.forms
+        self._transformed: list[tuple[PanelBuffer, tuple[slice, slice], Form] | None] = [None, None]
         """What the scratch panels of A and of B hold."""
         self._running: _Running | None = None
         self._multiplied = 0.0
@@ -91,7 +93,8 @@ class ComputeStage:
         job, clock = pair.job, Clock()
         try:
             a = self._unit.fusion.scratch(0, pair.a.placed)
-            b = a if self._is_one(pair) else self._unit.fusion.scratch(1, pair.b.placed)
+            one = all(self._is_one(pair, forms) for forms in self._forms)
+            b = a if one else self._unit.fusion.scratch(1, pair.b.placed)
             self._unit.prepare(a, b, target, diagonal=pair.a is pair.b)
             for panel in pair.read:
                 if panel.parts:
@@ -101,20 +104,20 @@ class ComputeStage:
         job.count("compute", "compute", clock)
         self._multiplied = time.perf_counter()
 
-    def _is_one(self, pair: PanelPair) -> bool:
+    def _is_one(self, pair: PanelPair, forms: Forms = PRODUCT) -> bool:
         """Whether one panel is multiplied by itself, as it is or transformed once."""
-        return pair.a is pair.b and not self._hermitian
+        return pair.a is pair.b and not self._hermitian and forms[0] == forms[1]
 
-    def _operand(self, operand: int, buffer: PanelBuffer) -> Placed:
+    def _operand(self, operand: int, buffer: PanelBuffer, form: Form) -> Placed:
         """A panel as it is multiplied, transformed unless its scratch panel holds that from the product before."""
         if self._transforms[operand] is None:
             return buffer.placed
         assert buffer.region is not None, "set by who loads it"
-        what = buffer, buffer.region
+        what = buffer, buffer.region, form
         if self._transformed[operand] == what:
             return self._unit.fusion.scratch(operand, buffer.placed)
         self._transformed[operand] = None  # if this fails
-        place = self._unit.fusion.transform(operand, buffer.placed, buffer.region)
+        place = self._unit.fusion.transform(operand, buffer.placed, buffer.region, form)
         self._transformed[operand] = what
         return place
 
@@ -128,11 +131,12 @@ class ComputeStage:
             try:
                 try:
                     a, b = pair.a.placed, pair.b.placed
-                    left = self._operand(0, pair.a)
-                    right = left if self._is_one(pair) else self._operand(1, pair.b)
-                    job.kernels |= self._unit.multiply(
-                        left, right, target, accumulate=job.panels > 0, diagonal=pair.a is pair.b
-                    )
+                    for sums, forms in zip(accumulators(self._plan, target), self._forms, strict=True):
+                        left = self._operand(0, pair.a, forms[0])
+                        right = left if self._is_one(pair, forms) else self._operand(1, pair.b, forms[1])
+                        job.kernels |= self._unit.multiply(
+                            left, right, sums, accumulate=job.panels > 0, diagonal=pair.a is pair.b
+                        )
                     job.panels += 1
                     # Those of the panels that this tile looks at for all tiles.
                     for operand, looks in enumerate(self._plan.looks(job.tile)):

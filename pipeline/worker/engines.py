@@ -19,15 +19,15 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
+from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Product
-from tilewright.pipeline.plan.transform import Epilogue
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.store.sessions import changes_in, own_copy
-from tilewright.pipeline.worker.fusion import finish
+from tilewright.pipeline.worker.fusion import combine, finish
 from tilewright.pipeline.worker.panels import Arrival, PanelKey
 from tilewright.pipeline.worker.peers import Peers
 from tilewright.pipeline.worker.stream import TileEngine
@@ -222,8 +222,9 @@ def store_sum(
     CancelledError when the run is over, also between two pieces.
     """
     total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
+    with np.errstate(all="ignore"):  # as on a device
+        for part in parts[1:]:
+            total += part
     plan = product.plan
     regions, dtype = plan.regions(tile), np.dtype(plan.c_dtype)
     stored: list[StoredObject] = []
@@ -232,8 +233,7 @@ def store_sum(
         _sums.setdefault(product.run, []).append(product.c)
     try:
         c = own_copy(product.c)
-        if product.fused.epilogue is not None:
-            total = _finished(product, product.fused.epilogue, total, tile)
+        total = _finished(product, total, tile)
         mirrored = np.conjugate(total.T) if plan.hermitian else total.T
         for region, values in zip(regions, (total, mirrored), strict=False):
             for piece in region_writes(c, region, product.drafts):
@@ -252,9 +252,19 @@ def store_sum(
     return tuple(stored), found.times(len(regions)), changes_in(c)
 
 
-def _finished(product: Product, epilogue: Epilogue, total: np.ndarray, tile: Tile) -> np.ndarray:
-    """A tile as it is stored, of the sums over all of k; in their memory where its elements have their size."""
-    stored = product.plan.stored
+def _finished(product: Product, sums: np.ndarray, tile: Tile) -> np.ndarray:
+    """A tile as it is stored, of the sums over all of k of its accumulators; in their memory where its elements have
+    their size."""
+    stored, epilogue = product.plan.stored, product.fused.epilogue
+    total: np.ndarray = sums[0]
+    if product.fused.pairwise is not None:
+        target = np.empty(total.shape, stored)
+        combine(product.fused.pairwise, list(sums), target, tile.region)
+        if product.plan.on_diagonal(tile):  # nobody has mirrored the sums
+            transpose(target, target, swap=False, same=True, conjugate=False)
+        return target
+    if epilogue is None:
+        return total
     target = total.view(stored) if stored.itemsize == total.itemsize else np.empty(total.shape, stored)
     before = None
     if epilogue.beta and product.before is not None:

@@ -8,7 +8,7 @@ being multiplied becomes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -17,7 +17,16 @@ import numpy as np
 
 from tilewright.kernels.cpu.loops import cpu_threads
 from tilewright.kernels.passes import transform_host
-from tilewright.kernels.passes.transform_host import BUT_EQUAL, BUT_NAN, EVERY, Changes
+from tilewright.kernels.passes.transform_host import (
+    BUT_EQUAL,
+    BUT_NAN,
+    EVERY,
+    PRESENCE,
+    SQUARES,
+    VALUES,
+    Changes,
+)
+from tilewright.pipeline.plan.pairs import Form, Pairwise, combined
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.plan.transform import Epilogue, Transform, finished, missing_element
@@ -38,18 +47,33 @@ class Fusion(Protocol):
     def scratch(self, operand: int, panel: Placed) -> Placed:
         """The place of a transformed panel of A (0) or B (1); the panel itself where that has no transform."""
 
-    def transform(self, operand: int, panel: Placed, region: Region) -> Placed:
+    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Placed:
         """Begin to transform a panel, which holds this region of its array; returns its scratch panel. What is
-        multiplied next sees all of it."""
+        multiplied next sees all of it. form: what is made of the results."""
 
     def finishing(self, tile: Placed, region: Region, before: Fill) -> Any:
-        """A context that gives the finished tile of C, of which the sums over all of k are in ``tile``; until it ends
-        nobody else gets the same buffer. ``before`` is called where what C held is added."""
+        """A context that gives the finished tile of C, of which the sums over all of k are in ``tile``, and in the
+        `accumulators` behind it; until it ends nobody else gets the same buffer. ``before`` is called where what C held
+        is added."""
 
     def close(self) -> None: ...
 
 
-def changes_of(transform: Transform, stored: np.dtype, region: Region) -> Changes:
+FORMS: dict[Form, int] = {"values": VALUES, "squares": SQUARES, "presence": PRESENCE}
+"""What kernels of the host call them."""
+
+
+def accumulators(plan: MatmulPlan, tile: Placed) -> list[Placed]:
+    """The sums that a tile is made of, whose buffer holds them one behind the other: for a plain product the tile."""
+    if plan.accumulators == 1:
+        return [tile]
+    sides = plan.tile_rows, plan.tile_columns
+    size = plan.layout.c_size(*sides)
+    starts = (plan.layout.plane(*sides, place) for place in range(plan.accumulators))
+    return [Placed(tile.flat[start : start + size], tile.shape, tile.lines) for start in starts]
+
+
+def changes_of(transform: Transform, stored: np.dtype, region: Region, form: Form = "values") -> Changes:
     """What becomes of a region of a matrix of this dtype."""
     rows, columns = region
     missing = missing_element(transform, stored)
@@ -63,6 +87,7 @@ def changes_of(transform: Transform, stored: np.dtype, region: Region) -> Change
         there,
         missing,
         transform.conjugate,
+        FORMS[form],
     )
 
 
@@ -149,7 +174,7 @@ class HostFusion:
     def scratch(self, operand: int, panel: Placed) -> Placed:
         return self._buffers.operand(operand, panel) if self._of(operand) is not None else panel
 
-    def transform(self, operand: int, panel: Placed, region: Region) -> Placed:
+    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Placed:
         transform = self._of(operand)
         if transform is None:
             return panel
@@ -157,7 +182,7 @@ class HostFusion:
         for piece in pieces_of_all(panel, place):
             target = place.cut(*piece)
             made = target if target.flags.c_contiguous else np.empty_like(target, order="C")
-            changes = changes_of(transform, panel.dtype, within(region, piece))
+            changes = changes_of(transform, panel.dtype, within(region, piece), form)
             transform_host.transform(np.ascontiguousarray(panel.cut(*piece)), made, changes, self._pool)
             if made is not target:  # where there is padding between the cells of a line, as for a GPU
                 target[...] = made
@@ -168,7 +193,15 @@ class HostFusion:
 
     @contextmanager
     def finishing(self, tile: Placed, region: Region, before: Fill) -> Iterator[Placed]:
-        epilogue = self._product.fused.epilogue
+        epilogue, pairwise = self._product.fused.epilogue, self._product.fused.pairwise
+        if pairwise is not None:
+            planes = accumulators(self._plan, tile)
+            target = self._buffers.tile(tile)
+            for piece in pieces_of_all(*planes, target):
+                sums = [plane.cut(*piece) for plane in planes]
+                combine(pairwise, sums, target.cut(*piece), within(region, piece), self._pool)
+            yield target
+            return
         if epilogue is None:
             yield tile
             return
@@ -194,7 +227,7 @@ class NoFusion:
     def scratch(self, operand: int, panel: Placed) -> Placed:
         return panel
 
-    def transform(self, operand: int, panel: Placed, region: Region) -> Placed:
+    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Placed:
         return panel
 
     @contextmanager
@@ -235,6 +268,34 @@ def finish(
         lines = slice(rows.start + band.start, rows.start + band.stop)
         held = None if before is None else before[band]
         target[band] = finished(epilogue, sums[band], lines, columns, target.dtype, held)
+
+    bands = range(0, height, step) if width else range(0)
+    for _ in map(work, bands) if pool is None else pool.map(work, bands):
+        pass
+
+
+def combine(
+    pairwise: Pairwise,
+    sums: Sequence[np.ndarray],
+    target: np.ndarray,
+    region: Region,
+    pool: ThreadPoolExecutor | None = None,
+) -> None:
+    """Write what becomes of the sums of a region of C, in the order of ``pairwise.forms``: `pairs.combined`, band by
+    band.
+
+    sums, target: rows × columns, any strides. target: of C's dtype, or float32 for float16; written. It may be where
+    one of the sums is, of elements of the same size.
+    """
+    rows, columns = region
+    height, width = shape_of(region)
+    step = max(1, FINISHED_NBYTES // max(1, width * sum(one.itemsize for one in sums)))
+
+    def work(start: int) -> None:
+        band = slice(start, min(start + step, height))
+        lines = slice(rows.start + band.start, rows.start + band.stop)
+        parts = {forms: one[band] for forms, one in zip(pairwise.forms, sums, strict=True)}
+        target[band] = combined(pairwise, parts, lines, columns, target.dtype)
 
     bands = range(0, height, step) if width else range(0)
     for _ in map(work, bands) if pool is None else pool.map(work, bands):

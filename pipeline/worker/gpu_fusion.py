@@ -14,7 +14,20 @@ from numba import cuda
 
 from tilewright.kernels.gpu.device_array import Memory
 from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.passes import pairs_device
 from tilewright.kernels.passes import transform_device as kernels
+from tilewright.pipeline.plan.pairs import (
+    CONSTANT_MARGIN,
+    COUNT,
+    LEFT,
+    LEFT_SQUARES,
+    PRODUCT,
+    RIGHT,
+    RIGHT_SQUARES,
+    Form,
+    Pairwise,
+    unit_of,
+)
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.plan.transform import (
     Epilogue,
@@ -24,8 +37,10 @@ from tilewright.pipeline.plan.transform import (
     number_dtype,
     wide_dtype,
 )
-from tilewright.pipeline.worker.fusion import Buffers, Fill, Region, pieces_of_all, within
+from tilewright.pipeline.worker.fusion import Buffers, Fill, Region, accumulators, pieces_of_all, within
 from tilewright.pipeline.worker.panels import Placed
+
+FORM_FLAGS: dict[Form, int] = {"values": 0, "squares": kernels.SQUARES, "presence": kernels.PRESENCE}
 
 
 class _Transform:
@@ -53,15 +68,15 @@ class _Transform:
         ):
             self.flags |= flag if is_so else 0
 
-    def enqueue(self, source: Memory, target: Memory, region: Region, stream: Any) -> None:
+    def enqueue(self, source: Memory, target: Memory, region: Region, form: Form, stream: Any) -> None:
         rows, columns = region
         parts = [
             _part(vector, side)
             for vector, side in zip(self.vectors, (rows, columns, rows, columns), strict=True)
         ]
         kernels.transform(
-            source, target, (parts[0], parts[1]), self.offset, (parts[2], parts[3]), self.missing, self.flags,
-            stream,
+            source, target, (parts[0], parts[1]), self.offset, (parts[2], parts[3]), self.missing,
+            self.flags | FORM_FLAGS[form], stream,
         )  # fmt: skip
 
 
@@ -113,6 +128,43 @@ class _Epilogue:
             )
 
 
+class _Pairs:
+    """What is formed of several sums over the pairs that are both there."""
+
+    def __init__(self, pairwise: Pairwise, sums: np.dtype, stored: np.dtype) -> None:
+        self._forms, self._ddof, self._unit = pairwise.forms, pairwise.ddof, unit_of(sums)
+        self.dtypes = sums, stored
+        self._flags = 0
+        for is_so, flag in (
+            (pairwise.centered or pairwise.scaled, pairs_device.CENTERED),
+            (pairwise.scaled, pairs_device.SCALED),
+            (pairwise.own, pairs_device.OWN),
+            (pairwise.constant_is_zero, pairs_device.CONSTANT_IS_ZERO),
+        ):
+            self._flags |= flag if is_so else 0
+
+    def enqueue(self, sums: list[Memory], target: Memory, region: Region, stream: Any) -> None:
+        held = dict(zip(self._forms, sums, strict=True))
+        rows, columns = region
+        pairs_device.combine(
+            (
+                held[PRODUCT],
+                held[COUNT],
+                held.get(LEFT, sums[0]),
+                held.get(RIGHT, sums[0]),
+                held.get(LEFT_SQUARES, sums[0]),
+                held.get(RIGHT_SQUARES, sums[0]),
+            ),
+            target,
+            self._unit,
+            CONSTANT_MARGIN,
+            self._ddof,
+            columns.start - rows.start,
+            self._flags,
+            stream,
+        )
+
+
 class GpuFusion:
     """Transforms on the stream of the products, and finishes tiles on one of its own."""
 
@@ -129,6 +181,7 @@ class GpuFusion:
                     made[id(transform)] = _Transform(transform, dtype)
                 self._transforms.append(None if transform is None else made[id(transform)])
             before = np.dtype(plan.before_dtype) if plan.before_dtype else plan.stored
+            self._pairs = None if fused.pairwise is None else _Pairs(fused.pairwise, plan.sums, plan.stored)
             self._epilogue = (
                 None if fused.epilogue is None else _Epilogue(fused.epilogue, plan.sums, plan.stored, before)
             )
@@ -142,23 +195,34 @@ class GpuFusion:
             kernels.prepare_finish(*self._epilogue.dtypes)
             if self._epilogue.diagonal is not None:
                 kernels.prepare_diagonal(self._epilogue.dtypes[2])
+        if self._pairs is not None:
+            pairs_device.prepare_combine(*self._pairs.dtypes)
 
     def scratch(self, operand: int, panel: Placed) -> Placed:
         return self._buffers.operand(operand, panel) if self._transforms[operand] is not None else panel
 
-    def transform(self, operand: int, panel: Placed, region: Region) -> Placed:
+    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Placed:
         transform = self._transforms[operand]
         if transform is None:
             return panel
         place = self._buffers.operand(operand, panel)
         for piece in pieces_of_all(panel, place):
             source, target = _memory(panel, *piece), _memory(place, *piece)
-            transform.enqueue(source, target, within(region, piece), self._stream)
+            transform.enqueue(source, target, within(region, piece), form, self._stream)
         return place
 
     @contextmanager
     def finishing(self, tile: Placed, region: Region, before: Fill) -> Iterator[Placed]:
-        epilogue = self._epilogue
+        epilogue, pairs = self._epilogue, self._pairs
+        if pairs is not None:
+            cuda.current_context()  # attaches the thread to the GPU
+            planes, target = accumulators(self._buffers.plan, tile), self._buffers.tile(tile)
+            for piece in pieces_of_all(*planes, target):
+                each = [_memory(plane, *piece) for plane in planes]
+                pairs.enqueue(each, _memory(target, *piece), within(region, piece), self._finish_stream)
+            self._finish_stream.synchronize()
+            yield target
+            return
         if epilogue is None:
             yield tile
             return
@@ -176,7 +240,7 @@ class GpuFusion:
 
     def close(self) -> None:
         self._buffers.free()
-        self._transforms, self._epilogue = [None, None], None
+        self._transforms, self._epilogue, self._pairs = [None, None], None, None
 
 
 def _uploaded(vector: np.ndarray) -> Any:

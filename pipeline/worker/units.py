@@ -165,7 +165,7 @@ class DeviceUnit(Protocol):
 
 def tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:
     dtype = plan.sums
-    size = plan.layout.c_size(plan.tile_rows, plan.tile_columns)
+    size = plan.layout.sums_size(plan.tile_rows, plan.tile_columns, plan.accumulators)
     return [allocate(size, dtype) for _ in range(plan.c_buffers)]
 
 

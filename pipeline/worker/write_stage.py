@@ -21,6 +21,7 @@ from tilewright.pipeline.store.region_write import (
 )
 from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.worker.fusion import accumulators
 from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.tile_job import TileJob
@@ -73,13 +74,14 @@ class WriteStage:
         c = own_copy(self._product.c)
         with job.clock("write", "download") as moves:
             if plan.k_parts > 1:  # to be added up by another task, which looks at the sum of all parts
-                if plan.on_diagonal(job.tile):
+                if plan.on_diagonal(job.tile) and plan.accumulators == 1:
                     self._unit.mirror(target, swap=False)
                 dtype = plan.sums
-                job.partial = np.empty(target.shape, dtype)
+                job.partial = np.empty((plan.accumulators, *target.shape), dtype)
                 whole = target.pieces(slice(0, job.tile.rows), slice(0, job.tile.columns))
-                pieces = [RegionWrite(piece, partial(_gathered, job.partial[piece])) for piece in whole]
-                moves += self._saved(pieces, target, dtype)
+                for sums, out in zip(accumulators(plan, target), job.partial, strict=True):
+                    pieces = [RegionWrite(piece, partial(_gathered, out[piece])) for piece in whole]
+                    moves += self._saved(pieces, sums, dtype)
                 job.found = look.found(times=len(regions))
                 return
             looks = look if self._product.look[2] else None

@@ -353,7 +353,7 @@ class TestCommands:
             ("cov x.zarr c.zarr --of lines", 2, "lines"),
             ("gram x.zarr c.zarr --window 5", 1, "window=5: a band of C cannot be computed alone yet"),
             ("gram x.zarr c.zarr --missing none", 1, "missing='none' is neither a number"),
-            ("corr x.zarr c.zarr --missing-as pairwise", 1, "missing_as='pairwise'"),
+            ("corr x.zarr c.zarr --missing-as pairwise", 1, "missing_as='pairwise': nobody said"),
         ):
             result = CliRunner().invoke(cli, words.split())
             assert result.exit_code == status, result.output

@@ -17,7 +17,21 @@ from numba import cuda
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tests.kernels.passes.fused_values import LEFT_OUT, a_transform, an_epilogue, bits, numbers
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.passes import transform_device, transform_host
+from tilewright.kernels.passes import pairs_device, transform_device, transform_host
+from tilewright.pipeline.plan.pairs import (
+    CONSTANT_MARGIN,
+    COUNT,
+    LEFT,
+    LEFT_SQUARES,
+    PRODUCT,
+    RIGHT,
+    RIGHT_SQUARES,
+    Form,
+    Forms,
+    Pairwise,
+    combined,
+    unit_of,
+)
 from tilewright.pipeline.plan.transform import (
     Epilogue,
     Transform,
@@ -45,6 +59,7 @@ SUMS = [
 ]
 """The dtypes of sums and of what they become."""
 WHOLE = slice(None)
+FORMS: tuple[Form, ...] = ("values", "squares", "presence")
 
 
 def target_of(stored: np.dtype, wanted: np.dtype) -> np.dtype:
@@ -66,6 +81,7 @@ def pool() -> Any:
     st.integers(0, LEFT_OUT - 1),
     st.integers(0, 30),
     st.integers(0, 30),
+    st.sampled_from(FORMS),
     st.integers(0, 2**32),
 )
 def test_the_host_transforms_a_panel(
@@ -76,17 +92,19 @@ def test_the_host_transforms_a_panel(
     chosen: int,
     rows: int,
     columns: int,
+    form: Form,
     seed: int,
 ) -> None:
-    """Any part of a matrix."""
+    """Any part of a matrix; of complex numbers nothing but the results."""
     rng = np.random.default_rng(seed)
     dtype = target_of(stored, wanted)
     region = slice(3, 3 + rows), slice(2, 2 + columns)
     transform = a_transform(rng, (rows + 5, columns + 5), dtype, chosen, missing)
     panel, target = numbers(rng, (rows, columns), stored), np.empty((rows, columns), dtype)
-    changes = fusion.changes_of(transform, stored, region)
+    form = "values" if dtype.kind == "c" else form
+    changes = fusion.changes_of(transform, stored, region, form)
     transform_host.transform(panel, target, changes, pool)
-    np.testing.assert_array_equal(bits(target), bits(transformed(transform, panel, *region)))
+    np.testing.assert_array_equal(bits(target), bits(transformed(transform, panel, *region, form)))
 
 
 @pytest.mark.parametrize(("sums", "stored"), SUMS, ids=str)
@@ -135,6 +153,16 @@ def test_the_definition(stored: str, missing: Any, rng: np.random.Generator) -> 
         found = transformed(transform, matrix, WHOLE, WHOLE)
         wanted = [[element_by_element(transform, matrix[i, j], i, j) for j in range(11)] for i in range(9)]
         np.testing.assert_array_equal(found, wanted)
+        with np.errstate(over="ignore"):
+            squares = np.square(wanted)
+        np.testing.assert_array_equal(transformed(transform, matrix, WHOLE, WHOLE, "squares"), squares)
+        missing_ones = (
+            matrix != matrix if missing == "nan" else matrix == (np.inf if missing is None else missing)
+        )
+        if missing is None:
+            missing_ones[...] = False
+        there = transformed(transform, matrix, WHOLE, WHOLE, "presence")
+        np.testing.assert_array_equal(there, ~missing_ones)
     assert missing_element(Transform(F8, missing=300), np.dtype("i1")) is None
     assert missing_element(Transform(F8, missing=0.1), F4) == np.float32(0.1)
 
@@ -187,7 +215,8 @@ def test_the_kernel_transforms_a_panel(
     device = transform_device
     for dtype in {target_of(stored, wanted), np.dtype(f"c{2 * wanted.itemsize}")}:
         panel = numbers(rng, shape, stored)
-        for chosen in rng.integers(0, LEFT_OUT, 4 if SIMULATOR else LEFT_OUT):
+        for place, chosen in enumerate(rng.integers(0, LEFT_OUT, 4 if SIMULATOR else LEFT_OUT)):
+            form = "values" if dtype.kind == "c" else FORMS[place % len(FORMS)]
             transform = a_transform(rng, shape, dtype, int(chosen), missing)
             target = on_device(np.zeros(shape, dtype), lines_apart=3)
             element = missing_element(transform, stored)
@@ -202,6 +231,8 @@ def test_the_kernel_transforms_a_panel(
                     (device.BUT_NAN, missing == "nan"),
                     (device.BUT_EQUAL, element is not None),
                     (device.CONJUGATE, transform.conjugate),
+                    (device.SQUARES, form == "squares"),
+                    (device.PRESENCE, form == "presence"),
                 )
                 if is_so
             )
@@ -216,7 +247,7 @@ def test_the_kernel_transforms_a_panel(
                     flags,
                     0,
                 )
-            wanted_values = transformed(transform, panel, WHOLE, WHOLE)
+            wanted_values = transformed(transform, panel, WHOLE, WHOLE, form)
             np.testing.assert_array_equal(bits(target.copy_to_host()), bits(wanted_values))
 
 
@@ -295,8 +326,79 @@ def test_a_diagonal_is_what_is_said_whatever_the_sums(
         np.testing.assert_array_equal(bits(found), bits(expected[rows, columns]))
 
 
+PAIRWISE = [
+    Pairwise(),
+    Pairwise(ddof=1),
+    Pairwise(centered=True, ddof=1),
+    Pairwise(scaled=True, own=True),
+    Pairwise(centered=True, scaled=True, constant_is_zero=True),
+]
+
+
+def sums_of_pairs(
+    pairwise: Pairwise, shape: tuple[int, int], dtype: np.dtype, rng: np.random.Generator
+) -> dict[Forms, np.ndarray]:
+    """Of small whole numbers, and of anything; pairs there are few."""
+    found = {forms: numbers(rng, shape, dtype) for forms in pairwise.forms}
+    small = rng.random(shape) < 0.7
+    for forms in pairwise.forms:
+        found[forms] = np.where(small, rng.integers(-3, 20, shape), found[forms]).astype(dtype)
+    found[COUNT] = rng.integers(0, 5, shape).astype(dtype)
+    return found
+
+
+@pytest.mark.parametrize("pairwise", PAIRWISE, ids=str)
+def test_the_host_combines_sums_where_they_are(
+    pairwise: Pairwise, pool: ThreadPoolExecutor, rng: np.random.Generator
+) -> None:
+    for dtype in (F4, F8):
+        sums = sums_of_pairs(pairwise, (40, 33), dtype, rng)
+        region = slice(7, 47), slice(1, 34)
+        wanted = combined(pairwise, sums, *region, dtype)
+        target = next(iter(sums.values()))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(fusion, "FINISHED_NBYTES", 7 * 33 * dtype.itemsize * len(sums))
+            fusion.combine(pairwise, list(sums.values()), target, region, pool)
+        np.testing.assert_array_equal(bits(target), bits(wanted))
+
+
+@simulated_as_numpy_warns
+@on_gpu
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (37, 33), (2, 77)], ids=str)
+@pytest.mark.parametrize("pairwise", PAIRWISE, ids=str)
+def test_the_kernel_combines_sums(
+    pairwise: Pairwise, shape: tuple[int, int], rng: np.random.Generator
+) -> None:
+    """Also where one of them is; to the bit, so that no two operations became one."""
+    device = pairs_device
+    region = slice(3, 3 + shape[0]), slice(1, 1 + shape[1])
+    flags = sum(
+        flag
+        for flag, is_so in (
+            (device.CENTERED, pairwise.centered or pairwise.scaled),
+            (device.SCALED, pairwise.scaled),
+            (device.OWN, pairwise.own),
+            (device.CONSTANT_IS_ZERO, pairwise.constant_is_zero),
+        )
+        if is_so
+    )
+    for dtype, stored in ((F4, F4), (F8, F8), (F8, F4)):
+        sums = sums_of_pairs(pairwise, shape, dtype, rng)
+        held = {forms: on_device(one, lines_apart=2) for forms, one in sums.items()}
+        first = held[PRODUCT]
+        target = first if dtype == stored else on_device(np.zeros(shape, stored))
+        order = PRODUCT, COUNT, LEFT, RIGHT, LEFT_SQUARES, RIGHT_SQUARES
+        places: Any = tuple(held.get(forms, first) for forms in order)
+        with np.errstate(all="ignore"):
+            device.combine(places, target, unit_of(dtype), CONSTANT_MARGIN, pairwise.ddof, -2, flags, 0)
+        wanted = combined(pairwise, sums, *region, stored)
+        np.testing.assert_array_equal(bits(target.copy_to_host()), bits(wanted))
+
+
 def compiled_variants() -> list[Any]:
-    return [] if SIMULATOR else sampled(list(transform_device.variants()), 6)
+    if SIMULATOR:
+        return []
+    return [*sampled(list(transform_device.variants()), 6), *sampled(list(pairs_device.variants()), 2)]
 
 
 @pytest.mark.sample(2)

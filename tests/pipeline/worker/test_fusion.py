@@ -13,6 +13,7 @@ import zarr
 
 from tilewright.pipeline.plan.inputs import FusedDtypes, Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms, Pairwise, combined
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.plan.transform import Epilogue, Fused, Transform, finished, transformed
@@ -28,6 +29,9 @@ M, N, K = 113, 97, 71
 WHOLE = slice(None)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 F4, F8 = np.dtype("f4"), np.dtype("f8")
+SYMMETRIC = ["gram", "complex", "pairs"]
+KINDS = ["gram", "complex", "two", "exact", "half", "pairs", "pairs of two"]
+PAIRS = Pairwise(centered=True, scaled=True, own=True)
 Made = tuple[Product, np.ndarray, np.ndarray]
 
 
@@ -51,7 +55,7 @@ def a_product(
     values = rng.integers(-9, 10, (K, M))
     x = (values + 1j * rng.integers(-9, 10, (K, M)) if stored.kind == "c" else values).astype(stored)
     y = rng.integers(-9, 10, (K, N)).astype(stored)
-    gram = kind in ("gram", "complex")
+    gram = kind in SYMMETRIC
     a, b = put(folder / "a", x), None if gram else put(folder / "b", y)
     b = a if b is None else b
     other, n = (x, M) if gram else (y, N)
@@ -75,9 +79,13 @@ def a_product(
         held = rng.integers(-9, 10, (M, n)).astype("f4" if kind == "half" else "f8")
         before, epilogue = put(folder / "before", held), replace(epilogue, beta=2.0)
     fused = Fused(transforms, epilogue)
+    if kind.startswith("pairs"):
+        before = held = None
+        fused = Fused(transforms, pairwise=PAIRS if gram else Pairwise(centered=True, ddof=1))
     dtypes = FusedDtypes(
-        sums, (operand, operand), None if held is None else held.dtype, True, kind == "complex", fused.nbytes
-    )
+        sums, (operand, operand), None if held is None else held.dtype, True, kind == "complex", fused.nbytes,
+        len(fused.forms),
+    )  # fmt: skip
     plan = plan_tiles(
         as_stored_matrix(a, transpose=True), as_stored_matrix(b), result, (20, 20),
         Limits(1, 10**6, on_host=device == "cpu" and line_nbytes == 1, line_nbytes=line_nbytes),
@@ -86,10 +94,17 @@ def a_product(
     plan = replace(plan, read_threads=2, write_threads=2)
     c = zarr.create_array(folder / "c", shape=(M, n), chunks=(20, 20), dtype=result, fill_value=7)
     product = Product(a, b, c, plan, device, "full", f"run-{folder.name}", fused=fused, before=before)
-    left, right = (
-        factor if transform is None else transformed(transform, factor, WHOLE, WHOLE)
-        for transform, factor in zip(transforms, (x, other), strict=True)
-    )
+
+    def factors(forms: Forms) -> tuple[np.ndarray, ...]:
+        return tuple(
+            factor if transform is None else transformed(transform, factor, WHOLE, WHOLE, form)
+            for transform, factor, form in zip(transforms, (x, other), forms, strict=True)
+        )
+
+    if fused.pairwise is not None:
+        each = {forms: (pair := factors(forms))[0].T @ pair[1] for forms in fused.forms}
+        return product, combined(fused.pairwise, each, WHOLE, WHOLE, result), x
+    left, right = factors(PRODUCT)
     # All sums are whole numbers of quarters, which are exact in any order.
     wanted = finished(epilogue, (left.T.astype(sums) @ right.astype(sums)), WHOLE, WHOLE, result, held)
     return product, wanted, x
@@ -108,7 +123,7 @@ def run(product: Product) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gram", "complex", "two", "exact", "half"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k_parts", [1, 2])
 @pytest.mark.parametrize("apart", [False, True], ids=["dense", "apart"])
 def test_c_is_numpys_to_the_bit(
@@ -116,7 +131,7 @@ def test_c_is_numpys_to_the_bit(
 ) -> None:
     """Chunks and cells of 20 elements take no whole number of 128 bytes."""
     side = 60
-    keep = Geometry(side, side if kind in ("gram", "complex") else 40, 20, k_parts, 20, 20)
+    keep = Geometry(side, side if kind in SYMMETRIC else 40, 20, k_parts, 20, 20)
     product, wanted, _ = a_product(
         tmp_path, rng, kind, device, keep=keep, line_nbytes=LINE_NBYTES if apart else 1
     )
@@ -142,7 +157,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gram", "complex", "two", "exact", "half"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tile", [60, 120])
 def test_the_plan_counts_every_buffer(
     tile: int, kind: str, device: str, tmp_path: Path, rng: np.random.Generator, allocated: list[int]
@@ -174,14 +189,21 @@ def test_a_panel_that_was_just_transformed_is_not_transformed_again(
     calls = []
     original = HostFusion.transform
 
-    def noted(self: Any, operand: int, panel: Any, region: fusion.Region) -> Any:
+    def noted(self: Any, operand: int, panel: Any, region: fusion.Region, form: Form = "values") -> Any:
         calls.append((operand, region[1].start))
-        return original(self, operand, panel, region)
+        return original(self, operand, panel, region, form)
 
     monkeypatch.setattr(HostFusion, "transform", noted)
     for kind, wanted in (
         ("gram", [(0, 0), (0, 60), (1, 0)]),
         ("two", [(0, 0), (1, 0), (1, 60), (0, 60), (1, 0)]),
+        (
+            "pairs",
+            [
+                *((operand, start) for start in (0, 60) for operand in (0, 1, 0, 0, 1, 1)),  # on the diagonal
+                *((0, 60), (1, 0), (1, 0), (0, 60), (0, 60), (1, 0), (1, 0)),
+            ],
+        ),
     ):
         calls.clear()
         (tmp_path / kind).mkdir()
