@@ -1,4 +1,4 @@
-"""The command line: parses, calls one function of ``tilewright.workflows``, prints. It decides nothing else.
+"""The command line: parses, calls a function of ``tilewright.workflows`` or the pipeline, prints.
 
 Each command imports what it needs when it runs, so that ``--help`` does not wait for Numba or Dask.
 """

@@ -133,16 +133,21 @@ class GemmKernel:
     n, ``c`` m × n, any strides that ``supports`` accepted), enqueues the product on ``stream`` and returns at
     once. With ``accumulate`` it adds into ``c``; otherwise it overwrites every element of ``c`` and reads
     none. It is never called with m, n or k = 0.
+
+    Where ``halves`` is set it also takes ``lower=True``: only elements on and below the diagonal of a square ``c`` are
+    wanted, the others may get any numbers, and blocks that lie above the diagonal as a whole are left out.
     """
 
     name: str
     summary: str
     supports: Callable[[Problem], bool]
-    launch: Callable[[Any, Any, Any, bool, Any], None]
+    launch: Callable[..., None]
     portable: bool = False
     """Whether the simulator can run it: no inline PTX, no warp intrinsics."""
     recordable: bool = False
     """Whether ``launch`` looks at addresses only modulo `recording.ALIGNMENT`, and launches with `enqueue` alone, so
     that its launches can be recorded once and replayed for other arrays of the same layout."""
+    halves: bool = False
+    """Whether ``launch`` takes ``lower``, and then saves half of the work."""
     variants: Callable[[], Iterable[Variant]] = no_variants
     """Every specialisation worth compiling in a test, without a GPU."""

@@ -35,6 +35,12 @@ def product_shape(
     return int(m), int(n), int(k)
 
 
+def half(m: int, n: int, lower: bool) -> None:
+    """ShapeError where only half of a product is wanted that has no diagonal from corner to corner."""
+    if lower and m != n:
+        raise ShapeError(f"lower=True is for square products, and this one is {m} × {n}; leave it out")
+
+
 def result_dtype(
     a: np.dtype,
     b: np.dtype,

@@ -48,6 +48,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
 """Shape, strides in bytes, dtype and address modulo `MAX_ALIGNMENT` of an array: all that a decision depends on."""
 
 
+LEAST_MIRRORED = 1024
+"""Sides, and k, from which half of a product and a mirror image cost less than all of it."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """What was decided about a product of device arrays with given layouts."""
@@ -58,6 +62,23 @@ class Decision:
     """The byte ranges of a, b and out, as `check.span` gives them."""
     kernel: GemmKernel | None
     """None where there is nothing to do: an empty side, or nothing to add."""
+    half: str = "none"
+    """``lower`` where the kernel leaves out what lies above the diagonal, ``mirrored`` where that is then copied from
+    below it; else ``none``."""
+
+    def launch(self, a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+        """Enqueue the product of device arrays, or of matrices with open addresses; ``kernel`` is not None."""
+        assert self.kernel is not None
+        if self.half == "none":
+            self.kernel.launch(a, b, c, accumulate, stream)
+            return
+        self.kernel.launch(a, b, c, accumulate, stream, lower=True)
+        if self.half == "mirrored":
+            from tilewright.kernels.gemm.cores.repitch import as_bits
+            from tilewright.kernels.passes.transpose_device import transpose
+
+            bits = as_bits(c)
+            transpose(bits, bits, stream, swap=False, same=True)
 
 
 def matmul(
@@ -72,6 +93,7 @@ def matmul(
     precision: str = "full",
     device: str = "auto",
     stream: Any = None,
+    lower: bool = False,
 ) -> Any:
     """``op(A) op(B)`` on one device, as `numpy.matmul` would give it.
 
@@ -92,6 +114,10 @@ def matmul(
     device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the
         default stream. For device arrays the function returns before the product is finished.
+    lower: only elements on and below the diagonal of a square product are wanted; those above it may get any
+        numbers. Kernels of large products then leave out half of the work, as BLAS's ``syrk`` does.
+
+    A large device array by its own transpose is computed so too, and mirrored: the product is symmetric to the bit.
 
     Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
     PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
@@ -102,6 +128,7 @@ def matmul(
     """
     accumulate = check_flag("accumulate", accumulate)
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
+    lower = check_flag("lower", lower)
     check_choice("precision", precision, PRECISIONS)
     check_stream(stream)
     on_device = _on_one_side(a, b, out)
@@ -109,10 +136,11 @@ def matmul(
         raise OptionError("accumulate=True adds to out, and no out was given")
     where = device_choice.resolve_device(device, device_arrays=on_device)
     if on_device:
-        return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
+        return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream, lower)
 
     a, b, out = _host_operands(a, b, out)
     m, n, _ = check.product_shape(a.shape, b.shape, transpose_a, transpose_b)
+    check.half(m, n, lower)
     result = check.result_dtype(a.dtype, b.dtype, dtype)
     check.precision(precision, result)
     if out is None:
@@ -137,7 +165,7 @@ def matmul(
 
         host.matmul(op_a, op_b, out, accumulate=accumulate)
     else:
-        _through_device(op_a, op_b, out, accumulate, precision, stream)
+        _through_device(op_a, op_b, out, accumulate, precision, stream, lower)
     return out
 
 
@@ -202,16 +230,19 @@ def _decide(
     transpose_b: bool,
     dtype: Any,
     precision: str,
+    half: str,
     home: int,
     generation: int,
 ) -> Decision:
     """Check a product of these layouts and select its kernel on GPU ``home``; a new `tuning.generation` decides anew.
 
+    half: as `Decision.half`, as far as the caller knows: ``mirrored`` where both operands are one matrix.
     GPUs of one compute capability decide for themselves: what was measured is of their model.
     """
     from tilewright.kernels.gemm.select import select
 
     m, n, k = check.product_shape(a[0], b[0], transpose_a, transpose_b)
+    check.half(m, n, half == "lower")
     result = check.result_dtype(a[2], b[2], dtype)
     check.precision(precision, result)
     for name, (shape, strides, found, remainder) in (("a", a), ("b", b)):
@@ -237,7 +268,10 @@ def _decide(
         capability=device_choice.capability(home),
         model=device_choice.model(home),
     )
-    return Decision((m, n), result, spans, select(problem))
+    kernel = select(problem)
+    if not kernel.halves or (half == "mirrored" and (accumulate or n < LEAST_MIRRORED or k < LEAST_MIRRORED)):
+        half = "none"
+    return Decision((m, n), result, spans, kernel, half)
 
 
 def _open_matrix(base: int, layout: Layout) -> Any:
@@ -259,6 +293,7 @@ def _recorded(
     transpose_b: bool,
     dtype: Any,
     precision: str,
+    half: str,
     home: int,
     generation: int,
 ) -> tuple[Decision, Plan | None]:
@@ -266,13 +301,15 @@ def _recorded(
 
     Compiles the kernels.
     """
-    decision = _decide(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, home, generation)
+    decision = _decide(
+        a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, half, home, generation
+    )
     kernel = decision.kernel
     if kernel is None or not kernel.recordable or device_choice.SIMULATOR:
         return decision, None
     open_a, open_b, open_out = (_open_matrix(base, layout) for base, layout in enumerate((a, b, out)))
     recording = Recording()
-    kernel.launch(
+    decision.launch(
         open_a.transposed() if transpose_a else open_a,
         open_b.transposed() if transpose_b else open_b,
         open_out,
@@ -293,6 +330,7 @@ def prepare(
     dtype: Any = None,
     precision: str = "full",
     stream: Any = None,
+    lower: bool = False,
 ) -> None:
     """Compile and load the kernels with which `matmul` would multiply these device arrays on ``stream``, and make its
     scratch memory. No element is looked at, and nothing is launched.
@@ -301,7 +339,8 @@ def prepare(
     """
     arrays = [(array, memory_of(array)) for array in (a, b, out)]
     layout_a, layout_b, layout_out = (memory.layout for _, memory in arrays)
-    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision)
+    half = _half(lower, arrays[0][1], arrays[1][1], transpose_a, transpose_b)
+    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision, half)
     home = device_choice.current_device()
     decision, plan = _recorded(layout_a, layout_b, layout_out, *options, home, tuning.generation)
     queue = as_stream(stream)
@@ -310,7 +349,7 @@ def prepare(
             with borrowed(plan.scratch_nbytes, queue):
                 pass
     elif decision.kernel is not None and not device_choice.SIMULATOR:
-        _launch(decision.kernel, arrays, accumulate, transpose_a, transpose_b, Rehearsal(queue))
+        _launch(decision, arrays, accumulate, transpose_a, transpose_b, Rehearsal(queue))
 
 
 def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str = "full") -> Problem:
@@ -346,6 +385,7 @@ def _on_device(
     dtype: Any,
     precision: str,
     stream: Any,
+    lower: bool = False,
 ) -> Any:
     memory_a, memory_b = memory_of(a), memory_of(b)
     memory_out = None if out is None else memory_of(out)
@@ -353,10 +393,13 @@ def _on_device(
         home = _home((memory_a, memory_b) if memory_out is None else (memory_a, memory_b, memory_out))
         if home != device_choice.current_device():
             with cuda.gpus[home]:
-                return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
+                return _on_device(
+                    a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream, lower
+                )
     home = device_choice.current_device()
     layout_a, layout_b = memory_a.layout, memory_b.layout
-    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision)
+    half = _half(lower, memory_a, memory_b, transpose_a, transpose_b)
+    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision, half)
     if memory_out is None:
         decision = _decide(layout_a, layout_b, None, *options, home, tuning.generation)
         queue = launch_stream(stream, (memory_a, memory_b))
@@ -381,7 +424,7 @@ def _on_device(
             launch.replay(plan, places, queue)
     elif decision.kernel is not None:
         arrays = (a, memory_a), (b, memory_b), (out, memory_out)
-        _launch(decision.kernel, arrays, accumulate, transpose_a, transpose_b, queue)
+        _launch(decision, arrays, accumulate, transpose_a, transpose_b, queue)
     return out
 
 
@@ -395,23 +438,39 @@ def _home(memories: Sequence[Memory]) -> int:
     return homes.pop() if homes else device_choice.current_device()
 
 
+def _half(lower: bool, a: Memory, b: Memory, transpose_a: bool, transpose_b: bool) -> str:
+    """``lower`` where the caller wants no more, ``mirrored`` where op(B) is the transpose of op(A), in the same memory;
+    else ``none``."""
+    if lower:
+        return "lower"
+    left, right = (a.layout, b.layout) if transpose_a == transpose_b else (a.layout, _transposed(b.layout))
+    one = a.pointer == b.pointer and left == _transposed(right)
+    return "mirrored" if one else "none"
+
+
 def _launch(
-    kernel: GemmKernel,
+    decision: Decision,
     arrays: Sequence[tuple[Any, Any]],
     accumulate: bool,
     transpose_a: bool,
     transpose_b: bool,
     stream: Any,
 ) -> None:
-    """Launch a kernel on a, b and out, each given with its memory."""
+    """Launch what was decided on a, b and out, each given with its memory."""
     a, b, out = (as_device_array(array, memory) for array, memory in arrays)
-    kernel.launch(
+    decision.launch(
         transposed(a) if transpose_a else a, transposed(b) if transpose_b else b, out, accumulate, stream
     )
 
 
 def _through_device(
-    a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, precision: str, stream: Any
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray,
+    accumulate: bool,
+    precision: str,
+    stream: Any,
+    lower: bool = False,
 ) -> None:
     """Copy NumPy arrays to the GPU, multiply them there and copy the product into ``out``."""
     queue = as_stream(stream)
@@ -421,7 +480,7 @@ def _through_device(
         device_out = to_device(np.ascontiguousarray(out), queue)
     else:
         device_out = cuda.device_array(out.shape, out.dtype, stream=queue)
-    _on_device(device_a, device_b, device_out, accumulate, False, False, out.dtype, precision, queue)
+    _on_device(device_a, device_b, device_out, accumulate, False, False, out.dtype, precision, queue, lower)
     if direct and out.size:
         to_host(device_out, out, queue)
     elif out.size:
@@ -465,7 +524,7 @@ def kernel_name(
         check.product_shape(a.shape, b.shape, transpose_a, transpose_b)
         layouts = [_copied_layout(a.T if transpose_a else a), _copied_layout(b.T if transpose_b else b), None]
         transpose_a = transpose_b = False
-    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision)
+    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision, "none")
     with contextlib.nullcontext() if home == device_choice.current_device() else cuda.gpus[home]:
         decision = _decide(layouts[0], layouts[1], layouts[2], *options, home, tuning.generation)
     return "none" if decision.kernel is None else decision.kernel.name

@@ -1,6 +1,8 @@
-"""Which kernel multiplies a given pair of matrices: the first of the ladder that takes them.
+"""Which kernel multiplies a given pair of matrices: the one that was measured fastest on this GPU, else the first of
+the ladder that takes them.
 
-To add a kernel: import its record in `ladder` and put it where it belongs in the order of preference.
+To add a kernel: import its record in `_specialised`, or in `_portable` if the simulator can run it, and put it where it
+belongs in the order of preference.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ class MatmulPlan:
     """Panels of A that a GPU holds: all those of a row of tiles where memory is left over, so that they are read
     once."""
     b_buffers: int
-    """Panels of B that a GPU holds: those of whole columns of tiles, in what memory A's panels leave."""
+    """Panels of B that a GPU holds: those of whole columns of tiles, in what memory A's panels leave. 0 where C is
+    symmetric and A's panels serve as B's."""
     device_limit_nbytes: int
     device_peak_nbytes: int
     """Projected peak of one worker's tiles, panels and kernel workspace, in the memory of the device that
@@ -246,6 +247,11 @@ class MatmulPlan:
         """One tile's share of ``operations``."""
         return (tile.rows + 1 if self.on_diagonal(tile) else 2 * tile.rows) * tile.columns * self.k
 
+    @property
+    def shares_panels(self) -> bool:
+        """Whether a panel of A serves as one of B too, which is the same array."""
+        return self.symmetric and self.b_buffers == 0
+
     def on_diagonal(self, tile: Tile) -> bool:
         """Whether C is symmetric and the tile is its own mirror image."""
         return self.symmetric and tile.i == tile.j
@@ -359,7 +365,8 @@ class MatmulPlan:
                 "device memory",
                 f"{format_nbytes(self.device_peak_nbytes)} of {format_nbytes(self.device_limit_nbytes)} a worker"
                 + (
-                    f", with {self.a_buffers} panels of A and {self.b_buffers} of B"
+                    f", with {self.a_buffers} panels of A"
+                    + f" and {self.b_buffers} of B" * (self.b_buffers > 0)
                     if max(self.a_buffers, self.b_buffers) > PANEL_BUFFERS
                     else ""
                 ),

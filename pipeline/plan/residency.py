@@ -18,6 +18,7 @@ class Held:
 
     a_buffers: int
     b_buffers: int
+    """0 where C is symmetric and all panels of A are held, or nothing of B is needed."""
     c_buffers: int
     peak_nbytes: int
     """Bytes of all buffers and of the kernel's workspace."""
@@ -45,12 +46,19 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
         c_buffers = 1
     needed = memory.nbytes(rows, columns, c_buffers)
     left = limits.device_nbytes - needed
-    if limits.on_host or k_parts > 1:
+    holds = not limits.on_host and k_parts == 1
+    if not holds:
         left = 0  # the page cache holds what the host read; parts of k have no panel in common
     # Where C is symmetric, a tile on the diagonal takes nothing of B: the first row and the last column have no other.
     of_b = (max(0, grid[0] - 1), max(0, grid[1] - 1)) if memory.symmetric else grid
     a_buffers, b_buffers = _panel_buffers(grid[1], of_b, panel_count, left, (panel_a, panel_b))
-    if memory.symmetric:
+    everything = grid[0] * panel_count  # of a symmetric product's one array
+    if memory.symmetric and holds and 0 not in of_b and (everything - 2 * PANEL_BUFFERS) * panel_a <= left:
+        # They serve as panels of A and of B alike, so that each is read once.
+        a_buffers, b_buffers = everything, 0
+        a_reads = 0
+        b_reads: tuple[Columns, ...] = (Columns(grid[0], min(grid[0], workers)),)
+    elif memory.symmetric:
         b_buffers = b_buffers if 0 not in of_b else 0
         a_reads = 0
         b_reads = _block_reads(grid[0], panel_count, k_parts, workers, (a_buffers, b_buffers))
@@ -58,7 +66,7 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
         a_reads, b_reads = _read_counts(grid, panel_count, k_parts, workers, (a_buffers, b_buffers))
     peak = needed if m and n else 0
     peak += (a_buffers - PANEL_BUFFERS) * panel_a + (b_buffers - PANEL_BUFFERS) * panel_b
-    if peak and not limits.on_host and k_parts == 1:
+    if peak and holds:
         each = ceil_div(tile_grid.count, workers)  # tiles of a worker
         more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - peak) // tile_nbytes))

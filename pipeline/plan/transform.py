@@ -1,6 +1,6 @@
 """What is made of a factor's elements before they are multiplied, and of the sums before they are stored.
 
-Both are values: the worker that multiplies, the check, and the record of finished tiles all follow from them. Nothing
+Both are values, which the worker that multiplies, the check, and the record of finished tiles are made from. Nothing
 transformed is ever stored. The NumPy functions here are the definition, which the kernels of a device are compared
 with. Each operation is rounded by itself; a product of complex numbers is formed of its parts, since NumPy's own
 depends on the processor's instructions.

@@ -1,4 +1,5 @@
-"""Walk a plan on a cluster: hand out its tiles, report what happens, keep what is finished. It makes no decisions."""
+"""Walk a plan on a cluster: hand out its tiles, report what happens, keep what is finished. The plan is never changed
+here; `MatmulRun` is the result, and its text what is printed at the end."""
 
 from __future__ import annotations
 

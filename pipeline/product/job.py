@@ -1,6 +1,6 @@
 """The run of a product, from a request to a published C: open, survey, plan, run, verify, publish.
 
-What it plans is in `request`, what runs the tiles in `execute`.
+`plan_for` in `request` has the plan made, by `pipeline/plan/`; `execute` runs its tiles.
 """
 
 from __future__ import annotations

@@ -116,6 +116,13 @@ def _cost(plan: MatmulPlan, places: _Places, deal: np.ndarray, workers: int) -> 
     columns = np.bincount(
         deal[by_columns][_first_of_each(places.j[by_columns], deal[by_columns])], minlength=workers
     )
+    by_worker = np.zeros(workers, np.int64)
+    np.add.at(by_worker, deal, places.area)
+    if plan.shares_panels:  # a worker reads each block of A once that any of its tiles needs
+        blocks = np.concatenate([deal * plan.grid[0] + places.i, deal * plan.grid[0] + places.j])
+        return (
+            int(by_worker.max()) * len(np.unique(blocks)) * plan.tile_rows * np.dtype(plan.a_dtype).itemsize
+        )
     panels = max(1, plan.panel_count)  # no panels where k = 0
     holds_row, held_columns = plan.a_buffers >= panels, plan.b_buffers // panels
     row_reads = rows if holds_row else count
@@ -123,8 +130,6 @@ def _cost(plan: MatmulPlan, places: _Places, deal: np.ndarray, workers: int) -> 
     column_reads = np.where(held_columns >= columns, columns, fewer)
     a, b = (np.dtype(dtype).itemsize for dtype in (plan.a_dtype, plan.b_dtype))
     read = int(row_reads.sum()) * plan.tile_rows * a + int(column_reads.sum()) * plan.tile_columns * b
-    by_worker = np.zeros(workers, np.int64)
-    np.add.at(by_worker, deal, places.area)
     return int(by_worker.max()) * read
 
 
@@ -137,7 +142,8 @@ class Placement:
         self._shares: dict[str, deque[Tile]] = {}
         self._rows: dict[int, list[str]] = {}
         self._columns: dict[int, list[str]] = {}
-        """For each row, or column, of tiles: the workers whose shares had tiles there when they were divided."""
+        """For each row, or column, of tiles: the workers whose shares had tiles there when they were divided. Where A's
+        panels serve as B's, both are in the first."""
         self._helped: dict[str, str] = {}
         """For each worker that has finished its own share: the worker that it last took a tile from."""
 
@@ -153,6 +159,10 @@ class Placement:
         self._shares = {worker: deque(share) for worker, share in zip(workers, shares, strict=True)}
         self._rows, self._columns = {}, {}
         for worker, share in self._shares.items():
+            if self._plan.shares_panels:
+                for place in {place for tile in share for place in (tile.i, tile.j)}:
+                    self._rows.setdefault(place, []).append(worker)
+                continue
             for lines, places in (
                 (self._rows, {tile.i for tile in share}),
                 (self._columns, {tile.j for tile in share if not self._plan.on_diagonal(tile)}),
@@ -185,4 +195,5 @@ class Placement:
         def alike(workers: Sequence[str]) -> tuple[str, ...]:
             return tuple(other for other in workers if other in among and host_of(other) == here)
 
-        return Sharers(alike(self._rows.get(tile.i, ())), alike(self._columns.get(tile.j, ())))
+        columns = self._rows if self._plan.shares_panels else self._columns
+        return Sharers(alike(self._rows.get(tile.i, ())), alike(columns.get(tile.j, ())))

@@ -1,8 +1,9 @@
 """Where an array's chunks lie in local files, and how a chunk's bytes become elements and elements become bytes.
 
 This bypasses zarr-python: one system call for a chunk's bytes, on the caller's thread, and one numcodecs decoder
-straight into the destination. The encoding is taken from zarr-python's metadata objects; an array that is stored in any
-other way has no ``ChunkLayout`` and is left to zarr-python.
+straight into the destination. (Zstandard's chunks above 1 MiB go through `transfer/zstd.py` instead, see `region_read`,
+and on the way to a GPU through `transfer/zstd_chunks.py`.) The encoding is taken from zarr-python's metadata objects;
+an array that is stored in any other way has no ``ChunkLayout`` and is left to zarr-python.
 """
 
 from __future__ import annotations

@@ -190,7 +190,8 @@ class LoadStage:
         yield a, (a.name, tile.i, start)
         # On the diagonal of a symmetric C one panel is both: A's, since the operands are one array.
         if not self._plan.on_diagonal(tile):
-            yield b, (b.name, tile.j, start)
+            source = a if self._plan.shares_panels else b
+            yield source, (source.name, tile.j, start)
 
     def _may_begin(self, coming: Sequence[_Coming], tile: Tile, start: int) -> bool:
         """Whether these panels can begin while others are still coming. Each must have a buffer without waiting, and

@@ -173,11 +173,11 @@ def multiply(
     """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used."""
     options = {**_options(product, tile, accumulate), "device": product.device}
     names: dict[tuple[int, int], str] = {}  # cells of one shape get the same kernel
-    for left, right, cell in _cells(product.plan, a, b, tile, diagonal):
+    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal):
         if 1 in cell.shape and isinstance(cell, np.ndarray):
             _multiply_thin(left, right, cell, options)
         else:
-            matmul(left, right, out=cell, stream=stream, **options)
+            matmul(left, right, out=cell, stream=stream, lower=lower, **options)
         if cell.shape not in names:
             names[cell.shape] = kernel_name(left, right, cell, **options)
     return frozenset(names.values())
@@ -187,8 +187,8 @@ def prepare_kernels(
     product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
 ) -> None:
     """Compile and load the kernels with which `multiply` multiplies two panels on the GPU; nothing is launched."""
-    for left, right, cell in _cells(product.plan, a, b, tile):
-        prepare(left, right, cell, stream=stream, **_options(product, tile, accumulate))
+    for left, right, cell, lower in _cells(product.plan, a, b, tile):
+        prepare(left, right, cell, stream=stream, lower=lower, **_options(product, tile, accumulate))
 
 
 def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]:
@@ -203,8 +203,9 @@ def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]
 
 def _cells(
     plan: MatmulPlan, a: Placed, b: Placed, tile: Placed, diagonal: bool = False
-) -> Iterator[tuple[Any, Any, Any]]:
-    """The products that a tile and two panels are cut into: what of A and of B is multiplied, and where it goes."""
+) -> Iterator[tuple[Any, Any, Any, bool]]:
+    """The products that a tile and two panels are cut into: what of A and of B is multiplied, where it goes, and
+    whether only its lower half is wanted, whose mirror image the other one is."""
     depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
     on_diagonal = plan.symmetric and (diagonal or a.flat is b.flat)
     for rows, columns in plan.cells(*tile.shape):
@@ -212,7 +213,7 @@ def _cells(
             continue  # the mirror image of another cell
         left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
         right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
-        yield left, right, tile.cut(rows, columns)
+        yield left, right, tile.cut(rows, columns), on_diagonal and rows.start == columns.start
 
 
 def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[str, Any]) -> None:

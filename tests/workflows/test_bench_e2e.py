@@ -52,20 +52,24 @@ def test_a_row_has_its_quartiles() -> None:
     assert (row.low, row.seconds, row.high, row.samples) == (2.0, 3.0, 4.0, 5)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_one_process_is_a_peer_whose_product_is_right(tmp_path: Path, compressed: bool) -> None:
-    case = e2e.Case(50, "float32", 20, 1, None, "full", compressed=compressed)
+@pytest.mark.parametrize(("compressed", "gram"), [(False, False), (True, False), (False, True)])
+def test_one_process_is_a_peer_whose_product_is_right(tmp_path: Path, compressed: bool, gram: bool) -> None:
+    case = e2e.Case(50, "float32", 20, 1, None, "full", compressed=compressed, gram=gram)
     e2e.write_inputs(tmp_path / "in", case)
     assert e2e.multiply_alone(tmp_path / "in", tmp_path / "c.zarr", case, False) > 0
-    a, b, c = (zarr.open_array(tmp_path / name, mode="r") for name in ("in/a.zarr", "in/b.zarr", "c.zarr"))
+    a, b, c = (
+        zarr.open_array(path, mode="r") for path in (*case.factors(tmp_path / "in"), tmp_path / "c.zarr")
+    )
+    left = a[...].T if gram else a[...]
     assert c.chunks == (20, 20)
     assert bool(c.compressors) == compressed
-    np.testing.assert_allclose(c[...], a[...].astype(np.float64) @ b[...], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(c[...], left.astype(np.float64) @ b[...], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.slow
-def test_one_worker_stands_beside_both_peers(tmp_path: Path) -> None:
-    case = e2e.Case(48, "int32", 16, 1, None, "small", repeats=2, peer_repeats=2)
+@pytest.mark.parametrize("gram", [False, True])
+def test_one_worker_stands_beside_both_peers(tmp_path: Path, gram: bool) -> None:
+    case = e2e.Case(48, "int32", 16, 1, None, "small", repeats=2, peer_repeats=2, gram=gram)
     ((rows, details, _),) = e2e.run_e2e([case], tmp_path, gpu=False)
     assert [(row.contestant, row.peer, row.samples) for row in rows] == [
         ("tilewright", False, 2),

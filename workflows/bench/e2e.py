@@ -84,6 +84,8 @@ class Case:
     """The same of dask.array; 0 leaves it out."""
     compressed: bool = False
     """Whether chunks of A, B and C go through Zarr's default codec, Zstandard."""
+    gram: bool = False
+    """Whether C = AᵀA, and there is no B."""
 
     @property
     def inputs(self) -> str:
@@ -91,11 +93,21 @@ class Case:
         return f"{self.dtype}-{self.values}-{self.n}-{self.chunk}" + "-zstd" * self.compressed
 
     @property
+    def operations(self) -> int:
+        """Multiplications and additions; where C is symmetric, of its elements on and below the diagonal."""
+        return self.n**2 * (self.n + 1) if self.gram else 2 * self.n**3
+
+    def factors(self, inputs: Path) -> tuple[Path, Path]:
+        """Where A and B are."""
+        return inputs / "a.zarr", inputs / ("a.zarr" if self.gram else "b.zarr")
+
+    @property
     def name(self) -> str:
         memory = f", {self.device_memory} a worker" if self.device_memory else ""
         kind = f" ({self.values} values)" if np.dtype(self.dtype).kind in "iu" else ""
         sides = f"n = {self.n} in {self.chunk}²" + " (zstd)" * self.compressed
-        return f"{self.dtype}{kind} {sides}, {counted(self.workers, 'worker')}{memory}"
+        product = "AᵀA, " * self.gram
+        return f"{product}{self.dtype}{kind} {sides}, {counted(self.workers, 'worker')}{memory}"
 
 
 @dataclass
@@ -176,8 +188,8 @@ def _run_case(
             if cold:
                 forget_pages(inputs)
             seconds = script.submit(multiply_alone, inputs, out, case, gpu).result()
-            _finish(client, inputs, out, alone, seconds, turn == 0)
-    work = 2 * case.n**3
+            _finish(client, inputs, out, case, alone, seconds, turn == 0)
+    work = case.operations
     rows = [_row(case.name, "tilewright", False, work, ours.seconds)]
     details = _details(client, inputs, case, ours, gpu=gpu)
     if peer is not None:
@@ -268,9 +280,9 @@ def _time_ours(
 
     begin, start = time.time(), time.perf_counter()
     run = matmul(
-        inputs / "a.zarr",
-        inputs / "b.zarr",
+        *case.factors(inputs),
         out,
+        transpose_a=case.gram,
         dtype=case.dtype,  # as the peer has it
         cluster=client,
         device="cuda" if gpu else "cpu",
@@ -283,7 +295,7 @@ def _time_ours(
     seconds = time.perf_counter() - start
     timing.run = run
     timing.timeline = Timeline(case.name, begin, seconds, tuple(spans))
-    _finish(client, inputs, out, timing, seconds, check)
+    _finish(client, inputs, out, case, timing, seconds, check)
 
 
 def _time_peer(
@@ -303,12 +315,12 @@ def _time_peer(
     if cold:
         forget_pages(inputs)
     start = time.perf_counter()
-    a, b = (da.from_zarr(str(inputs / f"{name}.zarr")) for name in "ab")
+    a, b = (da.from_zarr(str(path)) for path in case.factors(inputs))
     if gpu:
         import cupy
 
         a, b = a.map_blocks(cupy.asarray), b.map_blocks(cupy.asarray)
-    product = a @ b
+    product = (a.T if case.gram else a) @ b
     if gpu:
         product = product.map_blocks(cupy.asnumpy)
     target = zarr.create_array(
@@ -320,7 +332,7 @@ def _time_peer(
     )
     da.to_zarr(product, target)
     seconds = time.perf_counter() - start
-    _finish(client, inputs, out, timing, seconds, check)
+    _finish(client, inputs, out, case, timing, seconds, check)
 
 
 def multiply_alone(inputs: Path, out: Path, case: Case, gpu: bool) -> float:
@@ -330,20 +342,15 @@ def multiply_alone(inputs: Path, out: Path, case: Case, gpu: bool) -> float:
 
     settings = fastest_pipeline(usable_cores())
     start = time.perf_counter()
-    sides = case.n, case.n
+    sides, paths = (case.n, case.n), list(dict.fromkeys(case.factors(inputs)))
     if not gpu:
-        left, right = (
-            _read_whole(inputs / name, np.empty(sides, case.dtype), settings) for name in ("a.zarr", "b.zarr")
-        )
-        product = left @ right
+        left, *right = (_read_whole(path, np.empty(sides, case.dtype), settings) for path in paths)
+        product = left @ right[0] if right else left.T @ left  # half of it, as NumPy sees
     else:
         cupy, cupyx = importlib.import_module("cupy"), importlib.import_module("cupyx")
         host = cupyx.empty_pinned(sides, case.dtype)
-        on_gpu = [
-            cupy.asarray(_read_whole(inputs / name, host, settings), blocking=True)
-            for name in ("a.zarr", "b.zarr")
-        ]
-        product = cupy.matmul(*on_gpu).get(out=host)
+        on_gpu = [cupy.asarray(_read_whole(path, host, settings), blocking=True) for path in paths]
+        product = (cupy.matmul(*on_gpu) if len(on_gpu) == 2 else _syrk(cupy, on_gpu[0])).get(out=host)
         del on_gpu
     with zarr.config.set(settings):
         target = zarr.create_array(
@@ -360,6 +367,14 @@ def multiply_alone(inputs: Path, out: Path, case: Case, gpu: bool) -> float:
     return seconds
 
 
+def _syrk(cupy: Any, x: Any) -> Any:
+    """XᵀX on the GPU: half of it by cuBLAS and mirrored, where cuBLAS has that."""
+    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
+        return x.T @ x
+    lower = importlib.import_module("cupy.cublas").syrk("N", x.T, lower=True)  # x.T lies by columns
+    return cupy.tril(lower) + cupy.tril(lower, -1).T
+
+
 def _read_whole(path: Path, into: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
     from tilewright.workflows.bench.io import read_by_zarr
 
@@ -367,10 +382,12 @@ def _read_whole(path: Path, into: np.ndarray, settings: dict[str, Any]) -> np.nd
     return into
 
 
-def _finish(client: Client, inputs: Path, out: Path, timing: _Timing, seconds: float, check: bool) -> None:
+def _finish(
+    client: Client, inputs: Path, out: Path, case: Case, timing: _Timing, seconds: float, check: bool
+) -> None:
     if check:
         timing.memory_nbytes = max(client.run(peak_nbytes).values())
-        outcome = verify(inputs / "a.zarr", inputs / "b.zarr", out, cluster=client)
+        outcome = verify(*case.factors(inputs), out, transpose_a=case.gram, cluster=client)
         if not outcome.passed:
             raise WrongAnswer(str(outcome))
     else:
@@ -580,6 +597,7 @@ def describe_stages(detail: dict[str, Any]) -> str:
     type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
     help="Where matrices go; default: a temporary folder.",
 )
+@click.option("--gram", is_flag=True, help="Multiply AᵀA, half of which is computed, rather than A B.")
 @click.option("--compressed", is_flag=True, help="Store chunks through Zarr's default codec.")
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Timed runs of ours.")
 @click.option("--no-peer", is_flag=True, help="Leave dask.array out.")
@@ -600,6 +618,7 @@ def command(
     values: str,
     device: str,
     folder: Path | None,
+    gram: bool,
     compressed: bool,
     repeats: int,
     no_peer: bool,
@@ -628,6 +647,7 @@ def command(
             repeats,
             peer_repeats=0 if no_peer else min(2, repeats),
             compressed=compressed,
+            gram=gram,
         )
         for n in sides
         for dtype in dtypes

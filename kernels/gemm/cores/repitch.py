@@ -89,6 +89,15 @@ def matrix(array: Any) -> Matrix:
     return Matrix(address(array), array.shape, array.strides, as_unsigned(array.dtype))
 
 
+def as_bits(array: Any) -> Any:
+    """A device array, or a matrix, as unsigned integers of its elements' size, where there are such: for what moves
+    elements and does not look at them."""
+    found = array if isinstance(array, Matrix) else matrix(array)
+    size = found.dtype.itemsize
+    dtype = np.dtype(f"u{size}") if size <= 8 else found.dtype
+    return Matrix(found.pointer, found.shape, found.strides, dtype)
+
+
 def pitch(length: int, itemsize: int) -> int:
     """Bytes from one line of a copy to the next."""
     return round_up(length * itemsize, VECTOR_NBYTES)

@@ -117,7 +117,8 @@ def warp_tiled_function(
 
     ``c (+)= a b`` for a (m × k), b (k × n), c (m × n, rows contiguous, written), all of ``dtype``. With a
     grid of several z, block z multiplies the z-th ``depth`` of k and writes to rows z m ... (z + 1) m - 1
-    of ``c``. ``c_vectors`` says that 128-bit stores to c are aligned and n is a multiple of a vector.
+    of ``c``. ``c_vectors`` says that 128-bit stores to c are aligned and n is a multiple of a vector. Of elements in
+    columns beyond their row + ``diagonal`` only those in tiles with others are written.
 
     Grid: (tiles of C, 1, splits). Block: ``tiling.threads``. Shared memory: ``shared_nbytes``, dynamic.
     Ragged edges: outer indices are clamped while reading and checked while writing; the ragged slab of k
@@ -153,7 +154,7 @@ def warp_tiled_function(
     two_lefts, two_rights, last_step = 2 * lefts, 2 * rights, block_k - 1
     in_flight = stages - 2
     vector_parts = vector * parts
-    i32, u32, u64 = numba.int32, numba.uint32, numba.uint64
+    i32, i64, u32, u64 = numba.int32, numba.int64, numba.uint32, numba.uint64
 
     by_halves = element.by_halves
     highs = totals if by_halves else 1
@@ -210,7 +211,9 @@ def warp_tiled_function(
                         if u32(column + u32(v)) < n:
                             store(c, line, u64(column + u32(v)), total, slot + v * parts, accumulate)
 
-    def warp_tiled_kernel(a: Any, b: Any, c: Any, depth: int, accumulate: bool, c_vectors: bool) -> None:
+    def warp_tiled_kernel(
+        a: Any, b: Any, c: Any, depth: int, accumulate: bool, c_vectors: bool, diagonal: int
+    ) -> None:
         shared = cuda.shared.array(0, number, alignment=16)
         total = cuda.local.array(totals, register)
         high = cuda.local.array(highs, u32)
@@ -243,6 +246,8 @@ def warp_tiled_function(
             if n % u32(block_n) != 0:
                 tile_n = u32(tile_n - whole_m)
         row0, column0 = u32(tile_m * u32(block_m)), u32(tile_n * u32(block_n))
+        if i64(column0) > i64(row0) + i64(block_m - 1) + diagonal:
+            return  # all of the tile lies above the diagonal
 
         k_begin = u64(cuda.blockIdx.z) * u64(depth)
         k_length = u32(min(u64(depth), u64(k) - k_begin))

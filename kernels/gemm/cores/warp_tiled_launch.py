@@ -56,10 +56,15 @@ def layouts(a: Matrix, b: Matrix) -> tuple[str, str]:
     )
 
 
+EVERYTHING = 2**40
+"""A diagonal that every element lies below."""
+
+
 @functools.cache
 def signature(dtype: np.dtype) -> Any:
     strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
-    return numba.void(strided, strided, strided, numba.int64, numba.boolean, numba.boolean)
+    flags = numba.boolean, numba.boolean
+    return numba.void(strided, strided, strided, numba.int64, *flags, numba.int64)
 
 
 @functools.cache
@@ -79,10 +84,13 @@ def _multiply(
     accumulate: bool,
     stream: Any,
     ways: tuple[str, str] | None = None,
+    *,
+    lower: bool = False,
 ) -> None:
     """Enqueue one part, ``c`` being where its (or its splits') products go.
 
     ``ways`` are the layouts of A and B where these do not follow from their sides and strides: for padded copies.
+    lower: of all of C, only what is on and below the diagonal is wanted.
     """
     m, n, itemsize, tiling = a.shape[0], b.shape[1], a.dtype.itemsize, part.tiling
     c_vectors = (
@@ -92,10 +100,15 @@ def _multiply(
     )
     kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)), a.shape[1] < tiling.block_k)
     grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
-    enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
+    diagonal = part.row - part.column if lower else EVERYTHING
+    enqueue(
+        kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors, diagonal
+    )
 
 
-def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+def launch_part(
+    a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any, *, lower: bool = False
+) -> None:
     """Enqueue one part of ``c (+)= a b``; the matrices are the whole ones, C with contiguous rows."""
     rows, columns, target = a, b, c
     if (part.m, part.n) != c.shape:
@@ -103,12 +116,12 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
         rows, columns = a.slice(part.row, part.m, 0, k), b.slice(0, k, part.column, part.n)
         target = c.slice(part.row, part.m, part.column, part.n)
     if part.splits == 1:
-        _multiply(rows, columns, target, part, accumulate, stream)
+        _multiply(rows, columns, target, part, accumulate, stream, lower=lower)
         return
     itemsize, lines = c.dtype.itemsize, part.splits * part.m
     with borrowed(lines * part.n * itemsize, stream) as scratch:
         partial = Matrix(scratch, (lines, part.n), (part.n * itemsize, itemsize), c.dtype)
-        _multiply(rows, columns, partial, part, False, stream)
+        _multiply(rows, columns, partial, part, False, stream, lower=lower)
         enqueue_sum(partial, target, part.splits, accumulate, stream)
 
 
@@ -145,7 +158,9 @@ def _copied(a: Matrix, b: Matrix, part: Part) -> tuple[bool, bool]:
     )
 
 
-def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+def _launch_part_aligned(
+    a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any, lower: bool
+) -> None:
     """Enqueue one part, from aligned copies of panels of operands where that pays."""
     k = a.shape[1]
     left, right = a.slice(part.row, part.m, 0, k).transposed(), b.slice(0, k, part.column, part.n)
@@ -157,7 +172,7 @@ def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate
     )
     depth = repitch.panel_depth(k, line_nbytes)
     if not any(copies) or depth is None:
-        launch_part(a, b, c, part, accumulate, stream)
+        launch_part(a, b, c, part, accumulate, stream, lower=lower)
         return
     target = c.slice(part.row, part.m, part.column, part.n)
     with borrowed(depth * line_nbytes, stream) as scratch:
@@ -174,22 +189,23 @@ def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate
                 VECTOR if copied else found
                 for copied, found in zip(copies, layouts(rows, columns), strict=True)
             ]
-            add = accumulate or first > 0
-            _multiply(rows, columns, target, replace(part, depth=length), add, stream, (ways[0], ways[1]))
+            add, layer = accumulate or first > 0, replace(part, depth=length)
+            _multiply(rows, columns, target, layer, add, stream, (ways[0], ways[1]), lower=lower)
 
 
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
-    """Enqueue ``c (+)= a b``."""
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
+    """Enqueue ``c (+)= a b``. lower: as ``GemmKernel`` says."""
     left, right, target = matrix(a), matrix(b), matrix(c)
     if target.strides[1] != target.dtype.itemsize:
         # The transposed product: the kernel stores C by rows.
         left, right, target = right.transposed(), left.transposed(), target.transposed()
+        lower = False  # it would be the upper half
     (m, k), n = left.shape, right.shape[1]
     for part in cut(m, n, k, target.dtype, layouts(left, right), multiprocessors(current_device())):
         if _thin(part, target):
             _launch_thin(left, right, target, part, accumulate, stream)
         else:
-            _launch_part_aligned(left, right, target, part, accumulate, stream)
+            _launch_part_aligned(left, right, target, part, accumulate, stream, lower)
 
 
 def variants() -> Iterable[Variant]:
@@ -215,5 +231,6 @@ WARP_TILED = GemmKernel(
     supports=supports,
     launch=launch,
     recordable=True,
+    halves=True,
     variants=variants,
 )

@@ -258,10 +258,12 @@ def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str)
     return Planes(target, matrix.depth, matrix.lines, count, line_nbytes, matrix.lines * line_nbytes, kind)
 
 
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA) -> None:
+def launch(
+    a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA, *, lower: bool = False
+) -> None:
     """See ``GemmKernel.launch``. Integers of any width and layout; C wraps modulo 2**bits."""
     itemsize = c.dtype.itemsize
-    output = output_of(c, _C_TYPES[itemsize])
+    output = output_of(c, _C_TYPES[itemsize], lower=lower)
     left, right = _lines(a, 0, itemsize), _lines(b, 1, itemsize)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
@@ -481,6 +483,7 @@ EXACT_INTEGER = GemmKernel(
     summary="int8 tensor cores; wider integers by their lowest byte or by residues, as their range asks",
     supports=supports,
     launch=launch,
+    halves=True,
     variants=variants,
 )
 EXACT_INTEGER_MMA = GemmKernel(

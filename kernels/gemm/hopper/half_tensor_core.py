@@ -136,7 +136,8 @@ def _multiply(
 
 def _sums(address: int, part: Output) -> Output:
     """The sums of a stretch of C, in float32 at an address."""
-    return Output(address, part.rows, part.columns, sums_pitch(part.columns), 1, types.float32, False)
+    pitch = sums_pitch(part.columns)
+    return Output(address, part.rows, part.columns, pitch, 1, types.float32, False, part.diagonal)
 
 
 @functools.cache
@@ -159,11 +160,11 @@ def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool, c_by_colum
     )
 
 
-def _launcher(kind: str) -> Callable[[Any, Any, Any, bool, Any], None]:
-    def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+def _launcher(kind: str) -> Callable[..., None]:
+    def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
         """See ``GemmKernel.launch``."""
         left, right = operands(a, b)
-        output = output_of(c, C_TYPES[c.dtype])
+        output = output_of(c, C_TYPES[c.dtype], lower=lower)
         if output.transposed:  # column-major C: its transpose is B's transpose times A's
             left, right = right, left
         _multiply(kind, left, right, output, accumulate, stream)
@@ -240,6 +241,7 @@ HALF = GemmKernel(
     summary="float16 on the tensor cores, sums in float32",
     supports=_supports_stored(FLOAT16),
     launch=_launcher("f16"),
+    halves=True,
     variants=_half_variants,
 )
 BFLOAT = GemmKernel(
@@ -247,6 +249,7 @@ BFLOAT = GemmKernel(
     summary="bfloat16 on the tensor cores, sums in float32",
     supports=_supports_stored(BFLOAT16),
     launch=_launcher("bf16"),
+    halves=True,
     variants=_bfloat_variants,
 )
 ASKED = tuple(
@@ -255,6 +258,7 @@ ASKED = tuple(
         summary=f"float32 operands as {kind} on the tensor cores, because precision={precision!r} allows it",
         supports=_supports_asked(precision),
         launch=_launcher(kind),
+        halves=True,
         variants=_asked_variants(kind),
     )
     for precision, kind in KINDS.items()

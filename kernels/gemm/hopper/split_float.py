@@ -81,10 +81,10 @@ def _repair(m_major_a: bool, n_major_b: bool) -> Config:
     )
 
 
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
     """See ``GemmKernel.launch``."""
     left, right = operands(a, b)
-    output = output_of(c, types.float32)
+    output = output_of(c, types.float32, lower=lower)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
     m_major_a, n_major_b = not left.k_major, not right.k_major
@@ -160,5 +160,6 @@ SPLIT = GemmKernel(
     summary="float32 as three bfloat16 parts on the tensor cores, as accurate as float32",
     supports=supports,
     launch=launch,
+    halves=True,
     variants=variants,
 )

@@ -51,6 +51,8 @@ ARGUMENTS = (
     types.uint64,  # plan
     types.uint64,  # workspace
     types.uint64,  # map_c
+    types.int32,  # steps
+    types.int32,  # diagonal
 )
 """What every variant takes: scalars only, so that one compilation serves all layouts."""
 
@@ -68,6 +70,46 @@ def cluster_tile(index: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
     return first + within - column * height, column
 
 
+@cuda.jit(device=True, inline="always")
+def lower_tile(
+    index: Any, tiles_m: Any, tiles_n: Any, group: Any, tile_m: Any, tile_n: Any, diagonal: Any
+) -> Any:
+    """The same of a walk that leaves out what lies right of a band's last row + ``diagonal``: see `lower_tiles`."""
+    first = 0
+    height = min(tiles_m, group)
+    across = reach(height, tiles_n, tile_m, tile_n, diagonal)
+    while index >= height * across:
+        index -= height * across
+        first += group
+        height = min(tiles_m - first, group)
+        across = reach(first + height, tiles_n, tile_m, tile_n, diagonal)
+    column = index // height
+    return first + index - column * height, column
+
+
+def _reach(last: Any, tiles_n: Any, tile_m: Any, tile_n: Any, diagonal: Any) -> Any:
+    """Tiles along a row of C that begin at or before the last column wanted, of rows of tiles above number ``last``."""
+    wanted = last * tile_m + diagonal
+    return 0 if wanted <= 0 else min(tiles_n, (wanted + tile_n - 1) // tile_n)
+
+
+reach = cuda.jit(device=True, inline="always")(_reach)
+
+
+def lower_tiles(tiles_m: int, tiles_n: int, group: int, tile_m: int, tile_n: int, diagonal: int) -> int:
+    """Steps of the walk of `lower_tile`: down each band of ``group`` rows of tiles, as far right as its last row wants.
+
+    >>> lower_tiles(4, 4, 2, 128, 128, 0)
+    12
+    """
+    ends = [min(first + group, tiles_m) for first in range(0, tiles_m, group)]
+    heights = [end - first for end, first in zip(ends, range(0, tiles_m, group), strict=True)]
+    return sum(
+        height * _reach(end, tiles_n, tile_m, tile_n, diagonal)
+        for end, height in zip(ends, heights, strict=True)
+    )
+
+
 def kernel_function(config: Config) -> Callable[..., Any]:
     """The kernel of ``config`` as a function of ``ARGUMENTS``, for ``cuda.jit`` or ``cuda.compile_ptx``.
 
@@ -76,6 +118,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     says that the work is another kernel's. What lies outside A and B counts as zero, so ragged sides need no special
     case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be written at once.
     ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
+    ``steps``: 0, or those of `lower_tiles`: then tiles are left out whose elements all lie in columns beyond their row
+    + ``diagonal``.
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written.
 
     Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
@@ -107,10 +151,24 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
     take_registers = warpgroup_mma.register_budget(CONSUMER_REGISTERS, grow=True)
     i32, i64, u32 = types.int32, types.int64, types.uint32
+    cluster_m = cluster * tile_m
+
+    @cuda.jit(device=True, inline="always")
+    def tile_at(index: Any, tiles_m: Any, tiles_n: Any, steps: Any, diagonal: Any) -> Any:
+        if steps > 0:
+            row, column = lower_tile(index, tiles_m, tiles_n, group, cluster_m, tile_n, diagonal)
+        else:
+            row, column = cluster_tile(index, tiles_m, tiles_n, group)
+        return i32(row), i32(column)
+
+    @cuda.jit(device=True, inline="always")
+    def is_above(row: Any, column: Any, steps: Any, diagonal: Any) -> Any:
+        return steps > 0 and i32(column * tile_n) > i32((row + 1) * cluster_m - 1 + diagonal)
 
     def kernel(  # type: ignore[no-untyped-def]
-        map_a, map_b, c, row_stride, column_stride, m, n, k_steps, paired, accumulate, plan, workspace, map_c
-    ):
+        map_a, map_b, c, row_stride, column_stride, m, n, k_steps, paired, accumulate, plan, workspace, map_c,
+        steps, diagonal,
+    ):  # fmt: skip
         planes = i64(1)
         if guarded:
             settings = memory.global_array(plan, i64)
@@ -133,6 +191,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
         tiles_m = i32((m + cluster * tile_m - 1) // (cluster * tile_m))
         tiles_n = i32((n + tile_n - 1) // tile_n)
+        walked = steps if steps > 0 else i32(tiles_m * tiles_n)
         first_tile, tile_stride = i32(cuda.blockIdx.x // cluster), i32(cuda.gridDim.x // cluster)
         place, parity = u32(0), u32(0)
         if thread < WARPGROUP:
@@ -140,8 +199,10 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             if thread == 0:
                 bulk_copy.tensor_map_acquire(map_a)
                 bulk_copy.tensor_map_acquire(map_b)
-                for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
-                    tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
+                for tile in range(first_tile, walked, tile_stride):
+                    tile_row, tile_column = tile_at(tile, tiles_m, tiles_n, steps, diagonal)
+                    if is_above(tile_row, tile_column, steps, diagonal):
+                        continue
                     place, parity = fill(
                         map_a,
                         map_b,
@@ -164,7 +225,10 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             out = memory.global_array(c, c_type)
             kept = memory.global_array(workspace, u32)
             kept_first = cuda.blockIdx.x * kept_words + 4 * (thread - WARPGROUP)
-            for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
+            for tile in range(first_tile, walked, tile_stride):
+                tile_row, tile_column = tile_at(tile, tiles_m, tiles_n, steps, diagonal)
+                if is_above(tile_row, tile_column, steps, diagonal):
+                    continue  # as the producer does, and the other block of the cluster
                 if parts == 1:
                     for plane in range(planes):
                         place, parity = multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity)
@@ -174,7 +238,6 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     place, parity = multiply_parts(
                         totals, sums, ring, k_steps, warpgroup, lane, place, parity
                     )
-                tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
                 warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
                 warp_row = warp_row + thread % WARPGROUP // WARP * C_BOX_LINES
                 tile_first = tile_column * tile_n

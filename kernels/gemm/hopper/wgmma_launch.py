@@ -18,7 +18,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.base import Capability, Variant
-from tilewright.kernels.gemm.hopper.wgmma import ARGUMENTS, kernel_function
+from tilewright.kernels.gemm.hopper.wgmma import ARGUMENTS, kernel_function, lower_tiles
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address
@@ -224,6 +224,8 @@ class Output:
     c_type: Any
     """Numba scalar type of the elements."""
     transposed: bool
+    diagonal: int | None = None
+    """Only elements in columns up to their row + this are wanted; None: all are."""
 
     @property
     def flipped(self) -> Output:
@@ -235,12 +237,14 @@ class Output:
             row_stride=self.column_stride,
             column_stride=self.row_stride,
             transposed=not self.transposed,
+            diagonal=None,  # it would be the upper half: all are computed
         )
 
     def part(self, row: int, rows: int, column: int, columns: int) -> Output:
         """``rows`` rows from ``row`` on, and ``columns`` columns from ``column`` on."""
         offset = (row * self.row_stride + column * self.column_stride) * self.c_type.bitwidth // 8
-        return replace(self, address=self.address + offset, rows=rows, columns=columns)
+        diagonal = None if self.diagonal is None else self.diagonal + row - column
+        return replace(self, address=self.address + offset, rows=rows, columns=columns, diagonal=diagonal)
 
     @property
     def paired(self) -> bool:
@@ -261,15 +265,16 @@ STORED_KIND = "bf16"
 """A tensor map's element type for any elements of 16 bits, which are stored as they are."""
 
 
-def output_of(c: Any, c_type: Any) -> Output:
-    """A device array as an output of ``c_type``; transposed if it is column-major."""
+def output_of(c: Any, c_type: Any, *, lower: bool = False) -> Output:
+    """A device array as an output of ``c_type``; transposed if it is column-major. lower: as ``GemmKernel`` says."""
     itemsize = c.dtype.itemsize
     row_stride, column_stride = (stride // itemsize for stride in c.strides)
     rows, columns = c.shape
     transposed = row_stride == 1 and column_stride != 1
     if transposed:
         rows, columns, row_stride, column_stride = columns, rows, column_stride, row_stride
-    return Output(address(c), rows, columns, row_stride, column_stride, c_type, transposed)
+    diagonal = 0 if lower and not transposed else None
+    return Output(address(c), rows, columns, row_stride, column_stride, c_type, transposed, diagonal)
 
 
 def launch_product(
@@ -289,7 +294,13 @@ def launch_product(
     a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
-    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
+    cluster_m, tile_n = config.tile_m * config.cluster, config.tile_n
+    down, across = ceil_div(output.rows, cluster_m), ceil_div(output.columns, tile_n)
+    tiles, steps, diagonal = down * across, 0, output.diagonal or 0
+    if output.diagonal is not None and diagonal < output.columns:
+        tiles = steps = lower_tiles(down, across, config.group, cluster_m, tile_n, diagonal)
+        if not steps:
+            return
     kernel = compiled(config)
     wanted = [(a, config.box_a), (b, config.box_b)]
     planes_c = output.planes if config.boxes and not accumulate else None
@@ -313,4 +324,6 @@ def launch_product(
             plan,
             workspace,
             *(map_c or (0,)),
+            steps,
+            diagonal,
         )

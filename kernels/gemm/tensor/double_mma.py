@@ -382,6 +382,7 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
         n,
         k,
         accumulate,
+        lower,
     ):
         c = global_array(c_address, f64)
         shared = cuda.shared.array(0, f64, alignment=128)
@@ -407,6 +408,8 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
         rows = i32(min(band, down - first_row))
         row0 = i32((first_row + within % rows) * tile_m)
         column0 = i32((within // rows) * tile_n)
+        if lower and column0 > row0 + (tile_m - 1):
+            return  # all of the tile lies above the diagonal
         if dealt:
             turns = i32(cuda.gridDim.y)
             first_k = i32(cuda.blockIdx.y * depth_elements)
@@ -536,8 +539,11 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
     return kernel
 
 
-SIGNATURE = types.void(*(types.uint64, types.int64) * 3, types.int64, *(types.int32,) * 3, types.boolean)
-"""Address and pitch of A, of B and of C; c_split; m, n, k; accumulate."""
+SIGNATURE = types.void(
+    *(types.uint64, types.int64) * 3, types.int64, *(types.int32,) * 3, types.boolean, types.boolean
+)
+"""Address and pitch of A, of B and of C; c_split; m, n, k; accumulate; lower: whether tiles that lie above C's diagonal
+as a whole are left out."""
 
 
 @functools.cache

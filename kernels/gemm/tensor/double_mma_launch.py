@@ -52,12 +52,14 @@ def enqueue_tile(
     tile: Tile,
     splits: int = 1,
     padded: tuple[bool, bool] = (False, False),
+    *,
+    lower: bool = False,
 ) -> None:
     """Enqueue ``c (+)= a b`` with a tile. ``c`` lies by rows.
 
     With several ``splits``, slabs of k are dealt out to them, and the sum of split r goes to rows r m to (r + 1) m of
     ``c``. ``padded`` says of A and of
-    B that their lines are aligned and go on with zeros to the end of a chunk.
+    B that their lines are aligned and go on with zeros to the end of a chunk. lower: as ``GemmKernel`` says.
     """
     (m, k), n = a.shape, c.shape[1]
     itemsize = a.dtype.itemsize
@@ -95,4 +97,5 @@ def enqueue_tile(
         n,
         k,
         accumulate,
+        lower,
     )

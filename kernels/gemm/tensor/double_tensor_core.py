@@ -88,7 +88,9 @@ def _pays_to_copy(operand: Matrix, used: int) -> bool:
     return operand.dtype == FLOAT64 and used >= repitch.LEAST_SIDE and not lines.whole(by_rows=True)
 
 
-def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, tile: Tile) -> None:
+def _multiply(
+    a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, tile: Tile, lower: bool
+) -> None:
     """Enqueue ``c (+)= a b`` with a tile, from aligned copies of panels of the operands where that pays."""
     k = a.shape[1]
     copies = _pays_to_copy(a, c.shape[1]), _pays_to_copy(b, c.shape[0])
@@ -97,7 +99,7 @@ def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, ti
     k_nbytes += CHUNK * ITEM if any(copies) else 0
     depth = repitch.panel_depth(round_up(k, CHUNK), k_nbytes)
     if depth is None:
-        enqueue_tile(a, b, c, accumulate, stream, tile)
+        enqueue_tile(a, b, c, accumulate, stream, tile, lower=lower)
         return
     with borrowed(depth * k_nbytes, stream) as scratch:
         for first, length in repitch.panels(k, depth):
@@ -113,22 +115,24 @@ def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, ti
                     panels.append(lines if by_rows else lines.transposed())
                 else:
                     panels.append(panel)
-            enqueue_tile(panels[0], panels[1], c, accumulate or first > 0, stream, tile, padded=copies)
+            add = accumulate or first > 0
+            enqueue_tile(panels[0], panels[1], c, add, stream, tile, padded=copies, lower=lower)
 
 
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
-    """Enqueue ``c (+)= a b``."""
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
+    """Enqueue ``c (+)= a b``. lower: as ``GemmKernel`` says."""
     left, right, target = matrix(a), matrix(b), matrix(c)
     if target.strides[1] != target.dtype.itemsize and target.shape[1] > 1:
         left, right, target = right.transposed(), left.transposed(), target.transposed()
+        lower = False  # it would be the upper half
     (m, k), n, processors = left.shape, target.shape[1], multiprocessors(current_device())
     tile = choose_tile(target.dtype.itemsize // ITEM, m, n, k, processors)
     rows, columns = whole_part(m, n, tile, processors)
     if (rows, columns) == (m, n):
-        _multiply(left, right, target, accumulate, stream, tile)
+        _multiply(left, right, target, accumulate, stream, tile, lower)
         return
     above, before = left.slice(0, rows, 0, k), right.slice(0, k, 0, columns)
-    _multiply(above, before, target.slice(0, rows, 0, columns), accumulate, stream, tile)
+    _multiply(above, before, target.slice(0, rows, 0, columns), accumulate, stream, tile, lower)
     if columns < n:
         strip = right.slice(0, k, columns, n - columns)
         skinny_launch.launch(above, strip, target.slice(0, rows, columns, n - columns), accumulate, stream)
@@ -182,5 +186,6 @@ DOUBLE_TENSOR_CORE = GemmKernel(
     supports=supports,
     launch=launch,
     recordable=True,
+    halves=True,
     variants=variants,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import LINE_NBYTES, triangle_area, triangle_count, triangle_position
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
@@ -34,6 +36,8 @@ def read_by_workers(plan: MatmulPlan, workers: int) -> int:
     read = 0
     for worker in range(workers):
         held = PanelCache(plan.a_buffers, object), PanelCache(plan.b_buffers, object)
+        if plan.shares_panels:
+            held = held[0], held[0]
         for tile in list(plan.tiles())[worker::workers]:
             for part in range(plan.k_parts):
                 for start, stop in plan.panels(part):
@@ -168,14 +172,12 @@ def test_memory_that_is_left_over_holds_panels(grid: int, panels: int, spare: in
     assert plan.grid == (grid, grid)
     assert plan.device_peak_nbytes <= limits.device_nbytes
     assert plan.device_peak_nbytes == (16 * plan.c_buffers + 4 * (plan.a_buffers + plan.b_buffers)) * unit
-    assert (plan.b_buffers == 0) == (grid == 1), "a single tile takes A's panels for B's"
+    whole = (grid * panels - 4) * 4 <= spare
+    assert plan.shares_panels == (grid == 1 or (whole and panels > 0)), "A's panels serve as B's"
     found = read_by_workers(plan, workers)
     assert found == plan.read_nbytes if workers == 1 else found <= plan.read_nbytes
     if spare == 300 and workers == 1 and grid > 1:
-        last = x.rows - 64 * (grid - 1)
-        assert plan.read_nbytes == (2 * x.rows - last) * x.columns * 4, (
-            "once as A's, and once as B's but the last"
-        )
+        assert plan.read_nbytes == x.rows * x.columns * 4, "once"
 
 
 def test_a_kept_geometry_must_be_square_and_of_whole_pieces() -> None:
@@ -285,20 +287,28 @@ def test_shares_of_a_triangle_are_even(grid: int, workers: int, finished: set[in
     assert max(areas) < sum(areas) / workers + 64 * 64
 
 
-def test_a_tile_on_the_diagonal_shares_no_panel_of_b() -> None:
+@pytest.mark.parametrize("nbytes", [80_000, 200_000])
+def test_workers_share_the_panels_that_their_tiles_have_in_common(nbytes: int) -> None:
+    """Where all panels are held, whoever needs a block has it, as rows of A or columns of B; else a tile on the
+    diagonal needs none of B's."""
     x = StoredMatrix(5 * 64, 64, F4, (16, 16))
-    plan = plan_of(x, (64, 64), Limits(3, 200_000), keep=Geometry(64, 64, 16, 1, 64, 64))
+    plan = plan_of(x, (64, 64), Limits(3, nbytes), keep=Geometry(64, 64, 16, 1, 64, 64))
+    assert plan.shares_panels == (nbytes > 100_000)
     placement = Placement(plan, plan.tiles())
     workers = [f"tcp://host:{number}" for number in range(3)]
     placement.share_among(workers)
     shares = {worker: list(share) for worker, share in placement._shares.items()}
+
+    def having(wanted: Callable[[Tile], bool]) -> list[str]:
+        return sorted(worker for worker, share in shares.items() if any(map(wanted, share)))
+
     for tile in plan.tiles():
         sharers = placement.sharers(tile, workers[0], frozenset(workers))
-        rows = [worker for worker, share in shares.items() if any(other.i == tile.i for other in share)]
-        columns = [
-            worker
-            for worker, share in shares.items()
-            if any(other.j == tile.j and other.i != tile.j for other in share)
-        ]
-        assert sorted(sharers.a) == sorted(rows)
-        assert sorted(sharers.b) == sorted(columns)
+        of_row, of_column = (
+            having(lambda other, block=block: block in (other.i, other.j)) for block in (tile.i, tile.j)
+        )
+        if not plan.shares_panels:
+            of_row = having(lambda other, tile=tile: other.i == tile.i)
+            of_column = having(lambda other, tile=tile: other.j == tile.j and other.i != tile.j)
+        assert sorted(sharers.a) == of_row
+        assert sorted(sharers.b) == of_column
