@@ -3,6 +3,9 @@
 Functions, each of which says more to ``help``:
 
     matmul          C = op(A) op(B), Zarr arrays of any size, verified and resumable
+    gram            the products of every two columns of a matrix, centred, scaled, weighted
+    cov             their covariances
+    corr            their correlations
     plan_matmul     the tiles, memory and bytes read of such a product, before any work
     verify          whether C = op(A) op(B) holds, without computing it again
     audit           whether what is stored of C is what was written, chunk by chunk
@@ -55,8 +58,11 @@ _HOME = {
     "Verification": "tilewright.pipeline.check.verify",
     "Audit": "tilewright.pipeline.product.audit",
     "audit": "tilewright.workflows.audit",
+    "corr": "tilewright.workflows.gram",
+    "cov": "tilewright.workflows.gram",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
+    "gram": "tilewright.workflows.gram",
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
@@ -97,6 +103,9 @@ if TYPE_CHECKING:
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
+    from tilewright.workflows.gram import corr as corr
+    from tilewright.workflows.gram import cov as cov
+    from tilewright.workflows.gram import gram as gram
     from tilewright.workflows.histogram import histogram as histogram
     from tilewright.workflows.matmul import matmul as matmul
     from tilewright.workflows.matmul import plan_matmul as plan_matmul

@@ -6,7 +6,8 @@ Each command imports what it needs when it runs, so that ``--help`` does not wai
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,9 @@ from tilewright.workflows.console import (
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 DURABILITIES = ("full", "none")
+SIDES = ("columns", "rows")
+MISSING_AS = ("mean", "pairwise")
+CONSTANTS = ("error", "zero")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".zarr")
 MOST_ROUNDS = 64
@@ -173,6 +177,44 @@ memory_option = click.option("--device-memory", type=Size(), metavar="SIZE",
 durability_option = click.option("--durability", type=click.Choice(DURABILITIES), default="full", show_default=True,
                                  help="Whether C is forced to disk, so that a power cut leaves it whole.")  # fmt: skip
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
+outcome_options = options(
+    click.option("--no-verify", is_flag=True, help="Do not check the product."),
+    click.option(
+        "--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left."
+    ),
+    durability_option,
+    click.option(
+        "--same-bits",
+        is_flag=True,
+        help="Do not go on with tiles that a stopped run has rounded otherwise, with other memory or on another kind of"
+        " device.",
+    ),
+    overwrite_option,
+    json_option,
+)
+
+
+@contextmanager
+def storing(c: str) -> Iterator[Any]:
+    """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
+    from tilewright.pipeline.product.output import partial_path
+    from tilewright.pipeline.store.arrays import local_path
+    from tilewright.workflows.progress import Counting, listening
+
+    path = local_path(c)
+    outputs = Outputs(*filter(None, [path]))
+    tiles = Counting("matmul")
+
+    def kept() -> str:
+        if path is None:
+            return f"{c} holds {tiles}"
+        if not outputs.finished() and partial_path(path).exists():
+            return f"{partial_path(path)} keeps {tiles}; the same command goes on from there"
+        return outputs.kept()
+
+    on_interrupt(kept)
+    with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
+        yield listener
 
 
 @click.group(name="tilewright", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -192,16 +234,7 @@ def cli() -> None:
     help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
     " write nothing.",
 )
-@click.option("--no-verify", is_flag=True, help="Do not check the product.")
-@click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
-@options(durability_option)
-@click.option(
-    "--same-bits",
-    is_flag=True,
-    help="Do not go on with tiles that a stopped run has rounded otherwise, with other memory or on another kind of"
-    " device.",
-)
-@options(overwrite_option, json_option)
+@options(outcome_options)
 def matmul(
     a: str,
     b: str,
@@ -215,11 +248,9 @@ def matmul(
 ) -> None:
     """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked."""
     from tilewright.pipeline.product import job
-    from tilewright.pipeline.product.output import partial_path
     from tilewright.pipeline.product.request import Request
-    from tilewright.pipeline.store.arrays import local_path
     from tilewright.workflows import matmul as workflow
-    from tilewright.workflows.progress import Counting, listening
+    from tilewright.workflows.progress import listening
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
     if plan_only:
@@ -227,21 +258,108 @@ def matmul(
             planned = job.plan_only(Request(a, b, c, listener=listener, **shared))
         print_result(planned, as_json=as_json)
         return
-    path = local_path(c)
-    outputs = Outputs(*filter(None, [path]))
-    tiles = Counting("matmul")
-
-    def kept() -> str:
-        if path is None:
-            return f"{c} holds {tiles}"
-        if not outputs.finished() and partial_path(path).exists():
-            return f"{partial_path(path)} keeps {tiles}; the same command goes on from there"
-        return outputs.kept()
-
-    on_interrupt(kept)
-    with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
+    with storing(c) as listener:
         run = workflow.matmul(a, b, c, listener=listener, **shared)
     print_result(run, as_json=as_json)
+
+
+def _numbers(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """The number that a text is, or the text."""
+    for read in (int, float):
+        try:
+            return read(value) if value is not None else None
+        except ValueError:
+            continue
+    return value
+
+
+def _sides(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --center or --scale, as ``tilewright.gram`` has it."""
+    if value is None or value == _VARIABLES:
+        return value is not None
+    side, found, path = value.partition("=")
+    return {side: path} if found and side in SIDES else value
+
+
+_VARIABLES = "variables"
+"""What --center and --scale mean alone."""
+
+variables_options = options(
+    click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
+                 help="What the variables of the result are; the other side is summed over."),
+    click.option("--sum-over", metavar="AXIS",
+                 help="The axis that is summed over, by its number or its dimension's name, in place of --of."),
+    click.option("--missing", metavar="CODE", callback=_numbers,
+                 help="The number that stands for a missing one, such as -1, or nan."),
+    click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
+                 help="What a missing number counts as; pairwise is not there yet."),
+    click.option("--weights", metavar="ARRAY",
+                 help="A stored vector of weights, one for each line of the side that is summed over."),
+    click.option("--window", metavar="W", callback=_numbers, help="A band of the result; not there yet."),
+)  # fmt: skip
+constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
+                               help="What becomes of constant columns, or rows, that are scaled.")  # fmt: skip
+divide_help = "What the sums are divided by: a number, n, or n-1."
+gram_dtype_option = click.option(
+    "--dtype",
+    help="dtype of the result. Without it, floats and complex numbers keep theirs, and integers get float64, or float32"
+    " where numbers of at most 16 bits are missing or weighted.",
+)
+
+
+def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+    """Run one of the functions of ``workflows.gram``."""
+    if not 2 <= len(arrays) <= 3:
+        raise click.UsageError(
+            f"found {len(arrays)} array names; give X [Y] OUT, and behind them --center and --scale, which else take"
+            " the next word for their values"
+        )
+    from tilewright.workflows import gram as workflow
+
+    for option in ("resume", "verify"):
+        shared[option] = not shared.pop(f"no_{option}")
+    with storing(arrays[-1]) as listener:
+        run = getattr(workflow, name)(*arrays, listener=listener, **shared)
+    print_result(run, as_json=as_json)
+
+
+@cli.command(cls=Placed)
+@click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
+@options(variables_options)
+@click.option("--center", is_flag=False, flag_value=_VARIABLES, metavar="[SIDE|ARRAY]", callback=_sides,
+              help="Subtract the mean of each variable; columns, rows or both: theirs; or a stored vector's numbers.")
+@click.option("--scale", is_flag=False, flag_value=_VARIABLES, metavar="[SIDE|ARRAY]", callback=_sides,
+              help="Divide by the deviation of each variable; columns or rows: theirs; or multiply by a stored"
+              " vector's numbers.")
+@click.option("--divide", metavar="N", callback=_numbers, help=divide_help)
+@options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
+@options(outcome_options)
+def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+    """Store the sums of products of every two columns of X: the Gram matrix, XᵀX. With Y, of X and Y.
+
+    Options centre, scale, weight and divide them; X is read where it lies, and never stored again. --center and
+    --scale may be followed by a side, columns or rows, by the name of a stored vector, or by SIDE=NAME.
+    """
+    _run_gram("gram", arrays, as_json, **shared)
+
+
+@cli.command(cls=Placed)
+@click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
+@options(variables_options)
+@click.option("--divide", metavar="N", default="n-1", show_default=True, callback=_numbers, help=divide_help)
+@options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option, outcome_options)
+def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+    """Store the covariances of the columns of X, or of those of X with those of Y."""
+    _run_gram("cov", arrays, as_json, **shared)
+
+
+@cli.command(cls=Placed)
+@click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
+@options(variables_options, constant_option, gram_dtype_option, precision_option, cluster_options)
+@options(device_option, memory_option, outcome_options)
+def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+    """Store the correlations of the columns of X, or of those of X with those of Y."""
+    _run_gram("corr", arrays, as_json, **shared)
 
 
 @cli.command()

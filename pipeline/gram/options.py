@@ -1,0 +1,502 @@
+"""What may be asked of a Gram matrix: every option checked by itself, and then against the matrices it is for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import zarr
+
+from tilewright.kernels.arguments import check_choice, host_array, shown
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
+from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.store.arrays import Source, name_of, open_array
+from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.region_read import read_region
+
+SIDES = ("columns", "rows")
+"""The sides of a stored matrix. A vector of the columns has one number a column."""
+CENTERS = (*SIDES, "both")
+MISSING_AS = ("mean", "pairwise")
+DIVISORS = ("n", "n-1", "pairs")
+CONSTANTS = ("error", "zero")
+
+Values: TypeAlias = "Source | np.ndarray | Sequence[float]"
+"""One number a column, or a row, as a user may give them: in memory, or a stored vector."""
+Missing: TypeAlias = "int | float | Literal['nan'] | None"
+"""The number that stands for a missing element."""
+
+
+@dataclass(frozen=True)
+class GramRequest:
+    """A Gram matrix as it is asked for, by the parameters of ``tilewright.gram``, which says what each may be."""
+
+    x: Source
+    out: Source | None = None
+    y: Source | None = None
+    """The right factor's; None: it is X."""
+    of: str = "columns"
+    center: Any = False
+    scale: Any = False
+    missing: Any = None
+    missing_as: str = "mean"
+    divide: Any = None
+    weights: Values | None = None
+    window: Any = None
+    sum_over: Any = None
+    constant: str = "error"
+    """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
+    conjugated: Literal["left", "right"] = "left"
+    """Which factor's conjugate a complex product takes."""
+    dtype: str | np.dtype | None = None
+    precision: str = "full"
+    cluster: Cluster = "local"
+    cluster_file: str | None = None
+    device: str = "auto"
+    device_memory: int | str | None = None
+    resume: bool = True
+    verify: bool = True
+    overwrite: bool = False
+    durability: str = "full"
+    same_bits: bool = False
+    listener: Listener = log_notices
+
+    def checked(self) -> GramRequest:
+        """The same, once its options are found good, but for what only `open_matrices` can tell."""
+        check_choice("of", self.of, SIDES)
+        check_choice("missing_as", self.missing_as, MISSING_AS)
+        check_choice("constant", self.constant, CONSTANTS)
+        _check_not_there_yet(self)
+        return replace(
+            self,
+            center=_checked_sides("center", self.center, CENTERS),
+            scale=_checked_sides("scale", self.scale, SIDES),
+            missing=_checked_missing(self.missing),
+            divide=_checked_divisor(self.divide),
+        )
+
+    def product(self, **more: Any) -> Request:
+        """The product of the two factors, without anything that is made of their numbers."""
+        options: dict[str, Any] = {
+            "a": self.x,
+            "b": self.x if self.y is None else self.y,
+            "out": self.out,
+            "transpose_a": self.of == "columns",
+            "transpose_b": self.of == "rows",
+            "dtype": self.dtype,
+            "precision": self.precision,
+            "cluster": self.cluster,
+            "cluster_file": self.cluster_file,
+            "device": self.device,
+            "device_memory": self.device_memory,
+            "resume": self.resume,
+            "verify": self.verify,
+            "overwrite": self.overwrite,
+            "durability": self.durability,
+            "same_bits": self.same_bits,
+            "listener": self.listener,
+        }
+        return Request(**(options | more))
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is made of one matrix's numbers, resolved against its shape and dtype."""
+
+    centered: tuple[str, ...] = ()
+    """The sides whose means are subtracted, of `SIDES`."""
+    offsets: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
+    """By side: numbers that the user has subtracted, float64 or complex128."""
+    scaled: str | None = None
+    """The side whose columns, or rows, are divided by their standard deviations."""
+    factors: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
+    """By side: numbers that the user has multiplied by, float64 or complex128."""
+    missing: Missing = None
+    """As in `plan.transform.Transform`."""
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The matrices of a Gram matrix, opened, with their options resolved."""
+
+    arrays: dict[str, zarr.Array[Any]]
+    """By role: ``X`` and, where two are multiplied, ``Y``."""
+    treatments: dict[str, Treatment]
+    """By role."""
+    of: str
+    """The side of the result's variables."""
+    length: int
+    """Of the side that is summed over."""
+    weights: np.ndarray | None = None
+    """One a line of the summed side, float64."""
+    divide: float | Literal["n", "n-1"] | None = None
+
+    @property
+    def summed(self) -> str:
+        """The side that is summed over."""
+        return other(self.of)
+
+    @property
+    def sides(self) -> tuple[tuple[zarr.Array[Any], Treatment], tuple[zarr.Array[Any], Treatment]]:
+        """Of the left and of the right factor."""
+        roles = tuple(self.arrays)
+        left, right = roles[0], roles[-1]
+        return (self.arrays[left], self.treatments[left]), (self.arrays[right], self.treatments[right])
+
+    @property
+    def ddof(self) -> int:
+        """What the divisor of a variance is less than the number of its terms."""
+        return 1 if self.divide == "n-1" else 0
+
+    @property
+    def divisor(self) -> float | None:
+        """The number that the sums are divided by: with weights in place of n their sum W, and in place of n - 1 what
+        ``numpy.cov(aweights=)`` has, W - (sum of the squared weights) / W."""
+        if self.divide is None or not isinstance(self.divide, str):
+            return self.divide
+        return terms(self.length, self.weights) if self.divide == "n" else self.degrees(1)
+
+    def degrees(self, ddof: int) -> float:
+        """The divisor of a variance."""
+        if self.weights is None or not ddof:
+            return terms(self.length, self.weights) - ddof
+        whole = float(self.weights.sum())
+        return whole - ddof * float((self.weights**2).sum()) / whole
+
+
+def terms(length: int, weights: np.ndarray | None) -> float:
+    """How many terms a sum has: its length, or the sum of its weights."""
+    return float(length) if weights is None else float(weights.sum())
+
+
+def other(side: str) -> str:
+    """The other of `SIDES`."""
+    return SIDES[1 - SIDES.index(side)]
+
+
+def axis_of(side: str) -> int:
+    """The axis of a stored matrix along which this side lies: rows are counted along the first."""
+    return 1 - SIDES.index(side)
+
+
+def open_matrices(request: GramRequest) -> Matrices:
+    """Open the matrices and the vectors of a request whose options are checked, and check them against each other.
+
+    Raises
+    ------
+    StoreError, DTypeError
+        A matrix or a stored vector is not there, or holds no numbers.
+    ShapeError
+        A matrix has no two dimensions, both have summed sides of different lengths, or a vector has a wrong length.
+    OptionError
+        An option does not fit the matrices: a code that the dtype does not hold, axes that they do not have, a divisor
+        that is 0.
+    """
+    arrays = {"X": open_array(request.x, ndim=2, role="X")}
+    if request.y is not None:
+        arrays["Y"] = open_array(request.y, ndim=2, role="Y")
+    of = _variables(request, arrays["X"])
+    axis = axis_of(other(of))
+    lengths = {role: int(array.shape[axis]) for role, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ShapeError(
+            f"{name_of(arrays['X'])} has {counted(lengths['X'], other(of)[:-1])} and {name_of(arrays['Y'])} has"
+            f" {lengths['Y']}; both are summed over, so they must have equally many"
+        )
+    if len(arrays) == 2:
+        for name in ("center", "scale"):
+            _check_no_values_of_two(name, getattr(request, name), of)
+    treatments = {role: _treatment(request, array, of, role) for role, array in arrays.items()}
+    weights = None
+    if request.weights is not None:
+        weights = _weights(request.weights, lengths["X"], other(of), arrays["X"])
+    matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide)
+    divisor = matrices.divisor
+    if divisor is not None and divisor <= 0 and isinstance(request.divide, str):
+        what = counted(lengths["X"], other(of)[:-1])
+        raise OptionError(
+            f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
+        )
+    return matrices
+
+
+def _check_not_there_yet(request: GramRequest) -> None:
+    """Raise OptionError for what is planned and cannot be done."""
+    if request.window is not None:
+        raise OptionError(
+            f"window={shown(request.window)}: a band of C cannot be computed alone yet; leave window (--window) out,"
+            " and all of C is computed"
+        )
+    if request.missing_as == "pairwise":
+        raise OptionError(
+            "missing_as='pairwise': elements cannot be divided by their own numbers of pairs yet; it may be 'mean',"
+            " which takes a missing number for the mean of its line"
+        )
+
+
+def _variables(request: GramRequest, x: zarr.Array[Any]) -> str:
+    """The side of the variables: what ``of`` says, or what ``sum_over`` leaves.
+
+    Raises OptionError for axes that X does not have.
+    """
+    if request.sum_over is None:
+        return request.of
+    names = dimension_names(x)
+    there = ", ".join(f"{axis}" + (f" ({name!r})" if name else "") for axis, name in enumerate(names))
+    given = request.sum_over
+    axes = list(given) if isinstance(given, list | tuple) else [given]
+    if len(axes) != 1:
+        raise OptionError(
+            f"sum_over={shown(given)} names {len(axes)} axes: one of the two that X has is summed over; arrays of more"
+            " dimensions cannot be flattened yet. The axes of X are"
+            f" {there}"
+        )
+    (axis,) = axes
+    text = isinstance(axis, str)
+    numbers = {str(number): number for number in range(2)}
+    if text and axis in names:
+        place = names.index(axis)
+        if names[0] == names[1]:
+            raise OptionError(
+                f"sum_over={axis!r}: both axes of X have that name; give a number: the axes are {there}"
+            )
+    elif text and axis in numbers:
+        place = numbers[axis]
+    elif isinstance(axis, int | np.integer) and not isinstance(axis, bool) and 0 <= axis < 2:
+        place = int(axis)
+    else:
+        raise OptionError(f"sum_over={shown(axis)} is no axis of {name_of(x)}; its axes are {there}")
+    found = "columns" if place == 0 else "rows"
+    if request.of == "rows" and found == "columns":
+        raise OptionError(
+            f"of='rows' and sum_over={shown(axis)} contradict each other: X has its rows along the axis that is summed"
+            " over; leave one of them out"
+        )
+    return found
+
+
+def _is_values(value: Any) -> bool:
+    """Whether an argument is, or names, one number a line."""
+    return isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
+
+
+def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
+    """``center`` or ``scale``: a truth value, a word, or values, or those by side in a mapping."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Mapping):
+        wrong = [key for key in value if key not in SIDES]
+        if wrong or not value:
+            found = f"names {shown(wrong[0])}" if wrong else "is empty"
+            raise OptionError(f"{name}: the mapping {found}; its keys may be 'columns' and 'rows'")
+        if bad := [side for side in value if not _is_values(value[side])]:
+            raise OptionError(
+                f"{name}[{bad[0]!r}]={shown(value[bad[0]])} is no array; give one number for each of the {bad[0]}"
+            )
+        return dict(value)
+    if _is_values(value):
+        return value
+    raise OptionError(
+        f"{name}={shown(value)} is unknown; it may be True, False, {', '.join(map(repr, words))}, or one number a"
+        " column or row"
+    )
+
+
+def _checked_missing(value: Any) -> Missing:
+    if value is None:
+        return None
+    if isinstance(value, str) and value.lower() == "nan":
+        return "nan"
+    if isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple) and np.ndim(value) != 0:
+        raise OptionError(
+            "missing: a mask array cannot be applied yet; give the number that stands for a missing one, or 'nan'"
+        )
+    if isinstance(value, str | os.PathLike):
+        raise OptionError(
+            f"missing={shown(value)} is neither a number nor 'nan'; the name of a stored mask cannot be given yet"
+        )
+    if isinstance(value, np.ndarray):
+        value = value[()]
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise OptionError(
+            f"missing={shown(value)} is neither a number nor 'nan'; give what stands for a missing element"
+        )
+    return "nan" if number != number else number
+
+
+def _checked_divisor(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        check_choice("divide", value, DIVISORS, "number and no word that is known")
+        if value == "pairs":
+            raise OptionError(
+                "divide='pairs': elements cannot be divided by their own numbers of pairs yet; it may be a number, 'n'"
+                " or 'n-1'"
+            )
+        return value
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise OptionError(f"divide={shown(value)} is no number; it may be a number, 'n' or 'n-1'")
+    try:
+        divisor = float(number)
+    except OverflowError:
+        divisor = math.inf
+    if divisor == 0 or not math.isfinite(divisor) or not math.isfinite(1 / divisor):
+        raise OptionError(
+            f"divide={shown(value)}: sums cannot be divided by that; give a finite number other than 0"
+        )
+    return divisor
+
+
+def _check_no_values_of_two(name: str, value: Any, of: str) -> None:
+    """Raise OptionError for numbers of the variables where there are two matrices with variables of their own."""
+    own = isinstance(value, Mapping) and of in value
+    if own or (_is_values(value) and not (isinstance(value, str) and value in CENTERS)):
+        if isinstance(value, Mapping) and not own:
+            return
+        raise OptionError(
+            f"{name}: numbers of one matrix are given for two, X and Y; give {name}=True, which finds those of each, or"
+            f" {{{other(of)!r}: values}}, which both share"
+        )
+
+
+def _treatment(request: GramRequest, array: zarr.Array[Any], of: str, role: str) -> Treatment:
+    centered, offsets = _sides_of("center", request.center, array, of)
+    scaled, factors = _sides_of("scale", request.scale, array, of)
+    if scaled and any(side != scaled[0] for side in centered):
+        raise OptionError(
+            f"scale={shown(request.scale)} beside center={shown(request.center)}: the deviations of the"
+            f" {scaled[0]} once {other(scaled[0])} are centred are not found in one pass over X; give them as factors"
+            f" ({{{scaled[0]!r}: values}})"
+        )
+    missing = request.missing if request.missing is None else _code(request.missing, array, role)
+    return Treatment(centered, offsets, scaled[0] if scaled else None, factors, missing)
+
+
+def _sides_of(
+    name: str, value: Any, array: zarr.Array[Any], of: str
+) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """The sides of which something is found, and the numbers that are given, by side."""
+    if value is False:
+        return (), {}
+    if value is True:
+        return (of,), {}
+    if isinstance(value, str) and value in SIDES:
+        return (value,), {}
+    if isinstance(value, str) and value == "both" and name == "center":
+        return SIDES, {}
+    if isinstance(value, Mapping):
+        return (), {
+            side: _vector(f"{name}[{side!r}]", given, array, (side,)) for side, given in value.items()
+        }
+    rows, columns = array.shape
+    if rows == columns:
+        raise OptionError(
+            f"{name}: X has as many rows as columns, {rows}, so that numbers might be of either; say"
+            f" {name}={{'columns': values}} or {{'rows': values}}"
+        )
+    words = ", ".join(map(repr, CENTERS if name == "center" else SIDES))
+    found = _vector(name, value, array, SIDES, f"True, False, {words}, or one number a column or row")
+    return (), {SIDES[0] if len(found) == columns else SIDES[1]: found}
+
+
+def _vector(
+    name: str, value: Any, array: zarr.Array[Any], sides: tuple[str, ...], words: str = ""
+) -> np.ndarray:
+    """Numbers as float64 or complex128, of one of these sides' lengths."""
+    found = stored_values(name, value, words)
+    lengths = {side: int(array.shape[axis_of(side)]) for side in sides}
+    if len(found) not in lengths.values():
+        allowed = " or ".join(f"{length}, one for each of the {side}" for side, length in lengths.items())
+        raise ShapeError(f"{name}: found {len(found)} numbers; {name_of(array)} needs {allowed}")
+    if not np.isfinite(found).all():
+        place = int(np.flatnonzero(~np.isfinite(found))[0])
+        raise OptionError(f"{name}: number {place} is {found[place]}; all must be finite")
+    if found.dtype.kind == "c" and array.dtype.kind != "c":
+        raise OptionError(f"{name}: complex numbers are given for {name_of(array)}, which holds {array.dtype}")
+    return found
+
+
+def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
+    """A vector that a user gives, in memory or stored: float64, or complex128.
+
+    words: what else the argument may be, for a text that names no array.
+    """
+    if isinstance(value, str | os.PathLike | zarr.Array):
+        try:
+            stored = open_array(value, ndim=1, role=name)
+        except StoreError as error:
+            if not words or not isinstance(value, str):
+                raise
+            raise OptionError(
+                f"{name}={shown(value)} is unknown, and names no stored array; it may be {words}"
+            ) from error
+        found = read_region(stored, (slice(0, stored.shape[0]),))
+    else:
+        found = host_array(name, value)
+    if found.ndim != 1 or found.dtype.kind not in "iufc":
+        raise OptionError(
+            f"{name}: found {found.dtype} of shape {found.shape}; it must be one number for each column, or each row"
+        )
+    return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
+
+
+def _weights(value: Any, length: int, summed: str, array: zarr.Array[Any]) -> np.ndarray:
+    if not _is_values(value):
+        raise OptionError(f"weights={shown(value)} is no array; give one number for each of the {summed}")
+    found = stored_values("weights", value)
+    if len(found) != length:
+        raise ShapeError(
+            f"weights: found {len(found)} numbers; {name_of(array)} needs {length}, one for each of the {summed}, which"
+            " are summed over"
+        )
+    bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0))) if found.dtype.kind == "f" else np.zeros(1, int)
+    if len(bad):
+        raise OptionError(
+            f"weights: number {bad[0]} is {found[bad[0]]}; weights must be finite numbers of 0 or more"
+        )
+    if not found.sum() > 0 or not np.isfinite(found.sum()):
+        raise OptionError(f"weights: they add up to {found.sum()}; their sum must be finite and more than 0")
+    return found
+
+
+def _code(missing: Any, array: zarr.Array[Any], role: str) -> Missing:
+    """The number that stands for missing elements as the array's dtype has it."""
+    dtype = array.dtype.newbyteorder("=")
+    if missing == "nan":
+        if dtype.kind in "iu":
+            raise OptionError(
+                f"missing='nan': {role}, {name_of(array)}, holds {dtype}, which has no NaN; give the integer that"
+                " stands for a missing element"
+            )
+        return "nan"
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        if not math.isfinite(missing) or missing != int(missing) or not bounds.min <= missing <= bounds.max:
+            raise OptionError(
+                f"missing={missing}: {role}, {name_of(array)}, holds {dtype}, which has no such number; it may be a"
+                f" whole number from {bounds.min} to {bounds.max}"
+            )
+        return int(missing)
+    real = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+    with np.errstate(over="ignore", under="ignore"):
+        try:
+            code = float(real.type(missing))
+        except OverflowError:
+            code = math.inf
+    if math.isinf(code) and not (isinstance(missing, float) and math.isinf(missing)):
+        raise OptionError(
+            f"missing={shown(missing)}: {role}, {name_of(array)}, holds {dtype}, which has no such number; give the"
+            " number that is stored"
+        )
+    return code

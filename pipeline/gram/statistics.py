@@ -1,0 +1,201 @@
+"""What has to be known of a matrix before it is multiplied: one streamed pass over it, by tasks on the cluster.
+
+`find_statistics` goes over it once, whatever is asked; `thin_product` once more, where the exact sums of integers are
+to be centred along the side that is summed over. Both hold no more than a piece of the matrix at a time in each task,
+and their bits do not depend on how many workers there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+from distributed import Client
+
+from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline import config
+from tilewright.pipeline.events import Listener
+from tilewright.kernels.passes.moments import Moments, moments_of
+from tilewright.pipeline.gram.options import SIDES, Missing, axis_of
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
+from tilewright.pipeline.store.arrays import name_of, read_unit
+from tilewright.pipeline.store.region_read import read_region, reads_parts
+from tilewright.pipeline.store.waiting import reading_while
+
+STATISTICS = "statistics"
+THIN = "means"
+"""Names of the two passes in events."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a pass finds of a matrix."""
+
+    sides: tuple[str, ...]
+    """Of which of `SIDES` it finds the moments of each line."""
+    missing: Missing = None
+    weighted: str | None = None
+    """The side whose lines are means over elements with weights."""
+    weights: np.ndarray | None = None
+    """One for each of those elements."""
+
+    def weights_of(self, side: str, along: slice) -> np.ndarray | None:
+        """Those of the elements at some places of this side's lines."""
+        return self.weights[along] if self.weights is not None and side == self.weighted else None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one task found, and of which lines."""
+
+    region: tuple[slice, slice]
+    """Rows and columns."""
+    found: dict[str, Moments]
+
+
+def find_statistics(
+    client: Client, array: zarr.Array[Any], wanted: Wanted, listener: Listener
+) -> dict[str, Moments]:
+    """The moments of every line of the sides that are wanted. Raises StoreError where a chunk cannot be read."""
+    dtype = array.dtype.newbyteorder("=")
+
+    def nothing() -> dict[str, Moments]:
+        return {side: Moments.of_nothing(int(array.shape[axis_of(side)]), dtype) for side in wanted.sides}
+
+    def combined(total: dict[str, Moments], part: _Part) -> dict[str, Moments]:
+        for side, found in part.found.items():
+            total[side].part(part.region[axis_of(side)]).add(found)
+        return total
+
+    reduction: Reduction[_Part, dict[str, Moments]] = Reduction(
+        name=STATISTICS,
+        chunk=look_at_piece,
+        identity=nothing,
+        combine=combined,
+        commutative=False,  # sums of floats are rounded
+        lighter=_lighter(array),
+    )
+    regions = list(pieces(array, wanted.sides))
+    return reduce_pieces(
+        client,
+        reduction,
+        [(array, region, _of_region(wanted, region)) for region in regions],
+        [_nbytes(array, region) for region in regions],
+        listener,
+    )
+
+
+def look_at_piece(
+    array: zarr.Array[Any], region: tuple[slice, slice], wanted: Wanted
+) -> tuple[_Part, dict[str, float]]:
+    """What a task does: read a piece of the matrix, and find the moments of its lines.
+
+    wanted: with the weights of this piece alone.
+    """
+    begin = time.perf_counter()
+    with reading_while(end_if_given_up()):
+        block = read_region(array, region)
+    read = time.perf_counter()
+    found = {}
+    for side in wanted.sides:
+        axis = 1 - axis_of(side)
+        found[side] = moments_of(block, axis, wanted.missing, wanted.weights_of(side, slice(None)))
+    return _Part(region, found), {"read": read - begin, "look": time.perf_counter() - read}
+
+
+def thin_product(
+    client: Client, array: zarr.Array[Any], side: str, vector: np.ndarray, listener: Listener
+) -> np.ndarray:
+    """For each line of a side the sum of its elements times a vector's: X v for rows, Xᵀ v for columns, in float64.
+
+    Raises StoreError where a chunk cannot be read.
+    """
+    axis = axis_of(side)
+    length = int(array.shape[axis])
+
+    def combined(total: np.ndarray, part: tuple[slice, np.ndarray]) -> np.ndarray:
+        lines, found = part
+        total[lines] += found
+        return total
+
+    reduction: Reduction[tuple[slice, np.ndarray], np.ndarray] = Reduction(
+        name=THIN,
+        chunk=multiply_piece,
+        identity=lambda: np.zeros(length),
+        combine=combined,
+        commutative=False,
+        lighter=_lighter(array),
+    )
+    regions = list(pieces(array, (side,)))
+    return reduce_pieces(
+        client,
+        reduction,
+        [(array, region, axis, vector[region[1 - axis]]) for region in regions],
+        [_nbytes(array, region) for region in regions],
+        listener,
+    )
+
+
+def multiply_piece(
+    array: zarr.Array[Any], region: tuple[slice, slice], axis: int, vector: np.ndarray
+) -> tuple[tuple[slice, np.ndarray], dict[str, float]]:
+    """What a task does: multiply the lines of a piece by its part of the vector."""
+    begin = time.perf_counter()
+    with reading_while(end_if_given_up()):
+        block = read_region(array, region)
+    read = time.perf_counter()
+    # Not by BLAS, whose sums depend on how many threads it has.
+    found = np.einsum("ij,j->i" if axis == 0 else "ij,i->j", block, vector, dtype=np.float64, casting="safe")
+    return (region[axis], found), {"read": read - begin, "multiply": time.perf_counter() - read}
+
+
+def pieces(array: zarr.Array[Any], sides: Sequence[str]) -> Iterator[tuple[slice, slice]]:
+    """The matrix in pieces of about the configured size, of whole chunks where a part of one cannot be read alone, in
+    row order: long ones along the lines that are looked at, so that few numbers come back of each."""
+    rows, columns = (int(side) for side in array.shape)
+    if not rows or not columns:
+        return
+    unit_rows, unit_columns = read_unit(array)
+    most = max(1, config.get("piece-nbytes") // array.dtype.itemsize)
+    if reads_parts(array):  # a part of a large chunk is a piece
+        unit_columns = min(unit_columns, most)
+        unit_rows = max(1, min(unit_rows, most // unit_columns))
+    height, width = min(unit_rows, rows), min(unit_columns, columns)
+    if tuple(sides) == (SIDES[1],):  # of rows alone
+        width = min(columns, width * max(1, most // (height * width)))
+        height = min(rows, height * max(1, most // (height * width)))
+    else:
+        height = min(rows, height * max(1, most // (height * width)))
+        width = min(columns, width * max(1, most // (height * width)))
+    for row in range(ceil_div(rows, height)):
+        for column in range(ceil_div(columns, width)):
+            yield (
+                slice(row * height, min(rows, (row + 1) * height)),
+                slice(column * width, min(columns, (column + 1) * width)),
+            )
+
+
+def _of_region(wanted: Wanted, region: tuple[slice, slice]) -> Wanted:
+    """The same, with no other weights than a piece needs."""
+    if wanted.weighted is None:
+        return wanted
+    along = region[1 - axis_of(wanted.weighted)]
+    return Wanted(
+        wanted.sides, wanted.missing, wanted.weighted, wanted.weights_of(wanted.weighted, along)
+    )
+
+
+def _nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int:
+    rows, columns = region
+    return (rows.stop - rows.start) * (columns.stop - columns.start) * int(array.dtype.itemsize)
+
+
+def _lighter(array: zarr.Array[Any]) -> str:
+    return (
+        f"let tasks take smaller pieces (tilewright.piece-nbytes), store {name_of(array)} in smaller chunks, or run"
+        " fewer tasks at once (threads_per_worker, in a profile)"
+    )

@@ -1,0 +1,324 @@
+"""From options and statistics to what is made of the factors' numbers and of their sums.
+
+There are two forms. Integers that nothing but means and variances is wanted of stay integers, so that their products
+are exact, and on a GPU those of tensor cores; the sums are centred and scaled afterwards, in double precision. All else
+is transformed where the panels of the factors lie: centred, scaled, weighted, and 0 where an element is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
+from tilewright.kernels.numbers import counted
+from tilewright.kernels.passes.moments import Moments
+from tilewright.pipeline.errors import DTypeError, OptionError
+from tilewright.pipeline.gram.options import Matrices
+from tilewright.pipeline.gram.statistics import Wanted
+from tilewright.pipeline.plan.transform import Epilogue, Transform
+from tilewright.pipeline.store.arrays import name_of
+
+EXACT = 2**53
+"""Integers up to this are exact in double precision."""
+
+MOST_LOST = 2**20
+"""The share of a sum of squares that centring it afterwards may take away: of the 53 bits of double precision 20 are
+lost then, and 33 are left, nine more than single precision has."""
+
+NARROW_NBYTES = 2
+"""Integers of so many bytes are exact in single precision too."""
+
+SHOWN = 5
+"""Lines that a message names."""
+
+Statistics = Mapping[str, Moments]
+"""The moments of each line, by side."""
+Form = Literal["plain", "exact", "transformed"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a product is asked for besides its factors."""
+
+    transforms: tuple[Transform | None, Transform | None] = (None, None)
+    epilogue: Epilogue | None = None
+
+
+def form_of(matrices: Matrices) -> Form:
+    """How the product is formed, as far as that can be said before its numbers are known: ``plain`` where nothing is
+    made of them, ``exact`` where the sums of integers are finished, ``transformed`` where the factors are."""
+    integers = all(array.dtype.kind in "iu" for array in matrices.arrays.values())
+    treatments = matrices.treatments.values()
+    if matrices.weights is None and not any(
+        each.centered or each.offsets or each.scaled or each.factors or each.missing is not None
+        for each in treatments
+    ):
+        if any(array.dtype.kind == "c" for array in matrices.arrays.values()):
+            return "transformed"
+        if matrices.divide is None:
+            return "plain"
+        return "exact" if integers else "transformed"
+    summed = matrices.summed
+    for each in treatments:
+        scaled = {*each.factors, *filter(None, [each.scaled])}
+        if each.offsets or each.missing is not None or summed in scaled:
+            return "transformed"
+        if scaled and summed in each.centered:
+            return "transformed"  # what is added to the sums would have to be scaled too
+    return "exact" if integers and matrices.weights is None else "transformed"
+
+
+def result_dtype(matrices: Matrices, form: Form, asked: Any) -> Any:
+    """C's dtype, for `product.request`: what was asked for, or None, where the product is plain; float64 for exact
+    sums; else the matrices' own, single precision at least, for integers of more than 16 bits double precision.
+
+    Raises DTypeError where what is asked for holds neither floats nor complex numbers, or none that the matrices cast
+    to.
+    """
+    if form == "plain":
+        return asked
+    dtypes = [array.dtype.newbyteorder("=") for array in matrices.arrays.values()]
+    if asked is not None:
+        names = tuple(f"{role}: {name_of(array)}" for role, array in matrices.arrays.items())
+        found = check.result_dtype(
+            dtypes[0], dtypes[-1], asked, (names[0], names[-1]), NUMPY_ELEMENTS, k=matrices.length
+        )
+        if found.kind not in "fc":
+            raise DTypeError(
+                f"dtype={found}: numbers that are centred, scaled, weighted or divided are no integers; ask for a float"
+                " or complex dtype, or leave dtype out"
+            )
+        return found
+    if form == "exact":
+        return np.dtype(np.float64)
+    common = np.result_type(*dtypes)
+    if common.kind not in "iu":
+        return np.result_type(common, np.float32)
+    narrow = all(dtype.itemsize <= NARROW_NBYTES for dtype in dtypes)
+    return np.dtype(np.float32 if narrow else np.float64)
+
+
+def wanted_of(matrices: Matrices, role: str, form: Form) -> Wanted | None:
+    """What the first pass has to find of a matrix; None where it needs none."""
+    treatment, array = matrices.treatments[role], matrices.arrays[role]
+    sides = {*treatment.centered, *filter(None, [treatment.scaled])}
+    if form == "exact" and array.dtype.itemsize > NARROW_NBYTES:
+        sides.add(matrices.of)  # for the largest number, which decides whether the sums are exact
+    if not sides:
+        return None
+    weighted = matrices.of if matrices.weights is not None else None
+    return Wanted(tuple(sorted(sides)), treatment.missing, weighted, matrices.weights)
+
+
+def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str) -> None:
+    """Raise OptionError for lines that have no mean, or no variance, where that is needed; it names the first few.
+
+    constant: as in `options.GramRequest`.
+    """
+    treatment, name = matrices.treatments[role], name_of(matrices.arrays[role])
+    for side in {*treatment.centered, *filter(None, [treatment.scaled])}:
+        if not (matrices.length if side == matrices.of else _variables(matrices, role)):
+            continue
+        empty = np.flatnonzero(found[side].count == 0)
+        if len(empty):
+            why = f"missing={treatment.missing!r}" if treatment.missing is not None else "weights"
+            what = "have no element that is present" if treatment.missing is not None else "have no element"
+            what += " and has a weight" if matrices.weights is not None else ""
+            raise OptionError(
+                f"{why}: {_named(empty, side)} of {name} {what}, so that there is no mean of them; leave them out of"
+                f" {role}"
+            )
+    if treatment.scaled is None:
+        return
+    moments = found[treatment.scaled]
+    far = np.flatnonzero(np.isinf(moments.second))
+    if len(far):
+        raise OptionError(
+            f"scale: the squares of {_named(far, treatment.scaled)} of {name} exceed double precision; multiply {role}"
+            " by a small number first, or give factors"
+        )
+    alike = np.flatnonzero(moments.constant)
+    if len(alike) and constant == "error":
+        raise OptionError(
+            f"scale: {_named(alike, treatment.scaled)} of {name} {'is' if len(alike) == 1 else 'are'} constant, and"
+            f" cannot have unit variance; leave them out of {role}, or have them count as 0 with constant='zero'"
+            " (--constant zero)"
+        )
+
+
+def _named(lines: np.ndarray, side: str) -> str:
+    """Some lines, in words: how many, and the first few."""
+    first = ", ".join(map(str, lines[:SHOWN]))
+    more = ", ..." if len(lines) > SHOWN else ""
+    return f"{counted(len(lines), side[:-1])} ({first}{more})"
+
+
+def stays_exact(matrices: Matrices, found: Mapping[str, Statistics]) -> bool:
+    """Whether the sums of integers are exact in double precision, and centring them afterwards leaves enough digits.
+
+    found: by role; nothing of a matrix whose dtype alone decides.
+    """
+    largest = []
+    for role, array in matrices.arrays.items():
+        info = np.iinfo(array.dtype)
+        bound = max(-int(info.min), int(info.max))
+        if matrices.of in found.get(role, {}):
+            bound = int(found[role][matrices.of].largest)
+        largest.append(bound)
+    if matrices.length * largest[0] * largest[-1] > EXACT:
+        return False
+    for role, array in matrices.arrays.items():
+        if array.dtype.itemsize <= NARROW_NBYTES:
+            continue  # whose transformed numbers would have fewer digits
+        for side in matrices.treatments[role].centered:
+            moments = found[role][side]
+            varying = (moments.count > 0) & (moments.second > 0)
+            squares = moments.count[varying] * moments.mean[varying] ** 2
+            if (squares > MOST_LOST * moments.second[varying]).any():
+                return False
+    return True
+
+
+def made_exact(
+    matrices: Matrices,
+    found: Mapping[str, Statistics],
+    thin: Callable[[str, np.ndarray], np.ndarray],
+) -> Made:
+    """The epilogue by which exact sums of integers become those of centred and scaled ones.
+
+    With n terms in a sum, means m of the variables, and means r of the lines of the summed side, whose own mean is g:
+    centring the variables takes n m mᵀ from XᵀX. Centring the other side takes t_i + t_j from its elements and adds
+    r·r, where t = Xᵀ r is found in one more pass over X. Of both, t_i is Xᵀ r - n m g, and r·r - n g² is added.
+
+    thin: finds the sums of the elements of a matrix's variables, each times a vector's, by its role.
+    """
+    of, summed, n = matrices.of, matrices.summed, matrices.length
+    roles = tuple(matrices.arrays)
+    alpha = 1.0 if matrices.divisor is None else 1 / matrices.divisor
+    epilogue = Epilogue(alpha=alpha)
+    centered = matrices.treatments[roles[0]].centered  # the same of both
+    left, right = roles[0], roles[-1]
+    across = {left: right, right: left}
+    of_variables = {role: means_of(found[role][of]) for role in roles if of in centered}
+    if of_variables:
+        epilogue = replace(
+            epilogue,
+            row_pairs=of_variables[left],
+            column_pairs=of_variables[right],
+            pair_weight=float(n),
+        )
+    if summed in centered:
+        lines = {role: means_of(found[role][summed]) for role in roles}
+        sums = {role: thin(role, lines[across[role]]) for role in roles}
+        corner = math.fsum(lines[left] * lines[right])
+        if of_variables:
+            grand = {role: _mean(lines[role]) for role in roles}
+            sums = {role: sums[role] - n * of_variables[role] * grand[across[role]] for role in roles}
+            corner -= n * grand[left] * grand[right]
+        epilogue = replace(
+            epilogue,
+            row_offsets=-alpha * sums[left],
+            column_offsets=-alpha * sums[right],
+            offset=alpha * corner,
+        )
+    factors = {role: _factors(matrices, role, found.get(role, {})).get(of) for role in roles}
+    return Made(
+        epilogue=replace(epilogue, row_factors=factors[left], column_factors=factors[right])
+    )
+
+
+def made_transformed(
+    matrices: Matrices, found: Mapping[str, Statistics], dtype: np.dtype, conjugated: str
+) -> Made:
+    """The transforms of both factors, for a C of this dtype, and the division of their sums.
+
+    conjugated: as in `options.GramRequest`.
+    """
+    divisor = matrices.divisor
+    epilogue = None if divisor is None or divisor == 1 else Epilogue(alpha=1 / divisor)
+    formed = np.result_type(dtype, np.float32)
+    each = {role: _transform(matrices, role, found.get(role, {}), formed) for role in matrices.arrays}
+    roles = tuple(matrices.arrays)
+    left, right = each[roles[0]], each[roles[-1]]
+    if formed.kind == "c":
+        left, right = (
+            replace(one or Transform(formed), conjugate=True) if side == conjugated else one
+            for one, side in ((left, "left"), (right, "right"))
+        )
+    return Made((left, right), epilogue)
+
+
+def _transform(matrices: Matrices, role: str, found: Statistics, dtype: np.dtype) -> Transform | None:
+    """None where nothing is made of the matrix's numbers."""
+    treatment, of, summed = matrices.treatments[role], matrices.of, matrices.summed
+    offsets = dict(treatment.offsets)
+    for side in treatment.centered:
+        offsets[side] = means_of(found[side])
+    if len(treatment.centered) == 2:
+        # Each line of the summed side has its mean of all numbers taken once: with the variables' means it goes twice.
+        moments = found[of]
+        whole = moments.weight.sum()
+        if whole > 0:
+            offsets[summed] = offsets[summed] - (moments.mean * moments.weight).sum() / whole
+    factors = _factors(matrices, role, found)
+    if matrices.weights is not None:
+        roots = np.sqrt(matrices.weights)
+        factors[summed] = roots * factors[summed] if summed in factors else roots
+    if not offsets and not factors and treatment.missing is None:
+        return None
+    cast: dict[str, np.ndarray] = {}
+    for kind, vectors in (("offsets", offsets), ("factors", factors)):
+        for side, vector in vectors.items():
+            with np.errstate(over="ignore", under="ignore"):
+                held = vector.astype(dtype)
+            bad = np.flatnonzero(np.isinf(held) & np.isfinite(vector))
+            if len(bad):
+                raise OptionError(
+                    f"{'scale' if kind == 'factors' else 'center'}: the {kind[:-1]} of {_named(bad, side)} of"
+                    f" {name_of(matrices.arrays[role])} exceeds {dtype}; ask for a wider dtype (dtype='float64')"
+                )
+            cast[f"{side[:-1]}_{kind}"] = held
+    return Transform(dtype, missing=treatment.missing, **cast)
+
+
+def _factors(matrices: Matrices, role: str, found: Statistics) -> dict[str, np.ndarray]:
+    """By side: the numbers that are given, or the reciprocals of standard deviations; 0 for constant lines."""
+    treatment = matrices.treatments[role]
+    factors = dict(treatment.factors)
+    if (side := treatment.scaled) is not None:
+        moments = found[side]
+        if side == matrices.of:
+            degrees = matrices.degrees(matrices.ddof)
+        else:
+            degrees = float(_variables(matrices, role) - matrices.ddof)
+        varying = ~moments.constant & (moments.count > 0)
+        ratio = np.divide(degrees, moments.second, out=np.zeros(len(varying)), where=varying)
+        factors[side] = np.sqrt(ratio)
+    return factors
+
+
+def means_of(moments: Moments) -> np.ndarray:
+    """The mean of each line, of integers without weights from their exact sums; 0 of no elements."""
+    if moments.least.dtype.kind not in "iu" or (moments.weight != moments.count).any():
+        return moments.mean
+    if moments.high.any():
+        pairs = zip(moments.exact_sums, moments.count.tolist(), strict=True)
+        return np.array([total / count if count else 0.0 for total, count in pairs])
+    return np.divide(moments.low, moments.count, out=np.zeros(len(moments.low)), where=moments.count > 0)
+
+
+def _variables(matrices: Matrices, role: str) -> int:
+    """How many variables a matrix has."""
+    rows, columns = matrices.arrays[role].shape
+    return int(columns if matrices.of == "columns" else rows)
+
+
+def _mean(values: np.ndarray) -> float:
+    return math.fsum(values) / len(values) if len(values) else 0.0
+

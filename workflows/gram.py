@@ -1,0 +1,297 @@
+"""Gram matrices, covariances and correlations of stored matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.arguments import shown
+from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.gram import job
+from tilewright.pipeline.gram.options import GramRequest, Values
+from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.store.arrays import Source
+
+
+def gram(
+    x: Source,
+    y: Source | None = None,
+    out: Source | None = None,
+    *,
+    of: str = "columns",
+    center: Any = False,
+    scale: Any = False,
+    missing: Any = None,
+    missing_as: str = "mean",
+    divide: float | str | None = None,
+    weights: Values | None = None,
+    window: Any = None,
+    sum_over: Any = None,
+    constant: str = "error",
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    durability: str = "full",
+    same_bits: bool = False,
+    listener: Listener = log_notices,
+) -> MatmulRun:
+    """Store the Gram matrix of X: the sums of products of every two of its columns, or rows.
+
+    ``gram(x, out)`` is XᵀX, or with ``of="rows"`` X Xᵀ; ``gram(x, y, out)`` multiplies the columns, or rows, of two
+    matrices. Of complex numbers the left factor is conjugated: each element is ``numpy.vdot`` of two columns. X is not
+    stored again, whatever is made of its numbers, and of one matrix only the tiles on and below C's diagonal are
+    computed.
+
+    Parameters
+    ----------
+    x, y
+        Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. Their columns (rows) are the variables
+        of the result, their rows (columns) are summed over.
+    out
+        Where C goes, as for ``tilewright.matmul``. With two arguments it is the second.
+    of
+        The variables: ``columns`` or ``rows``.
+    center
+        What is subtracted before anything else: True the mean of each variable; ``columns`` or ``rows`` the mean of
+        each column, or row (a genomic relationship matrix centres columns and multiplies rows); ``both`` these two, and
+        the mean of all numbers is added back. Or one number a column or a row: an array, a list, or the path of a
+        stored vector; where X has as many columns as rows, ``{"columns": values}`` or ``{"rows": values}``.
+    scale
+        What is multiplied by afterwards: True divides each variable by its standard deviation, whose divisor is that of
+        ``divide``; ``columns`` or ``rows`` each column, or row. Or factors, given as for ``center``.
+    missing
+        What stands for a missing number: a number as it is stored, or ``"nan"``. Means and deviations are of those that
+        are there. (A mask array cannot be given yet.)
+    missing_as
+        ``mean``: a missing number is taken for the mean that is subtracted, so it counts as 0 once it is centred, and
+        without ``center`` as 0. (``pairwise``, by which each element is divided by its own number of pairs, is not
+        there yet.)
+    divide
+        What the sums are divided by: a number; ``n``, the length of the side that is summed over; ``n-1``. With weights
+        n is their sum W, and n - 1 is W - (sum of the squared weights) / W, as of ``numpy.cov(aweights=...)``.
+    weights
+        One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
+        product is multiplied by its weight, and the variables' means and deviations are weighted.
+    window
+        Not there yet: only a band of C.
+    sum_over
+        The axis that is summed over, by its number or the name of its dimension, in place of ``of``. (X has two
+        dimensions; flattening more is not there yet.)
+    constant
+        What happens where a variable without variance is to be divided by its deviation: ``error``, or ``zero``, by
+        which it counts as 0.
+    dtype
+        C's dtype, a float or a complex one unless nothing is made of the numbers. Without it: float64 for integers,
+        but where numbers of at most 16 bits are missing or weighted float32; the dtype of X for floats and complex
+        numbers, float32 for float16. Numbers are cast to it before anything is subtracted.
+    precision, cluster, cluster_file, device, device_memory, resume, verify, overwrite, durability, same_bits, listener
+        As for ``tilewright.matmul``. A run that goes on finds means and deviations once more.
+
+    Integers without missing numbers and weights are multiplied as integers, exactly, and their sums are centred and
+    scaled in float64, as long as the sums are below 2^53 and centring leaves enough of their digits. All else is
+    centred in C's dtype, by means in float64, before it is multiplied: so a mean that is large beside the deviations
+    costs no digits.
+
+    Raises
+    ------
+    TilewrightError
+        As ``tilewright.matmul``, and before the first tile: OptionError for constant variables that are scaled, and for
+        lines without any number where a mean is needed; ShapeError for weights, factors or means of a wrong length.
+
+    Examples
+    --------
+    Covariances of grid points, weighted by the area that the rows stand for::
+
+        tw.gram("sst.zarr", "covariance.zarr", center=True, weights=np.cos(latitude), divide="n-1")
+
+    VanRaden's genomic relationship matrix of samples × variants, with dosages of 0, 1 and 2 and -1 where there is
+    none::
+
+        tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide=2 * (p * (1 - p)).sum())
+    """
+    if out is None:
+        y, out = None, y
+    return _run(
+        x,
+        y,
+        out,
+        of=of,
+        center=center,
+        scale=scale,
+        missing=missing,
+        missing_as=missing_as,
+        divide=divide,
+        weights=weights,
+        window=window,
+        sum_over=sum_over,
+        constant=constant,
+        dtype=dtype,
+        precision=precision,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        device=device,
+        device_memory=device_memory,
+        resume=resume,
+        verify=verify,
+        overwrite=overwrite,
+        durability=durability,
+        same_bits=same_bits,
+        listener=listener,
+    )
+
+
+def cov(
+    x: Source,
+    y: Source | None = None,
+    out: Source | None = None,
+    *,
+    of: str = "columns",
+    missing: Any = None,
+    missing_as: str = "mean",
+    divide: float | str | None = "n-1",
+    weights: Values | None = None,
+    window: Any = None,
+    sum_over: Any = None,
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    durability: str = "full",
+    same_bits: bool = False,
+    listener: Listener = log_notices,
+) -> MatmulRun:
+    """Store the covariances of the columns of X, or of its rows: `gram` with ``center=True`` and ``divide="n-1"``.
+
+    ``cov(x, out)`` equals ``numpy.cov(x, rowvar=False)``, with ``of="rows"`` ``numpy.cov(x)``, and with ``weights``
+    ``numpy.cov(..., aweights=weights)``. ``cov(x, y, out)`` has the covariances of each column of X with each of Y
+    alone, which is the upper right block of NumPy's. As there, of complex numbers the right factor is conjugated, so
+    that the result is the conjugate of `gram`'s. With ``missing`` it equals ``numpy.cov`` of an array that has means in
+    place of what is missing; ``numpy.ma.cov`` divides each element by its own number of pairs.
+
+    All arguments are as for `gram`.
+
+    Raises
+    ------
+    TilewrightError
+        As `gram`.
+    """
+    if out is None:
+        y, out = None, y
+    return _run(
+        x,
+        y,
+        out,
+        conjugated="right",
+        of=of,
+        center=True,
+        missing=missing,
+        missing_as=missing_as,
+        divide=divide,
+        weights=weights,
+        window=window,
+        sum_over=sum_over,
+        dtype=dtype,
+        precision=precision,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        device=device,
+        device_memory=device_memory,
+        resume=resume,
+        verify=verify,
+        overwrite=overwrite,
+        durability=durability,
+        same_bits=same_bits,
+        listener=listener,
+    )
+
+
+def corr(
+    x: Source,
+    y: Source | None = None,
+    out: Source | None = None,
+    *,
+    of: str = "columns",
+    missing: Any = None,
+    missing_as: str = "mean",
+    weights: Values | None = None,
+    window: Any = None,
+    sum_over: Any = None,
+    constant: str = "error",
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    durability: str = "full",
+    same_bits: bool = False,
+    listener: Listener = log_notices,
+) -> MatmulRun:
+    """Store the correlations of the columns of X, or of its rows: `cov` with ``scale=True``.
+
+    ``corr(x, out)`` equals ``numpy.corrcoef(x, rowvar=False)``, and with ``of="rows"`` ``numpy.corrcoef(x)``;
+    ``corr(x, y, out)`` is the upper right block of NumPy's. Constant columns have no correlation: they are refused, or
+    with ``constant="zero"`` have 0 with all others and themselves.
+
+    All arguments are as for `gram`.
+
+    Raises
+    ------
+    TilewrightError
+        As `gram`.
+    """
+    if out is None:
+        y, out = None, y
+    return _run(
+        x,
+        y,
+        out,
+        conjugated="right",
+        of=of,
+        center=True,
+        scale=True,
+        missing=missing,
+        missing_as=missing_as,
+        divide="n-1",
+        weights=weights,
+        window=window,
+        sum_over=sum_over,
+        constant=constant,
+        dtype=dtype,
+        precision=precision,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        device=device,
+        device_memory=device_memory,
+        resume=resume,
+        verify=verify,
+        overwrite=overwrite,
+        durability=durability,
+        same_bits=same_bits,
+        listener=listener,
+    )
+
+
+def _run(x: Source, y: Source | None, out: Source | None, **options: Any) -> MatmulRun:
+    if out is None:
+        raise OptionError(
+            f"out={shown(out)}: there is no place for the result; give it behind the matrices: (x, out), or (x, y, out)"
+        )
+    return job.gram(GramRequest(x, out, y, **options))
