@@ -15,6 +15,7 @@ from tilewright.kernels.errors import (
 __all__ = [
     "ClusterError",
     "CompressedError",
+    "ConvergenceError",
     "CorpusError",
     "DTypeError",
     "DamagedError",
@@ -83,3 +84,7 @@ class TaskError(TilewrightError, RuntimeError):
 
 class VerificationError(TilewrightError, ArithmeticError):
     """A product that failed its own check."""
+
+
+class ConvergenceError(TilewrightError, ArithmeticError):
+    """An iteration that did not get as near to its result as was asked for, in as many passes as it was given."""

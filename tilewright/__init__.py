@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 _ERRORS = (
     "ClusterError",
     "CompressedError",
+    "ConvergenceError",
     "CorpusError",
     "DTypeError",
     "DamagedError",
@@ -57,12 +58,16 @@ _HOME = {
     "MatmulRun": "tilewright.pipeline.product.execute",
     "Verification": "tilewright.pipeline.check.verify",
     "Audit": "tilewright.pipeline.product.audit",
+    "Eigenpairs": "tilewright.pipeline.spectral.results",
+    "EofRun": "tilewright.pipeline.spectral.results",
     "audit": "tilewright.workflows.audit",
     "corr": "tilewright.workflows.gram",
     "cov": "tilewright.workflows.gram",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
     "gram": "tilewright.workflows.gram",
+    "eigh": "tilewright.workflows.eofs",
+    "eofs": "tilewright.workflows.eofs",
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
@@ -79,6 +84,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.cluster.cluster import open_cluster as open_cluster
     from tilewright.pipeline.errors import ClusterError as ClusterError
     from tilewright.pipeline.errors import CompressedError as CompressedError
+    from tilewright.pipeline.errors import ConvergenceError as ConvergenceError
     from tilewright.pipeline.errors import CorpusError as CorpusError
     from tilewright.pipeline.errors import DamagedError as DamagedError
     from tilewright.pipeline.errors import DamagedProductError as DamagedProductError
@@ -99,6 +105,8 @@ if TYPE_CHECKING:
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.audit import Audit as Audit
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
+    from tilewright.pipeline.spectral.results import Eigenpairs as Eigenpairs
+    from tilewright.pipeline.spectral.results import EofRun as EofRun
     from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
@@ -106,6 +114,8 @@ if TYPE_CHECKING:
     from tilewright.workflows.gram import corr as corr
     from tilewright.workflows.gram import cov as cov
     from tilewright.workflows.gram import gram as gram
+    from tilewright.workflows.eofs import eigh as eigh
+    from tilewright.workflows.eofs import eofs as eofs
     from tilewright.workflows.histogram import histogram as histogram
     from tilewright.workflows.matmul import matmul as matmul
     from tilewright.workflows.matmul import plan_matmul as plan_matmul

@@ -58,7 +58,7 @@ def gram(request: GramRequest) -> MatmulRun:
         open_cluster(request.cluster, request.cluster_file) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
     ):
-        with _unchanged(client, matrices) as arrays:
+        with unchanged(client, matrices.arrays, "its means were found") as arrays:
             found = {
                 role: find_statistics(client, arrays[role], want, request.listener)
                 for role, want in wanted.items()
@@ -112,10 +112,15 @@ def _made(
 
 
 @contextmanager
-def _unchanged(client: Client, matrices: Matrices) -> Iterator[dict[str, zarr.Array[Any]]]:
-    """The matrices as workers can read them. Raises StoreError where one is not at the end of the block what it was at
-    its beginning; that comes in place of an error about a damaged chunk."""
-    arrays = shared_inputs(matrices.arrays)
+def unchanged(
+    client: Client, given: Mapping[str, zarr.Array[Any]], work: str
+) -> Iterator[dict[str, zarr.Array[Any]]]:
+    """Matrices, given by their roles, as workers can read them. Raises StoreError where one is not at the end of the
+    block what it was at its beginning; that comes in place of an error about a damaged chunk.
+
+    work: what is done in the block, in words.
+    """
+    arrays = shared_inputs(given)
     check_read_alike(partial(ask_all, client), arrays)
     looks = {role: appearance_of(array, status=True) for role, array in arrays.items()}
     let_a_tick_pass(time.monotonic())
@@ -124,8 +129,8 @@ def _unchanged(client: Client, matrices: Matrices) -> Iterator[dict[str, zarr.Ar
         for role, array in arrays.items():
             if appearance_of(array, status=True) != looks[role]:
                 raise StoreError(
-                    f"{role}, {name_of(array)}, changed while its means were found, so that they may be of neither the"
-                    " old nor the new; let nobody write to it until the product is done"
+                    f"{role}, {name_of(array)}, changed while {work}, so that the result may be of neither the old nor"
+                    " the new; let nobody write to it until the work is done"
                 )
 
     try:

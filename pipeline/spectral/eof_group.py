@@ -1,0 +1,203 @@
+"""The group of Zarr that EOFs are stored in, as xarray and others read it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.errors import BaseZarrError
+
+from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.product.output import (
+    MARK_NAME,
+    check_growing_place,
+    check_no_link,
+    check_place_free,
+    growing_folder,
+    replaced_path,
+)
+from tilewright.pipeline.store.arrays import Source, check_source, local_path, location, name_of
+from tilewright.pipeline.store.groups import ended, make_groups, metadata_in
+from tilewright.pipeline.transfer.files import with_remedy
+
+KIND = "tilewright_eofs"
+"""The attribute of the group that says what it is: nothing else is replaced."""
+THIN = "thin"
+"""The folder of thin matrices, below a growing group."""
+MODE = "mode"
+"""The dimension of the EOFs, numbered from 1, as xeofs has it."""
+CHUNK_NBYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Names of X's two sides."""
+
+    samples: str
+    variables: str
+
+    @classmethod
+    def of(cls, samples: str | None, variables: str | None) -> Dimensions:
+        """X's own names where it has them; no two alike, nor like that of the EOFs."""
+        first = samples or "sample"
+        second = variables or "variable"
+        first = f"{first}_" if first == MODE else first
+        second = f"{second}_" if second == MODE else second
+        return cls(first, f"{second}_2" if first == second else second)
+
+
+def check_group_place(out: Source | None, x: zarr.Array[Any], *, overwrite: bool) -> Path:
+    """The path of a group that can be written, before any work.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there and ``overwrite`` is false, or it is no group of EOFs.
+    OutputError
+        It is X, or one of both lies in the other.
+    StoreError
+        It is no local path, or cannot be looked at.
+    """
+    check_source(out, "output")
+    assert out is not None
+    path = local_path(out)
+    if path is None:
+        raise StoreError(
+            f"output: {name_of(out)} is no local path, and EOFs are stored in local folders alone; choose one, and"
+            " copy it from there"
+        )
+    if not (overwrite and is_eof_group(path)):
+        check_place_free(path, overwrite=overwrite)
+    check_no_link(path)
+    check_growing_place(path)
+    kind, theirs = location(x)
+    ours = path.resolve()
+    if kind == "" and (ours == theirs or ours in theirs.parents or theirs in ours.parents):
+        raise OutputError(
+            f"output: {path} and X, {name_of(x)}, are the same or lie one inside the other; choose another path"
+        )
+    return path
+
+
+def is_eof_group(path: Path) -> bool:
+    found = metadata_in(path)
+    attributes = found.get("attributes")
+    return (
+        found.get("node_type") == "group"
+        and not path.is_symlink()
+        and isinstance(attributes, Mapping)
+        and KIND in attributes
+    )
+
+
+@contextmanager
+def growing_group(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder beside the output's path, ours and locked, that gets its name when the block has ended well. In it is
+    one for thin matrices, which is removed.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there, or something came to stand under the output's name.
+    StoreError
+        The place cannot be written.
+    """
+    with growing_folder(path, lambda growing: False) as growing:
+        try:
+            (growing / THIN).mkdir()
+            yield growing.absolute()
+            shutil.rmtree(growing / THIN)
+            if not (overwrite and is_eof_group(path)):
+                check_place_free(path, overwrite=overwrite)
+            make_groups(path)
+            (growing / MARK_NAME).unlink()
+            displaced = None
+            if path.exists():
+                displaced = replaced_path(path)
+                path.rename(displaced)
+            growing.rename(path)
+            if displaced is not None:
+                shutil.rmtree(displaced)
+        except BaseException:
+            if growing.exists():
+                (growing / MARK_NAME).touch()  # the next run knows it as ours
+                shutil.rmtree(growing, ignore_errors=True)
+            raise
+
+
+def write_group(
+    growing: Path,
+    dims: Dimensions,
+    vectors: Mapping[str, np.ndarray],
+    components: np.ndarray,
+    scores: Iterator[np.ndarray],
+    samples: int,
+    dtype: np.dtype,
+    attributes: Mapping[str, Any],
+) -> None:
+    """Fill a growing group.
+
+    vectors: by name, one number an EOF, or a variable. components: k × variables. scores: blocks of rows, in order.
+    Raises StoreError where the place cannot be written.
+    """
+    count = components.shape[0]
+    item = dtype.itemsize
+
+    def write() -> zarr.Group:
+        group = zarr.create_group(growing, zarr_format=3, attributes=dict(attributes))
+
+        def array(name: str, shape: tuple[int, ...], kind: Any, names: tuple[str, ...], **about: str) -> Any:
+            row = max(1, item * (shape[1] if len(shape) > 1 else 1))
+            chunks = tuple(max(1, min(side, CHUNK_NBYTES // row)) for side in shape)
+            if name == "components":
+                chunks = 1, max(1, min(shape[1], CHUNK_NBYTES // item))
+            elif name == "scores":
+                chunks = chunks[0], max(1, shape[1])
+            return group.create_array(
+                name, shape=shape, dtype=kind, chunks=chunks, dimension_names=names, attributes=about
+            )
+
+        array(MODE, (count,), np.int64, (MODE,))[...] = np.arange(1, count + 1)
+        for name, vector in vectors.items():
+            of_modes = len(vector) == count and name not in OF_VARIABLES
+            names = (MODE,) if of_modes else (dims.variables,)
+            array(name, vector.shape, vector.dtype, names, long_name=LONG_NAMES[name])[...] = vector
+        stored = array(
+            "components", components.shape, dtype, (MODE, dims.variables), long_name=LONG_NAMES["components"]
+        )
+        stored[...] = components.astype(dtype)
+        places = array("scores", (samples, count), dtype, (dims.samples, MODE), long_name=LONG_NAMES["scores"])
+        row = 0
+        for block in scores:
+            places[row : row + len(block)] = block.astype(dtype)
+            row += len(block)
+        return group
+
+    try:
+        ended(write)
+    except (OSError, BaseZarrError, ValueError) as error:
+        if isinstance(error, StoreError):
+            raise
+        told = with_remedy(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"output: cannot write {growing}: {told}") from error
+
+
+OF_VARIABLES = ("mean", "factor")
+LONG_NAMES = {
+    "eigenvalues": "eigenvalues of the covariance matrix",
+    "explained_variance": "variance that each EOF explains (its eigenvalue)",
+    "explained_variance_ratio": "share of the total variance that each EOF explains",
+    "singular_values": "singular values of the anomalies",
+    "residuals": "norm of C v - lambda v, C being the covariance matrix",
+    "mean": "mean of each variable, which was subtracted",
+    "factor": "what each variable was multiplied by once its mean was subtracted",
+    "components": "EOFs: eigenvectors of the covariance matrix, of length 1",
+    "scores": "principal components: the anomalies projected onto the EOFs",
+}
+

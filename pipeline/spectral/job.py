@@ -1,0 +1,422 @@
+"""The run of eigenpairs and of EOFs: look at the numbers, iterate by streamed products, store what is found."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from tilewright.kernels.arguments import shown
+from tilewright.kernels.numbers import counted
+from tilewright.kernels.passes.moments import Moments
+from tilewright.pipeline.check.verify import Verification
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.errors import ConvergenceError, OptionError, StoreError, VerificationError
+from tilewright.pipeline.events import on_waiting
+from tilewright.pipeline.gram.job import unchanged
+from tilewright.pipeline.gram.options import Matrices, axis_of, other
+from tilewright.pipeline.gram.statistics import Wanted, find_statistics
+from tilewright.pipeline.gram.transforms import check_lines, made_transformed
+from tilewright.pipeline.plan.transform import Transform
+from tilewright.pipeline.spectral import eof_group
+from tilewright.pipeline.spectral.krylov import (
+    AsymmetricError,
+    NotFiniteError,
+    Pairs,
+    leading_pairs,
+    orthonormal,
+    phases,
+)
+from tilewright.pipeline.spectral.operators import PassTeller, Streamed
+from tilewright.pipeline.spectral.options import (
+    EofRequest,
+    Search,
+    open_hermitian,
+    product_dtype,
+    variable_weights,
+)
+from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
+from tilewright.pipeline.store.arrays import Source, name_of
+from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.region_read import read_region
+from tilewright.pipeline.transfer.files import with_remedy
+
+EIGH, EOFS = "eigh", "eofs"
+"""Names of the work in events."""
+
+BLOCK_NBYTES = 2**26
+"""Of scores that are read at a time."""
+
+
+def eigh(g: Source, search: Search) -> Eigenpairs:
+    """The leading eigenpairs of a stored Hermitian matrix, as ``tilewright.eigh`` says, and raise as it does."""
+    start = time.perf_counter()
+    search = search.checked()
+    array = open_hermitian(g, search.k)
+    side = int(array.shape[0])
+    dtype = product_dtype(array.dtype, search.dtype, "G", name_of(array))
+    tell = PassTeller(search.listener, EIGH)
+    with (
+        open_cluster(search.cluster, search.cluster_file) as client,
+        workers_held(client, waiting=on_waiting(search.listener, EIGH, "ends it")),
+        unchanged(client, {"G": array}, "its eigenvalues were found"),
+        _scratch(search) as folder,
+    ):
+        matrix = Streamed(client, search, g, array, Transform(dtype), folder, tell)
+
+        def product(block: np.ndarray) -> np.ndarray:
+            matrix.put("v", block, 1)
+            matrix.multiply("w", "v")
+            return matrix.get("w")
+
+        try:
+            found = leading_pairs(product, side, search.aim(side, side, search.passes, dtype), _teller(tell, search))
+        except AsymmetricError as error:
+            raise OptionError(
+                f"G: {name_of(array)} is not {'Hermitian' if dtype.kind == 'c' else 'symmetric'}: of two vectors x and"
+                f" y, y·Gx and Gy·x differ by {error.apart:.2g} of the length of Gx, where rounding makes"
+                f" {error.allowed:.2g} at most; store (G + Gᵀ) / 2, or find singular vectors with tilewright.eofs"
+            ) from error
+        except NotFiniteError as error:
+            raise _not_finite("G", array) from error
+    _check_converged(found, search, matrix.spent.passes, "G")
+    return Eigenpairs(
+        found.values,
+        found.vectors,
+        found.residuals,
+        matrix.spent.passes,
+        time.perf_counter() - start,
+        matrix.spent.read_nbytes,
+        dtype.name,
+        matrix.spent.device,
+    )
+
+
+def eofs(request: EofRequest) -> EofRun:
+    """Store the leading EOFs of a matrix, as ``tilewright.eofs`` says, and raise as it does."""
+    start = time.perf_counter()
+    request = request.checked()
+    search = request.search
+    matrices = request.matrices()
+    x = matrices.arrays["X"]
+    dtype = product_dtype(x.dtype, search.dtype, "X", name_of(x))
+    variables = int(x.shape[axis_of(matrices.of)])
+    weights = None
+    if request.weights is not None:
+        weights = variable_weights(request.weights, variables, name_of(x))
+    by_samples = matrices.length < variables
+    # One pass finds means and variances; at the end one finds scores, and on the samples' side one EOFs before.
+    others = 3 if by_samples else 2
+    if search.passes < others + 2:
+        raise OptionError(
+            f"passes={search.passes}: {others + 2} are the fewest, of which {others} find means, variances"
+            f"{', EOFs' if by_samples else ''} and scores; allow more (passes, --passes)"
+        )
+    path = eof_group.check_group_place(request.out, x, overwrite=request.overwrite)
+    tell = PassTeller(search.listener, EOFS)
+    with ExitStack() as stack:
+        client = stack.enter_context(open_cluster(search.cluster, search.cluster_file))
+        stack.enter_context(workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")))
+        arrays = stack.enter_context(unchanged(client, {"X": x}, "its EOFs were found"))
+        wanted = Wanted(
+            (matrices.of,),
+            matrices.treatments["X"].missing,
+            matrices.of if matrices.weights is not None else None,
+            matrices.weights,
+        )
+        moments = find_statistics(client, arrays["X"], wanted, search.listener)
+        _check_finite(moments[matrices.of], x)
+        check_lines(matrices, "X", moments, request.constant)
+        anomalies = Anomalies.of(matrices, moments, weights, dtype)
+        growing = stack.enter_context(eof_group.growing_group(path, overwrite=request.overwrite))
+        folder = growing / eof_group.THIN
+        if search.scratch is not None:
+            folder = stack.enter_context(_scratch(search))
+        matrix = Streamed(client, search, request.x, x, anomalies.transform, folder, tell)
+        matrix.spent.passes += 1
+        matrix.spent.read_nbytes += math.prod(x.shape) * x.dtype.itemsize
+        found = _modes(matrix, matrices, by_samples, (search.passes - others) // 2)
+        _check_converged(found, search, matrix.spent.passes, "X")
+        vectors = _vectors(matrix, matrices, found) if by_samples else found.vectors
+        # Scores are of the samples as they are, whatever these count for.
+        verification = _scores(matrix, matrices, vectors, anomalies.unweighted(matrices), request.verify)
+        scores = matrix.open("scores")
+        values = _variances(scores, matrices) / anomalies.degrees
+        order = np.argsort(-values, kind="stable")
+        values, vectors = values[order], vectors[:, order]
+        ratios = values / anomalies.total if anomalies.total > 0 else np.zeros(len(values))
+        residuals = found.residuals[order] / anomalies.degrees
+        names = dimension_names(x)
+        summed = axis_of(matrices.summed)
+        eof_group.write_group(
+            growing,
+            eof_group.Dimensions.of(names[summed], names[1 - summed]),
+            {
+                "eigenvalues": values,
+                "explained_variance": values,
+                "explained_variance_ratio": ratios,
+                "singular_values": np.sqrt(values * anomalies.degrees),
+                "residuals": residuals,
+                **anomalies.vectors(matrices),
+            },
+            vectors.T,
+            (block[:, order] for block in _blocks(scores)),
+            matrices.length,
+            dtype,
+            _attributes(request, matrices, matrix, anomalies),
+        )
+    return EofRun(
+        str(request.out),
+        values,
+        ratios,
+        residuals,
+        anomalies.total,
+        matrices.length,
+        variables,
+        matrix.spent.passes,
+        time.perf_counter() - start,
+        matrix.spent.read_nbytes,
+        dtype.name,
+        matrix.spent.device,
+        verification,
+    )
+
+
+@dataclass(frozen=True)
+class Anomalies:
+    """What is decomposed: X centred, scaled and weighted."""
+
+    transform: Transform
+    """Of X as it is stored, with the roots of weights of both sides."""
+    total: float
+    """The variance of all variables together."""
+    degrees: float
+    """What sums of squares are divided by."""
+
+    @classmethod
+    def of(
+        cls,
+        matrices: Matrices,
+        moments: Mapping[str, Moments],
+        weights: np.ndarray | None,
+        dtype: np.dtype,
+    ) -> Anomalies:
+        """Of the moments of the variables, and their weights."""
+        transform = made_transformed(matrices, {"X": moments}, dtype, "left").transforms[1] or Transform(dtype)
+        if weights is not None:
+            side = matrices.of[:-1]
+            roots = np.sqrt(weights)
+            factors = getattr(transform, f"{side}_factors")
+            roots = roots if factors is None else factors * roots
+            transform = replace(transform, **{f"{side}_factors": roots.astype(dtype)})
+        found = moments[matrices.of]
+        squares = found.second
+        if not matrices.treatments["X"].centered:
+            squares = squares + found.weight * np.abs(found.mean) ** 2
+        factors = getattr(transform, f"{matrices.of[:-1]}_factors")
+        if factors is not None:
+            squares = squares * np.abs(factors.astype(np.float64)) ** 2
+        degrees = matrices.degrees(1)
+        return cls(transform, math.fsum(squares) / degrees, degrees)
+
+    def unweighted(self, matrices: Matrices) -> Transform:
+        """The same without weights of the samples."""
+        return replace(self.transform, **{f"{matrices.summed[:-1]}_factors": None})
+
+    def vectors(self, matrices: Matrices) -> dict[str, np.ndarray]:
+        """What was subtracted from each variable, and what it was multiplied by then, where it was."""
+        side = matrices.of[:-1]
+        found = {
+            "mean": getattr(self.transform, f"{side}_offsets"),
+            "factor": getattr(self.transform, f"{side}_factors"),
+        }
+        return {name: vector for name, vector in found.items() if vector is not None}
+
+
+def _modes(matrix: Streamed, matrices: Matrices, by_samples: bool, products: int) -> Pairs:
+    """The leading eigenpairs of YᴴY, or of YYᴴ where there are fewer samples than variables, for Y of samples ×
+    variables: in either case of the smaller side, so that the basis is as short as it can be. The longer thin matrix
+    between the two products of a step stays where it is stored."""
+    variables = axis_of(matrices.of)
+    samples = 1 - variables
+    flipped = samples == 1  # X is stored as variables × samples
+    side = int(matrix.array.shape[samples if by_samples else variables])
+    terms = int(max(matrix.array.shape))
+
+    def product(block: np.ndarray) -> np.ndarray:
+        if by_samples:
+            matrix.put("u", block, samples)
+            matrix.multiply("v", "u", transpose=not flipped, conjugate=True)
+            matrix.multiply("w", "v", transpose=flipped)
+        else:
+            matrix.put("v", block, variables)
+            matrix.multiply("u", "v", transpose=flipped)
+            matrix.multiply("w", "u", transpose=not flipped, conjugate=True)
+        return matrix.get("w")
+
+    aim = matrix.search.aim(side, terms, products, matrix.dtype)
+    try:
+        return leading_pairs(product, side, aim, _teller(matrix.tell, matrix.search))
+    except AsymmetricError as error:
+        raise VerificationError(
+            f"products with {name_of(matrix.array)} and with its transpose contradict each other: of two vectors u and"
+            f" v, u·Av and Au·v differ by {error.apart:.2g} of the length of Av, where rounding makes"
+            f" {error.allowed:.2g} at most; run it again, and see that memory, device and storage are sound"
+        ) from error
+    except NotFiniteError as error:
+        raise _not_finite("X", matrix.array) from error
+
+
+def _vectors(matrix: Streamed, matrices: Matrices, found: Pairs) -> np.ndarray:
+    """The EOFs, n × k, from the samples' eigenvectors u: Yᴴu, of length 1. Where there is no variance left, any vectors
+    that are orthogonal to the others."""
+    matrix.put("u", found.vectors, axis_of(matrices.summed))
+    matrix.multiply("v", "u", transpose=matrices.of == "columns", conjugate=True)
+    images = matrix.get("v")
+    sound = found.values > found.floor
+    vectors = np.zeros((images.shape[0], 0), images.dtype)
+    if sound.any():
+        vectors, upper = np.linalg.qr(images[:, sound])
+        vectors = vectors * (np.diag(upper) / np.abs(np.diag(upper)))
+    lacking = int((~sound).sum())
+    if lacking:
+        draw = np.random.default_rng(matrix.search.seed)
+        random = draw.standard_normal((images.shape[0], lacking)).astype(images.dtype)
+        vectors = np.hstack([vectors, orthonormal(random, vectors)])
+    result: np.ndarray = vectors * phases(vectors)
+    return result
+
+
+def _scores(
+    matrix: Streamed, matrices: Matrices, vectors: np.ndarray, transform: Transform, verify: bool
+) -> Verification | None:
+    """Store the anomalies times the EOFs."""
+    matrix.put("v", vectors, axis_of(matrices.of))
+    return matrix.multiply(
+        "scores", "v", transpose=matrices.of == "rows", verify=verify, transform=transform
+    )
+
+
+def _blocks(scores: zarr.Array[Any]) -> Iterator[np.ndarray]:
+    """Rows of scores, in order, in double precision."""
+    rows, count = scores.shape
+    step = max(1, BLOCK_NBYTES // max(1, count * 16))
+    wide = np.complex128 if scores.dtype.kind == "c" else np.float64
+    for begin in range(0, rows, step):
+        yield read_region(scores, (slice(begin, min(rows, begin + step)), slice(0, count))).astype(wide)
+
+
+def _variances(scores: zarr.Array[Any], matrices: Matrices) -> np.ndarray:
+    """The weighted sums of the squared scores of each EOF."""
+    total, row = np.zeros(scores.shape[1]), 0
+    for block in _blocks(scores):
+        squares = block.real**2 + block.imag**2
+        if matrices.weights is not None:
+            squares = squares * matrices.weights[row : row + len(block), np.newaxis]
+        total += squares.sum(0)
+        row += len(block)
+    return total
+
+
+def _attributes(
+    request: EofRequest, matrices: Matrices, matrix: Streamed, anomalies: Anomalies
+) -> dict[str, Any]:
+    """Of the group: what it is, and where it is from."""
+    from tilewright import __version__
+
+    search = request.search
+    options = {
+        "k": search.k,
+        "of": matrices.of,
+        "center": request.center,
+        "scale": request.scale,
+        "missing": request.missing,
+        "weights": None if request.weights is None else "given",
+        "sample_weights": None if request.sample_weights is None else "given",
+        "tol": search.tol,
+        "seed": search.seed,
+        "dtype": matrix.dtype.name,
+        "precision": search.precision,
+    }
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    said = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    return {
+        eof_group.KIND: options,
+        "title": f"EOFs of {name_of(matrix.array)}",
+        "source": name_of(matrix.array),
+        "history": f"{now} tilewright {__version__} eofs: {said}; {matrix.spent.passes} passes",
+        "total_variance": anomalies.total,
+        "samples": matrices.length,
+    }
+
+
+def _check_finite(moments: Moments, x: zarr.Array[Any]) -> None:
+    """Raise OptionError where a variable holds NaN or infinities that are not said to be missing."""
+    bad = np.flatnonzero(~(np.isfinite(moments.mean) & np.isfinite(moments.second)))
+    if len(bad):
+        raise OptionError(
+            f"X: {name_of(x)} holds NaN, infinities, or numbers whose squares exceed double precision, first in"
+            f" variable {bad[0]} ({counted(len(bad), 'variable')} in all); say what stands for a missing number"
+            " (missing='nan', --missing nan), or leave them out"
+        )
+
+
+def _not_finite(role: str, array: zarr.Array[Any]) -> OptionError:
+    return OptionError(
+        f"{role}: products with {name_of(array)} are NaN or infinite: it holds such numbers, or some that are too large"
+        " for the dtype; take them out, or ask for a wider dtype (dtype='float64')"
+    )
+
+
+def _check_converged(found: Pairs, search: Search, passes: int, role: str) -> None:
+    """Raise ConvergenceError where pairs are not as good as was asked for."""
+    good = found.good
+    if good.all():
+        return
+    worst = int(np.argmax(found.relative))
+    values = ", ".join(f"{value:.6g}" for value in found.values)
+    raise ConvergenceError(
+        f"after {passes} passes over {role}, {int(good.sum())} of {counted(len(good), 'pair')} are within"
+        f" tol={search.tol:g}: the residual of number {worst + 1} is {found.relative[worst]:.2g} of its eigenvalue. The"
+        f" eigenvalues are {values} so far. Allow more passes (passes, --passes), a larger tol (--tol), or ask for fewer"
+        " (k, -k)"
+    )
+
+
+def _teller(tell: PassTeller, search: Search) -> Callable[[Pairs], None]:
+    """Tells how near each step has come."""
+
+    def say(found: Pairs) -> None:
+        tell.say(
+            f"step {found.products}: {int(found.good.sum())} of {len(found.values)} pairs found; the largest residual"
+            f" is {float(found.relative.max(initial=0.0)):.2g} of its eigenvalue (tol={search.tol:g})"
+        )
+
+    return say
+
+
+@contextmanager
+def _scratch(search: Search) -> Iterator[Path]:
+    """A new folder for thin matrices, in the one that was given, or in the system's; removed at the end."""
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix="tilewright-", dir=search.scratch, ignore_cleanup_errors=True
+        ) as folder:
+            yield Path(folder).absolute()
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        place = "the temporary folder" if search.scratch is None else f"scratch={shown(str(search.scratch))}"
+        raise StoreError(
+            f"{place} cannot be used: {with_remedy(error)}; name a folder that all workers see (scratch, --scratch)"
+        ) from error

@@ -1,0 +1,124 @@
+"""What eigenpairs and EOFs come back as."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline.check.verify import Verification
+
+SHOWN = 20
+"""Pairs that are printed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenpairs:
+    """The leading eigenvalues and vectors of a Hermitian matrix G."""
+
+    values: np.ndarray
+    """k, descending; float64."""
+    vectors: np.ndarray
+    """n × k, orthonormal, each with its largest component positive; float64 or complex128."""
+    residuals: np.ndarray
+    """‖G v - λ v‖ of each."""
+    passes: int
+    """Over G."""
+    seconds: float
+    read_nbytes: int
+    dtype: str
+    """What G was multiplied in."""
+    device: str
+    """Name of the GPU, or ``CPU``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the vectors, which are as long as G."""
+        return {
+            "values": self.values.tolist(),
+            "residuals": self.residuals.tolist(),
+            "side": len(self.vectors),
+            "passes": self.passes,
+            "seconds": self.seconds,
+            "read_nbytes": self.read_nbytes,
+            "dtype": self.dtype,
+            "device": self.device,
+        }
+
+    def __str__(self) -> str:
+        side = len(self.vectors)
+        return "\n".join(
+            [
+                f"{counted(len(self.values), 'eigenpair')} of {side} × {side} in {self.seconds:.2f} s on {self.device}"
+                f" (multiplied as {self.dtype})",
+                f"passes over G: {self.passes}, read {format_nbytes(self.read_nbytes)}",
+                *_table(
+                    ("eigenvalue", "residual"), zip(self.values.tolist(), self.residuals.tolist(), strict=True)
+                ),
+            ]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class EofRun:
+    """EOFs that were computed and stored."""
+
+    out: str
+    """The group that holds them."""
+    values: np.ndarray
+    """Eigenvalues of the covariance matrix, descending: the variance that each EOF explains."""
+    ratios: np.ndarray
+    """The same as shares of the total variance."""
+    residuals: np.ndarray
+    """‖C v - λ v‖ of each, C being the covariance matrix."""
+    total_variance: float
+    samples: int
+    variables: int
+    passes: int
+    """Over X: one to find means and variances, two for each step of the iteration, and those that find scores."""
+    seconds: float
+    read_nbytes: int
+    dtype: str
+    """What X was multiplied in."""
+    device: str
+    """Name of the GPU, or ``CPU``."""
+    verification: Verification | None
+    """Of the scores, which are X times the EOFs; None where none was asked for."""
+
+    def to_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        for name in ("values", "ratios", "residuals"):
+            found[name] = found[name].tolist()
+        return found | {
+            "verification": self.verification.to_json() if self.verification is not None else None
+        }
+
+    def __str__(self) -> str:
+        count = len(self.values)
+        rows = zip(self.values.tolist(), self.ratios.tolist(), self.residuals.tolist(), strict=True)
+        lines = [
+            f"{counted(count, 'EOF')} of {counted(self.samples, 'sample')} × {counted(self.variables, 'variable')} in"
+            f" {self.seconds:.2f} s on {self.device} (multiplied as {self.dtype})",
+            f"passes over X: {self.passes}, read {format_nbytes(self.read_nbytes)}; total variance"
+            f" {self.total_variance:.6g}, of which {self.ratios.sum():.2%} is explained",
+            *_table(
+                ("variance", "share", "residual"),
+                ((value, f"{ratio:.2%}", residual) for value, ratio, residual in rows),
+            ),
+        ]
+        if self.verification is not None:
+            lines.append(str(self.verification))
+        return "\n".join(lines)
+
+
+def _table(names: tuple[str, ...], rows: Any) -> list[str]:
+    """Lines of a table of numbers, one a pair."""
+    rows = list(rows)
+    lines = ["  " + "".join(f"{name:>14}" for name in ("", *names))]
+    for number, row in enumerate(rows[:SHOWN], 1):
+        cells = (cell if isinstance(cell, str) else f"{cell:.6g}" for cell in row)
+        lines.append("  " + "".join(f"{cell:>14}" for cell in (str(number), *cells)))
+    if len(rows) > SHOWN:
+        lines.append(f"  ... and {len(rows) - SHOWN} more")
+    return lines

@@ -1,0 +1,223 @@
+"""The leading eigenpairs and EOFs of stored matrices."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.gram.options import Values
+from tilewright.pipeline.spectral import job
+from tilewright.pipeline.spectral.options import EofRequest, Search
+from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
+from tilewright.pipeline.store.arrays import Source
+
+
+def eigh(
+    g: Source,
+    k: int = 10,
+    *,
+    tol: float = 1e-4,
+    passes: int = 100,
+    seed: int = 0,
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    listener: Listener = log_notices,
+) -> Eigenpairs:
+    """The k largest eigenvalues of a stored symmetric, or Hermitian, matrix, and their eigenvectors.
+
+    G is streamed, once for each pass, and multiplied by a block of 2k columns, or k + 10 if that is more. What the
+    passes find is kept in this process: at most 16 such blocks, or less where that would exceed 2 GiB.
+
+    Parameters
+    ----------
+    g
+        A square two-dimensional array: a path, a URL or an open ``zarr.Array``.
+    k
+        How many pairs, from the largest eigenvalue down: of an indefinite matrix the largest, and not those of the
+        largest absolute value.
+    tol
+        A pair is found where ‖G v - λ v‖ is at most this times |λ|, or within what rounding in ``dtype`` makes of G's
+        largest eigenvalue. So |λ| is wrong by at most that share, and usually by about its square.
+    passes
+        The most that are made over G.
+    seed
+        Of the random block that is begun with. On one kind of device the same seed gives the same result.
+    dtype
+        What G is multiplied in: float32, float64, complex64 or complex128. Without it, floats and complex numbers are
+        multiplied as they are, float16 and integers of at most 16 bits as float32, other integers as float64.
+    precision, cluster, cluster_file, device, device_memory, listener
+        As for ``tilewright.matmul``.
+    scratch
+        A folder that all workers see, for thin matrices, which are removed at the end. Without it, the system's folder
+        of temporary files: with workers on other hosts, name one.
+
+    Returns
+    -------
+    Eigenpairs
+        ``values`` (k, descending), ``vectors`` (n × k, orthonormal, each with its largest component positive),
+        ``residuals``, ``passes``.
+
+    Raises
+    ------
+    TilewrightError
+        As ``tilewright.matmul``; ShapeError where G is not square; OptionError where k exceeds its side, products show
+        that it is not symmetric, or it holds NaN; ConvergenceError where ``passes`` do not do, which says how near they
+        came.
+
+    Examples
+    --------
+    The ten directions in which samples differ most, from their genomic relationship matrix::
+
+        tw.eigh("grm.zarr", k=10).vectors
+    """
+    search = Search(
+        k=k,
+        tol=tol,
+        passes=passes,
+        seed=seed,
+        dtype=dtype,
+        precision=precision,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        device=device,
+        device_memory=device_memory,
+        scratch=scratch,
+        listener=listener,
+    )
+    return job.eigh(g, search)
+
+
+def eofs(
+    x: Source,
+    out: Source,
+    k: int = 10,
+    *,
+    of: str = "columns",
+    sum_over: Any = None,
+    center: bool = True,
+    scale: bool = False,
+    constant: str = "error",
+    missing: Any = None,
+    weights: Values | None = None,
+    sample_weights: Values | None = None,
+    tol: float = 1e-4,
+    passes: int = 100,
+    seed: int = 0,
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    verify: bool = True,
+    overwrite: bool = False,
+    listener: Listener = log_notices,
+) -> EofRun:
+    """Store the k leading EOFs of X, the eigenvectors of its covariance matrix, with scores and explained variance.
+
+    Neither the covariance matrix nor the centred X is ever stored: X is streamed, twice for each step of the iteration,
+    and centred, scaled and weighted where its panels lie. In this process there are thin matrices alone: at most 16
+    blocks of 2k columns (k + 10 if that is more) of the shorter side of X, or less where that would exceed 2 GiB, and
+    one of k columns of the variables. Other thin matrices are stored beside ``out`` until the end.
+
+    Parameters
+    ----------
+    x
+        A two-dimensional array of samples (such as times) × variables (such as grid points): a path, a URL or an open
+        ``zarr.Array``.
+    out
+        A new Zarr group in a local folder: ``components`` (k × variables), ``scores`` (samples × k), ``eigenvalues``
+        and ``explained_variance`` (the same, as sums of squares divided by n - 1), ``explained_variance_ratio`` (of the
+        variance of all variables), ``singular_values``, ``residuals``, and ``mean`` and ``factor`` of each variable
+        where these were used. xarray opens it; dimensions have the names that X has, and ``mode``.
+    k
+        How many, from the largest variance down.
+    of, sum_over
+        Which side of X has the variables: ``columns`` or ``rows``; or the axis of the samples, by its number or the
+        name of its dimension. As for ``tilewright.gram``.
+    center, scale
+        Whether the mean of each variable is subtracted, and whether it is divided by its standard deviation (n - 1).
+    constant
+        What happens to a variable without variance that is scaled: ``error``, or ``zero``, by which it counts as 0.
+    missing
+        What stands for a missing number: a number as it is stored, or ``"nan"``. Means and deviations are of those that
+        are there, and the others count as the mean.
+    weights
+        One for each variable, 0 or more, in memory or the path of a stored vector: its squares count so many times in
+        the variance. For grid points that is the area they stand for, the cosine of the latitude; X is multiplied by
+        the root, which is what xeofs calls its weights.
+    sample_weights
+        One for each sample: means are weighted, and squares count so many times. n - 1 becomes W - (sum of the squared
+        weights) / W, as of ``numpy.cov(aweights=)``. Scores are those of the samples as they are.
+    tol
+        An EOF is found where ‖C v - λ v‖ is at most this times λ, or within what rounding in ``dtype`` makes of the
+        largest; C is the covariance matrix. Then λ is wrong by at most that share, and usually by about its square, and
+        v by at most ``tol`` λ beside the distance to the next eigenvalue.
+    passes
+        The most that are made over X.
+    verify
+        Whether the scores are checked by Freivalds' test, which reads X once more.
+    overwrite
+        Whether EOFs that stand at ``out`` are replaced.
+    seed, dtype, precision, cluster, cluster_file, device, device_memory, scratch, listener
+        As for `eigh`. Without ``scratch``, thin matrices lie beside ``out``.
+
+    Each EOF has length 1, and its largest component is positive. ``scores @ components.conj()`` are the anomalies of X
+    (centred, scaled, times the roots of the weights), as far as k EOFs can give them; ``(x - mean) * factor`` are those
+    of new samples. Of complex X a row of ``components`` is an eigenvector of Xᴴ X, as xeofs has it.
+
+    Raises
+    ------
+    TilewrightError
+        As ``tilewright.matmul``, and before anything is written: OptionError for k above the shorter side of X, for NaN
+        without ``missing``, for constant variables that are scaled; ShapeError for weights of a wrong length. At the
+        end ConvergenceError, where ``passes`` do not do; it says how near they came.
+
+    Examples
+    --------
+    ::
+
+        tw.eofs("sst.zarr", "eofs.zarr", k=10, missing="nan", weights=np.cos(np.deg2rad(latitude)))
+        xarray.open_zarr("eofs.zarr").explained_variance_ratio
+    """
+    search = Search(
+        k=k,
+        tol=tol,
+        passes=passes,
+        seed=seed,
+        dtype=dtype,
+        precision=precision,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        device=device,
+        device_memory=device_memory,
+        scratch=scratch,
+        listener=listener,
+    )
+    return job.eofs(
+        EofRequest(
+            x,
+            out,
+            search,
+            of=of,
+            sum_over=sum_over,
+            center=center,
+            scale=scale,
+            constant=constant,
+            missing=missing,
+            weights=weights,
+            sample_weights=sample_weights,
+            verify=verify,
+            overwrite=overwrite,
+        )
+    )
