@@ -1,0 +1,310 @@
+"""Eigenpairs and EOFs of stored matrices, from the public functions, compared with NumPy's on whole arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewright as tw
+from tests.pipeline.gram.naive import put
+from tilewright.pipeline.events import Event, Notice, WorkPlanned
+
+RANK = 5
+
+
+def field(
+    rng: np.random.Generator, samples: int, variables: int, dtype: Any, noise: float = 0.02
+) -> np.ndarray:
+    """Some patterns of falling variance, a mean and noise."""
+    rank = min(RANK, samples, variables)
+    patterns = np.linalg.qr(rng.standard_normal((variables, rank)))[0]
+    x = rng.standard_normal((samples, rank)) * 2.0 ** -np.arange(rank) @ patterns.T
+    x += noise * rng.standard_normal((samples, variables)) / np.sqrt(variables) + rng.standard_normal(variables)
+    if np.dtype(dtype).kind == "c":
+        x = x + 1j * np.roll(x, 1, axis=1)[::-1]
+    if np.dtype(dtype).kind in "iu":
+        x = np.rint(100 * x)
+    return x.astype(dtype)
+
+
+def anomalies(
+    x: np.ndarray,
+    *,
+    center: bool = True,
+    scale: bool = False,
+    missing: Any = None,
+    weights: np.ndarray | None = None,
+    sample_weights: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Samples × variables as they are decomposed, without the weights of the samples, those, and the divisor."""
+    there = np.ones(x.shape, bool) if missing is None else (x == x if missing == "nan" else x != missing)
+    heavy = np.ones(len(x)) if sample_weights is None else sample_weights
+    wide = np.where(there, x, 0).astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    mass = there * heavy[:, np.newaxis]
+    mean = (wide * mass).sum(0) / mass.sum(0)
+    degrees = heavy.sum() - (heavy**2).sum() / heavy.sum()
+    apart = np.where(there, wide - mean, 0)
+    deviation = np.sqrt((np.abs(apart) ** 2 * mass).sum(0) / degrees)
+    y = apart if center else wide
+    y = y / deviation if scale else y
+    y = y if weights is None else y * np.sqrt(weights)
+    return y, heavy, degrees
+
+
+def check(
+    run: tw.EofRun, x: np.ndarray, k: int, rtol: float = 1e-4, **options: Any
+) -> dict[str, np.ndarray]:
+    """Compare a run, and what it stored, with NumPy's; returns what is stored. x: samples × variables."""
+    y, heavy, degrees = anomalies(x, **options)
+    heavier = np.sqrt(heavy)[:, np.newaxis] * y
+    _, sizes, right = np.linalg.svd(heavier, full_matrices=False)
+    values = sizes**2 / degrees
+    group = zarr.open_group(run.out, mode="r")
+    stored = {name: array[:] for name, array in group.arrays()}
+    floor = rtol * values[0] * 0.01
+    np.testing.assert_allclose(run.values, values[:k], rtol=rtol, atol=floor)
+    np.testing.assert_array_equal(stored["eigenvalues"], run.values)
+    np.testing.assert_array_equal(stored["explained_variance"], run.values)
+    np.testing.assert_allclose(run.total_variance, values.sum(), rtol=1e-5)
+    np.testing.assert_allclose(stored["explained_variance_ratio"], run.values / values.sum(), rtol=1e-5)
+    np.testing.assert_allclose(stored["singular_values"], np.sqrt(run.values * degrees))
+    np.testing.assert_array_equal(stored["mode"], np.arange(1, k + 1))
+    components, scores = stored["components"], stored["scores"]
+    assert (components.shape, scores.shape) == ((k, x.shape[1]), (x.shape[0], k))
+    np.testing.assert_allclose(components.conj() @ components.T, np.eye(k), atol=1e-5)
+    largest = components[np.arange(k), np.abs(components).argmax(1)]
+    assert (largest.real > 0).all()
+    np.testing.assert_allclose(largest.imag, 0, atol=1e-6)
+    scale = np.sqrt(values[0] * degrees)
+    np.testing.assert_allclose(scores, y @ components.T, atol=1e-5 * scale)
+    apart = -np.diff(values)
+    for i in range(k):
+        gap = min(apart[max(0, i - 1) : i + 1], default=0.0)
+        if gap > 0.05 * values[i] and values[i] > 0.01 * values[0]:  # a vector of its own
+            assert abs(np.vdot(right[i].conj(), components[i])) > 1 - 1e-6
+    return stored
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_eofs_are_those_of_numpy(
+    client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    shape = draw(st.integers(6, 60)), draw(st.integers(6, 60))
+    dtype = draw(st.sampled_from(["f4", "f8", "c8", "c16", "i2"]))
+    x = field(rng, *shape, dtype)
+    options: dict[str, Any] = {"center": draw(st.booleans()), "scale": draw(st.booleans())}
+    if draw(st.booleans()):
+        options["missing"] = 7 if dtype == "i2" else "nan"
+        x[rng.random(shape) < 0.1] = 7 if dtype == "i2" else np.nan
+    if draw(st.booleans()):
+        options["weights"] = rng.random(shape[1])
+    if draw(st.booleans()):
+        options["sample_weights"] = rng.integers(0, 4, shape[0]) + (np.arange(shape[0]) < 4.0)
+    of = draw(st.sampled_from(["columns", "rows"]))
+    stored = x if of == "columns" else np.ascontiguousarray(x.T)
+    chunks = draw(st.integers(5, 70)), draw(st.integers(5, 70))
+    k = draw(st.integers(1, 6))
+    folder = tmp_path_factory.mktemp("x")
+    path = put(folder / "x.zarr", stored, chunks, compressors=draw(st.sampled_from([None, "auto"])))
+    run = tw.eofs(path, folder / "out.zarr", k, of=of, cluster=client, verify=draw(st.booleans()), **options)
+    check(run, x, k, **options)
+    assert [each.name for each in folder.iterdir()] in (["x.zarr", "out.zarr"], ["out.zarr", "x.zarr"])
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("shape", [(90, 400), (400, 90)])
+def test_a_slow_spectrum(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, shape: tuple[int, int]
+) -> None:
+    values = (1 + np.arange(90)) ** -0.25
+    left, right = (np.linalg.qr(rng.standard_normal((side, 90)))[0] for side in shape)
+    x = ((left * values) @ right.T).astype(dtype)
+    path = put(tmp_path / "x.zarr", x, (64, 64))
+    run = tw.eofs(path, tmp_path / "out.zarr", 10, center=False, cluster=client)
+    check(run, x, 10, center=False)
+    assert run.passes < 30
+
+
+def test_eigenpairs_are_those_of_numpy(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    for dtype in ("f4", "f8", "c8", "c16", "i4", "f2"):
+        wide = rng.standard_normal((120, 70)) + (1j * rng.standard_normal((120, 70)) if dtype[0] == "c" else 0)
+        g = wide.conj().T @ wide
+        g = np.rint(g).astype(dtype) if dtype[0] == "i" else g.astype(dtype)
+        g = np.triu(g) + np.triu(g, 1).conj().T
+        path = put(tmp_path / f"{dtype}.zarr", g, (32, 20))
+        run = tw.eigh(path, 4, cluster=client, tol=1e-6)
+        exact = g.astype("c16" if dtype[0] == "c" else "f8")
+        values, vectors = np.linalg.eigh(exact)
+        np.testing.assert_allclose(run.values, values[::-1][:4], rtol=1e-5)
+        overlap = np.abs((run.vectors.conj() * vectors[:, ::-1][:, :4]).sum(0))
+        np.testing.assert_allclose(overlap, 1, atol=1e-5)
+        sizes = np.linalg.norm(exact @ run.vectors - run.vectors * run.values, axis=0)
+        np.testing.assert_allclose(run.residuals, sizes, atol=1e-5 * run.values[0])
+        assert run.dtype == {"i4": "float64", "f2": "float32"}.get(dtype, np.dtype(dtype).name)
+
+
+def test_fewer_directions_than_eofs(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((6, 40)).astype("f4")  # of rank 5 once it is centred
+    run = tw.eofs(put(tmp_path / "x.zarr", x, (4, 16)), tmp_path / "out.zarr", 6, cluster=client)
+    check(run, x, 6)
+    assert run.values[5] < 1e-6 * run.values[0]
+    zeros = put(tmp_path / "zeros.zarr", np.zeros((9, 7), "f4"))
+    run = tw.eofs(zeros, tmp_path / "none.zarr", 3, cluster=client)
+    assert run.values.tolist() == [0, 0, 0]
+    assert run.ratios.tolist() == [0, 0, 0]
+    assert run.passes == 4
+
+
+def test_a_large_mean_costs_no_digits(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = (field(rng, 3000, 40, "f8") + 300).astype("f4")
+    run = tw.eofs(put(tmp_path / "x.zarr", x, (500, 40)), tmp_path / "out.zarr", 4, cluster=client)
+    check(run, x, 4)
+
+
+def test_what_xarray_makes_of_it(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    xarray = pytest.importorskip("xarray")
+    x = field(rng, 50, 30, "f4")
+    path = put(tmp_path / "x.zarr", x, (20, 30), dimension_names=("time", "cell"))
+    run = tw.eofs(path, tmp_path / "out.zarr", 3, sum_over="time", weights=np.ones(30), cluster=client)
+    found = xarray.open_zarr(run.out, consolidated=False)
+    assert found.components.dims == ("mode", "cell")
+    assert found.scores.dims == ("time", "mode")
+    assert found.explained_variance_ratio.dims == found.eigenvalues.dims == ("mode",)
+    assert found["mean"].dims == found["factor"].dims == ("cell",)
+    assert found.mode.values.tolist() == [1, 2, 3]
+    assert "tilewright" in found.attrs["history"]
+    assert found.attrs["source"] == str(path)
+    back = found.scores @ found.components
+    np.testing.assert_allclose(back, ((x - found["mean"]) * found["factor"]).values, atol=0.5)
+    unnamed = tw.eofs(put(tmp_path / "y.zarr", x), tmp_path / "named.zarr", 2, cluster=client)
+    assert xarray.open_zarr(unnamed.out, consolidated=False).scores.dims == ("sample", "mode")
+
+
+def test_the_same_seed_gives_the_same_bits(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    path = put(tmp_path / "x.zarr", field(rng, 80, 60, "f4"), (32, 32))
+    runs = [tw.eofs(path, tmp_path / f"{n}.zarr", 3, seed=n // 2, cluster=client) for n in range(3)]
+    stored = [zarr.open_group(run.out)["components"][:] for run in runs]
+    assert stored[0].tobytes() == stored[1].tobytes()
+    np.testing.assert_allclose(stored[0], stored[2], atol=1e-3)
+    assert runs[0].values.tobytes() == runs[1].values.tobytes()
+
+
+def test_x_is_larger_than_the_memory_for_it(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = field(rng, 6000, 300, "f4")
+    path = put(tmp_path / "x.zarr", x, (100, 300), compressors=None)
+    told: list[Event] = []
+    run = tw.eofs(
+        path, tmp_path / "out.zarr", 4, device_memory=x.nbytes // 10, cluster=client, listener=told.append
+    )
+    check(run, x, 4)
+    names = {event.name for event in told if isinstance(event, WorkPlanned)}
+    assert {"statistics", "eofs, pass 2", f"eofs, pass {run.passes}"} <= names
+    assert any("step 1" in event.message for event in told if isinstance(event, Notice))
+
+
+def test_passes_that_do_not_do(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((300, 200))
+    path = put(tmp_path / "x.zarr", x, (100, 100))
+    with pytest.raises(tw.ConvergenceError, match=r"after 5 passes over X, . of 5 pairs are within tol=1e-06"):
+        tw.eofs(path, tmp_path / "out.zarr", 5, passes=6, tol=1e-6, cluster=client)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.zarr"]
+    g = put(tmp_path / "g.zarr", x.T @ x)
+    with pytest.raises(tw.ConvergenceError, match="after 2 passes over G"):
+        tw.eigh(g, 5, passes=2, tol=1e-6, cluster=client)
+
+
+def test_bad_input_is_refused(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = field(rng, 30, 20, "f4")
+    path = put(tmp_path / "x.zarr", x)
+    for text, options in {
+        "k=21: .* has 30 rows and 20 columns": {"k": 21},
+        "k=0: it must be how many": {"k": 0},
+        "k=True": {"k": True},
+        "tol=2": {"tol": 2},
+        "seed=-1: it must be a whole number from 0": {"seed": -1},
+        "seed='now'": {"seed": "now"},
+        "passes=3: 4 are the fewest": {"passes": 3},
+        "center='columns' is neither true nor false": {"center": "columns"},
+        "weights: number|weights: found -1.0 as number 3": {"weights": [1.0, 1, 1, -1] + 16 * [1.0]},
+        "weights: all are 0": {"weights": np.zeros(20)},
+        "of='diagonals' is unknown": {"of": "diagonals"},
+        "sum_over='time' is no axis": {"sum_over": "time"},
+        "scratch=''": {"scratch": ""},
+    }.items():
+        with pytest.raises(tw.OptionError, match=text):
+            tw.eofs(path, tmp_path / "out.zarr", cluster=client, **({"k": 2} | options))
+    with pytest.raises(tw.ShapeError, match="weights: found 30 numbers; .* needs 20, one for each variable"):
+        tw.eofs(path, tmp_path / "out.zarr", 2, weights=np.ones(30), cluster=client)
+    with pytest.raises(tw.ShapeError, match="weights: found 20 numbers; .* needs 30"):
+        tw.eofs(path, tmp_path / "out.zarr", 2, sample_weights=np.ones(20), cluster=client)
+    with pytest.raises(tw.DTypeError, match=r"dtype='float16': X, .* is multiplied as one of float32, float64"):
+        tw.eofs(path, tmp_path / "out.zarr", 2, dtype="float16", cluster=client)
+    with pytest.raises(tw.StoreError, match="s3://bucket/out.zarr is no local path"):
+        tw.eofs(path, "s3://bucket/out.zarr", 2, cluster=client)
+    with pytest.raises(tw.OutputError, match="the same or lie one inside the other"):
+        tw.eofs(path, path / "out.zarr", 2, cluster=client)
+    with pytest.raises(tw.OutputExistsError):
+        tw.eofs(path, path, 2, cluster=client)
+    holes = x.copy()
+    holes[3, 5] = np.nan
+    with pytest.raises(tw.OptionError, match=r"holds NaN, .*first in variable 5 \(1 variable in all\)"):
+        tw.eofs(put(tmp_path / "holes.zarr", holes), tmp_path / "out.zarr", 2, cluster=client)
+    flat = x.copy()
+    flat[:, 7] = 1
+    flat = put(tmp_path / "flat.zarr", flat)
+    with pytest.raises(tw.OptionError, match=r"1 column \(7\) of .* constant"):
+        tw.eofs(flat, tmp_path / "out.zarr", 2, scale=True, cluster=client)
+    with pytest.raises(tw.OptionError, match="nothing to divide by"):
+        tw.eofs(put(tmp_path / "one.zarr", x[:1]), tmp_path / "out.zarr", 1, cluster=client)
+    with pytest.raises(tw.ShapeError, match="30 rows and 20 columns; only a square matrix"):
+        tw.eigh(path, 2, cluster=client)
+    square = put(tmp_path / "square.zarr", x[:20])
+    with pytest.raises(tw.OptionError, match="is not symmetric: of two vectors x and y"):
+        tw.eigh(square, 2, cluster=client)
+    with pytest.raises(tw.OptionError, match="k=21: .* has 20 rows"):
+        tw.eigh(square, 21, cluster=client)
+    with pytest.raises(tw.OptionError, match="are NaN or infinite"):
+        tw.eigh(put(tmp_path / "nan.zarr", np.full((9, 9), np.nan)), 2, cluster=client)
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith("out")]
+    run = tw.eofs(flat, tmp_path / "out.zarr", 2, scale=True, constant="zero", cluster=client)
+    assert run.total_variance == pytest.approx(19)
+
+
+def test_only_eofs_are_replaced(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    path = put(tmp_path / "x.zarr", field(rng, 30, 20, "f4"))
+    out = tmp_path / "out.zarr"
+    first = tw.eofs(path, out, 2, cluster=client)
+    with pytest.raises(tw.OutputExistsError, match="out.zarr exists"):
+        tw.eofs(path, out, 3, cluster=client)
+    again = tw.eofs(path, out, 3, overwrite=True, cluster=client)
+    np.testing.assert_allclose(again.values[:2], first.values, rtol=1e-4)
+    assert zarr.open_group(out)["components"].shape == (3, 20)
+    zarr.create_group(tmp_path / "mine.zarr")
+    with pytest.raises(tw.OutputExistsError, match="is not a Zarr array, so it is not replaced"):
+        tw.eofs(path, tmp_path / "mine.zarr", 2, overwrite=True, cluster=client)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["mine.zarr", "out.zarr", "x.zarr"]
+
+
+def test_results_print_and_go_to_json(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = field(rng, 40, 30, "f4")
+    run = tw.eofs(put(tmp_path / "x.zarr", x), tmp_path / "out.zarr", 3, cluster=client)
+    text = str(run)
+    assert "3 EOFs of 40 samples × 30 variables" in text
+    assert f"passes over X: {run.passes}" in text
+    assert len(text.splitlines()) == 7
+    assert run.to_json()["values"] == run.values.tolist()
+    assert run.to_json()["verification"]["passed"]
+    pairs = tw.eigh(put(tmp_path / "g.zarr", x.T @ x), 3, cluster=client, scratch=tmp_path)
+    assert "3 eigenpairs of 30 × 30" in str(pairs)
+    assert pairs.to_json()["side"] == 30
+    assert len(list(tmp_path.iterdir())) == 3
