@@ -21,7 +21,8 @@ class WorkPlanned:
     """A piece of work is about to start."""
 
     name: str
-    """What runs: ``matmul``, ``histogram``, ``dot`` or ``verify``."""
+    """What runs: ``matmul``, ``histogram``, ``dot`` or ``verify``; before the product of a Gram matrix ``statistics``,
+    and ``means`` where exact sums are centred along the side that is summed over."""
     total: int
     """Units (tiles, pieces) of the whole work."""
     done: int

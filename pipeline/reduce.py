@@ -37,7 +37,7 @@ class Reduction(Generic[Part, Total]):
     """The functions of a reduction."""
 
     name: str
-    """Its name in events: ``histogram`` or ``dot``."""
+    """Its name in events, such as ``histogram`` or ``dot``."""
     chunk: Callable[..., tuple[Part, dict[str, float]]]
     """Runs on a worker: returns one piece's part and the busy seconds of its stages. Must be importable there."""
     identity: Callable[[], Total]

@@ -23,7 +23,19 @@ from tilewright.pipeline import events
 from tilewright.workflows.cli import cli
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/reference.md").read_text(encoding="utf-8")
-FUNCTIONS = ("matmul", "plan_matmul", "verify", "audit", "histogram", "dot", "devices", "open_cluster")
+FUNCTIONS = (
+    "matmul",
+    "gram",
+    "cov",
+    "corr",
+    "plan_matmul",
+    "verify",
+    "audit",
+    "histogram",
+    "dot",
+    "devices",
+    "open_cluster",
+)
 RESULTS = {
     "MatmulRun": "MatmulRun",
     "MatmulPlan": "MatmulPlan",

@@ -17,6 +17,7 @@ from tilewright.workflows.console import (
     Command,
     FileName,
     Kinds,
+    Number,
     Outputs,
     Size,
     interruptible,
@@ -176,6 +177,17 @@ memory_option = click.option("--device-memory", type=Size(), metavar="SIZE",
                              help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip
 durability_option = click.option("--durability", type=click.Choice(DURABILITIES), default="full", show_default=True,
                                  help="Whether C is forced to disk, so that a power cut leaves it whole.")  # fmt: skip
+epilogue_options = options(
+    click.option("--alpha", type=Number(), default="1", show_default=True, metavar="X",
+                 help="Multiply A B by this."),
+    click.option("--beta", type=Number(), default="0", show_default=True, metavar="X",
+                 help="Multiply what C holds by this and add it; C is replaced once the sum is whole."),
+    click.option("--row-scale", metavar="PATH", help="Multiply each row by its number in this Zarr array."),
+    click.option("--column-scale", metavar="PATH", help="The same for columns."),
+    click.option("--row-offset", metavar="PATH", help="Add its number in this Zarr array to each row."),
+    click.option("--column-offset", metavar="PATH", help="The same for columns."),
+)  # fmt: skip
+EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_offset")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 outcome_options = options(
     click.option("--no-verify", is_flag=True, help="Do not check the product."),
@@ -227,7 +239,8 @@ def cli() -> None:
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
-@options(factor_options, dtype_option, precision_option, cluster_options, device_option, memory_option)
+@options(factor_options, epilogue_options, dtype_option, precision_option)
+@options(cluster_options, device_option, memory_option)
 @click.option(
     "--plan-only",
     is_flag=True,
@@ -246,7 +259,10 @@ def matmul(
     as_json: bool,
     **shared: Any,
 ) -> None:
-    """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked."""
+    """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked.
+
+    With scales and offsets, C = alpha * (row scale) * (column scale) * A B + (row offset) + (column offset) + beta * C.
+    """
     from tilewright.pipeline.product import job
     from tilewright.pipeline.product.request import Request
     from tilewright.workflows import matmul as workflow
@@ -255,7 +271,9 @@ def matmul(
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
-            planned = job.plan_only(Request(a, b, c, listener=listener, **shared))
+            asked = {name: shared.pop(name) for name in EPILOGUE}
+            request = Request(a, b, c, listener=listener, **shared).with_epilogue(**asked)
+            planned = job.plan_only(request)
         print_result(planned, as_json=as_json)
         return
     with storing(c) as listener:
@@ -326,11 +344,23 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
 @cli.command(cls=Placed)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
-@click.option("--center", is_flag=False, flag_value=_VARIABLES, metavar="[SIDE|ARRAY]", callback=_sides,
-              help="Subtract the mean of each variable; columns, rows or both: theirs; or a stored vector's numbers.")
-@click.option("--scale", is_flag=False, flag_value=_VARIABLES, metavar="[SIDE|ARRAY]", callback=_sides,
-              help="Divide by the deviation of each variable; columns or rows: theirs; or multiply by a stored"
-              " vector's numbers.")
+@click.option(
+    "--center",
+    is_flag=False,
+    flag_value=_VARIABLES,
+    metavar="[SIDE|ARRAY]",
+    callback=_sides,
+    help="Subtract the mean of each variable; columns, rows or both: theirs; or a stored vector's numbers.",
+)
+@click.option(
+    "--scale",
+    is_flag=False,
+    flag_value=_VARIABLES,
+    metavar="[SIDE|ARRAY]",
+    callback=_sides,
+    help="Divide by the deviation of each variable; columns or rows: theirs; or multiply by a stored"
+    " vector's numbers.",
+)
 @click.option("--divide", metavar="N", callback=_numbers, help=divide_help)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(outcome_options)

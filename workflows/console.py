@@ -357,6 +357,20 @@ class Size(click.ParamType):
         return nbytes
 
 
+class Number(click.ParamType):
+    """A whole number, a fraction, or a complex number such as 1-2j."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        for kind in (int, float, complex):
+            try:
+                return kind(value)
+            except (TypeError, ValueError):
+                continue
+        return self.fail(f"{value!r} is no number", param, ctx)
+
+
 class FileName(click.ParamType):
     """The name of a file whose ending says its format."""
 

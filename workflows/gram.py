@@ -109,9 +109,9 @@ def gram(
 
     Examples
     --------
-    Covariances of grid points, weighted by the area that the rows stand for::
+    What the maps of a field (times × places) have in common, each place counted by its area::
 
-        tw.gram("sst.zarr", "covariance.zarr", center=True, weights=np.cos(latitude), divide="n-1")
+        tw.gram("sst.zarr", "times.zarr", of="rows", center="columns", weights=np.cos(latitude), divide=times - 1)
 
     VanRaden's genomic relationship matrix of samples × variants, with dosages of 0, 1 and 2 and -1 where there is
     none::

@@ -11,6 +11,7 @@ from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.product.fusing import Vector
 from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store.arrays import Source
@@ -38,9 +39,18 @@ def matmul(
     overwrite: bool = False,
     durability: str = "full",
     same_bits: bool = False,
+    alpha: complex = 1,
+    beta: complex = 0,
+    row_scale: Vector | None = None,
+    column_scale: Vector | None = None,
+    row_offset: Vector | None = None,
+    column_offset: Vector | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun:
-    """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose.
+    """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose; or what becomes of that:
+
+        C[i, j] <- alpha * row_scale[i] * column_scale[j] * (op(A) op(B))[i, j] + row_offset[i] + column_offset[j]
+            + beta * C[i, j]
 
     Parameters
     ----------
@@ -85,6 +95,16 @@ def matmul(
         takes of a stopped run is noticed and computed again, what it takes of a finished C only ``audit`` notices.
     same_bits
         Refuse to go on where finished tiles of floats are kept that another plan, or another kind of device, computed.
+    alpha, row_scale, column_scale, row_offset, column_offset
+        What the product is multiplied by, and what is added to it: numbers, and for each row or column of C one, as an
+        array of one dimension or the path of a Zarr array of that. It is formed of the sums before they are stored, in
+        C's dtype, in one pass. Sums of integers stay exact before it; where not all of it are integers, C is float64
+        unless ``dtype`` says otherwise.
+    beta
+        What C held is multiplied by this and added. ``out`` is a local path then, of an array of C's shape and of a
+        dtype that casts to that of the sums within its kind, which C keeps where they cast to it. It is replaced in one
+        step once the new C is whole, and stands as it was until then; a run that was stopped and goes on adds nothing
+        twice. 0: what C held does not matter.
     listener
         Is called with every event (``tilewright.pipeline.events``).
 
@@ -115,7 +135,16 @@ def matmul(
         same_bits=same_bits,
         listener=listener,
     )
-    return multiply(request)
+    return multiply(
+        request.with_epilogue(
+            alpha=alpha,
+            beta=beta,
+            row_scale=row_scale,
+            column_scale=column_scale,
+            row_offset=row_offset,
+            column_offset=column_offset,
+        )
+    )
 
 
 def plan_matmul(

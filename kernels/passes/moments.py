@@ -71,8 +71,9 @@ class Moments:
         total = self.weight + more.weight
         share = np.divide(more.weight, total, out=np.zeros_like(total), where=total > 0)
         with np.errstate(invalid="ignore", over="ignore"):  # infinities of the matrix, or far numbers
-            apart = more.mean - self.mean
-            self.second[:] += more.second + _squared(apart) * (self.weight * share)
+            apart, both = more.mean - self.mean, self.weight * share
+            self.second[:] += more.second
+            self.second[:] += np.multiply(_squared(apart), both, out=np.zeros_like(both), where=both > 0)
             self.mean[:] += apart * share
         self.weight[:] = total
         self.count[:] += more.count
@@ -85,8 +86,7 @@ class Moments:
     def exact_sums(self) -> list[int]:
         """Of integers without weights."""
         return [
-            (high << HALF_BITS) + low
-            for high, low in zip(self.high.tolist(), self.low.tolist(), strict=True)
+            (high << HALF_BITS) + low for high, low in zip(self.high.tolist(), self.low.tolist(), strict=True)
         ]
 
     @property
@@ -148,10 +148,10 @@ def _of_cell(cell: np.ndarray, missing: Any, weights: np.ndarray | None) -> Mome
         real, imaginary = (_of_reals(part, there, heights) for part in (cell.real, cell.imag))
         found = replace(
             real,
-            mean=real.mean + 1j * imaginary.mean,
+            mean=_of_parts(real.mean, imaginary.mean),
             second=real.second + imaginary.second,
-            least=real.least + 1j * imaginary.least,
-            most=real.most + 1j * imaginary.most,
+            least=_of_parts(real.least, imaginary.least),
+            most=_of_parts(real.most, imaginary.most),
         )
     if cell.dtype.kind in "iu" and weights is None:
         found.high[:], found.low[:] = _exact_sums(cell, there)
@@ -160,6 +160,13 @@ def _of_cell(cell: np.ndarray, missing: Any, weights: np.ndarray | None) -> Mome
         least = np.where(there, cell, highest).min(0)
         return replace(found, least=least, most=np.where(there, cell, lowest).max(0))
     return found
+
+
+def _of_parts(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
+    """Complex numbers; adding an infinite imaginary part would make the real one NaN."""
+    result = np.empty(real.shape, np.complex128)
+    result.real, result.imag = real, imaginary
+    return result
 
 
 def _of_reals(cell: np.ndarray, there: np.ndarray, weights: np.ndarray) -> Moments:
@@ -229,7 +236,8 @@ def _columns(
         if weight[j] > 0:
             left[j] /= weight[j]
             mean[j] += left[j]
-            second[j] -= left[j] * left[j] * weight[j]
+            if second[j] < np.inf:
+                second[j] -= left[j] * left[j] * weight[j]
             if second[j] < 0:
                 second[j] = 0.0
 

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.elements import conversion
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.launch import enqueue
@@ -35,8 +36,29 @@ def transpose_function(dtype: np.dtype) -> Any:
     elements, 33 KiB at most.
     """
     number = numba.from_dtype(dtype)
+    zero = conversion(np.zeros(0, dtype).real.dtype)
 
-    def transpose_kernel(lower: Any, upper: Any, swap: Any, same: Any) -> None:
+    if dtype.kind == "c":
+
+        @cuda.jit(device=True, inline="always")
+        def turned(value: Any, conjugate: Any) -> Any:
+            return complex(value.real, -value.imag) if conjugate else value
+
+        @cuda.jit(device=True, inline="always")
+        def on_diagonal(value: Any, swap: Any) -> Any:
+            return complex(value.real, -value.imag if swap else zero(0))
+
+    else:
+
+        @cuda.jit(device=True, inline="always")
+        def turned(value: Any, conjugate: Any) -> Any:
+            return value
+
+        @cuda.jit(device=True, inline="always")
+        def on_diagonal(value: Any, swap: Any) -> Any:
+            return value
+
+    def transpose_kernel(lower: Any, upper: Any, swap: Any, same: Any, conjugate: Any) -> None:
         below = cuda.shared.array((SIDE, PITCH), number)
         above = cuda.shared.array((SIDE, PITCH), number)
         rows, columns = lower.shape[0], lower.shape[1]
@@ -58,10 +80,12 @@ def transpose_function(dtype: np.dtype) -> Any:
             for line in range(y, SIDE, LINES):
                 i, j = first_row + x, first_column + line
                 if i < rows and j < columns and (not same or i > j):
-                    upper[j, i] = below[x, line]
+                    upper[j, i] = turned(below[x, line], conjugate)
                 i, j = first_row + line, first_column + x
                 if swap and i < rows and j < columns and (not same or i > j):
-                    lower[i, j] = above[x, line]
+                    lower[i, j] = turned(above[x, line], conjugate)
+                if same and conjugate and i == j and i < rows:
+                    lower[i, i] = on_diagonal(below[line, x], swap)
 
     return transpose_kernel
 
@@ -69,7 +93,7 @@ def transpose_function(dtype: np.dtype) -> Any:
 @functools.cache
 def signature(dtype: np.dtype) -> Any:
     strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
-    return numba.void(strided, strided, numba.types.boolean, numba.types.boolean)
+    return numba.void(strided, strided, *[numba.types.boolean] * 3)
 
 
 @functools.cache
@@ -78,18 +102,25 @@ def kernel(dtype: np.dtype) -> Any:
     return compile_kernel(transpose_function(dtype), signature(dtype))
 
 
-def transpose(lower: Any, upper: Any, stream: Any, *, swap: bool, same: bool) -> None:
+def transpose(
+    lower: Any, upper: Any, stream: Any, *, swap: bool, same: bool, conjugate: bool = False
+) -> None:
     """Enqueue ``upper[j, i] = lower[i, j]``; with ``swap`` also ``lower[i, j] = upper[j, i]``, as it was before.
 
     lower: rows × columns; upper: columns × rows, written; lower is too with ``swap``. Numba device arrays of one dtype
     and any strides; the bits stay as they are. They do not overlap, or (``same``) are one square matrix, of which then
     only elements with i > j move: below the diagonal to above it.
+
+    conjugate: of complex numbers, what is written becomes the conjugate of that, also on the diagonal with ``swap``.
+    Without, the diagonal becomes real.
     """
     rows, columns = lower.shape
     if not rows or not columns:
         return
     grid = ceil_div(rows, SIDE) * ceil_div(columns, SIDE)
-    enqueue(kernel(np.dtype(lower.dtype)), grid, (SIDE, LINES), stream, 0, lower, upper, swap, same)
+    enqueue(
+        kernel(np.dtype(lower.dtype)), grid, (SIDE, LINES), stream, 0, lower, upper, swap, same, conjugate
+    )
 
 
 def variants(dtypes: Iterable[np.dtype]) -> Iterable[Variant]:

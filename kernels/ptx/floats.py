@@ -1,10 +1,10 @@
-"""Conversions between floating-point formats, and to and from bits."""
+"""Conversions between floating-point formats, and to and from bits; and operations that are each rounded by itself."""
 
 from __future__ import annotations
 
 from numba.cuda import types
 
-from tilewright.kernels.ptx.lowering import I32, U32, scalar_instruction
+from tilewright.kernels.ptx.lowering import I32, U32, pure_instruction, scalar_instruction
 
 float_bits = scalar_instruction(
     "mov.b32 $0, $1;", "=r,f", (types.float32,), U32, description="The 32 bits of a float32."
@@ -69,4 +69,15 @@ round_to_int = scalar_instruction(
     (types.float32,),
     I32,
     description="The nearest integer, ties to even.",
+)
+
+add32, subtract32, multiply32 = (
+    pure_instruction(f"{name}.rn.f32 $0, $1, $2;", "=f,f,f", 2, types.float32)
+    for name in ("add", "sub", "mul")
+)
+"""With the rounding named, no multiplication and addition become one (PTX ISA, `add` and `mul`), as the compiler else
+makes of them."""
+add64, subtract64, multiply64 = (
+    pure_instruction(f"{name}.rn.f64 $0, $1, $2;", "=d,d,d", 2, types.float64)
+    for name in ("add", "sub", "mul")
 )

@@ -76,6 +76,10 @@ class Tolerances:
     """For each group of B's columns, an upper bound of the norm of any one; float64."""
     group_norms: np.ndarray
     """For each group of B's columns, the norm of all its elements; float64, infinite where squares overflow."""
+    compute: np.dtype
+    """What C's elements are formed in."""
+    gain: float = 1.0
+    """What sums, and what underflows in them, are multiplied by at most before they are stored."""
 
     @property
     def relative(self) -> float:
@@ -91,17 +95,20 @@ def tolerances(
     narrowest: int,
     column_norms: np.ndarray,
     group_norms: np.ndarray,
+    compute: np.dtype | None = None,
+    gain: float = 1.0,
 ) -> Tolerances:
     """What C may deviate by if it is of this dtype and was computed in this precision.
 
     `tilewright.kernels.tolerance.tolerance` is what one element may deviate by in the worst case, relative to sums of
     absolute values; here sums over many elements are compared, whose scale is a root of squares.
 
-    widest: columns of the widest group. narrowest: columns of the narrowest blocks that B and C are read in.
+    widest: columns of the widest group. narrowest: columns of the narrowest blocks that B and C are read in. compute:
+    what C's elements are formed in, if that does not follow from its dtype. gain: as in `Tolerances`.
     """
+    compute, wide = compute or compute_dtype(dtype), np.dtype(np.float64)
     if dtype.kind in "iu":
-        return Tolerances(0.0, 0.0, 0.0, precision, k, dtype, column_norms, group_norms)
-    compute, wide = compute_dtype(dtype), np.dtype(np.float64)
+        return Tolerances(0.0, 0.0, 0.0, precision, k, dtype, column_norms, group_norms, compute)
     # Of sums with rounding errors of standard deviation u / sqrt(3) each, k u / sqrt(6) is the most in any order of
     # summation, for C and for the check; 4 k u is almost seven times that of both together.
     terms = 2 * k if dtype.kind == "c" else k
@@ -111,7 +118,7 @@ def tolerances(
     parts = ceil_div(widest, max(1, narrowest)) + 2
     depth = min(widest, BLOCK_COLUMNS) + widest / BLOCK_COLUMNS + 2 * parts
     own = DEVIATIONS * unit_roundoff(wide) * math.sqrt(depth / 3)
-    return Tolerances(growth, rounding, own, precision, k, dtype, column_norms, group_norms)
+    return Tolerances(growth, rounding, own, precision, k, dtype, column_norms, group_norms, compute, gain)
 
 
 @dataclass(frozen=True)
@@ -438,16 +445,16 @@ def _underflow(row_norms: np.ndarray, widths: np.ndarray, allowed: Tolerances) -
     all one way, but the probe gives elements random signs. So do an operand's errors, times the other operand, whose k
     elements add up to at most sqrt(k) times their norm.
     """
-    compute = compute_dtype(allowed.dtype)
+    compute = allowed.compute
     products = allowed.k * (COMPLEX_PRODUCTS if allowed.dtype.kind == "c" else 1)
     smallest = [float(np.finfo(dtype).smallest_subnormal) for dtype in (compute, allowed.dtype)]
-    elements = np.sqrt(widths) * (products * smallest[0] + 2 * smallest[1])
+    elements = np.sqrt(widths) * (allowed.gain * products * smallest[0] + 2 * smallest[1])
     lost = OPERAND_UNDERFLOW[allowed.precision]
     operands = 0.0
     if lost:  # else an infinite norm would make a NaN of it
         norms = allowed.group_norms[:, np.newaxis] + np.sqrt(widths) * row_norms
         operands = lost * math.sqrt(allowed.k) * norms
-    return DEVIATIONS * (elements / 2 + operands)
+    return DEVIATIONS * (elements / 2 + allowed.gain * operands)
 
 
 def _can_overflow(
@@ -461,7 +468,7 @@ def _can_overflow(
     may itself overflow, or meet a NaN that the other does not.
     """
     bound = np.fmin(row_norms * allowed.column_norms[:, np.newaxis], units * math.sqrt(allowed.k))
-    growth = 1 + allowed.k * float(np.finfo(compute_dtype(allowed.dtype)).eps)  # by rounding on the way
+    growth = 1 + allowed.k * float(np.finfo(allowed.compute).eps)  # by rounding on the way
     # Complex: the sums of both parts at once in a scheme of three products.
     margin = OVERFLOW_MARGIN * growth * (2 if allowed.dtype.kind == "c" else 1)
     # The check itself adds up elements of a group in float64.

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import zarr
 from distributed import Client
 
 from tilewright.kernels.cpu.thin import wide_dtype
 from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.check.fused import inner_terms
 from tilewright.pipeline.check.vectors import IMAGE_NBYTES, line_nbytes, vector_count
 from tilewright.pipeline.check.verify import Verification, verify_product
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 
 LOCATED_GROUPS = 64
 """The most groups of columns that one pass compares in."""
@@ -33,13 +36,17 @@ def wrong_blocks(
     rounds: int = 2,
     precision: str = "full",
     listener: Listener = log_notices,
+    fused: Fused = NOT_FUSED,
+    sums: np.dtype | None = None,
+    before: zarr.Array[Any] | None = None,
 ) -> Verification:
     """The check of C, whose ``wrong`` holds all blocks in which an error shows.
 
     block: rows and columns of each, but for those at C's edges. Each pass reads A, B and C once, and divides the
     columns of wrong blocks by up to `LOCATED_GROUPS`. Raises as `verify_product`.
     """
-    n, k = c.shape[1], a.shape[0 if transpose_a else 1]
+    n = c.shape[1]
+    k = inner_terms(fused, n, a.shape[0 if transpose_a else 1])
     dtype = c.dtype.newbyteorder("=")
     one = line_nbytes(vector_count(rounds, dtype), 1, wide_dtype(dtype))
     most = max(2, min(LOCATED_GROUPS, IMAGE_NBYTES // (one * max(1, k))))
@@ -58,6 +65,9 @@ def wrong_blocks(
             listener=listener,
             cuts=cuts,
             block_rows=block[0],
+            fused=fused,
+            sums=sums,
+            before=before,
         )
         wide = sorted({(first, stop) for _, _, first, stop in found.wrong if stop - first > columns})
         if not wide:

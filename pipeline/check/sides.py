@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import zarr
@@ -85,6 +85,8 @@ class StoredSide:
 
     array: zarr.Array[Any]
     transpose: bool
+    more_nbytes: ClassVar[int] = 0
+    """What each element takes more than `part_nbytes` counts, while it is processed."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -113,24 +115,29 @@ class StoredSide:
         def load_and_work(place: slice, across: slice, part: RegionRead) -> Done:
             block = np.empty(part.shape, self.array.dtype.newbyteorder("="))
             part.read(block)
-            return work(
-                place,
-                across,
-                as_summed(block.T if self.transpose else block, probe.dtype, probe.compute),
-            )
+            return work(place, across, self.made(block, _from(rows, place), _from(columns, across), probe))
 
         threads = self._threads(rows, probe)
         return in_order(self._parts(rows, columns), load_and_work, threads, end_if_given_up())
 
+    def made(self, block: np.ndarray, rows: slice, columns: slice, probe: Probe) -> np.ndarray:
+        """What becomes of a block as it is stored, of these rows and columns of the side."""
+        return as_summed(block.T if self.transpose else block, probe.dtype, probe.compute)
+
     def largest(self, rows: slice) -> float:
         """The largest absolute value of these rows that is finite; 0 where none is."""
         largest = 0.0
-        for _, _, part in self._parts(rows, slice(0, self.shape[1])):
+        columns = slice(0, self.shape[1])
+        for place, across, part in self._parts(rows, columns):
             block = np.empty(part.shape, self.array.dtype.newbyteorder("="))
             part.read(block)
-            sizes = np.abs(block, dtype=np.float64)
-            largest = max(largest, float(np.max(sizes, where=np.isfinite(sizes), initial=0.0)))
+            largest = max(largest, self.largest_of(block, _from(rows, place), _from(columns, across)))
         return largest
+
+    def largest_of(self, block: np.ndarray, rows: slice, columns: slice) -> float:
+        """The same of a block as it is stored, of these rows and columns of the side."""
+        sizes = np.abs(block).astype(np.float64)
+        return float(np.max(sizes, where=np.isfinite(sizes), initial=0.0))
 
     def step(self, line_nbytes: int, tasks: int) -> int:
         """Rows of a task, each of which makes results of ``line_nbytes``, where a worker runs so many tasks at once."""
@@ -152,8 +159,14 @@ class StoredSide:
         if not limit:
             return threads
         matrix = as_stored_matrix(self.array, transpose=self.transpose)
-        one = part_nbytes(matrix, rows.stop - rows.start, probe.line_nbytes, probe.compute)
+        height = rows.stop - rows.start
+        one = part_nbytes(matrix, height, probe.line_nbytes, probe.compute, self.more_nbytes)
         return max(1, min(threads, _parts_nbytes(limit, worker.state.nthreads) // max(1, one)))
+
+
+def _from(whole: slice, part: slice) -> slice:
+    """Where a part lies, that is counted from the first of a whole."""
+    return slice(whole.start + part.start, whole.start + part.stop)
 
 
 def in_order(
@@ -196,18 +209,31 @@ def check_nbytes(
     threads: int,
     host_nbytes: int | None,
     tasks: int = 1,
+    inner: int | None = None,
+    more_nbytes: int = 0,
+    vectors_nbytes: int = 0,
 ) -> int:
     """The most that a worker holds while C is checked: B times the probe, the probe, and for each of the tasks that it
-    runs at once its results and the parts that so many threads process, where the worker has ``host_nbytes``."""
+    runs at once its results and the parts that so many threads process, where the worker has ``host_nbytes``.
+
+    inner: the inner side of the product, k if that is None. more_nbytes: what an element takes more while it is
+    processed than in a plain product. vectors_nbytes: of what is sent besides.
+    """
     dtype, wide = c.dtype, wide_dtype(c.dtype)
+    inner = b.rows if inner is None else inner
     vectors = vector_count(rounds, dtype)
-    groups = ceil_div(c.columns, group_width(c.columns, b.rows, dtype, rounds, c.unit[1]))
+    groups = ceil_div(c.columns, group_width(c.columns, inner, dtype, rounds, c.unit[1]))
     line = line_nbytes(vectors, groups, wide)
-    shared = b.rows * line + c.columns * (vectors * (1 if dtype.kind in "iu" else 4) + 2 * wide.itemsize)
-    longest = max(a.rows, b.rows)
+    shared = (
+        vectors_nbytes
+        + inner * line
+        + c.columns * (vectors * (1 if dtype.kind in "iu" else 4) + 2 * wide.itemsize)
+    )
+    longest = max(a.rows, inner)
     rows = min(longest, max(task_rows(matrix, line, tasks) for matrix in (a, b, c)))
     tasks = min(tasks, max(1, ceil_div(longest, max(1, rows))))
-    largest = max(part_nbytes(matrix, rows, line, compute_dtype(dtype)) for matrix in (a, b, c))
+    compute = compute_dtype(dtype)
+    largest = max(part_nbytes(matrix, rows, line, compute, more_nbytes) for matrix in (a, b, c))
     room = largest if host_nbytes is None else max(largest, _parts_nbytes(host_nbytes, tasks))
     return shared + tasks * (rows * line * LINE_COPIES + min(threads * largest, room))
 
@@ -217,13 +243,15 @@ def _parts_nbytes(host_nbytes: int, tasks: int) -> int:
     return int(host_nbytes * PARTS_SHARE) // tasks
 
 
-def part_nbytes(matrix: StoredMatrix, rows: int, line_nbytes: int, compute: np.dtype) -> int:
+def part_nbytes(
+    matrix: StoredMatrix, rows: int, line_nbytes: int, compute: np.dtype, more_nbytes: int = 0
+) -> int:
     """The most that one part of a matrix takes while it is processed: as stored, as decoded and as the loops take it,
-    and its results, which are added up after those of the parts before it."""
+    with ``more_nbytes`` an element besides, and its results, which are added up after those of the parts before it."""
     rows, columns = min(matrix.unit[0], rows, matrix.rows), min(matrix.unit[1], matrix.columns)
     dtype = matrix.dtype
     if matrix.plain:
         rows = min(rows, ceil_div(READ_NBYTES, max(1, columns * dtype.itemsize)))
     widened = 2 if dtype == np.float16 else int(dtype == np.uint64 or dtype.itemsize > compute.itemsize)
     copies = 1 + (not matrix.plain) + widened
-    return copies * rows * columns * dtype.itemsize + (AHEAD * rows + columns) * line_nbytes
+    return (copies * dtype.itemsize + more_nbytes) * rows * columns + (AHEAD * rows + columns) * line_nbytes

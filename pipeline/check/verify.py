@@ -18,12 +18,14 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.check.freivalds import (
     Outcome,
+    Sums,
     Tolerances,
     compare,
     project,
     tolerances,
     wrong_columns,
 )
+from tilewright.pipeline.check.fused import FusedProduct, JoinedSide, fused_product
 from tilewright.pipeline.check.sides import Side, StoredSide
 from tilewright.pipeline.check.vectors import Probe, chance_to_escape, draw_probe, line_nbytes
 from tilewright.pipeline.cluster.answers import Result
@@ -39,6 +41,7 @@ from tilewright.pipeline.events import (
     on_lost,
     on_waiting,
 )
+from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix, name_of
 from tilewright.pipeline.store.region_read import region_reads
@@ -172,10 +175,15 @@ def verify_product(
     listener: Listener = log_notices,
     cuts: tuple[int, ...] = (),
     block_rows: int = 0,
+    fused: Fused = NOT_FUSED,
+    sums: np.dtype | None = None,
+    before: zarr.Array[Any] | None = None,
 ) -> Verification:
     """Check that C (m × n) = op(A) (m × k) op(B) (k × n), all three stored, by tasks on the client's workers.
 
     ``rounds`` is as `config.get` allows for ``verify-rounds``; ``cuts`` and ``block_rows`` as `draw_probe` has them.
+    ``fused`` is what else C was made by, of sums of the dtype ``sums``, and ``before`` what it held, where that is
+    added.
 
     Raises
     ------
@@ -189,7 +197,9 @@ def verify_product(
         A chunk cannot be decoded; DamagedProductError where it is C's.
     """
     start = time.perf_counter()
-    left, right, result = StoredSide(a, transpose_a), StoredSide(b, transpose_b), StoredSide(c, False)
+    left: Any = StoredSide(a, transpose_a)
+    right: Any = StoredSide(b, transpose_b)
+    result = StoredSide(c, False)
     (m, k), (k_right, n) = left.shape, right.shape
     if k != k_right or result.shape != (m, n):
         raise ShapeError(
@@ -197,8 +207,13 @@ def verify_product(
             f" can only give {m} × {n} with equal inner sides"
         )
     dtype = c.dtype.newbyteorder("=")
-    _check_kinds({"A": a, "B": b}, c)
-    check.precision(precision, dtype)
+    made = None
+    if fused:
+        made = fused_product((a, b), (transpose_a, transpose_b), fused, dtype, sums or dtype, before)
+        left, right, k = made.left, made.right, made.left.shape[1]
+    else:
+        _check_kinds({"A": a, "B": b}, c)
+        check.precision(precision, dtype)
     units = as_stored_matrix(b, transpose=transpose_b).unit[1], as_stored_matrix(c).unit[1]
     probe = draw_probe(n, k, dtype, rounds, units[1], cuts, block_rows)
     at_once = max(threads_of(client, waiting=_waiting(listener)).values())
@@ -214,6 +229,7 @@ def verify_product(
         precision,
         Steps(right_step, max(left_step, step), column_step, min(units)),
         listener,
+        made,
     )
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
@@ -244,9 +260,10 @@ def check_sides(
     precision: str,
     steps: Steps,
     listener: Listener = log_notices,
+    made: FusedProduct | None = None,
 ) -> Verification:
     """The outcome of the check that ``result``, of this dtype, is ``left`` (op(A)) times ``right`` (op(B)), wherever
-    these lie and the tasks run. Rounds and seconds are left to the caller."""
+    these lie and the tasks run. Rounds and seconds are left to the caller. made: where these are sides of it."""
     (m, k), n = left.shape, right.shape[1]
     empty = m * n == 0  # nothing to compare; where only k is 0 there is: C must be zeros
     right_rows = [] if empty else _pieces(k, steps.right)
@@ -267,7 +284,7 @@ def check_sides(
             listener(WorkPlanned("verify", 2 * first + len(left_rows), first, "panels", nbytes, 0))
             _project_all(tasks, right, right_rows, probe, image, some, first)
             first *= 2
-    allowed = _allowed_of(image, k, dtype, precision, probe, steps.narrowest)
+    allowed = _allowed_of(image, k, dtype, precision, probe, steps.narrowest, made)
     outcomes = _compare_all(tasks, left, result, left_rows, image, allowed, probe, first)
     unchecked = sum(outcome.unchecked for outcome in outcomes)
     conclusive = empty or m * n > unchecked
@@ -432,9 +449,10 @@ def _project_all(
     far as the probe does not know. ``first`` is the first piece's number for the listener."""
     special = np.zeros(right.shape[1], np.uint8)
     vectors, measured = len(probe.vectors), len(image.column_squares)
-    calls = ((right, rows) for rows in pieces)
-    values = probe, tuple(groups)
-    with closing(tasks.run(project, calls, values, probe.vectors.nbytes, "b")) as projections:
+    calls = ((rows,) for rows in pieces)
+    values = right, probe, tuple(groups)
+    nbytes = probe.vectors.nbytes + right.sent_nbytes
+    with closing(tasks.run(_project, calls, values, nbytes, "b")) as projections:
         for place, sums in projections:
             for group in groups:
                 own = slice(vectors * group, vectors * (group + 1))
@@ -450,14 +468,25 @@ def _project_all(
 
 
 def _allowed_of(
-    image: _Image, k: int, dtype: np.dtype, precision: str, probe: Probe, narrowest: int
+    image: _Image,
+    k: int,
+    dtype: np.dtype,
+    precision: str,
+    probe: Probe,
+    narrowest: int,
+    made: FusedProduct | None,
 ) -> Tolerances:
     """What C may deviate by if it is of this dtype and was computed in this precision."""
     norms = image.norms[:-1]
     with np.errstate(all="ignore"):
         group_norms = np.sqrt(np.einsum("gl,gl->g", norms, norms))
     widest = max((stop - start for start, stop in probe.groups()), default=0)
-    return tolerances(k, dtype, precision, widest, narrowest, np.sqrt(image.column_squares), group_norms)
+    column_norms = np.sqrt(image.column_squares)
+    if made is None:
+        return tolerances(k, dtype, precision, widest, narrowest, column_norms, group_norms)
+    return tolerances(
+        made.terms, dtype, precision, widest, narrowest, column_norms, group_norms, made.compute, made.gain
+    )
 
 
 def _located(
@@ -471,8 +500,10 @@ def _located(
 ) -> tuple[int, int, int]:
     """The first and last + 1 wrong column of the row of integers that ``worst`` names, computed anew."""
     row, first, stop = worst
-    calls = ((left, right, result, row, columns) for columns in _pieces(result.shape[1], step))
-    with closing(tasks.run(wrong_columns, calls, (probe,), probe.vectors.nbytes, "row")) as found:
+    calls = ((row, columns) for columns in _pieces(result.shape[1], step))
+    values = left, right, result, probe
+    nbytes = probe.vectors.nbytes + left.sent_nbytes + right.sent_nbytes + result.sent_nbytes
+    with closing(tasks.run(_wrong_columns, calls, values, nbytes, "row")) as found:
         wrong = [column for _, columns in found for column in columns]
     return (row, min(wrong), max(wrong) + 1) if wrong else (row, first, stop)
 
@@ -488,9 +519,9 @@ def _compare_all(
     first: int,
 ) -> list[Outcome]:
     """Compare C x with A (B x), their rows in these pieces; ``first`` is the first piece's number for the listener."""
-    calls = ((left, rows) for rows in pieces)
-    values = result, image.thin, image.norms, allowed, probe
-    nbytes = image.nbytes + probe.vectors.nbytes + result.sent_nbytes
+    calls = ((rows,) for rows in pieces)
+    values = left, result, image.thin, image.norms, allowed, probe
+    nbytes = image.nbytes + probe.vectors.nbytes + left.sent_nbytes + result.sent_nbytes
     found: list[Outcome] = []
     with closing(tasks.run(_compare, calls, values, nbytes, "a")) as outcomes:
         for place, outcome in outcomes:
@@ -499,9 +530,22 @@ def _compare_all(
     return found
 
 
-def _compare(left: Side, rows: slice, result: Side, *values: Any) -> Outcome:
-    """`compare`, with C among what is sent once where that is large: a fork carries all that was written to it."""
+def _project(rows: slice, right: Side, probe: Probe, groups: Sequence[int]) -> Sums:
+    """`project`, with the side among what is sent once where that is large: vectors come with it."""
+    return project(right, rows, probe, groups)
+
+
+def _compare(rows: slice, left: Side, result: Side, *values: Any) -> Outcome:
+    """`compare`, with the sides among what is sent once where that is large: a fork carries all that was written to
+    it."""
     return compare(left, result, rows, *values)
+
+
+def _wrong_columns(
+    row: int, columns: slice, left: Side, right: Side, result: Side, probe: Probe
+) -> list[int]:
+    """`wrong_columns`, in the same way."""
+    return wrong_columns(left, right, result, row, columns, probe)
 
 
 def _too_large(tasks: Tasks, factors: dict[str, tuple[Side, list[slice]]], precision: str) -> str:
@@ -510,7 +554,7 @@ def _too_large(tasks: Tasks, factors: dict[str, tuple[Side, list[slice]]], preci
     causes = []
     for role, (side, pieces) in factors.items():
         with closing(
-            tasks.run(_largest, ((side, rows) for rows in pieces), (), 0, f"largest-{role}")
+            tasks.run(_largest, ((rows,) for rows in pieces), (side,), side.sent_nbytes, f"largest-{role}")
         ) as calls:
             most = max((found for _, found in calls), default=0.0)
         if most > INPUT_LARGEST[precision]:
@@ -523,7 +567,7 @@ def _too_large(tasks: Tasks, factors: dict[str, tuple[Side, list[slice]]], preci
     )
 
 
-def _largest(side: StoredSide, rows: slice) -> float:
+def _largest(rows: slice, side: StoredSide | JoinedSide) -> float:
     return side.largest(rows)
 
 

@@ -119,22 +119,44 @@ def run_sent(
     retried. Where there is no worker it waits for one, as ``run_bounded`` does.
     """
     left = dict(enumerate(calls))
-    for attempt in range(config.get("retries") + 1):
+
+    def run(held: list[Future], key: str) -> Generator[tuple[int, Result], None, None]:
         places = list(left)
+        results = run_bounded(
+            client,
+            function,
+            ((*left[place], *held) for place in places),
+            key=key,
+            waiting=waiting,
+            lost=lost,
+        )
+        with closing(results):
+            for number, result in results:
+                del left[places[number]]
+                yield places[number], result
+
+    yield from with_sent(client, values, run, key=key, waiting=waiting)
+
+
+def with_sent(
+    client: Client,
+    values: tuple[Any, ...],
+    run: Callable[[list[Future], str], Generator[tuple[int, Result], None, None]],
+    *,
+    key: str,
+    waiting: Tell = logger.warning,
+) -> Generator[tuple[int, Result], None, None]:
+    """The results of ``run``, which gets the futures of values for its tasks, and a key. The values are sent to each
+    worker once.
+
+    Where all workers that held them are lost it is called again, as often as a task is retried: for what is left then,
+    of which it has to keep account.
+    """
+    for attempt in range(config.get("retries") + 1):
         try:
             held = _sent(client, values, key, waiting)
-            results = run_bounded(
-                client,
-                function,
-                ((*left[place], *held) for place in places),
-                key=f"{key}-{attempt}",
-                waiting=waiting,
-                lost=lost,
-            )
-            with closing(results):
-                for number, result in results:
-                    del left[places[number]]
-                    yield places[number], result
+            with closing(run(held, f"{key}-{attempt}")) as results:
+                yield from results
             return
         except OtherCodeError:
             raise

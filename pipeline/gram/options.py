@@ -17,10 +17,10 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
-from tilewright.pipeline.store.region_read import read_region
 
 SIDES = ("columns", "rows")
 """The sides of a stored matrix. A vector of the columns has one number a column."""
@@ -315,7 +315,7 @@ def _checked_missing(value: Any) -> Missing:
         return None
     if isinstance(value, str) and value.lower() == "nan":
         return "nan"
-    if isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple) and np.ndim(value) != 0:
+    if isinstance(value, zarr.Array | list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
         raise OptionError(
             "missing: a mask array cannot be applied yet; give the number that stands for a missing one, or 'nan'"
         )
@@ -423,7 +423,9 @@ def _vector(
         place = int(np.flatnonzero(~np.isfinite(found))[0])
         raise OptionError(f"{name}: number {place} is {found[place]}; all must be finite")
     if found.dtype.kind == "c" and array.dtype.kind != "c":
-        raise OptionError(f"{name}: complex numbers are given for {name_of(array)}, which holds {array.dtype}")
+        raise OptionError(
+            f"{name}: complex numbers are given for {name_of(array)}, which holds {array.dtype}"
+        )
     return found
 
 
@@ -432,22 +434,14 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
 
     words: what else the argument may be, for a text that names no array.
     """
-    if isinstance(value, str | os.PathLike | zarr.Array):
-        try:
-            stored = open_array(value, ndim=1, role=name)
-        except StoreError as error:
-            if not words or not isinstance(value, str):
-                raise
-            raise OptionError(
-                f"{name}={shown(value)} is unknown, and names no stored array; it may be {words}"
-            ) from error
-        found = read_region(stored, (slice(0, stored.shape[0]),))
-    else:
-        found = host_array(name, value)
-    if found.ndim != 1 or found.dtype.kind not in "iufc":
+    try:
+        found = read_vector(name, host_array(name, value) if isinstance(value, list | tuple) else value)
+    except StoreError as error:
+        if not words or not isinstance(value, str):
+            raise
         raise OptionError(
-            f"{name}: found {found.dtype} of shape {found.shape}; it must be one number for each column, or each row"
-        )
+            f"{name}={shown(value)} is unknown, and names no stored array; it may be {words}"
+        ) from error
     return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
 
 
@@ -460,7 +454,9 @@ def _weights(value: Any, length: int, summed: str, array: zarr.Array[Any]) -> np
             f"weights: found {len(found)} numbers; {name_of(array)} needs {length}, one for each of the {summed}, which"
             " are summed over"
         )
-    bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0))) if found.dtype.kind == "f" else np.zeros(1, int)
+    bad = (
+        np.flatnonzero(~(np.isfinite(found) & (found >= 0))) if found.dtype.kind == "f" else np.zeros(1, int)
+    )
     if len(bad):
         raise OptionError(
             f"weights: number {bad[0]} is {found[bad[0]]}; weights must be finite numbers of 0 or more"

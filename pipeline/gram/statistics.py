@@ -17,9 +17,9 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.passes.moments import Moments, moments_of
 from tilewright.pipeline import config
 from tilewright.pipeline.events import Listener
-from tilewright.kernels.passes.moments import Moments, moments_of
 from tilewright.pipeline.gram.options import SIDES, Missing, axis_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import name_of, read_unit
@@ -184,9 +184,7 @@ def _of_region(wanted: Wanted, region: tuple[slice, slice]) -> Wanted:
     if wanted.weighted is None:
         return wanted
     along = region[1 - axis_of(wanted.weighted)]
-    return Wanted(
-        wanted.sides, wanted.missing, wanted.weighted, wanted.weights_of(wanted.weighted, along)
-    )
+    return Wanted(wanted.sides, wanted.missing, wanted.weighted, wanted.weights_of(wanted.weighted, along))
 
 
 def _nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int:

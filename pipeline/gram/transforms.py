@@ -122,16 +122,15 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
     constant: as in `options.GramRequest`.
     """
     treatment, name = matrices.treatments[role], name_of(matrices.arrays[role])
-    for side in {*treatment.centered, *filter(None, [treatment.scaled])}:
+    for side in sorted({*treatment.centered, *filter(None, [treatment.scaled])}):
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
         if len(empty):
-            why = f"missing={treatment.missing!r}" if treatment.missing is not None else "weights"
-            what = "have no element that is present" if treatment.missing is not None else "have no element"
-            what += " and has a weight" if matrices.weights is not None else ""
+            what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
-                f"{why}: {_named(empty, side)} of {name} {what}, so that there is no mean of them; leave them out of"
+                f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
+                f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
                 f" {role}"
             )
     if treatment.scaled is None:
@@ -146,9 +145,9 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
     alike = np.flatnonzero(moments.constant)
     if len(alike) and constant == "error":
         raise OptionError(
-            f"scale: {_named(alike, treatment.scaled)} of {name} {'is' if len(alike) == 1 else 'are'} constant, and"
-            f" cannot have unit variance; leave them out of {role}, or have them count as 0 with constant='zero'"
-            " (--constant zero)"
+            f"scale: {_named(alike, treatment.scaled)} of {name} {'is' if len(alike) == 1 else 'are'} constant, to"
+            f" double precision, and cannot have unit variance; leave them out of {role}, or have them count as 0 with"
+            " constant='zero' (--constant zero)"
         )
 
 
@@ -228,9 +227,13 @@ def made_exact(
             offset=alpha * corner,
         )
     factors = {role: _factors(matrices, role, found.get(role, {})).get(of) for role in roles}
-    return Made(
-        epilogue=replace(epilogue, row_factors=factors[left], column_factors=factors[right])
+    epilogue = replace(
+        epilogue,
+        row_factors=factors[left],
+        column_factors=factors[right],
+        diagonal=_diagonal(matrices, found),
     )
+    return Made(epilogue=epilogue)
 
 
 def made_transformed(
@@ -241,14 +244,16 @@ def made_transformed(
     conjugated: as in `options.GramRequest`.
     """
     divisor = matrices.divisor
-    epilogue = None if divisor is None or divisor == 1 else Epilogue(alpha=1 / divisor)
+    diagonal, epilogue = _diagonal(matrices, found), None
+    if diagonal is not None or divisor not in (None, 1):
+        epilogue = Epilogue(alpha=1 / (divisor or 1), diagonal=diagonal)
     formed = np.result_type(dtype, np.float32)
     each = {role: _transform(matrices, role, found.get(role, {}), formed) for role in matrices.arrays}
     roles = tuple(matrices.arrays)
     left, right = each[roles[0]], each[roles[-1]]
-    if formed.kind == "c":
+    if formed.kind == "c":  # C is known to be Hermitian where both are alike but for that
         left, right = (
-            replace(one or Transform(formed), conjugate=True) if side == conjugated else one
+            replace(one or Transform(formed), conjugate=side == conjugated)
             for one, side in ((left, "left"), (right, "right"))
         )
     return Made((left, right), epilogue)
@@ -259,7 +264,8 @@ def _transform(matrices: Matrices, role: str, found: Statistics, dtype: np.dtype
     treatment, of, summed = matrices.treatments[role], matrices.of, matrices.summed
     offsets = dict(treatment.offsets)
     for side in treatment.centered:
-        offsets[side] = means_of(found[side])
+        weighted = side == of and matrices.weights is not None
+        offsets[side] = means_of(found[side], weighted=weighted)
     if len(treatment.centered) == 2:
         # Each line of the summed side has its mean of all numbers taken once: with the variables' means it goes twice.
         moments = found[of]
@@ -272,7 +278,7 @@ def _transform(matrices: Matrices, role: str, found: Statistics, dtype: np.dtype
         factors[summed] = roots * factors[summed] if summed in factors else roots
     if not offsets and not factors and treatment.missing is None:
         return None
-    cast: dict[str, np.ndarray] = {}
+    cast: dict[str, Any] = {}
     for kind, vectors in (("offsets", offsets), ("factors", factors)):
         for side, vector in vectors.items():
             with np.errstate(over="ignore", under="ignore"):
@@ -303,9 +309,28 @@ def _factors(matrices: Matrices, role: str, found: Statistics) -> dict[str, np.n
     return factors
 
 
-def means_of(moments: Moments) -> np.ndarray:
-    """The mean of each line, of integers without weights from their exact sums; 0 of no elements."""
-    if moments.least.dtype.kind not in "iu" or (moments.weight != moments.count).any():
+def _diagonal(matrices: Matrices, found: Mapping[str, Statistics]) -> np.ndarray | None:
+    """What the diagonal of a correlation matrix holds, to the last bit: 1, but 0 for constant variables, and NaN for
+    those that hold it. None of any other matrix."""
+    treatment = matrices.treatments["X"]
+    of = matrices.of
+    if (
+        len(matrices.arrays) == 2
+        or treatment.scaled != of
+        or treatment.centered != (of,)
+        or treatment.factors
+    ):
+        return None
+    if not isinstance(matrices.divide, str):
+        return None
+    moments = found["X"][of]
+    known = np.where(moments.constant, 0.0, 1.0)
+    return np.where(np.isfinite(moments.second), known, np.nan)
+
+
+def means_of(moments: Moments, *, weighted: bool = False) -> np.ndarray:
+    """The mean of each line, of integers from their exact sums unless their elements have weights; 0 of no elements."""
+    if weighted or moments.least.dtype.kind not in "iu":
         return moments.mean
     if moments.high.any():
         pairs = zip(moments.exact_sums, moments.count.tolist(), strict=True)
@@ -321,4 +346,3 @@ def _variables(matrices: Matrices, role: str) -> int:
 
 def _mean(values: np.ndarray) -> float:
     return math.fsum(values) / len(values) if len(values) else 0.0
-

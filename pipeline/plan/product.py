@@ -471,9 +471,7 @@ def plan_tiles(
         else:
             best = best_geometry(a, b, unit, memory, limits, exact=sums_dtype.kind in "iub")
     if best is None:
-        fitting = fitting_unit(
-            a, b, sums_dtype, unit, limits, transposed, symmetric=symmetric, fused=more
-        )
+        fitting = fitting_unit(a, b, sums_dtype, unit, limits, transposed, symmetric=symmetric, fused=more)
         raise _no_tile_fits(memory, c_unit, unit, fitting)
     tile_rows, tile_columns, depth, k_parts, cell_rows, cell_columns, within = best
     memory = replace(memory, depth=depth, cell=(cell_rows, cell_columns))

@@ -144,10 +144,10 @@ class Epilogue:
         alpha * (row_factors[i] * column_factors[j]) * (sum - pair_weight * (row_pairs[i] * column_pairs[j]))
             + (row_offsets[i] + column_offsets[j]) + offset + beta * before[i, j]
 
-    formed in C's dtype, in float64 where C holds floats and the sums are integers, and else in float32 for float16, in
-    this order; what is None, or 0 for pairs, offset and beta, is left out. Of a symmetric product, whose vectors are
-    alike on both sides, the result is symmetric to the bit. The pairs correct the sums of numbers that should have been
-    centred.
+    formed in C's dtype, or in float64 where C holds floats and the sums are integers, in this order; what is None, or 0
+    for pairs, offset and beta, is left out. float16 is rounded from what float32 would be. Of a symmetric product,
+    whose vectors are alike on both sides, the result is symmetric to the bit. The pairs correct the sums of numbers
+    that should have been centred.
     """
 
     alpha: float | complex = 1.0
@@ -163,6 +163,9 @@ class Epilogue:
     offset: float | complex = 0.0
     beta: float | complex = 0.0
     """What C held before, which the request's ``before`` names, is multiplied by this and added."""
+    diagonal: np.ndarray | None = None
+    """Of a square C, float64 or complex128: what its diagonal holds, whatever the sums there. It is for numbers that
+    are known, and that the sums come close to: the ones of a correlation matrix."""
 
     def digest(self) -> str:
         """Hexadecimal, equal for epilogues that do the same."""
@@ -219,7 +222,10 @@ def finished(
     """
     with np.errstate(all="ignore"):
         wide = wide_dtype(dtype, sums.dtype)
-        return _finished(epilogue, sums, rows, columns, wide, before).astype(dtype, copy=False)
+        result = _finished(epilogue, sums, rows, columns, wide, before)
+        if dtype == np.float16:
+            result = result.astype(np.float32, copy=False)
+        return result.astype(dtype, copy=False)
 
 
 def _finished(
@@ -261,7 +267,22 @@ def _finished(
         result += as_number(epilogue.offset, number).astype(wide)
     if epilogue.beta and before is not None:
         result += times(as_number(epilogue.beta, number).astype(wide), before.astype(wide))
+    if epilogue.diagonal is not None:
+        put_diagonal(result, epilogue.diagonal, rows.start or 0, columns.start or 0)
     return np.asarray(result)
+
+
+def put_diagonal(block: np.ndarray, diagonal: np.ndarray, top: int, left: int) -> None:
+    """Write what of a square matrix's diagonal lies in a block whose first element is at ``top`` and ``left``.
+
+    >>> block = np.zeros((2, 3))
+    >>> put_diagonal(block, np.array([5.0, 6.0, 7.0]), 1, 0)
+    >>> block.tolist()
+    [[0.0, 6.0, 0.0], [0.0, 0.0, 7.0]]
+    """
+    height, width = block.shape
+    places = np.arange(max(top, left), min(top + height, left + width))
+    block[places - top, places - left] = diagonal[places]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,13 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Future
 
 from tilewright.kernels.numbers import counted, format_nbytes
-from tilewright.pipeline.check.verify import Verification
+from tilewright.pipeline.check.verify import SENT_NBYTES, Verification
 from tilewright.pipeline.cluster.answers import NotHeardError, Result, WorkersKilledError, run_on_all
 from tilewright.pipeline.cluster.drain import Drain, draining
-from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined
+from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined, with_sent
 from tilewright.pipeline.cluster.watch import Lost, Tell, Workers, log_loss, threads_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
 from tilewright.pipeline.events import (
@@ -33,6 +33,7 @@ from tilewright.pipeline.events import (
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, PanelContent, Product, TileReport
+from tilewright.pipeline.plan.transform import NOT_FUSED
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.worker import tasks
 
@@ -55,12 +56,50 @@ def _tile_results(
     """Yield a number and a report for each tile as it is stored. A tile takes one task; where k is cut, one for each
     part and one that adds them up. ``left_behind`` is as in `run_placed`."""
     key = f"tile-{product.run}"
+    if product.fused.nbytes <= SENT_NBYTES:
+        yield from _results_with(
+            client, product, tiles, left_behind, (), key, waiting=waiting, lost=lost, drain=drain
+        )
+        return
+    # Long vectors go to each worker once, not along with each task.
+    left = {tile.index: tile for tile in tiles}
+    bare = replace(product, fused=NOT_FUSED)
+
+    def run(
+        held: list[Future], key: str
+    ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
+        ordered = list(left.values())
+        results = _results_with(
+            client, bare, ordered, left_behind, held, key, waiting=waiting, lost=lost, drain=drain
+        )
+        with closing(results):
+            for number, report in results:
+                index = number if product.plan.k_parts == 1 else ordered[number].index
+                del left[index]
+                yield number, report
+
+    yield from with_sent(client, (product.fused,), run, key=key, waiting=waiting)
+
+
+def _results_with(
+    client: Client,
+    product: Product,
+    tiles: list[Tile],
+    left_behind: dict[str, set[int]],
+    held: Sequence[Future],
+    key: str,
+    *,
+    waiting: Tell,
+    lost: Lost,
+    drain: Drain,
+) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
+    """As `_tile_results`, by tasks that get what the product lacks as ``held`` on the workers."""
     parts = range(product.plan.k_parts)
     if len(parts) == 1:
         placement = Placement(product.plan, tiles)
 
         def call(tile: Tile, worker: str) -> tuple[Any, ...]:
-            return product, tile, placement.sharers(tile, worker, product.sharing)
+            return product, tile, placement.sharers(tile, worker, product.sharing), *held
 
         least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
         return run_placed(
@@ -75,7 +114,10 @@ def _tile_results(
             lost=lost,
             drain=drain,
         )
-    groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
+    groups = [
+        ((product, tile, *(held or (None,))), [(product, tile, part, *held) for part in parts])
+        for tile in tiles
+    ]
     window = product.plan.sums_under_way
     return run_combined(
         client,

@@ -4,20 +4,29 @@ its sums, and which dtypes follow from them."""
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import shown
+from tilewright.kernels.arguments import host_array, shown
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
-from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError
+from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.transform import TRANSFORMED, Epilogue, Fused, Transform
+from tilewright.pipeline.product.ledger import FILE_NAME, read_journal
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.journal import FileJournal
+from tilewright.pipeline.store.region_read import read_region
+
+Vector: TypeAlias = "Source | np.ndarray"
+"""An array of one dimension, or the path of a stored one."""
 
 VECTORS = {
     "row_factors": "row_scale",
@@ -67,7 +76,9 @@ def _vector(vector: Any, length: int, dtype: np.dtype, name: str) -> np.ndarray:
     found = np.asarray(vector)
     if found.ndim != 1 or len(found) != length:
         shape = "one number" if found.ndim == 0 else " × ".join(map(str, found.shape))
-        raise ShapeError(f"{name} has {shape} elements; it needs one dimension of {length}, one for each line")
+        raise ShapeError(
+            f"{name} has {shape} elements; it needs one dimension of {length}, one for each line"
+        )
     if found.dtype.kind not in "iufc" or not np.can_cast(found.dtype, dtype, "same_kind"):
         raise DTypeError(f"{name} holds {found.dtype}, which does not cast to {dtype} within its kind")
     return np.ascontiguousarray(found, dtype)
@@ -111,6 +122,10 @@ def checked_epilogue(
         if result.kind in "iu" and int(value) != value:
             raise OptionError(f"{name}={shown(value)} is a fraction, and C {result}; {INTEGERS_BY}")
         held[name] = int(value) if result.kind in "iu" else value.item() if hasattr(value, "item") else value
+    if epilogue.diagonal is not None:
+        if shape[0] != shape[1]:
+            raise ShapeError(f"diagonal is given for a C of {shape[0]} × {shape[1]}, which has none")
+        held["diagonal"] = _vector(epilogue.diagonal, shape[0], np.dtype(kind), "diagonal")
     if epilogue.beta:
         _check_before(before, shape, result)
     return replace(epilogue, **held)
@@ -118,7 +133,9 @@ def checked_epilogue(
 
 def _check_before(before: zarr.Array[Any] | None, shape: tuple[int, int], result: np.dtype) -> None:
     if before is None:
-        raise OptionError("beta is not 0, and there is no C to add to: leave beta out, or name one that exists")
+        raise OptionError(
+            "beta is not 0, and there is no C to add to: leave beta out, or name one that exists"
+        )
     if before.shape != shape:
         raise OutputError(
             f"output: {store.name_of(before)} has shape {before.shape}, and op(A) op(B), which is added to it, {shape}"
@@ -161,7 +178,7 @@ def sums_of(
 def _is_integral(epilogue: Epilogue) -> bool:
     """Whether what becomes of integers are integers."""
     numbers = (getattr(epilogue, name) for name in NUMBERS)
-    vectors = (getattr(epilogue, name) for name in VECTORS)
+    vectors = (getattr(epilogue, name) for name in (*VECTORS, "diagonal"))
     return all(
         not isinstance(value, complex | np.complexfloating) and math.isfinite(value) and int(value) == value
         for value in numbers
@@ -176,7 +193,9 @@ def mirrored(fused: Fused, *, complex_sums: bool) -> str:
         return ""
     hermitian = False
     if one is not None and other is not None:
-        alike = one is other or replace(one, conjugate=False).digest() == replace(other, conjugate=False).digest()
+        alike = (
+            one is other or replace(one, conjugate=False).digest() == replace(other, conjugate=False).digest()
+        )
         if not alike:
             return ""
         hermitian = complex_sums and one.conjugate != other.conjugate
@@ -203,14 +222,77 @@ def _same_vector(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 def _is_real(epilogue: Epilogue) -> bool:
     """Whether it makes real numbers of real ones."""
-    vectors = (getattr(epilogue, name) for name in VECTORS)
+    vectors = (getattr(epilogue, name) for name in (*VECTORS, "diagonal"))
     return all(np.imag(getattr(epilogue, name)) == 0 for name in NUMBERS) and all(
         not np.any(np.imag(vector)) for vector in vectors if vector is not None
     )
 
 
 def opened_before(before: Source | None, epilogue: Epilogue | None) -> zarr.Array[Any] | None:
-    """What C held, if that is added to."""
+    """What C held, if that is added to. Raises StoreError where there is no such array."""
     if before is None or epilogue is None or not epilogue.beta:
         return None
-    return store.open_array(before, ndim=2, role="output")
+    try:
+        return store.open_array(before, ndim=2, role="output")
+    except StoreError as error:
+        raise StoreError(
+            f"{error}; beta={shown(epilogue.beta)} adds to what C holds, so there must be one"
+        ) from error
+
+
+def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | None) -> Epilogue | None:
+    """The epilogue that a caller asks for; None where C is to be the product alone.
+
+    vectors: by the names of `matmul`. Raises OptionError, DTypeError, ShapeError, or StoreError for paths of vectors;
+    and OutputError where what ``out`` holds is to be added to, and it is no local path.
+    """
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        _check_finite(name, value)
+    names = {told: name for name, told in VECTORS.items()}
+    held: dict[str, Any] = {
+        names[told]: read_vector(told, vector) for told, vector in vectors.items() if vector is not None
+    }
+    if alpha == 1 and beta == 0 and not held:
+        return None
+    if beta != 0 and (isinstance(out, zarr.Array) or store.local_path(out) is None):
+        raise OutputError(
+            f"output: beta={shown(beta)} adds to what C holds, and {store.name_of(out)} would be written in place,"
+            " where a run that is stopped would have added to a part of it: give the path of a local array, which is"
+            " replaced in one step"
+        )
+    return Epilogue(alpha=alpha, beta=beta, **held)
+
+
+def read_vector(name: str, vector: Any) -> np.ndarray:
+    """The numbers of an array, or of a Zarr array that is open or at a path. Raises OptionError, DTypeError,
+    ShapeError, or StoreError."""
+    if isinstance(vector, np.ndarray):
+        found = host_array(name, vector)
+    elif isinstance(vector, str | os.PathLike | zarr.Array):
+        stored = store.open_array(vector, ndim=1, role=name)
+        found = read_region(stored, (slice(0, stored.shape[0]),))
+    else:
+        raise OptionError(
+            f"{name}={shown(vector)}: give an array of one dimension, or the path of a Zarr array of that"
+        )
+    if found.ndim != 1:
+        raise ShapeError(f"{name} has {found.ndim} dimensions, shape {found.shape}; it needs one")
+    if found.dtype.kind not in "iufc" or found.dtype.newbyteorder("=") not in NUMPY_ELEMENTS:
+        raise DTypeError(f"{name} holds {found.dtype}; it needs numbers: integers, floats or complex ones")
+    return found.astype(found.dtype.newbyteorder("="))
+
+
+def check_not_added(out: Path, inputs: Any, digest_with: Callable[[Any], str]) -> None:
+    """Raise OutputError where C is what the very same command has made of it: a run of that which was killed once C had
+    its name, before it was done.
+
+    inputs: how A and B look. digest_with: the digest of the product, if C held what looked so before.
+    """
+    record = read_journal(FileJournal(out / FILE_NAME))
+    if record is None or "before" not in record.request:
+        return
+    if record.inputs == inputs and record.digest == digest_with(record.request["before"]):
+        raise OutputError(
+            f"output: {out} holds the sum already: a run of this command was killed just after it had replaced C, and"
+            f" nothing is added twice. To add once more, remove {out / FILE_NAME} and run it again"
+        )

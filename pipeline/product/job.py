@@ -49,6 +49,7 @@ from tilewright.pipeline.product.findings import (
     sought_in,
     wrap_note,
 )
+from tilewright.pipeline.product.fusing import check_not_added
 from tilewright.pipeline.product.in_place import growing_in_place
 from tilewright.pipeline.product.inputs import Fingerprint, InputChangedError, InputWatch, fingerprint
 from tilewright.pipeline.product.kept import (
@@ -127,6 +128,9 @@ def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
     factors, shared = _shared(factors)
+    inputs = fingerprint_of(factors)
+    if factors.before is not None and (path := store.local_path(out)) is not None:
+        check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, out, request.precision))
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
@@ -142,7 +146,9 @@ def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
         check_read_alike(ask, shared)
         for note in check_written_alike(ask, out):
             tell.warn(note)
-        job = Job(client, request, out, _as_computed(factors, facts), fingerprint_of(factors), tell, repair)
+        if factors.before is None:
+            inputs = fingerprint_of(factors)  # as late as can be: nobody waits for a cluster any more
+        job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair)
         try:
             return _attempt(job, facts)
         except _TooLarge as failed:
@@ -245,8 +251,9 @@ def _survey_for_plan(request: Request, cluster: Cluster) -> list[WorkerFacts]:
 
 def _shared(factors: Factors) -> tuple[Factors, dict[str, zarr.Array[Any]]]:
     """The factors as workers get them, and by their roles. Raises StoreError where workers cannot reach one."""
-    shared = shared_inputs(factors.roles)
-    return replace(factors, a=shared["A"], b=shared["B"]), shared
+    before = {} if factors.before is None else {"output": factors.before}
+    shared = shared_inputs(factors.roles | before)
+    return replace(factors, a=shared["A"], b=shared["B"], before=shared.get("output")), shared
 
 
 def _as_computed(factors: Factors, facts: list[WorkerFacts]) -> Factors:
@@ -254,9 +261,11 @@ def _as_computed(factors: Factors, facts: list[WorkerFacts]) -> Factors:
     return replace(factors, precision="full") if facts[0].device == "cpu" else factors
 
 
-def fingerprint_of(factors: Factors) -> Fingerprint:
+def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerprint:
     """What the record of a product's finished tiles is compared by, of factors as they are asked for: where a CPU
-    computes in full what is asked of tensor cores, it goes on with their tiles, and they with its."""
+    computes in full what is asked of tensor cores, it goes on with their tiles, and they with its.
+
+    before: how what C held looked, where that is added to it, if not as now."""
     request = {
         "transpose": list(factors.transposed),
         "symmetric": factors.symmetric,
@@ -268,9 +277,22 @@ def fingerprint_of(factors: Factors) -> Fingerprint:
     }
     if factors.fused:
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
-    if factors.before is not None:  # no tile goes on that something else was added to
-        request["before"] = list(appearance_of(factors.before))
-    return fingerprint(factors.a, factors.b, request)
+    if factors.before is None:
+        return fingerprint(factors.a, factors.b, request)
+    # No tile goes on that something else was added to.
+    now = list(appearance_of(factors.before)) if before is None else before
+    return fingerprint(factors.a, factors.b, request | {"before": now})
+
+
+def _check_before(job: Job) -> None:
+    """Raise InputChangedError where what C held has changed since it was first looked at."""
+    before = job.factors.before
+    if before is not None and list(appearance_of(before)) != job.inputs.request["before"]:
+        raise InputChangedError(
+            f"C, {store.name_of(before)}, changed while the product was computed that is added to it, so that the sum"
+            " may be of neither the old nor the new; it is left as it is, and the next run computes the sum anew: let"
+            " nobody write to it until that is done"
+        )
 
 
 class _TooLarge(Exception):
@@ -436,6 +458,7 @@ def _fill(
         if request.verify and not _as_written(job, ledger, kept):
             verification = _verified(checked, plan, output, ledger, watch, compute)
         watch.check_stayed()
+        _check_before(job)
         run = reduce(MatmulRun.followed_by, (one for one, _ in computed))
         found = computed[0][1]
         if ledger is not None:

@@ -62,6 +62,9 @@ class Check:
             "transpose_b": self.factors.transposed[1],
             "rounds": config.get("verify-rounds"),
             "precision": self.factors.precision,
+            "fused": self.factors.fused,
+            "sums": self.factors.sums,
+            "before": self.factors.before,
             "listener": self.listener,
         }
 

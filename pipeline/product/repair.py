@@ -158,6 +158,12 @@ def _check_same_product(
     c: zarr.Array[Any], factors: Factors, request: Mapping[str, Any], now: Fingerprint
 ) -> None:
     """Raise OptionError where C cannot be the product of these factors, or is another than it was asked for."""
+    parts = ("fused", "sums", "before")
+    if any(request.get(name) != now.request.get(name) for name in parts if request):
+        raise OptionError(
+            f"C, {name_of(c)}, is more than the product of A and B: it was computed with scales, offsets or other"
+            " transforms, or added to what it held (alpha, beta), which this repair does not have; compute it anew"
+        )
     if c.shape != factors.shape:
         raise OptionError(
             f"C, {name_of(c)}, is {c.shape[0]} × {c.shape[1]}, and op(A) op(B) is {factors.shape[0]} ×"

@@ -21,6 +21,7 @@ from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
@@ -42,6 +43,7 @@ from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Trans
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_transform,
+    epilogue_of,
     mirrored,
     opened_before,
     sums_of,
@@ -97,6 +99,14 @@ class Request:
     epilogue: Epilogue | None = None
     before: Source | None = None
     """What C held, for the epilogue's ``beta``."""
+
+    def with_epilogue(self, **asked: Any) -> Request:
+        """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
+        What C holds is replaced where it is added to. Raises as `fusing.epilogue_of`."""
+        epilogue = epilogue_of(self.out, **asked)
+        if epilogue is None or not epilogue.beta:
+            return replace(self, epilogue=epilogue)
+        return replace(self, epilogue=epilogue, before=self.out, overwrite=True)
 
     def checked(self) -> Request:
         """The same, once its options are found good, but for the cluster and what only `open_factors` can tell."""
@@ -208,9 +218,7 @@ def open_factors(request: Request) -> Factors:
         stored.dtype.newbyteorder("=") if transform is None else transform.dtype
         for stored, transform in ((left, of_a), (right, of_b))
     ]
-    dtypes = sums_of(
-        request.epilogue, (operands[0], operands[1]), request.dtype, names, inner_left, before
-    )
+    dtypes = sums_of(request.epilogue, (operands[0], operands[1]), request.dtype, names, inner_left, before)
     check.precision(request.precision, dtypes.sums if dtypes.sums.kind in "iu" else dtypes.result)
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
     fused = Fused((of_a, of_b), checked_epilogue(request.epilogue, shape, dtypes, before))
@@ -411,7 +419,19 @@ def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None
         threads = min(threads, max(fact.usable_cores for fact in facts))
     host = _least(fact.host_limit_nbytes for fact in facts)
     tasks = max(fact.threads for fact in facts)
-    return check_nbytes(a, b, c, config.get("verify-rounds"), threads, host, tasks)
+    fused = factors.fused
+    return check_nbytes(
+        a,
+        b,
+        c,
+        config.get("verify-rounds"),
+        threads,
+        host,
+        tasks,
+        inner_terms(fused, b.columns, a.columns),
+        FUSED_NBYTES if fused else 0,
+        2 * fused.nbytes,
+    )
 
 
 def _no_encoders(threads: int) -> int:

@@ -91,7 +91,7 @@ class ComputeStage:
                 self._unit.fusion.scratch(operand, buffer.placed)
                 for operand, buffer in enumerate((pair.a, pair.b))
             )
-            self._unit.prepare(a, a if self._is_one(pair) else b, target)
+            self._unit.prepare(a, a if self._is_one(pair) else b, target, diagonal=pair.a is pair.b)
         except BaseException as error:
             job.error = job.error or error
         job.count("compute", "compute", clock)

@@ -1,5 +1,5 @@
-"""What a worker's unit does to panels before they are multiplied, and to tiles before they are stored: what units share,
-and the CPU's way. The GPU's is in `gpu_fusion.py`.
+"""What a worker's unit does to panels before they are multiplied, and to tiles before they are stored: what units
+share, and the CPU's way. The GPU's is in `gpu_fusion.py`.
 
 Panels stay in the caches as they are stored. One *scratch* panel of A, and one of B, hold what the panel that is just
 being multiplied becomes.

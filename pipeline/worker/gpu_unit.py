@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.store.chunks import Zstd
     from tilewright.pipeline.transfer.file_upload import Upload
     from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
+    from tilewright.pipeline.worker.gpu_fusion import GpuFusion
 
 LOOP_BLOCK_NBYTES = 2**20
 """`BLOCK_NBYTES` for loops outside the interpreter that write, or that decode and encode with a thread for each core.
@@ -247,9 +248,12 @@ class CudaUnit:
             file_download.prepare()
         self._looks: _Looks | None = None
         self._slots: dict[int, int] = {}
-        self.fusion: Fusion = NoFusion()
+        self._gpu_fusion: GpuFusion | None = None
         if product.fused:
-            raise NotImplementedError("the GPU's transforms")
+            from tilewright.pipeline.worker.gpu_fusion import GpuFusion
+
+            self._gpu_fusion = GpuFusion(product, self.allocate, self._compute_stream)
+        self.fusion: Fusion = NoFusion() if self._gpu_fusion is None else self._gpu_fusion
         self._lanes = pool_of(_lanes(product.plan.lanes))
 
     def attach(self) -> None:
@@ -349,9 +353,11 @@ class CudaUnit:
         self._cuda.current_context()
         self._upload_stream.synchronize()  # also waits for what was sent for other panels by now
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         for accumulate in (False, True):
-            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream)
+            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream, diagonal)
+        if self._gpu_fusion is not None:
+            self._gpu_fusion.prepare()
         if self._looks is not None:
             self._looks.prepare()
 
@@ -383,7 +389,8 @@ class CudaUnit:
         self._cuda.current_context()  # attaches the thread to the GPU
         for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
             lower, upper = (as_device_array(tile.cut(*piece)) for piece in (below, above))
-            transpose(lower, upper, self._mirror_stream, swap=swap, same=below == above)
+            options = {"swap": swap, "same": below == above, "conjugate": self._product.plan.hermitian}
+            transpose(lower, upper, self._mirror_stream, **options)
         self._mirror_stream.synchronize()
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
@@ -444,6 +451,7 @@ class CudaUnit:
         self._cuda.current_context()
         if self.shared is not None:
             self.shared.close()
+        self.fusion.close()
         while not self._lanes.empty():
             _spare_lanes.put(self._lanes.get())
 

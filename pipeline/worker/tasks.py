@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from functools import reduce
 
 from distributed import get_worker
@@ -20,6 +21,7 @@ from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.told import Found, Product, TileReport
+from tilewright.pipeline.plan.transform import Fused
 from tilewright.pipeline.thread_buffers import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import (
@@ -40,8 +42,14 @@ Not so for parts of k, of which a worker has as many under way as it has threads
 at once, so one that made room would have its worker start all others that wait there."""
 
 
-def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:
-    """Compute one tile of C and store it. Safe to retry: doing it twice stores the same bytes twice."""
+def multiply_tile(
+    product: Product, tile: Tile, sharers: Sharers, fused: Fused | None = None
+) -> TileReport | DeviceMemoryError:
+    """Compute one tile of C and store it. Safe to retry: doing it twice stores the same bytes twice.
+
+    fused: what the product lacks, where that was sent apart, here and below.
+    """
+    product = _whole(product, fused)
     if product.device == "cuda":
         make_room(TILES_UNDER_WAY)
 
@@ -53,8 +61,11 @@ def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport 
     return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
 
-def multiply_part(product: Product, tile: Tile, part: int) -> TileReport | DeviceMemoryError:
+def multiply_part(
+    product: Product, tile: Tile, part: int, fused: Fused | None = None
+) -> TileReport | DeviceMemoryError:
     """Sum one tile over one part of k; the sum stays on the worker until ``add_parts`` asks for it."""
+    product = _whole(product, fused)
 
     def work(worker: str) -> TileReport:
         with engine_for(product, worker) as engine:
@@ -64,9 +75,10 @@ def multiply_part(product: Product, tile: Tile, part: int) -> TileReport | Devic
 
 
 def add_parts(
-    product: Product, tile: Tile, *parts: TileReport | DeviceMemoryError
+    product: Product, tile: Tile, fused: Fused | None, *parts: TileReport | DeviceMemoryError
 ) -> TileReport | DeviceMemoryError:
     """Store one tile as the sum of its parts, added in order; the report counts the work of all parts."""
+    product = _whole(product, fused)
     reports: list[TileReport] = []
     for part in parts:
         if isinstance(part, DeviceMemoryError):
@@ -102,6 +114,10 @@ def add_parts(
         )
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")
+
+
+def _whole(product: Product, fused: Fused | None) -> Product:
+    return product if fused is None else replace(product, fused=fused)
 
 
 def _unless_memory_is_short(

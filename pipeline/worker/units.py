@@ -124,7 +124,7 @@ class DeviceUnit(Protocol):
     ) -> Loading:
         """The loading of ``array[region]`` into a panel, at this row and column."""
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Get ready what multiplies panels like these, which need not have been filled yet."""
 
     def multiply(
@@ -184,10 +184,16 @@ def multiply(
 
 
 def prepare_kernels(
-    product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
+    product: Product,
+    a: Placed,
+    b: Placed,
+    tile: Placed,
+    accumulate: bool,
+    stream: Any,
+    diagonal: bool = False,
 ) -> None:
     """Compile and load the kernels with which `multiply` multiplies two panels on the GPU; nothing is launched."""
-    for left, right, cell, lower in _cells(product.plan, a, b, tile):
+    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal):
         prepare(left, right, cell, stream=stream, lower=lower, **_options(product, tile, accumulate))
 
 
@@ -333,7 +339,7 @@ class HostUnit:
     def settle(self) -> None:
         """Nothing to wait for: what a thread reads is in place when its call returns."""
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Nothing to do: BLAS is ready, and loops are compiled since the worker was surveyed (`start_compiler`)."""
 
     def multiply(

@@ -147,6 +147,23 @@ def fake(*, wrong: tuple[int, int] = (-1, -1)) -> tuple[Any, list[str]]:
     ) -> int:  # fmt: skip
         return product((op_a, op_b), (m, n, k), alpha, (a, 4, lda), (b, 4, ldb), beta, (c, 4, ldc), 68)
 
+    def syrk(kind: str) -> Any:
+        def half(
+            handle: Any, which: int, op: int, n: int, k: int, alpha: Any, a: int, lda: int, beta: Any, c: int, ldc: int
+        ) -> int:  # fmt: skip
+            if lda < (k if op else n) or ldc < n or which not in (0, 1):
+                return INVALID_VALUE
+            assert at(alpha, kind) == 1
+            assert at(beta, kind) == 0
+            x = matrix(a, kind, *((k, n) if op else (n, k)), lda)
+            x = x.T if op else x
+            out = matrix(c, kind, n, n, ldc)
+            wanted = np.triu(np.ones((n, n), bool)) if which else np.tril(np.ones((n, n), bool))
+            out[wanted] = (x @ x.T)[wanted]
+            return 0
+
+        return half
+
     def describe(target: Any, compute: int, scale: int) -> int:
         return new(target, {"compute": compute, "scale": scale, 3: 0, 4: 0})
 
@@ -228,6 +245,10 @@ def fake(*, wrong: tuple[int, int] = (-1, -1)) -> tuple[Any, list[str]]:
         "cublasGemmEx": gemm_ex,
         "cublasCgemm3m": gemm_3m,
         "cublasZgemm3m": lambda *arguments: NOT_SUPPORTED,
+        **{
+            f"cublas{letter}syrk_v2": syrk(code)
+            for letter, code in zip("SDCZ", ("f4", "f8", "c8", "c16"), strict=True)
+        },
         "cublasLtCreate": create(LT_HANDLE),
         "cublasLtDestroy": take(LT_HANDLE),
         "cublasLtMatmulDescCreate": describe,

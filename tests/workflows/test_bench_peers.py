@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import json
 import re
@@ -173,6 +174,25 @@ def test_every_layout_is_asked_for_as_the_headers_say(
         assert len(proposals) == PROPOSALS - 1, "the one that the heuristics call unsupported is left out"
     assert {"cublasSetWorkspace_v2", "cublasGemmEx", "cublasLtMatmul"} <= set(called)
     assert all(contestant.peer and contestant.caller == "cuBLAS" for contestant in found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_half_of_a_symmetric_product_is_asked_of_syrk(opened: Any, dtype: str) -> None:
+    library, called = fake()
+    plain = problem_of(dtype, dtype, m=20)
+    wanted = plain.b.T @ plain.b
+
+    def check_half(run: Any) -> str | None:
+        plain.out.view(np.uint8)[...] = 0xFF
+        run()
+        right = np.array_equal(np.tril(plain.out), np.tril(wanted))
+        return None if right and (np.triu(plain.out, 1) != np.triu(wanted, 1)).any() else "something else"
+
+    problem = dataclasses.replace(plain, a=np.ascontiguousarray(plain.b.T), check_half=check_half)
+    found = list(gemm_peers._halves(problem, opened(library)))
+    assert [contestant.name for contestant in found] == ["syrk by rows", "syrk by columns"]
+    assert common.taken(found)[1] == []
+    assert sum("syrk" in name for name in called) == 2
 
 
 def test_a_complex_product_by_three_is_shown_and_is_no_peer(opened: Any) -> None:

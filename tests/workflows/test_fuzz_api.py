@@ -332,6 +332,21 @@ outputs = st.one_of(
 
 LEFT, RIGHT, VECTOR = ("A.zarr", _opened("A.zarr")), ("B.zarr", Path("B.zarr")), ("x.zarr", _opened("x.zarr"))
 sources = st.one_of(OTHERS, junk)
+scalars = st.one_of(
+    st.sampled_from([2, 0.5, -1.5, 1j, np.nan, np.inf, 10**400, np.float32(2), np.int8(3), True, "1", None]),
+    junk,
+)
+vectors = st.one_of(
+    st.sampled_from([
+        "x.zarr", _opened("x.zarr"), "I.zarr", "A.zarr", Made("row", lambda: np.arange(6.0)), [1.0, 2.0],
+        Made("column", lambda: np.arange(4)), Made("square", lambda: np.ones((6, 6))),
+        Made("complex", lambda: np.ones(6, complex)), Made("texts", lambda: np.array(["a"] * 6)),
+        Made("nothing", lambda: np.zeros(0)), Made("objects", lambda: np.full(6, None, object)),
+        Made("masked", lambda: np.ma.masked_equal(np.arange(6.0), 3)),
+    ]),
+    junk,
+)  # fmt: skip
+"""Of alpha and beta, and of scales and offsets: C of A and B is 6 × 4."""
 TRANSPOSED = {"transpose_a": (False, flags | junk), "transpose_b": (False, flags | junk)}
 PLACED = {
     "cluster": (SHARED, clusters),
@@ -342,12 +357,60 @@ DEVICE = {"device": ("auto", st.sampled_from(["cuda", "cpu"]) | words)}
 PRECISION = {"precision": ("full", st.sampled_from(["split", "tf32", "bf16", "fp16"]) | words)}
 MEMORY = {"device_memory": (None, sizes)}
 FACTORS = {"a": (st.sampled_from(LEFT), sources), "b": (st.sampled_from(RIGHT), sources)}
+VALUES = st.sampled_from(
+    [
+        *(
+            "x.zarr",
+            [1.0] * 5,
+            [1] * 6,
+            np.ones(5),
+            np.ones(6),
+            np.zeros(6),
+            np.full(6, np.nan),
+            [1, "a"],
+            [[1]],
+        ),
+        *(
+            {"columns": "x.zarr"},
+            {"rows": [1] * 6},
+            {"lines": 1},
+            {"columns": None},
+            {},
+            "both",
+            "columns",
+            "nan",
+        ),
+        *(_opened("x.zarr"), _opened("A.zarr"), np.ones((6, 5)), [1j] * 5, [10**400] * 5, "A.zarr", "folder"),
+    ]
+)
+"""What may be given for one number a column or row, of an array of 6 × 5."""
+GRAM = {
+    "x": (st.sampled_from(LEFT), sources),
+    "out": (NEW, outputs),
+    "of": (st.sampled_from(["columns", "rows"]), words),
+    "center": (st.sampled_from([False, True, "rows"]), VALUES | junk),
+    "scale": (False, VALUES | junk),
+    "missing": (None, VALUES | st.sampled_from(["NaN", -1, 0.5, 10**400, np.inf, np.nan]) | junk),
+    "missing_as": ("mean", st.just("pairwise") | words),
+    "divide": (
+        st.sampled_from([None, "n", 3]),
+        st.sampled_from(["n-1", "pairs", 0, -1.5, 1e-320, "3"]) | junk,
+    ),
+    "weights": (None, VALUES | junk),
+    "window": (None, st.sampled_from([0, 3, (1, 2)]) | junk),
+    "sum_over": (None, st.sampled_from([0, 1, 2, "0", "time", (0,), [0, 1], -1, np.int64(0)]) | junk),
+    "constant": ("zero", words),
+    "dtype": (None, dtypes),
+    "overwrite": (False, flags | junk),
+}
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStrategy[Any]]]]] = {
     "matmul": (
         lambda a, b, out, **options: tw.matmul(a, b, out, **options),
         FACTORS
         | {"out": (NEW, outputs), "dtype": (None, dtypes)}
         | {"resume": (True, flags | junk), "verify": (True, flags | junk), "overwrite": (False, flags | junk)}
+        | {"alpha": (1, scalars), "beta": (0, scalars)}
+        | {f"{side}_{what}": (None, vectors) for side in ("row", "column") for what in ("scale", "offset")}
         | TRANSPOSED | PRECISION | MEMORY | DEVICE | PLACED,
     ),
     "plan_matmul": (
@@ -357,6 +420,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | TRANSPOSED | PRECISION | MEMORY | DEVICE
         | {"cluster": (None, clusters), "cluster_file": (None, cluster_files)},
     ),
+    "gram": (lambda x, out, **options: tw.gram(x, out, **options), GRAM | PRECISION | MEMORY | DEVICE | PLACED),
     "verify": (
         lambda a, b, c, **options: tw.verify(a, b, c, **options),
         FACTORS | {"c": ("C.zarr", sources), "rounds": (None, counts)} | TRANSPOSED | PRECISION | PLACED,
@@ -402,7 +466,7 @@ def check_call(place: Path, client: Client, function: str, arguments: dict[str, 
     before, left = tree(place), Left()
     found = outcome(lambda: call(**given))
     results = []
-    if function == "matmul":
+    if function in ("matmul", "gram"):
         out = arguments["out"]
         if isinstance(out, Made):
             results = ["here/given.zarr"]

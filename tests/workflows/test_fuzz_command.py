@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,16 @@ dtypes = (
     st.sampled_from(["f4", "int64", "nonsense", ">f8", "O", "S4", "i4,f4", "bfloat16", "(2,3)f8", "a5"])
     | names
 )
+codes = (
+    st.sampled_from(
+        ["-1", "nan", "NaN", "0", "1e400", "9" * 400, "mean", "zero", "n", "n-1", "pairs", "", "time", "1_0"]
+    )
+    | names
+)
+vectors = (
+    st.sampled_from(["x.zarr", "columns", "both", "rows=x.zarr", "columns=", "=", "variables", ""]) | arrays
+)
+scalars = st.sampled_from(["2", "-0.5", "1+2j", "nan", "inf", "1e400", "", "x", "9" * 400]) | names
 devices = st.sampled_from(["auto", "cpu", "cuda", "gpu", "CPU"]) | names
 precisions = st.sampled_from(["full", "split", "tf32", "FULL"]) | names
 profiles = st.sampled_from([SHARED, "nope", "", "://", "tcp://", "tcp://127.0.0.1:1", "mine"]) | names
@@ -100,8 +111,29 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--plan-only": None,
             "--no-verify": None,
         }
-        | {"--no-resume": None, "--overwrite": None},
+        | {"--no-resume": None, "--overwrite": None}
+        | {"--alpha": scalars, "--beta": scalars}
+        | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
+    **{
+        name: (
+            ("A", "C"),
+            PLACED
+            | {
+                "--of": st.sampled_from(["columns", "rows", "lines"]),
+                "--missing": codes,
+                "--missing-as": codes,
+            }
+            | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
+            | {"--device": devices, "--overwrite": None, "--precision": precisions}
+            | more,
+        )
+        for name, more in {
+            "gram": {"--center": vectors, "--scale": vectors, "--divide": codes, "--constant": codes},
+            "cov": {"--divide": codes},
+            "corr": {"--constant": codes},
+        }.items()
+    },
     "plan": (
         ("A", "B"),
         FACTORS
@@ -173,7 +205,7 @@ def check_command(place: Path, client: Client, line: list[str]) -> None:
 
 def written(line: list[str]) -> Iterator[str]:
     """What a command writes when all goes well."""
-    if line[0] == "matmul":
+    if line[0] in ("matmul", "gram", "cov", "corr"):
         yield from line[2:]  # C is one of them
     for option in ("--out", "--plot"):
         if line[0] == "histogram" and option in line:
@@ -184,7 +216,8 @@ def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(NotADirectoryError):  # below a file, as behind --help
+            path.unlink(missing_ok=True)
 
 
 def check_streams(status: int, out: str, errors: str, debug: bool = False) -> None:

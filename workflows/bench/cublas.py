@@ -29,6 +29,11 @@ LT_CANDIDATES = 8
 """How many of the algorithms that cublasLt's heuristics propose for one layout are tried."""
 
 OP_N, OP_T = 0, 1
+UPPER = 1
+"""``cublasFillMode_t``: of a matrix by rows it is the half below the diagonal."""
+SYRK_LETTERS = {
+    np.dtype(code): letter for code, letter in zip(("f4", "f8", "c8", "c16"), "SDCZ", strict=True)
+}
 GEMM_DEFAULT, GEMM_DEFAULT_TENSOR_OP, GEMM_AUTOTUNE = -1, 99, 999
 ALGORITHMS = {"": GEMM_DEFAULT, ", tensor op": GEMM_DEFAULT_TENSOR_OP, ", autotune": GEMM_AUTOTUNE}
 """What `cublasGemmEx` takes. The numbered algorithms between do the same as the default from compute capability 8.0
@@ -157,6 +162,10 @@ _GEMM_3M = (
         c_int,
     ),  # A, leading; B, leading; beta; C, leading
 )
+_SYRK = (
+    *(c_void_p, c_int, c_int, c_int, c_int, c_void_p),  # handle, which half, operation, sides, alpha
+    *(c_void_p, c_int, c_void_p, c_void_p, c_int),  # A, leading; beta; C, leading
+)
 _BLAS = {
     "cublasCreate_v2": (c_void_p,),
     "cublasDestroy_v2": (c_void_p,),
@@ -165,6 +174,7 @@ _BLAS = {
     "cublasGemmEx": _GEMM_EX,
     "cublasCgemm3m": _GEMM_3M,
     "cublasZgemm3m": _GEMM_3M,
+    **{f"cublas{letter}syrk_v2": _SYRK for letter in "SDCZ"},
 }
 _LT = {
     "cublasLtCreate": (c_void_p,),
@@ -270,7 +280,7 @@ class Cublas:
             *(b.pointer, kind, b.leading, a.pointer, kind, a.leading, zero.ctypes.data),
             *(out, DATA_TYPES[arithmetic.result], out_leading, arithmetic.compute, algorithm),
         )
-        return _keeping(call, one, zero)
+        return keeping(call, one, zero)
 
     def gemm_3m(self, result: np.dtype, sides: Sides, b: Stored, a: Stored, out: int) -> Call:
         """A complex product by three real ones instead of four: fewer operations, and a weaker bound on its errors."""
@@ -280,7 +290,17 @@ class Cublas:
             *(self._handle, b.operation, a.operation, sides.n, sides.m, sides.k, one.ctypes.data),
             *(b.pointer, b.leading, a.pointer, a.leading, zero.ctypes.data, out, sides.n),
         )
-        return _keeping(call, one, zero)
+        return keeping(call, one, zero)
+
+    def syrk(self, dtype: np.dtype, half: int, side: int, k: int, x: Stored, out: int) -> Call:
+        """One half of XᵀX (side × side), X being k × side by rows if ``x`` is not transposed, else by columns."""
+        one, zero = np.ones(1, dtype), np.zeros(1, dtype)
+        call = self._blas.prepared(
+            f"cublas{SYRK_LETTERS[dtype]}syrk_v2",
+            *(self._handle, half, x.operation, side, k, one.ctypes.data),
+            *(x.pointer, x.leading, zero.ctypes.data, out, side),
+        )
+        return keeping(call, one, zero)
 
     def lt_matmuls(
         self, arithmetic: Arithmetic, sides: Sides, b: Stored, a: Stored, out: int, most: int = LT_CANDIDATES
@@ -328,7 +348,7 @@ class Cublas:
                 *(out, c_layout, out, c_layout),
                 *(ctypes.addressof(heuristic.algorithm), self._workspace, self._workspace_nbytes, None),
             )
-            calls.append(_keeping(call, one, zero, found))
+            calls.append(keeping(call, one, zero, found))
         return calls
 
     def _layout(self, kind: int, rows: int, columns: int, matrix: Stored) -> c_void_p:
@@ -342,9 +362,9 @@ class Cublas:
         )
 
 
-def _keeping(call: Call, *kept: Any) -> Call:
-    """The same call, which keeps what its arguments point to alive."""
-    call.__dict__["kept"] = kept
+def keeping(call: Call, *kept: Any) -> Call:
+    """The same call, which keeps what its arguments point to alive, besides what it keeps already."""
+    call.__dict__["kept"] = (*call.__dict__.get("kept", ()), *kept)
     return call
 
 

@@ -95,11 +95,15 @@ class Case:
     result: np.dtype
     precision: str = "full"
     small: bool = False
+    gram: bool = False
+    """Whether A is B transposed."""
 
     @property
     def operations(self) -> float:
-        """Multiplications and additions; of a complex product four times as many."""
-        return (8.0 if self.result.kind == "c" else 2.0) * self.m * self.n * self.k
+        """Multiplications and additions, of a symmetric product those of the elements on and below the diagonal; of a
+        complex one four times as many."""
+        each = 4.0 if self.result.kind == "c" else 1.0
+        return each * (self.n * (self.n + 1) if self.gram else 2 * self.m * self.n) * self.k
 
     def __str__(self) -> str:
         sides = f"{self.m}" if self.m == self.n == self.k else f"{self.m}×{self.n}×{self.k}"
@@ -107,11 +111,12 @@ class Case:
         if self.dtype != self.result:
             kind += f"->{dtype_name(self.result)}"
         extras = [self.precision] * (self.precision != "full") + ["small"] * self.small
-        return " ".join([kind, *extras, sides])
+        return " ".join(["BᵀB"] * self.gram + [kind, *extras, sides])
 
     def operands(self) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(self.m + self.n + self.k)
-        return _random(rng, (self.m, self.k), self), _random(rng, (self.k, self.n), self)
+        a, b = _random(rng, (self.m, self.k), self), _random(rng, (self.k, self.n), self)
+        return (b.T, b) if self.gram else (a, b)
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, int], case: Case) -> np.ndarray:
@@ -129,7 +134,11 @@ def _random(rng: np.random.Generator, shape: tuple[int, int], case: Case) -> np.
 
 
 def cases(
-    sizes: Sequence[int | tuple[int, int, int]], dtypes: Sequence[str], precisions: Sequence[str], small: bool
+    sizes: Sequence[int | tuple[int, int, int]],
+    dtypes: Sequence[str],
+    precisions: Sequence[str],
+    small: bool,
+    gram: bool = False,
 ) -> Iterator[Case]:
     """Every size with every dtype; float32 with every precision; integers also small ones, if asked.
 
@@ -141,7 +150,7 @@ def cases(
             m, n, k = (size,) * 3 if isinstance(size, int) else size
             for precision in precisions if dtype == result == np.float32 else ("full",):
                 for tiny in (False, True) if small and dtype.kind in "iu" else (False,):
-                    yield Case(m, n, k, dtype, result, precision, tiny)
+                    yield Case(m, n, k, dtype, result, precision, tiny, gram)
 
 
 def _types(text: str) -> tuple[np.dtype, np.dtype]:
@@ -195,6 +204,7 @@ def run_gemm(
     *,
     precisions: Sequence[str] = ("full",),
     small: bool = False,
+    gram: bool = False,
     device: str = "auto",
     whole_ladder: bool = True,
     tune: bool = False,
@@ -206,6 +216,7 @@ def run_gemm(
     """Measure products of random matrices, and return what each contestant reached.
 
     sizes, dtypes, precisions, small: see `cases`.
+    gram: measure products of a matrix by its own transpose instead (m = n).
     whole_ladder: every kernel that takes the problem, not only the chosen one (GPU); the portable ones up to
         `PORTABLE_OPERATIONS`.
     tune: remember the fastest kernel of each case in the user's cache directory, for `matmul` to choose (GPU).
@@ -217,6 +228,12 @@ def run_gemm(
     for precision in precisions:
         if precision not in PRECISIONS:
             raise OptionError(f"precision={precision!r} is unknown; it may be {', '.join(PRECISIONS)}")
+    if gram and any(size[0] != size[1] for size in sizes if not isinstance(size, int)):
+        raise OptionError(
+            "a product of a matrix by its own transpose is square; give sizes such as 4096x4096x64"
+        )
+    if gram and tune:
+        raise OptionError("what is tuned is products of two matrices; leave tune or gram out")
     if SIMULATOR:
         raise OptionError("the CUDA simulator proves nothing about speed; unset NUMBA_ENABLE_CUDASIM")
     on_gpu = resolve_device(device) == "cuda"
@@ -236,7 +253,7 @@ def run_gemm(
     searches: list[Search] = []
     best: dict[str, str] = {}
     timing: dict[str, Any] = {"on_gpu": on_gpu, "rounds": rounds, "seconds": seconds}
-    told = list(cases(sizes, dtypes, precisions, small))
+    told = list(cases(sizes, dtypes, precisions, small, gram))
     for case in told:
         progress(str(case))
         if not on_gpu:
@@ -430,8 +447,11 @@ class _Field:
 def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> _Field:
     from numba import cuda
 
+    from tilewright.kernels.gemm.cores.repitch import as_bits
+    from tilewright.kernels.passes.transpose_device import transpose
+
     host_a, host_b = case.operands()
-    a, b = to_device(host_a), to_device(host_b)
+    a, b = to_device(np.ascontiguousarray(host_a)), to_device(host_b)
     out = cuda.device_array((case.m, case.n), case.result)
     bands, expected = _bands(case.m), []
     wide = _widest(case.result)
@@ -446,7 +466,16 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> _Field:
         run()
         return judge([out[band].copy_to_host() for band in bands])
 
-    def contestant(name: str, run: Callable[[], Any]) -> Contestant:
+    def check_half(run: Callable[[], Any]) -> str | None:
+        def mirrored() -> None:
+            run()
+            transpose(as_bits(out), as_bits(out), DEFAULT_STREAM, swap=False, same=True)
+
+        return check(mirrored)
+
+    def contestant(
+        name: str, run: Callable[[], Any], check: Callable[[Callable[[], Any]], str | None] = check
+    ) -> Contestant:
         return Contestant(name, run, functools.partial(check, run))
 
     problem = gemm_peers.Problem(
@@ -460,6 +489,7 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> _Field:
         b,
         out,
         check,
+        check_half if case.gram else None,
     )
     peers = gemm_peers.gpu_peers(problem, stack)
     kept, searched = search(str(case), case.operations, peers.candidates, on_gpu=True)
@@ -472,7 +502,18 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> _Field:
 
     name = kernel_name(a, b, out, dtype=case.result, precision=case.precision)
     ours, rest = [contestant(CHOSEN + name, chosen)], []
-    if case.dtype.itemsize <= 2:
+    if case.gram:
+
+        def symmetric(*, lower: bool) -> None:
+            matmul(b, b, out, transpose_a=True, dtype=case.result, precision=case.precision, lower=lower)
+
+        both, half = (functools.partial(symmetric, lower=lower) for lower in (False, True))
+        ours = [
+            contestant(f"{CHOSEN}{name}, mirrored", both),
+            contestant(f"{CHOSEN}{name}, lower half", half, check_half),
+            contestant(f"{CHOSEN}{name}, as two matrices", chosen),
+        ]
+    elif case.dtype.itemsize <= 2:
         # Narrow peers are fastest with B by columns, which they are given for free: so ours is shown that way too.
         columns = gemm_peers.turned(b)
         by_columns = functools.partial(chosen, columns, transpose_b=True)
@@ -525,6 +566,7 @@ def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     help="Of float32; may be given more than once.  [default: full]",
 )
 @click.option("--small", is_flag=True, help="Integers of absolute value up to 127 too.")
+@click.option("--gram", is_flag=True, help="Multiply a matrix by its own transpose, beside cuBLAS's syrk.")
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--chosen-only", is_flag=True, help="Leave out the kernels that matmul would not choose.")
 @click.option("--tune", is_flag=True, help="Remember the fastest kernel of each case for matmul to choose.")
@@ -557,7 +599,7 @@ def command(
 
     expect_pictures(plot)
     if calls is None:
-        named = sizes or dtypes or precisions or options["tune"] or options["small"]
+        named = sizes or dtypes or precisions or options["tune"] or options["small"] or options["gram"]
         calls = not named and not SIMULATOR and resolve_device(options["device"]) == "cuda"
     report = run_gemm(
         **options,

@@ -56,6 +56,8 @@ class Problem:
     b: Any
     out: Any
     check: Check
+    check_half: Check | None = None
+    """The same of the half of C below the diagonal, where A is B transposed; else None."""
 
     @property
     def key(self) -> tuple[np.dtype, np.dtype, str]:
@@ -128,6 +130,12 @@ def gpu_peers(problem: Problem, stack: contextlib.ExitStack) -> Peers:
         found += _direct(problem, blas)
         if problem.result.kind == "c":
             others.append(_by_three_products(problem, blas))
+        if (
+            problem.check_half is not None
+            and problem.dtype in cublas.SYRK_LETTERS
+            and problem.precision == "full"
+        ):
+            found += _halves(problem, blas)
     for caller, offers in (("CuPy", _cupy), ("PyTorch", _torch)):
         try:
             found += [_contestant(problem, name, run, caller) for name, run in offers(problem, stack)]
@@ -145,6 +153,20 @@ def _by_three_products(problem: Problem, blas: Cublas) -> Contestant:
     product = blas.gemm_3m(problem.result, problem.sides, b, a, address(problem.out))
     run = functools.partial(_in_order, product, None, operands)
     return _contestant(problem, "cuBLAS gemm3m, weaker error bound", run, "", peer=False)
+
+
+def _halves(problem: Problem, blas: Cublas) -> Iterator[Contestant]:
+    """The half of C below the diagonal by cuBLAS's syrk, of B by rows and by columns."""
+    sides, check = problem.sides, problem.check_half
+    assert check is not None
+    columns = turned(problem.b)  # n × k by rows
+    for layout, x in (
+        ("by rows", Stored(address(problem.b), sides.n, False)),
+        ("by columns", Stored(address(columns), sides.k, True)),
+    ):
+        call = blas.syrk(problem.dtype, cublas.UPPER, sides.n, sides.k, x, address(problem.out))
+        run = cublas.keeping(call, columns)
+        yield Contestant(f"syrk {layout}", run, functools.partial(check, run), True, caller="cuBLAS")
 
 
 def _contestant(

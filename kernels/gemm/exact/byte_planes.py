@@ -44,6 +44,8 @@ TURN_SIDE = 128
 TURN_BAND = 32
 """Such tiles below each other before the walk moves on in k."""
 ALL_LANES = 0xFFFFFFFF
+BOTH = 2
+"""The side of a matrix whose lines are those of A and of B."""
 
 ARGUMENTS = (
     types.uint64,  # source: address of element (line 0, k 0)
@@ -55,7 +57,7 @@ ARGUMENTS = (
     types.int32,  # target_line_words: 32-bit words from line to line
     types.int64,  # plane_words
     types.uint64,  # plan
-    types.int32,  # side: 0 for A, 1 for B
+    types.int32,  # side: 0 for A, 1 for B; BOTH for the range of a matrix that is both
 )
 
 
@@ -121,8 +123,12 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             low = min(low, cuda.shfl_xor_sync(ALL_LANES, low, shift))
             high = max(high, cuda.shfl_xor_sync(ALL_LANES, high, shift))
         if cuda.threadIdx.x % WARP == 0:
-            cuda.atomic.min(plan, PLAN_MIN_B if side else PLAN_MIN_A, low)
-            cuda.atomic.max(plan, PLAN_MAX_B if side else PLAN_MAX_A, high)
+            if side != 1:
+                cuda.atomic.min(plan, PLAN_MIN_A, low)
+                cuda.atomic.max(plan, PLAN_MAX_A, high)
+            if side != 0:
+                cuda.atomic.min(plan, PLAN_MIN_B, low)
+                cuda.atomic.max(plan, PLAN_MAX_B, high)
 
     def straight(  # type: ignore[no-untyped-def]
         source, line_stride, k_stride, lines, depth, target, target_line_words, plane_words, plan, side

@@ -303,8 +303,11 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)
-            loaded = []
+            loaded: list[Planes] = []
             for side, matrix in enumerate((a, b)):
+                if side == 1 and b == a:  # a matrix by its own transpose
+                    loaded.append(loaded[0])
+                    continue
                 panel = matrix.panel(first, length)
                 planes = panel.bytes_in_place(kinds[side])
                 if planes is None:
@@ -353,12 +356,14 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
             add = accumulate or first > 0
             residue_depth = min(where.residue_depth, length)
             _reset().launch(1, stream, scratch)
-            for side, panel in enumerate(panels):
-                _make_planes(panel, targets[side], where.single_depth, scratch, side, stream, residues=False)
+            one = a == b  # a matrix by its own transpose: the lines of both are the same
+            for side, panel in ((byte_planes.BOTH, panels[0]),) if one else enumerate(panels):
+                target = targets[0 if one else side]
+                _make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
             _decide().launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
                 single = [
-                    _planes(targets[side], panels[side], where.single_depth, 1, names[side])
+                    _planes(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
                     for side in range(2)
                 ]
                 config = engine.config(names[0], names[1], output.c_type, plan_kind=kind)

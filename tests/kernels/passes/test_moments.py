@@ -75,7 +75,11 @@ def test_moments_are_numpys(data: st.DataObject) -> None:
             np.testing.assert_allclose(by_columns.mean, by_rows.mean, rtol=1e-12, atol=1e-12)
     check(total, x, there, weights)
     if total.count.any():
-        assert total.largest == np.abs(x[there].astype(object)).max() or weights is not None or x.dtype.kind in "fc"
+        assert (
+            total.largest == np.abs(x[there].astype(object)).max()
+            or weights is not None
+            or x.dtype.kind in "fc"
+        )
 
 
 def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:

@@ -46,7 +46,9 @@ def gram(
     divisor = {None: 1.0, "n": heavy.sum(), "n-1": heavy.sum() - (heavy**2).sum() / heavy.sum()}.get(
         divide, divide
     )
-    left, right = (_factor(each, of, center, scale, missing, divide, heavy) for each in (x, x if y is None else y))
+    left, right = (
+        _factor(each, of, center, scale, missing, divide, heavy) for each in (x, x if y is None else y)
+    )
     if of == "rows":
         left, right = left.T, right.T
     return left.conj().T @ (right * heavy[:, np.newaxis]) / divisor

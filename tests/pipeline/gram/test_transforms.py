@@ -116,7 +116,8 @@ def test_the_result_is_that_of_the_definition(
         options["missing"] = "nan" if x.dtype.kind in "fc" else 3
         x = np.where(there, np.where(x == 3, 4, x), np.nan if x.dtype.kind in "fc" else 3).astype(dtype)
     if draw(st.booleans(), label="weights"):
-        options["weights"] = rng.random(shape[0 if of == "columns" else 1]) + 0.1
+        length = shape[0 if of == "columns" else 1]
+        options["weights"] = np.ones(length) if draw(st.booleans()) else rng.random(length) + 0.1
     y = None
     if draw(st.booleans(), label="two"):
         beside = draw(st.integers(3, 20))
@@ -241,7 +242,9 @@ def test_constant_lines_are_refused_or_count_as_0(tmp_path: Path, rng: np.random
     for dtype in ("i1", "f4", "c8"):
         x = numbers(rng, (6, 9), dtype)
         x[:, [1, 4]] = 7
-        with pytest.raises(OptionError, match=r"2 columns \(1, 4\) of .*x.zarr are constant.*constant='zero'"):
+        with pytest.raises(
+            OptionError, match=r"2 columns \(1, 4\) of .*x.zarr are constant.*constant='zero'"
+        ):
             computed(tmp_path, x, center=True, scale=True, divide="n-1")
         found = computed(tmp_path, x, center=True, scale=True, divide="n-1", constant="zero")
         assert not found[[1, 4]].any()
@@ -250,10 +253,28 @@ def test_constant_lines_are_refused_or_count_as_0(tmp_path: Path, rng: np.random
         assert_close(found[np.ix_(kept, kept)].conj(), np.corrcoef(x[:, kept], rowvar=False))
 
 
+def test_deviations_beyond_double_precision_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((600, 3))
+    x[:, 1] *= 1e200
+    with pytest.raises(OptionError, match=r"scale: the squares of 1 column \(1\) of .*x.zarr exceed double"):
+        computed(tmp_path, x, center=True, scale=True)
+    x[:, 1] /= 1e200
+    x[3, 1] = np.inf  # which is not refused: what it makes of C, IEEE says
+    found = computed(tmp_path, x, center=True, scale=True, divide="n-1")
+    assert np.isnan(found[1]).all()
+    assert found[0, 0] == found[2, 2] == 1
+    with pytest.raises(
+        OptionError, match=r"scale: the factor of 3 columns \(0, 1, 2\) of .* exceeds float32"
+    ):
+        computed(tmp_path, x * 1e-60, center=True, scale={"columns": [1e60] * 3}, dtype="f4")
+
+
 def test_lines_without_a_number_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     x = numbers(rng, (8, 9), "f4")
     x[:, [0, 2, 3, 5, 6, 7]] = np.nan
-    with pytest.raises(OptionError, match=r"missing='nan': 6 columns \(0, 2, 3, 5, 6, \.\.\.\) of .*x.zarr have no"):
+    with pytest.raises(
+        OptionError, match=r"missing='nan': 6 columns \(0, 2, 3, 5, 6, \.\.\.\) of .*x.zarr have no"
+    ):
         computed(tmp_path, x, center=True, missing="nan")
     with pytest.raises(OptionError, match=r"1 row \(2\) of"):
         computed(tmp_path, np.where(np.arange(8)[:, np.newaxis] == 2, 0, x), center="rows", missing=0)

@@ -20,6 +20,7 @@ from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.plan.transform import NOT_FUSED
 from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.text import lanes
 from tilewright.pipeline.threads import run_all
@@ -218,7 +219,7 @@ def test_threads_that_save_a_tile_look_at_each_element_once(
         tmp_path / "c", shape=sums.shape, chunks=(40, 30), dtype="f2", compressors=compressors
     )
     sought = UNSOUGHT, UNSOUGHT, Sought(not_finite=True)
-    product: Any = SimpleNamespace(look=sought, plan=SimpleNamespace(c_dtype="f2"))
+    product: Any = SimpleNamespace(look=sought, plan=SimpleNamespace(c_dtype="f2"), fused=NOT_FUSED)
     unit, tile = HostUnit(product), placed(sums, Lines(30, 32), "cpu")
     look = unit.look(tile.flat)
     look.at_tile(tile)

@@ -1,0 +1,361 @@
+"""Gram matrices from Zarr to Zarr: against their definition and NumPy, on any chunks and number of workers, and what is
+refused before the first tile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from distributed import Client, LocalCluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewright as tw
+from tests.pipeline.gram import naive
+from tests.workflows.test_matmul import Stopped, stop_after
+from tilewright.pipeline.events import Caution, Event, UnitDone, WorkPlanned
+from tilewright.pipeline.gram.statistics import STATISTICS
+from tilewright.pipeline.product.output import partial_path
+from tilewright.workflows.cli import cli
+
+DTYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
+TIGHT = 9_000
+"""Device memory that cuts a small C into several tiles."""
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[dict[int, Client]]:
+    """Workers in this process: 1 to 3 of them, a cluster for each number."""
+    with ExitStack() as stack:
+        found: dict[int, Client] = {}
+        for workers in (1, 2, 3):
+            cluster = LocalCluster(n_workers=workers, processes=False, dashboard_address=":0")
+            found[workers] = stack.enter_context(Client(stack.enter_context(cluster)))
+        yield found
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
+    kind = np.dtype(dtype)
+    values = 20 * rng.standard_normal(shape) + 15
+    if kind.kind == "c":
+        values = values + 1j * rng.standard_normal(shape)
+    return (np.abs(values) if kind.kind == "u" else values).astype(kind)
+
+
+def with_missing(rng: np.random.Generator, x: np.ndarray) -> tuple[np.ndarray, Any]:
+    """The matrix with a fifth of its elements missing, but none of its first two lines; and what stands for them."""
+    there = rng.random(x.shape) < 0.8
+    there[:2] = there[:, :2] = True
+    code: Any = np.nan if x.dtype.kind in "fc" else 3
+    return np.where(there, np.where(x == code, 4, x), code).astype(x.dtype), "nan" if code != code else code
+
+
+def check_case(clusters: dict[int, Client], folder: Path, data: st.DataObject) -> None:
+    """One Gram matrix of any kind, against its definition."""
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    shape = draw(st.integers(3, 60)), draw(st.integers(3, 60))
+    chunks = draw(st.integers(8, 70)), draw(st.integers(8, 70))
+    of = draw(st.sampled_from(["columns", "rows"]))
+    x = numbers(rng, shape, draw(st.sampled_from(DTYPES)))
+    options: dict[str, Any] = {
+        "of": of,
+        "center": draw(st.sampled_from([False, True, "columns", "rows", "both"])),
+        "divide": draw(st.sampled_from([None, "n", "n-1", 7.5])),
+    }
+    options["scale"] = options["center"] in (False, True, of) and draw(st.booleans())
+    if draw(st.booleans(), label="missing"):
+        x, options["missing"] = with_missing(rng, x)
+    if draw(st.booleans(), label="weights"):
+        options["weights"] = rng.random(shape[0 if of == "columns" else 1]) + 0.1
+    path = naive.put(folder / "x.zarr", x, chunks, compressors=draw(st.sampled_from([None, "auto"])))
+    run = tw.gram(
+        path,
+        folder / "c.zarr",
+        cluster=clusters[draw(st.sampled_from([1, 2, 3]))],
+        device="cpu",
+        device_memory=draw(st.sampled_from([None, "100KiB"])),
+        listener=lambda event: None,
+        **options,
+    )
+    assert run.verification is not None
+    assert run.verification.passed
+    assert run.plan.symmetric
+    found = zarr.open_array(folder / "c.zarr")[...]
+    np.testing.assert_array_equal(found, found.conj().T)
+    expected = naive.gram(x, **options)
+    if found.dtype.kind in "iu":
+        np.testing.assert_array_equal(found, expected)
+        return
+    # Of exact integers, rounding is that of the sums before they are centred.
+    uncentred = expected if options["scale"] else naive.gram(x, **{**options, "center": False})
+    scale = max(np.abs(expected).max(), np.abs(uncentred).max() if found.dtype == np.float64 else 0)
+    bound = 100 * np.finfo(found.dtype).eps * scale
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_the_stored_matrix_is_that_of_the_definition(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_case(clusters, tmp_path_factory.mktemp("gram"), data)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, derandomize=False)
+@given(data=st.data())
+def test_more_stored_matrices_are_those_of_the_definition(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_case(clusters, tmp_path_factory.mktemp("gram"), data)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "f4", "f8", "c16"])
+def test_covariances_and_correlations_are_numpys(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+) -> None:
+    x, y = numbers(rng, (40, 30), dtype), numbers(rng, (40, 9), dtype)
+    here = {"cluster": client, "device": "cpu"}
+    paths = naive.put(tmp_path / "x.zarr", x, (16, 16)), naive.put(tmp_path / "y.zarr", y, (16, 16))
+    by_rows = naive.put(tmp_path / "rows.zarr", x.T, (16, 16))
+    weights = rng.random(40)
+
+    def stored(name: str, *sources: Path, **options: Any) -> np.ndarray:
+        getattr(tw, name)(*sources, tmp_path / "c.zarr", overwrite=True, **here, **options)
+        return np.asarray(zarr.open_array(tmp_path / "c.zarr")[...])
+
+    def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+        eps = np.finfo(found.dtype).eps
+        np.testing.assert_allclose(found, expected, rtol=0, atol=100 * eps * np.abs(expected).max())
+
+    both = np.cov(x, y, rowvar=False)
+    assert_close(stored("cov", paths[0]), both[:30, :30])
+    assert_close(stored("cov", *paths), both[:30, 30:])
+    assert_close(stored("cov", by_rows, of="rows", weights=weights), np.cov(x.T, aweights=weights))
+    both = np.corrcoef(x, y, rowvar=False)
+    correlations = stored("corr", paths[0])
+    assert_close(correlations, both[:30, :30])
+    assert (np.diag(correlations) == 1).all()
+    assert_close(stored("corr", *paths), both[:30, 30:])
+    hermitian = stored("gram", paths[0], center=True, divide="n-1")
+    np.testing.assert_array_equal(hermitian, hermitian.conj().T)
+    assert_close(hermitian.conj(), np.cov(x, rowvar=False))
+
+
+def test_missing_numbers_make_masked_covariances(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """np.ma.cov divides each element by its own number of pairs, here all by what no number is missing of."""
+    x, _ = with_missing(rng, numbers(rng, (50, 20), "f8"))
+    path = naive.put(tmp_path / "x.zarr", x, (16, 16))
+    tw.cov(path, tmp_path / "c.zarr", missing="nan", cluster=client, device="cpu")
+    masked = np.ma.masked_invalid(x)
+    there = (~np.ma.getmaskarray(masked)).astype(float)
+    expected = np.ma.cov(masked, rowvar=False) * (there.T @ there - 1) / (len(x) - 1)
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_relationship_matrix_is_one_command(tmp_path: Path, rng: np.random.Generator) -> None:
+    frequency = rng.uniform(0.05, 0.5, 300)
+    x = rng.binomial(2, frequency, (70, 300)).astype(np.int8)
+    x[rng.random(x.shape) < 0.05] = -1
+    path = naive.put(tmp_path / "x.zarr", x, (32, 100), attributes={"missing_value": -1})
+    p = np.ma.masked_equal(x, -1).mean(axis=0).data / 2
+    divisor = float(2 * (p * (1 - p)).sum())
+    words = ["--of", "rows", "--center", "columns", "--missing", "-1", "--divide", repr(divisor)]
+    command = ["gram", str(path), str(tmp_path / "g.zarr"), *words, "--device", "cpu", "--json"]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["verification"]["passed"]
+    assert "stand for missing numbers" not in result.stderr  # they were not multiplied as numbers
+    found = zarr.open_array(tmp_path / "g.zarr")[...]
+    centred = np.where(x == -1, 0, x - 2 * p)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, centred @ centred.T / divisor, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found, found.T)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "f4"])
+def test_bits_do_not_depend_on_the_number_of_workers(
+    clusters: dict[int, Client], tmp_path: Path, rng: np.random.Generator, dtype: str
+) -> None:
+    path = naive.put(tmp_path / "x.zarr", numbers(rng, (300, 90), dtype), (32, 32))
+    results = set()
+    with dask.config.set({"tilewright.piece-nbytes": 2**15}):
+        for workers, client in clusters.items():
+            out = tmp_path / f"{workers}.zarr"
+            tw.corr(path, out, cluster=client, device="cpu", device_memory="200KiB")
+            results.add(zarr.open_array(out)[...].tobytes())
+    assert len(results) == 1
+
+
+def test_a_stopped_gram_goes_on_where_it_stood(
+    client: Client, tmp_path: Path, rng: np.random.Generator, small_chunks: None, events: list[Event]
+) -> None:
+    x, code = with_missing(rng, numbers(rng, (50, 64), "f4"))
+    path, out = naive.put(tmp_path / "x.zarr", x, (16, 16)), tmp_path / "c.zarr"
+    options: dict[str, Any] = {"missing": code, "cluster": client, "device": "cpu", "device_memory": TIGHT}
+    with pytest.raises(Stopped):
+        tw.cov(path, out, listener=stop_after(3), **options)
+    assert partial_path(out).exists()
+    run = tw.cov(path, out, listener=events.append, **options)
+    assert run.resumed == 3
+    assert run.plan.tile_count > 3
+    np.testing.assert_allclose(
+        zarr.open_array(out)[...],
+        naive.gram(x, center=True, divide="n-1", missing=code),
+        rtol=1e-4,
+        atol=1e-3,
+    )
+    # Tiles of other means are of no use.
+    with pytest.raises(Stopped):
+        tw.cov(path, out, listener=stop_after(3), overwrite=True, **options)
+    run = tw.gram(path, out, center=False, divide="n-1", overwrite=True, **options)
+    assert run.resumed == 0
+
+
+class TestRefusals:
+    """Nothing is written, and what can be told without the numbers is told before they are read."""
+
+    @pytest.fixture
+    def x(self, tmp_path: Path, rng: np.random.Generator) -> np.ndarray:
+        x = numbers(rng, (20, 12), "f4")
+        x[:, [3, 5]] = 2
+        naive.put(tmp_path / "x.zarr", x, (8, 8))
+        return x
+
+    def check(
+        self, folder: Path, client: Client, error: type[Exception], message: str, read: bool, **options: Any
+    ) -> None:
+        told: list[Event] = []
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(error, match=message):
+            tw.gram(
+                folder / "x.zarr",
+                folder / "c.zarr",
+                cluster=client,
+                device="cpu",
+                listener=told.append,
+                **options,
+            )
+        assert sorted(folder.rglob("*")) == before
+        begun = {event.name for event in told if isinstance(event, WorkPlanned)}
+        assert begun == ({STATISTICS} if read else set())
+
+    def test_constant_columns(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
+        match = r"scale: 2 columns \(3, 5\) of .*x.zarr are constant"
+        self.check(tmp_path, client, tw.OptionError, match, True, scale=True, divide="n-1")
+        out = tmp_path / "c.zarr"
+        tw.corr(tmp_path / "x.zarr", out, constant="zero", cluster=client, device="cpu")
+        found = zarr.open_array(out)[...]
+        assert not found[[3, 5]].any()
+        assert (np.delete(np.diag(found), [3, 5]) == 1).all()
+
+    def test_lines_without_a_number(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
+        match = r"missing=2\.0: 2 columns \(3, 5\) of .*x.zarr have no element that is present"
+        self.check(tmp_path, client, tw.OptionError, match, True, center=True, missing=2)
+
+    def test_an_output_that_is_there(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
+        naive.put(tmp_path / "c.zarr", np.ones((2, 2)))
+        self.check(tmp_path, client, tw.OutputExistsError, "c.zarr", False, center=True)
+
+    def test_weights_of_another_length(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
+        self.check(tmp_path, client, tw.ShapeError, "weights: found 3 numbers", False, weights=[1, 2, 3])
+
+    def test_a_precision_that_does_not_fit(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
+        self.check(
+            tmp_path, client, tw.OptionError, "precision", False, precision="tf32", dtype="f8", center=True
+        )
+
+    def test_no_place(self, tmp_path: Path, x: np.ndarray) -> None:
+        for function in (tw.gram, tw.cov, tw.corr):
+            with pytest.raises(tw.OptionError, match="out=None: there is no place for the result"):
+                function(tmp_path / "x.zarr")
+
+
+def test_a_matrix_that_changes_while_its_means_are_found_is_refused(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = naive.put(tmp_path / "x.zarr", numbers(rng, (4096, 8), "f4"), (512, 8))
+
+    def rewrite(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == STATISTICS and event.index == 0:
+            zarr.open_array(path)[:512] = 1
+
+    with (
+        dask.config.set({"tilewright.piece-nbytes": 2**15}),
+        pytest.raises(tw.StoreError, match="changed while its means were found"),
+    ):
+        tw.cov(path, tmp_path / "c.zarr", cluster=client, device="cpu", listener=rewrite)
+    assert not (tmp_path / "c.zarr").exists()
+
+
+def test_integers_that_cannot_be_centred_afterwards_are_told_of(
+    client: Client, tmp_path: Path, events: list[Event]
+) -> None:
+    x = 2**40 + np.arange(30).reshape(10, 3) ** 2
+    path = naive.put(tmp_path / "x.zarr", x, (4, 3))
+    tw.cov(path, tmp_path / "c.zarr", cluster=client, device="cpu", listener=events.append)
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], np.cov(x - 2**40, rowvar=False))
+    assert any("the integers are too large" in str(event) for event in events)
+    assert not any(isinstance(event, Caution) for event in events)
+
+
+class TestCommands:
+    @pytest.fixture
+    def here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> np.ndarray:
+        monkeypatch.chdir(tmp_path)
+        x = numbers(rng, (12, 7), "f8")
+        naive.put(Path("x.zarr"), x)
+        naive.put(Path("y.zarr"), x[:, :3])
+        naive.put(Path("v.zarr"), np.arange(12.0))
+        return x
+
+    @pytest.mark.sample(5)
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            ("gram x.zarr c.zarr", lambda x: x.T @ x),
+            ("gram x.zarr c.zarr --center", lambda x: np.cov(x, rowvar=False) * 11),
+            ("gram x.zarr c.zarr --center --divide n-1", lambda x: np.cov(x, rowvar=False)),
+            (
+                "gram x.zarr c.zarr --divide n --center columns --scale",
+                lambda x: np.corrcoef(x, rowvar=False),
+            ),
+            ("gram x.zarr c.zarr --center rows=v.zarr", lambda x: (y := x - np.arange(12)[:, None]).T @ y),
+            ("gram x.zarr c.zarr --scale v.zarr", lambda x: (y := x * np.arange(12)[:, None]).T @ y),
+            ("gram x.zarr y.zarr c.zarr", lambda x: x.T @ x[:, :3]),
+            ("gram x.zarr c.zarr --sum-over 1", lambda x: x @ x.T),
+            ("cov x.zarr c.zarr --of rows", lambda x: np.cov(x)),
+            ("cov x.zarr c.zarr --divide n", lambda x: np.cov(x, rowvar=False, bias=True)),
+            ("cov x.zarr c.zarr --weights v.zarr", lambda x: np.cov(x, rowvar=False, aweights=np.arange(12))),
+            ("corr x.zarr c.zarr --dtype float32", lambda x: np.corrcoef(x, rowvar=False)),
+        ],
+    )
+    def test_options(self, here: np.ndarray, words: str, expected: Any) -> None:
+        result = CliRunner().invoke(cli, [*words.split(), "--device", "cpu", "-q"])
+        assert result.exit_code == 0, result.stderr
+        np.testing.assert_allclose(zarr.open_array("c.zarr")[...], expected(here), rtol=1e-5)
+
+    def test_wrong_words(self, here: np.ndarray) -> None:
+        for words, status, said in (
+            ("gram x.zarr", 2, "found 1 array names; give X [Y] OUT, and behind them --center"),
+            ("gram --center x.zarr c.zarr", 2, "found 1 array names"),
+            ("cov x.zarr c.zarr --of lines", 2, "lines"),
+            ("gram x.zarr c.zarr --window 5", 1, "window=5: a band of C cannot be computed alone yet"),
+            ("gram x.zarr c.zarr --missing none", 1, "missing='none' is neither a number"),
+            ("corr x.zarr c.zarr --missing-as pairwise", 1, "missing_as='pairwise'"),
+        ):
+            result = CliRunner().invoke(cli, words.split())
+            assert result.exit_code == status, result.output
+            assert said in result.stderr
+        assert not Path("c.zarr").exists()
