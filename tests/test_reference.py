@@ -28,6 +28,8 @@ FUNCTIONS = (
     "gram",
     "cov",
     "corr",
+    "eofs",
+    "eigh",
     "plan_matmul",
     "verify",
     "audit",
@@ -41,6 +43,8 @@ RESULTS = {
     "MatmulPlan": "MatmulPlan",
     "Verification": "Verification",
     "Audit": "Audit",
+    "EofRun": "EofRun",
+    "Eigenpairs": "Eigenpairs",
     "Histogram, the result": "Histogram",
     "Device": "Device",
 }
@@ -125,6 +129,7 @@ def test_json_of_the_commands_has_the_fields(tmp_path: Path) -> None:
         "MatmulPlan": ["plan", a, a, *cpu],
         "Verification": ["verify", a, a, c, "--json", "-q"],
         "Audit": ["audit", c, "--json", "-q"],
+        "EofRun": ["eofs", a, str(tmp_path / "e.zarr"), "-k", "2", *cpu],
         "Histogram, the result": ["histogram", str(text), *cpu],
     }
     for title, arguments in titles.items():

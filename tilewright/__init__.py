@@ -6,6 +6,8 @@ Functions, each of which says more to ``help``:
     gram            the products of every two columns of a matrix, centred, scaled, weighted
     cov             their covariances
     corr            their correlations
+    eofs            the leading EOFs of a matrix, by products that stream it
+    eigh            the leading eigenpairs of a stored symmetric matrix
     plan_matmul     the tiles, memory and bytes read of such a product, before any work
     verify          whether C = op(A) op(B) holds, without computing it again
     audit           whether what is stored of C is what was written, chunk by chunk
@@ -14,8 +16,9 @@ Functions, each of which says more to ``help``:
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
-They return `MatmulRun`, `MatmulPlan`, `Verification`, `Audit`, `Histogram` and a list of `Device`. All errors are
-subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
+They return `MatmulRun`, `EofRun`, `Eigenpairs`, `MatmulPlan`, `Verification`, `Audit`, `Histogram` and a list of
+`Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for
+arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
 CUDA.
@@ -111,11 +114,11 @@ if TYPE_CHECKING:
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
+    from tilewright.workflows.eofs import eigh as eigh
+    from tilewright.workflows.eofs import eofs as eofs
     from tilewright.workflows.gram import corr as corr
     from tilewright.workflows.gram import cov as cov
     from tilewright.workflows.gram import gram as gram
-    from tilewright.workflows.eofs import eigh as eigh
-    from tilewright.workflows.eofs import eofs as eofs
     from tilewright.workflows.histogram import histogram as histogram
     from tilewright.workflows.matmul import matmul as matmul
     from tilewright.workflows.matmul import plan_matmul as plan_matmul

@@ -392,6 +392,65 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     _run_gram("corr", arrays, as_json, **shared)
 
 
+search_options = options(
+    click.option("-k", type=int, default=10, show_default=True, help="How many, from the largest down."),
+    click.option("--tol", type=float, default=1e-4, show_default=True,
+                 help="The most that a residual may be beside its eigenvalue."),
+    click.option("--passes", type=int, default=100, show_default=True, help="The most passes over the matrix."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the random block that is begun with."),
+    click.option("--dtype", help="What the matrix is multiplied in: float32, float64, complex64 or complex128."),
+    precision_option,
+    click.option("--scratch", metavar="FOLDER", help="A folder that all workers see, for thin matrices."),
+)  # fmt: skip
+
+
+@cli.command(cls=Placed)
+@click.argument("x")
+@click.argument("out")
+@options(search_options)
+@click.option(
+    "--of",
+    type=click.Choice(SIDES),
+    default="columns",
+    show_default=True,
+    help="What the variables are, such as grid points; the other side are samples, such as times.",
+)
+@click.option(
+    "--sum-over",
+    metavar="AXIS",
+    help="The axis of the samples, by its number or its dimension's name, in place of --of.",
+)
+@click.option("--no-center", is_flag=True, help="Subtract no means.")
+@click.option("--scale", is_flag=True, help="Divide each variable by its standard deviation.")
+@click.option(
+    "--missing",
+    metavar="CODE",
+    callback=_numbers,
+    help="The number that stands for a missing one, such as -1, or nan; it counts as the mean.",
+)
+@click.option(
+    "--weights",
+    metavar="ARRAY",
+    help="A stored vector of one weight for each variable, such as its area (the cosine of the latitude).",
+)
+@click.option("--sample-weights", metavar="ARRAY", help="A stored vector of one weight for each sample.")
+@click.option("--no-verify", is_flag=True, help="Do not check the scores.")
+@options(constant_option, cluster_options, device_option, memory_option, overwrite_option, json_option)
+def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **shared: Any) -> None:
+    """Store the leading EOFs of X: the eigenvectors of its covariance matrix, with scores and explained variance.
+
+    Neither that matrix nor the centred X is stored: X is streamed, twice for each step. OUT is a Zarr group that xarray
+    opens.
+    """
+    from tilewright.workflows import eofs as workflow
+    from tilewright.workflows.progress import listening
+
+    on_interrupt(lambda: f"nothing is kept of {out}")
+    with listening(quiet=is_quiet()) as listener:
+        run = workflow.eofs(x, out, center=not no_center, verify=not no_verify, listener=listener, **shared)
+    print_result(run, as_json=as_json)
+
+
 @cli.command()
 @click.argument("a")
 @click.argument("b")

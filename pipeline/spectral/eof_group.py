@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
 
-from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.errors import OutputError, StoreError
 from tilewright.pipeline.product.output import (
     MARK_NAME,
     check_growing_place,
@@ -152,7 +152,7 @@ def write_group(
     def write() -> zarr.Group:
         group = zarr.create_group(growing, zarr_format=3, attributes=dict(attributes))
 
-        def array(name: str, shape: tuple[int, ...], kind: Any, names: tuple[str, ...], **about: str) -> Any:
+        def array(name: str, shape: tuple[int, ...], kind: Any, names: tuple[str, ...], **about: Any) -> Any:
             row = max(1, item * (shape[1] if len(shape) > 1 else 1))
             chunks = tuple(max(1, min(side, CHUNK_NBYTES // row)) for side in shape)
             if name == "components":
@@ -172,7 +172,9 @@ def write_group(
             "components", components.shape, dtype, (MODE, dims.variables), long_name=LONG_NAMES["components"]
         )
         stored[...] = components.astype(dtype)
-        places = array("scores", (samples, count), dtype, (dims.samples, MODE), long_name=LONG_NAMES["scores"])
+        places = array(
+            "scores", (samples, count), dtype, (dims.samples, MODE), long_name=LONG_NAMES["scores"]
+        )
         row = 0
         for block in scores:
             places[row : row + len(block)] = block.astype(dtype)
@@ -200,4 +202,3 @@ LONG_NAMES = {
     "components": "EOFs: eigenvectors of the covariance matrix, of length 1",
     "scores": "principal components: the anomalies projected onto the EOFs",
 }
-

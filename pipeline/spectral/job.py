@@ -24,7 +24,7 @@ from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import ConvergenceError, OptionError, StoreError, VerificationError
 from tilewright.pipeline.events import on_waiting
 from tilewright.pipeline.gram.job import unchanged
-from tilewright.pipeline.gram.options import Matrices, axis_of, other
+from tilewright.pipeline.gram.options import Matrices, axis_of
 from tilewright.pipeline.gram.statistics import Wanted, find_statistics
 from tilewright.pipeline.gram.transforms import check_lines, made_transformed
 from tilewright.pipeline.plan.transform import Transform
@@ -80,7 +80,9 @@ def eigh(g: Source, search: Search) -> Eigenpairs:
             return matrix.get("w")
 
         try:
-            found = leading_pairs(product, side, search.aim(side, side, search.passes, dtype), _teller(tell, search))
+            found = leading_pairs(
+                product, side, search.aim(side, side, search.passes, dtype), _teller(tell, search)
+            )
         except AsymmetricError as error:
             raise OptionError(
                 f"G: {name_of(array)} is not {'Hermitian' if dtype.kind == 'c' else 'symmetric'}: of two vectors x and"
@@ -212,7 +214,9 @@ class Anomalies:
         dtype: np.dtype,
     ) -> Anomalies:
         """Of the moments of the variables, and their weights."""
-        transform = made_transformed(matrices, {"X": moments}, dtype, "left").transforms[1] or Transform(dtype)
+        transform = made_transformed(matrices, {"X": moments}, dtype, "left").transforms[1] or Transform(
+            dtype
+        )
         if weights is not None:
             side = matrices.of[:-1]
             roots = np.sqrt(weights)
@@ -225,13 +229,15 @@ class Anomalies:
             squares = squares + found.weight * np.abs(found.mean) ** 2
         factors = getattr(transform, f"{matrices.of[:-1]}_factors")
         if factors is not None:
-            squares = squares * np.abs(factors.astype(np.float64)) ** 2
+            squares = squares * np.abs(factors).astype(np.float64) ** 2
         degrees = matrices.degrees(1)
         return cls(transform, math.fsum(squares) / degrees, degrees)
 
     def unweighted(self, matrices: Matrices) -> Transform:
         """The same without weights of the samples."""
-        return replace(self.transform, **{f"{matrices.summed[:-1]}_factors": None})
+        if matrices.summed == "rows":
+            return replace(self.transform, row_factors=None)
+        return replace(self.transform, column_factors=None)
 
     def vectors(self, matrices: Matrices) -> dict[str, np.ndarray]:
         """What was subtracted from each variable, and what it was multiplied by then, where it was."""
@@ -302,9 +308,7 @@ def _scores(
 ) -> Verification | None:
     """Store the anomalies times the EOFs."""
     matrix.put("v", vectors, axis_of(matrices.of))
-    return matrix.multiply(
-        "scores", "v", transpose=matrices.of == "rows", verify=verify, transform=transform
-    )
+    return matrix.multiply("scores", "v", transpose=matrices.of == "rows", verify=verify, transform=transform)
 
 
 def _blocks(scores: zarr.Array[Any]) -> Iterator[np.ndarray]:
@@ -388,8 +392,7 @@ def _check_converged(found: Pairs, search: Search, passes: int, role: str) -> No
     raise ConvergenceError(
         f"after {passes} passes over {role}, {int(good.sum())} of {counted(len(good), 'pair')} are within"
         f" tol={search.tol:g}: the residual of number {worst + 1} is {found.relative[worst]:.2g} of its eigenvalue. The"
-        f" eigenvalues are {values} so far. Allow more passes (passes, --passes), a larger tol (--tol), or ask for fewer"
-        " (k, -k)"
+        f" eigenvalues are {values} so far; allow more passes (--passes), a larger tol (--tol), or ask for fewer (-k)"
     )
 
 

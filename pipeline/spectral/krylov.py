@@ -177,7 +177,9 @@ class _Space:
         wide = np.dtype(np.complex128 if aim.dtype.kind == "c" else np.float64)
         most = min(side, aim.most_columns)
         shape = side, most
-        return cls(np.empty(shape, wide, order="F"), np.empty(shape, wide, order="F"), np.zeros((most, most), wide))
+        return cls(
+            np.empty(shape, wide, order="F"), np.empty(shape, wide, order="F"), np.zeros((most, most), wide)
+        )
 
     @property
     def held(self) -> np.ndarray:

@@ -33,12 +33,17 @@ class Eigenpairs:
     device: str
     """Name of the GPU, or ``CPU``."""
 
+    @property
+    def side(self) -> int:
+        """Of G."""
+        return len(self.vectors)
+
     def to_json(self) -> dict[str, Any]:
         """Without the vectors, which are as long as G."""
         return {
             "values": self.values.tolist(),
             "residuals": self.residuals.tolist(),
-            "side": len(self.vectors),
+            "side": self.side,
             "passes": self.passes,
             "seconds": self.seconds,
             "read_nbytes": self.read_nbytes,
@@ -47,17 +52,11 @@ class Eigenpairs:
         }
 
     def __str__(self) -> str:
-        side = len(self.vectors)
-        return "\n".join(
-            [
-                f"{counted(len(self.values), 'eigenpair')} of {side} × {side} in {self.seconds:.2f} s on {self.device}"
-                f" (multiplied as {self.dtype})",
-                f"passes over G: {self.passes}, read {format_nbytes(self.read_nbytes)}",
-                *_table(
-                    ("eigenvalue", "residual"), zip(self.values.tolist(), self.residuals.tolist(), strict=True)
-                ),
-            ]
-        )
+        rows = zip(self.values.tolist(), self.residuals.tolist(), strict=True)
+        head = f"{counted(len(self.values), 'eigenpair')} of {self.side} × {self.side}"
+        head += f" in {self.seconds:.2f} s on {self.device} (multiplied as {self.dtype})"
+        passes = f"passes over G: {self.passes}, read {format_nbytes(self.read_nbytes)}"
+        return "\n".join([head, passes, *_table(("eigenvalue", "residual"), rows)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +96,12 @@ class EofRun:
     def __str__(self) -> str:
         count = len(self.values)
         rows = zip(self.values.tolist(), self.ratios.tolist(), self.residuals.tolist(), strict=True)
+        sides = f"{counted(self.samples, 'sample')} × {counted(self.variables, 'variable')}"
+        head = f"{counted(count, 'EOF')} of {sides} in {self.seconds:.2f} s on {self.device}"
+        passes = f"passes over X: {self.passes}, read {format_nbytes(self.read_nbytes)}; total variance"
         lines = [
-            f"{counted(count, 'EOF')} of {counted(self.samples, 'sample')} × {counted(self.variables, 'variable')} in"
-            f" {self.seconds:.2f} s on {self.device} (multiplied as {self.dtype})",
-            f"passes over X: {self.passes}, read {format_nbytes(self.read_nbytes)}; total variance"
-            f" {self.total_variance:.6g}, of which {self.ratios.sum():.2%} is explained",
+            f"{head} (multiplied as {self.dtype})",
+            f"{passes} {self.total_variance:.6g}, of which {self.ratios.sum():.2%} is explained",
             *_table(
                 ("variance", "share", "residual"),
                 ((value, f"{ratio:.2%}", residual) for value, ratio, residual in rows),

@@ -403,6 +403,17 @@ GRAM = {
     "dtype": (None, dtypes),
     "overwrite": (False, flags | junk),
 }
+SEARCH = {
+    "k": (3, counts),
+    "tol": (
+        st.sampled_from([1e-4, 0.1]),
+        st.sampled_from([0, 1, -1e-4, np.nan, np.inf, "1e-4", 10**400]) | junk,
+    ),
+    "passes": (50, counts),
+    "seed": (0, counts),
+    "scratch": (None, st.sampled_from(["folder", "text.txt", "nowhere", "", "dangling"]) | junk),
+    "dtype": (None, dtypes),
+}
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStrategy[Any]]]]] = {
     "matmul": (
         lambda a, b, out, **options: tw.matmul(a, b, out, **options),
@@ -421,6 +432,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | {"cluster": (None, clusters), "cluster_file": (None, cluster_files)},
     ),
     "gram": (lambda x, out, **options: tw.gram(x, out, **options), GRAM | PRECISION | MEMORY | DEVICE | PLACED),
+    "eofs": (
+        lambda x, out, **options: tw.eofs(x, out, **options),
+        {name: GRAM[name] for name in ("x", "out", "of", "missing", "sum_over", "constant", "overwrite")}
+        | {"center": (st.booleans(), VALUES | junk), "scale": (st.booleans(), VALUES | junk)}
+        | {"weights": (None, VALUES | junk), "sample_weights": (None, VALUES | junk)}
+        | {"verify": (True, flags | junk)}
+        | SEARCH | PRECISION | MEMORY | DEVICE | PLACED,
+    ),
+    "eigh": (
+        lambda g, **options: tw.eigh(g, **options),
+        {"g": (st.sampled_from(LEFT), sources)} | SEARCH | PRECISION | MEMORY | DEVICE | PLACED,
+    ),
     "verify": (
         lambda a, b, c, **options: tw.verify(a, b, c, **options),
         FACTORS | {"c": ("C.zarr", sources), "rounds": (None, counts)} | TRANSPOSED | PRECISION | PLACED,
@@ -466,7 +489,7 @@ def check_call(place: Path, client: Client, function: str, arguments: dict[str, 
     before, left = tree(place), Left()
     found = outcome(lambda: call(**given))
     results = []
-    if function in ("matmul", "gram"):
+    if function in ("matmul", "gram", "eofs"):
         out = arguments["out"]
         if isinstance(out, Made):
             results = ["here/given.zarr"]

@@ -134,6 +134,21 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "corr": {"--constant": codes},
         }.items()
     },
+    "eofs": (
+        ("A", "C"),
+        PLACED
+        | {"-k": counts, "--tol": codes, "--passes": counts, "--seed": counts, "--dtype": dtypes}
+        | {"--of": st.sampled_from(["columns", "rows", "lines"]), "--sum-over": codes, "--missing": codes}
+        | {
+            "--no-center": None,
+            "--scale": None,
+            "--constant": codes,
+            "--overwrite": None,
+            "--no-verify": None,
+        }
+        | {"--weights": arrays, "--sample-weights": arrays, "--scratch": names, "--precision": precisions}
+        | {"--device": devices, "--device-memory": sizes},
+    ),
     "plan": (
         ("A", "B"),
         FACTORS
@@ -205,7 +220,7 @@ def check_command(place: Path, client: Client, line: list[str]) -> None:
 
 def written(line: list[str]) -> Iterator[str]:
     """What a command writes when all goes well."""
-    if line[0] in ("matmul", "gram", "cov", "corr"):
+    if line[0] in ("matmul", "gram", "cov", "corr", "eofs"):
         yield from line[2:]  # C is one of them
     for option in ("--out", "--plot"):
         if line[0] == "histogram" and option in line:

@@ -122,9 +122,7 @@ def test_the_largest_component_is_positive_and_the_seed_decides(rng: np.random.G
 def test_as_near_as_the_products_came(rng: np.random.Generator) -> None:
     matrix = hermitian(rng, np.linspace(2, 1, 300), "f8")
     steps: list[Pairs] = []
-    found = leading_pairs(
-        lambda block: matrix @ block, 300, aim(300, 5, "f8", most_products=3), steps.append
-    )
+    found = leading_pairs(lambda block: matrix @ block, 300, aim(300, 5, "f8", most_products=3), steps.append)
     assert not found.good.all()
     assert found.products == 3
     assert [each.products for each in steps] == [1, 2, 3]
