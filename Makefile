@@ -21,6 +21,9 @@ CUTS ?= 50
 SEED ?= 0
 TABLE ?= campaign.json
 
+# Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-slow test-newest gpu-test campaign slurm sanitize lint clean
 
 help:
@@ -48,7 +51,7 @@ test-newest:
 	$(NEWEST_PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager --editable '.[dev]'
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps dask distributed
-	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' tests/test_*.py tests/kernels/cpu tests/kernels/gpu tests/pipeline tests/workflows/test_matmul.py tests/workflows/test_icechunk.py
+	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' tests/test_*.py tests/kernels/cpu tests/kernels/gpu tests/pipeline tests/workflows/matmul tests/workflows/test_icechunk.py
 
 gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'

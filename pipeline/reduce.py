@@ -162,9 +162,10 @@ def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[
     return _Outcome(part, address_of(get_worker()), time.perf_counter() - start, stages)
 
 
-def end_if_given_up() -> Callable[[], None]:
+def end_if_given_up(clock: Callable[[], float] = time.monotonic) -> Callable[[], None]:
     """A function that ends the task this thread runs once nobody needs it any more: its client has released it, or its
-    worker is closing and waits for it. Any thread may call it, now and then. Outside a task it does nothing.
+    worker is closing and waits for it, by the seconds of ``clock``. Any thread may call it, now and then. Outside a
+    task it does nothing.
 
     It raises CancelledError.
     """
@@ -181,11 +182,11 @@ def end_if_given_up() -> Callable[[], None]:
         task = worker.state.tasks.get(key)
         # A worker that retires has another status and lets its tasks finish.
         if seen is None and worker.status in (Status.closing, Status.closed, Status.failed):
-            seen = time.monotonic()
+            seen = clock()
         if (
             task is None
             or task.state == "cancelled"
-            or (seen is not None and time.monotonic() - seen > CLOSING_SECONDS)
+            or (seen is not None and clock() - seen > CLOSING_SECONDS)
         ):
             raise CancelledError(f"task {key} was given up")
 

@@ -35,6 +35,8 @@ settings.load_profile("tilewright")
 
 NEEDS = {"gpu": 1, "multigpu": 2}
 
+FSYNC = os.fsync
+
 LIMIT_SECONDS = 300
 """A test that takes longer hangs: its process ends then, with the stack of every thread. ``--timeout`` sets another."""
 SLOW_LIMIT_SECONDS = 1800
@@ -145,6 +147,23 @@ def keep_from_the_collector() -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20261121)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disks_are_not_waited_for() -> Iterator[None]:
+    """Files of a test need not outlast a power cut: the disk took half of the time of tests that store products.
+
+    `forced_to_disk` is for tests of when files are forced there. Processes that tests start wait for the disk.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which refuses what is not open, too
+        yield
+
+
+@pytest.fixture
+def forced_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are forced to disk in this process, as they are for users."""
+    monkeypatch.setattr(os, "fsync", FSYNC)
 
 
 @pytest.fixture(autouse=True)

@@ -312,7 +312,7 @@ def test_no_other_private_name_of_a_library_is_used() -> None:
 
 
 @pytest.mark.parametrize("state", [SimpleNamespace(), SimpleNamespace(executor=SimpleNamespace())])
-def test_where_dasks_pool_is_another_one_the_error_is_that_there_is_no_thread(
+def test_with_another_pool_of_dask_s_the_error_is_that_no_thread_is_there(
     state: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:

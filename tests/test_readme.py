@@ -72,6 +72,7 @@ def test_library(here: Path) -> None:
     np.testing.assert_allclose(product, zarr.open_array("A.zarr")[...] @ zarr.open_array("B.zarr")[...])
 
 
+@pytest.mark.slow
 def test_script_with_worker_processes(here: Path) -> None:
     Path("script.py").write_text(block_with("__main__"))
     done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)

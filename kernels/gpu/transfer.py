@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_array import Memory, address
 from tilewright.kernels.gpu.device_choice import current_device, driver_bindings
 from tilewright.kernels.gpu.driver_error import checked
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:
@@ -22,6 +23,13 @@ def pinned_bytes(nbytes: int) -> np.ndarray:
     empty buffer."""
     block: np.ndarray = cuda.pinned_array(max(nbytes, 1), np.uint8)
     return block
+
+
+def device_memory(pinned: np.ndarray) -> Memory:
+    """Pinned host memory as a kernel gets it, which reads and writes it over the bus. Under unified addressing, which
+    every 64-bit system has, the GPU knows it by the host's address."""
+    pointer = pinned.ctypes.data if pinned.size else 0
+    return Memory(pointer, pinned.shape, pinned.strides, pinned.dtype, DEFAULT_STREAM, False)
 
 
 _bus_streams: dict[tuple[int, str], Any] = {}

@@ -51,6 +51,9 @@ class FusedSide(StoredSide):
     column_scale: np.ndarray | None = None
     rounded: bool = True
     """Whether elements are rounded to what products are formed in before they are scaled."""
+    largest_finite: float | None = None
+    """What NaN and infinity are replaced by. In what C held they spoil one element of C each, and not a whole row as in
+    a factor: by so large a number its group's sum may overflow there, and is not compared if it has."""
     more_nbytes: ClassVar[int] = FUSED_NBYTES
 
     @property
@@ -77,6 +80,8 @@ class FusedSide(StoredSide):
             for scale, part in ((self.row_scale, (rows, np.newaxis)), (self.column_scale, columns)):
                 if scale is not None:
                     block *= (scale if scale.ndim == 0 else scale[part]).astype(probe.dtype)
+        if self.largest_finite is not None:
+            block[~np.isfinite(block)] = self.largest_finite
         return block
 
     def _transformed(self, block: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
@@ -277,7 +282,8 @@ def fused_product(
         right.append(VectorsSide(np.stack(of_right)))
     if epilogue.beta and before is not None:
         beta = np.asarray(as_number(epilogue.beta, number))
-        left.append(FusedSide(before, False, None, beta, rounded=False))
+        most = None if dtype.kind in "iu" else float(np.finfo(dtype).max)
+        left.append(FusedSide(before, False, None, beta, rounded=False, largest_finite=most))
         right.append(IdentitySide(n))
     roundings = EPILOGUE_ROUNDINGS if fused.epilogue is not None else 0
     return FusedProduct(

@@ -490,6 +490,7 @@ def run_combined(
     *,
     window: int,
     key: str,
+    left: Callable[[str, int], None] = lambda worker, place: None,
     waiting: Tell = logger.warning,
     lost: Lost = log_loss,
     drain: Drain | None = None,
@@ -497,7 +498,9 @@ def run_combined(
     """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
 
     The calls' results stay on the workers until their group is combined, so only ``window`` groups are under way at a
-    time. Yields results of ``combine`` as they finish. It ends, leaves early and raises as ``run_bounded`` does.
+    time. Yields results of ``combine`` as they finish. Where a group was begun anew, since a worker with a part of it
+    was silent, the first result counts; ``left`` is told of the workers that may then still be busy with the group, by
+    its place. It ends, leaves early and raises as ``run_bounded`` does.
     """
     retries = config.get("retries")
     places: dict[Future, int] = {}
@@ -563,6 +566,16 @@ def run_combined(
             return None
         return int(name.removeprefix(f"{key}-").partition("-")[0])
 
+    def give_up_copies(place: int) -> None:
+        """Cancel what else was submitted of a group whose result has come."""
+        others = [other for other, same in places.items() if same == place]
+        if not others:
+            return
+        for worker, names in answer_of(client, client.processing).items():
+            if any(place_of(name) == place for name in names):
+                left(worker, place)
+        give_up(others)
+
     def give_up(given_up: list[Future]) -> None:
         for other in given_up:
             del places[other]
@@ -614,7 +627,7 @@ def run_combined(
                 lookout.seen()
                 place = places.pop(future)
                 future.release()  # or it would be computed again if its worker is lost
-                give_up([other for other, same in places.items() if same == place])
+                give_up_copies(place)
                 if not drained:
                     for next_place, _ in islice(to_do, 1):
                         completed.add(submit_group(next_place, ""))

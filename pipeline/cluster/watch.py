@@ -78,12 +78,19 @@ def workers_held(client: Client, *, waiting: Tell = logger.warning) -> Iterator[
             task.release()
 
 
-def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
+def await_workers(
+    client: Client,
+    *,
+    waiting: Tell = logger.warning,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Wait until as many workers have joined as ``tilewright.workers`` asks for, ``tilewright.join-seconds`` at most.
 
     A batch system starts workers in parallel with the script that uses them, and after their scheduler. A
     `LocalCluster` has already waited for all of its workers, so one is enough. ``waiting`` is called after
     `WAIT_SECONDS`, and again when work goes on with fewer than were asked for; no result depends on their number.
+    ``clock`` tells the seconds, and ``sleep`` lets some pass.
 
     Raises
     ------
@@ -95,12 +102,12 @@ def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
     end = (
         f", or fails after {seconds:g} s" if wanted == 1 else f", or after {seconds:g} s with those that have"
     )
-    lookout = Lookout(client, waiting, wanted, end)
-    begun = time.monotonic()
+    lookout = Lookout(client, waiting, wanted, end, clock=clock)
+    begun = clock()
     while (there := lookout.look()) < wanted:
-        if time.monotonic() - begun >= seconds:
+        if clock() - begun >= seconds:
             break
-        time.sleep(JOIN_LOOK_SECONDS)
+        sleep(JOIN_LOOK_SECONDS)
     else:
         return
     where = client.scheduler.address
@@ -165,25 +172,28 @@ class Lookout:
         wanted: int = 1,
         end: str = "",
         begun: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         end: ends the message about workers; says how else the waiting may end, if it may.
         begun: whether any of the tasks that the run waits for has begun, if that can be told.
+        clock: the seconds, since whenever.
         """
         self._client = client
         self._begun = begun
         self._waiting = waiting
         self._wanted = wanted
         self._end = end
+        self._clock = clock
         self._alone_since: float | None = None
         self._told = False
-        self._idle_since = time.monotonic()
+        self._idle_since = self._clock()
         self._told_idle = False
 
     def seen(self) -> None:
         """A result came, maybe between two looks: there was a worker, and it had time for the run."""
         self._alone_since, self._told = None, False
-        self._idle_since, self._told_idle = time.monotonic(), False
+        self._idle_since, self._told_idle = self._clock(), False
 
     def look(self) -> int:
         """How many workers there are now. Raises ClusterError where there is none and none can come."""
@@ -195,7 +205,7 @@ class Lookout:
             raise ClusterError(f"the cluster has no workers any more: {why}")
         if not there and (heartbeats := heartbeats_of(self._client)) is not None:
             heartbeats.look()  # which raises where they were given up
-        now = self._idle_since = time.monotonic()  # who has no workers does not wait for busy ones
+        now = self._idle_since = self._clock()  # who has no workers does not wait for busy ones
         if self._alone_since is None:
             self._alone_since = now
         if now - self._alone_since >= WAIT_SECONDS and not self._told:
@@ -211,7 +221,7 @@ class Lookout:
 
     def look_at_tasks(self) -> None:
         """Where no result has come for `WAIT_SECONDS`, look whether any task has begun, and again as long after."""
-        now = time.monotonic()
+        now = self._clock()
         if self._told_idle or now - self._idle_since < WAIT_SECONDS:
             return
         if self._begun():

@@ -113,4 +113,4 @@ class TileReport:
     """What was written to its own fork of C's session, as `sessions.changes_in` gives it; None where the tile is in
     C's store already."""
     contents: tuple[PanelContent, ...] = ()
-    """What the panels held that it was multiplied from; empty on a GPU, where nobody hashes them."""
+    """What the panels held that it was multiplied from."""

@@ -114,6 +114,10 @@ def _results_with(
             lost=lost,
             drain=drain,
         )
+
+    def left(worker: str, place: int) -> None:
+        left_behind.setdefault(worker, set()).add(tiles[place].index)
+
     groups = [
         ((product, tile, *(held or (None,))), [(product, tile, part, *held) for part in parts])
         for tile in tiles
@@ -126,6 +130,7 @@ def _results_with(
         groups,
         window=window,
         key=key,
+        left=left,
         waiting=waiting,
         lost=lost,
         drain=drain,

@@ -277,9 +277,7 @@ class InputWatch:
             return
         why = self._shown(compared.changed)
         if compared.unknown:
-            why.append(
-                f"of {counted(len(compared.unknown), 'tile')} it is not recorded what was read, as on a GPU it never is"
-            )
+            why.append(f"of {counted(len(compared.unknown), 'tile')} it is not recorded what was read")
         lost = f"{len(given_up)} of {counted(count, 'finished tile')}"
         self._tell.say(f"{compared.told}: {'; '.join(why)}; {lost} are computed again")
 

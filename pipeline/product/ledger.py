@@ -12,7 +12,8 @@ of the data; it loses at most the line of a tile that is stored already, which i
 bytes. After a crash of the machine that stores C, each ``tile`` line is true. A ``stored`` one may be ahead of the
 data, so whoever goes on compares the checksums of its tile with the files.
 
-In a folder the record has a copy, which is read where somebody has removed or damaged the record itself.
+In a folder the record has a copy, which is read where somebody has removed the record itself, or for the lines of it
+that are damaged: one that takes back another must not be missed.
 
 The record of a finished product stays in its folder, with what an audit needs of it. Readers of Zarr ignore the file.
 """
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 
 import zarr
 
+from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.inputs import Geometry, Recipe
@@ -391,8 +393,8 @@ def read_record(path: Path) -> Past | None:
 def read_journal(journal: Journal) -> Past | None:
     """What a record says; None where there is none, or its first line is damaged, or of another version.
 
-    Any other line that is damaged, as is the last one after a crash in the middle of a write, is left out: its tile is
-    computed again.
+    Any other line that is damaged is taken from the copy. Where that has none, as of the last one after a crash in the
+    middle of a write, it is left out: its tile is computed again.
 
     Raises
     ------
@@ -402,16 +404,48 @@ def read_journal(journal: Journal) -> Past | None:
     try:
         data = journal.read()
         past = None if data is None else parsed(data)
-        twin = journal.twin() if past is None else None
+        twin = journal.twin() if past is None or past.bad_lines else None
     except OSError as error:
         raise StoreError(
             f"output: cannot read the record of finished tiles, {journal.name}: {error.strerror or error}; nothing was"
             " removed: let this process read it and run it again, or start over with --no-resume (resume=False)"
         ) from error
+    if past is not None and twin is not None and data is not None:
+        healed = parsed(_healed(data, twin))
+        if healed is not None and healed.bad_lines < past.bad_lines:
+            fault = f"{counted(past.bad_lines, 'line')} of the record of finished tiles, {journal.name},"
+            was = "is" if past.bad_lines == 1 else "are"
+            return replace(healed, fault=f"{fault} {was} damaged; what its copy has there is used")
     if past is not None or twin is None or (past := parsed(twin)) is None:
         return past
     fault = "missing" if data is None else "damaged"
     return replace(past, fault=f"the record of finished tiles, {journal.name}, is {fault}; its copy is used")
+
+
+HEALED_LINES = 16
+"""Lines of the copy that a damaged place may have been: a lost end joins two."""
+
+
+def _healed(data: bytes, twin: bytes) -> bytes:
+    """The lines of a record, and in the places of those that are damaged those that its copy has there."""
+    theirs = twin.split(b"\n")[:-1]  # what follows the last end is torn
+    lines: list[bytes] = []
+    damaged: list[bytes] = []
+    place = 0
+    for line in data.split(b"\n"):
+        if unsealed(line.decode(errors="replace")) is None:
+            damaged.append(line)
+            continue
+        near = theirs[place : place + (HEALED_LINES if damaged else 1)]
+        if line in near:
+            lines += near[: near.index(line)]
+            place += near.index(line) + 1
+        else:  # nobody knows any more what of the copy comes before which line
+            theirs = []
+            lines += damaged
+        lines.append(line)
+        damaged = []
+    return b"\n".join([*lines, *(theirs[place:] or damaged[:-1]), b""])
 
 
 def parsed(data: bytes) -> Past | None:

@@ -118,6 +118,15 @@ def region_reads(
     return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
 
 
+def read_targets(array: zarr.Array[Any], region: Sequence[slice]) -> list[tuple[slice, ...]]:
+    """Where the parts of `region_reads` go in the region, by whatever way they are read."""
+    layout = layout_of(array, name_of(array))
+    pieces = chunks_in(region, read_unit(array))
+    if layout is not None and layout.plain:
+        return [part.target for piece in pieces for part in _split(piece, layout.dtype.itemsize)]
+    return [piece.target for piece in pieces]
+
+
 def reads_parts(array: zarr.Array[Any]) -> bool:
     """Whether a part of a chunk is read alone; if not, the whole chunk is read, and decoded, for any part of it."""
     if is_local(array):
@@ -252,6 +261,9 @@ def _split(piece: ChunkPart, itemsize: int) -> Iterator[ChunkPart]:
     for part in piece.inside[1:]:
         row_nbytes *= part.stop - part.start
     step = max(1, READ_NBYTES // row_nbytes)
+    if step >= inside.stop - inside.start:
+        yield piece
+        return
     for start in range(0, inside.stop - inside.start, step):
         stop = min(start + step, inside.stop - inside.start)
         yield ChunkPart(

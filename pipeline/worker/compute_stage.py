@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
 from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.store.content import panel_content
 from tilewright.pipeline.worker.panels import PanelBuffer, Placed
-from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, TileJob
+from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, ReadPanel, TileJob
 from tilewright.pipeline.worker.units import DeviceUnit
 
 
@@ -22,6 +23,8 @@ class _Running:
     clock: Clock
     wait: Callable[[], None] | None
     """Waits until they are multiplied; None where nothing is pending."""
+    hashing: Sequence[tuple[ReadPanel, Callable[[], list[int]]]]
+    """Those of the two that are being hashed, and what waits for the hashes of their parts."""
     ends: bool = False
     """Whether they are the last of their job."""
 
@@ -87,11 +90,12 @@ class ComputeStage:
         """Get the kernels ready while the first panels are read: compiling takes seconds, loading tens of ms."""
         job, clock = pair.job, Clock()
         try:
-            a, b = (
-                self._unit.fusion.scratch(operand, buffer.placed)
-                for operand, buffer in enumerate((pair.a, pair.b))
-            )
-            self._unit.prepare(a, a if self._is_one(pair) else b, target, diagonal=pair.a is pair.b)
+            a = self._unit.fusion.scratch(0, pair.a.placed)
+            b = a if self._is_one(pair) else self._unit.fusion.scratch(1, pair.b.placed)
+            self._unit.prepare(a, b, target, diagonal=pair.a is pair.b)
+            for panel in pair.read:
+                if panel.parts:
+                    self._unit.prepare_hashes(panel.buffer.placed, panel.parts)
         except BaseException as error:
             job.error = job.error or error
         job.count("compute", "compute", clock)
@@ -115,9 +119,11 @@ class ComputeStage:
         return place
 
     def _enqueue(self, pair: PanelPair, target: Placed) -> _Running:
-        """Enqueue the product of a panel of A and one of B, unless the job has failed."""
+        """Enqueue the product of a panel of A and one of B, unless the job has failed, and the hashing of what was read
+        of them: also of a failed job, since others find its panels here."""
         job, clock = pair.job, Clock()
         wait = None
+        hashing: list[tuple[ReadPanel, Callable[[], list[int]]]] = []
         if job.error is None:
             try:
                 try:
@@ -136,7 +142,13 @@ class ComputeStage:
                     wait = self._unit.passed()  # what was enqueued before an error still reads the panels
             except BaseException as error:
                 job.error = error
-        return _Running(pair, clock, wait)
+        try:
+            for panel in pair.read:
+                if panel.parts:
+                    hashing.append((panel, self._unit.hashed(panel.buffer.placed, panel.parts)))
+        except BaseException as error:
+            job.error = job.error or error
+        return _Running(pair, clock, wait, hashing)
 
     def _finish(self, multiplied: SimpleQueue[TileJob | None]) -> None:
         """Wait until the panels that are running, if any, are multiplied; release them, and pass the job on if they
@@ -150,12 +162,31 @@ class ComputeStage:
                 running.wait()
         except BaseException as error:
             job.error = job.error or error
+        self._take_in_contents(running)
         late = max(0.0, self._multiplied - running.clock.start)  # the panels before ran until then
         job.count("compute", "compute", Clock(running.clock.begin + late, running.clock.start + late))
         self._multiplied = time.perf_counter()
         self._release(pair)
         if running.ends:
             multiplied.put(job)
+
+    @staticmethod
+    def _take_in_contents(running: _Running) -> None:
+        """Note for the job what its panels hold, with the hashes of parts where they were read for it; wait for those
+        that are being hashed."""
+        pair, job = running.pair, running.pair.job
+        for panel, hashes in running.hashing:
+            try:
+                (top, _, left, _), parts = panel.corners, panel.parts
+                places = [(part[0] + top, part[1] + top, part[2] + left, part[3] + left) for part in parts]
+                found = list(zip(places, hashes(), strict=True))
+                panel.buffer.content = panel_content(panel.role, panel.corners, found)
+            except BaseException as error:
+                job.error = job.error or error
+        read = {panel.buffer for panel in pair.read}
+        for buffer in dict.fromkeys((pair.a, pair.b)):
+            if (content := buffer.content) is not None:
+                job.contents.append(content if buffer in read else replace(content, parts=None))
 
     def _end(self, job: TileJob, target: Placed, multiplied: SimpleQueue[TileJob | None]) -> None:
         """Pass a job on whose panels have all come, at once or when the last of them are multiplied."""

@@ -66,6 +66,23 @@ def changes_of(transform: Transform, stored: np.dtype, region: Region) -> Change
     )
 
 
+def pieces_of_all(*matrices: Placed) -> list[Region]:
+    """Matrices of one shape without the padding between their cells: rows and columns of blocks whose lines are
+    contiguous in all of them."""
+    cut = next((one for one in matrices if one.lines.apart), matrices[0])
+    rows, columns = cut.shape
+    return cut.pieces(slice(0, rows), slice(0, columns))
+
+
+def within(region: Region, piece: Region) -> Region:
+    """Where a piece lies that is counted from the first row and column of a region."""
+    rows, columns = (
+        slice(whole.start + part.start, whole.start + part.stop)
+        for whole, part in zip(region, piece, strict=True)
+    )
+    return rows, columns
+
+
 def _part(vector: np.ndarray | None, part: slice) -> np.ndarray | None:
     return None if vector is None else vector[part]
 
@@ -137,9 +154,13 @@ class HostFusion:
         if transform is None:
             return panel
         place = self._buffers.operand(operand, panel)
-        whole = slice(0, panel.shape[0]), slice(0, panel.shape[1])
-        changes = changes_of(transform, panel.dtype, region)
-        transform_host.transform(panel.cut(*whole), place.cut(*whole), changes, self._pool)
+        for piece in pieces_of_all(panel, place):
+            target = place.cut(*piece)
+            made = target if target.flags.c_contiguous else np.empty_like(target, order="C")
+            changes = changes_of(transform, panel.dtype, within(region, piece))
+            transform_host.transform(np.ascontiguousarray(panel.cut(*piece)), made, changes, self._pool)
+            if made is not target:  # where there is padding between the cells of a line, as for a GPU
+                target[...] = made
         return place
 
     def _of(self, operand: int) -> Transform | None:
@@ -152,13 +173,14 @@ class HostFusion:
             yield tile
             return
         with self._buffers.finishing if self._buffers.apart else _NO_LOCK:
-            target, whole = self._buffers.tile(tile), (slice(0, tile.shape[0]), slice(0, tile.shape[1]))
-            held = None
+            target = held = self._buffers.tile(tile)
             if epilogue.beta:
-                place = self._buffers.before(tile)
-                before(place)
-                held = place.cut(*whole)
-            finish(epilogue, tile.cut(*whole), target.cut(*whole), region, held, self._pool)
+                held = self._buffers.before(tile)
+                before(held)
+            for piece in pieces_of_all(tile, target, held):
+                was = held.cut(*piece) if epilogue.beta else None
+                sums, part = tile.cut(*piece), within(region, piece)
+                finish(epilogue, sums, target.cut(*piece), part, was, self._pool)
             yield target
 
     def close(self) -> None:

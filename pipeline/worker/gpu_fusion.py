@@ -24,7 +24,7 @@ from tilewright.pipeline.plan.transform import (
     number_dtype,
     wide_dtype,
 )
-from tilewright.pipeline.worker.fusion import Buffers, Fill, Region
+from tilewright.pipeline.worker.fusion import Buffers, Fill, Region, pieces_of_all, within
 from tilewright.pipeline.worker.panels import Placed
 
 
@@ -151,13 +151,9 @@ class GpuFusion:
         if transform is None:
             return panel
         place = self._buffers.operand(operand, panel)
-        for rows, columns in _pieces(panel, place):
-            transform.enqueue(
-                _memory(panel, rows, columns),
-                _memory(place, rows, columns),
-                (_within(region[0], rows), _within(region[1], columns)),
-                self._stream,
-            )
+        for piece in pieces_of_all(panel, place):
+            source, target = _memory(panel, *piece), _memory(place, *piece)
+            transform.enqueue(source, target, within(region, piece), self._stream)
         return place
 
     @contextmanager
@@ -172,14 +168,9 @@ class GpuFusion:
             if epilogue.beta:
                 held = self._buffers.before(tile)
                 before(held)
-            for rows, columns in _pieces(tile, target, held):
-                epilogue.enqueue(
-                    _memory(tile, rows, columns),
-                    _memory(target, rows, columns),
-                    _memory(held, rows, columns),
-                    (_within(region[0], rows), _within(region[1], columns)),
-                    self._finish_stream,
-                )
+            for piece in pieces_of_all(tile, target, held):
+                sums, stored, was = (_memory(one, *piece) for one in (tile, target, held))
+                epilogue.enqueue(sums, stored, was, within(region, piece), self._finish_stream)
             self._finish_stream.synchronize()
             yield target
 
@@ -195,18 +186,6 @@ def _uploaded(vector: np.ndarray) -> Any:
 def _part(vector: Any, side: slice) -> Any:
     """A part of a vector on the GPU; all of one that stands for none."""
     return vector if vector.size == 1 else vector[side]
-
-
-def _within(whole: slice, part: slice) -> slice:
-    return slice(whole.start + part.start, whole.start + part.stop)
-
-
-def _pieces(*matrices: Placed) -> list[Region]:
-    """Matrices of one shape without the padding between their cells: rows and columns of blocks whose lines are
-    contiguous in all of them."""
-    cut = next((one for one in matrices if one.lines.apart), matrices[0])
-    rows, columns = cut.shape
-    return cut.pieces(slice(0, rows), slice(0, columns))
 
 
 def _memory(placed: Placed, rows: slice, columns: slice) -> Memory:

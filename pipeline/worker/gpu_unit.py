@@ -20,6 +20,7 @@ from tilewright.kernels.gpu import peer_memory
 from tilewright.kernels.gpu.device_array import Memory, address, as_device_array
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.gpu.transfer import (
+    device_memory,
     download_rectangle,
     download_stream,
     pinned_bytes,
@@ -54,6 +55,7 @@ from tilewright.pipeline.worker.units import (
 )
 
 if TYPE_CHECKING:
+    from tilewright.kernels.passes.xxh3_device import Table
     from tilewright.pipeline.store.chunks import Zstd
     from tilewright.pipeline.transfer.file_upload import Upload
     from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
@@ -225,6 +227,67 @@ class _Look:
         self._looks.settle()
 
 
+class _Hashes:
+    """Hashes of panels under way, on a stream of their own: beside the products, whose panels they read.
+
+    Where parts lie, and their hashes, are in pinned memory, which the GPU reads and writes itself. It is kept for later
+    panels. For one thread.
+    """
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        from tilewright.kernels.passes import xxh3_device
+
+        self._cuda, self._kernels = cuda, xxh3_device
+        self._stream = cuda.stream()
+        self._spare: list[np.ndarray] = []
+
+    def prepare(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
+        """Compile and load the kernel that will be launched for a panel like this one."""
+        self._kernels.prepare(self._table(panel, parts).unit)
+
+    def begin(self, panel: Placed, parts: Sequence[PanelPart]) -> Callable[[], list[int]]:
+        self._cuda.current_context()  # attaches the thread to the GPU
+        table, stream = self._table(panel, parts), self._stream
+        memory = self._memory(table.parts.nbytes + table.words * 8)
+        places = memory[: table.parts.nbytes].view(np.uint64).reshape(table.parts.shape)
+        results = memory[table.parts.nbytes :].view(np.uint64)
+        places[...] = table.parts
+        each = table.dtype.itemsize
+        count = panel.flat.size * panel.dtype.itemsize // each
+        flat = Memory(address(panel.flat), (count,), (each,), table.dtype, stream, True)
+        told, found, few = map(device_memory, (places, results, results.view(table.dtype)))
+        self._kernels.enqueue_hashes(flat, table, told, found, few, stream)
+        done = self._cuda.event(timing=False)
+        done.record(stream)
+
+        def hashes() -> list[int]:
+            self._cuda.current_context()  # attaches the thread to the GPU
+            done.synchronize()
+            found = self._kernels.hashes_from(table, results)
+            self._spare.append(memory)
+            return found
+
+        return hashes
+
+    def _table(self, panel: Placed, parts: Sequence[PanelPart]) -> Table:
+        item = panel.dtype.itemsize
+        rectangles = [
+            (panel.place(top, left) * item, bottom - top, (right - left) * item)
+            for top, bottom, left, right in parts
+        ]
+        return self._kernels.table_of(address(panel.flat), panel.pitch * item, rectangles)
+
+    def _memory(self, nbytes: int) -> np.ndarray:
+        for place, memory in enumerate(self._spare):
+            if len(memory) >= nbytes:
+                return self._spare.pop(place)
+        nbytes = 1 << max(12, (nbytes - 1).bit_length())
+        with allocating("pinned memory for the hashes of a panel", nbytes, on_gpu=False):
+            return pinned_bytes(nbytes)
+
+
 class CudaUnit:
     """One GPU. Threads move bytes through pinned lanes, and wait for a free one."""
 
@@ -247,6 +310,7 @@ class CudaUnit:
             file_upload.prepare()
             file_download.prepare()
         self._looks: _Looks | None = None
+        self._hashes: _Hashes | None = None
         self._slots: dict[int, int] = {}
         self._gpu_fusion: GpuFusion | None = None
         if product.fused:
@@ -266,6 +330,7 @@ class CudaUnit:
     def tile_slots(self) -> list[Any]:
         slots = tile_slots(self._product.plan, self.allocate)
         self._looks = _Looks(self._product, self._compute_stream)
+        self._hashes = _Hashes()
         self._slots = {id(slot): number for number, slot in enumerate(slots)}
         return slots
 
@@ -360,6 +425,14 @@ class CudaUnit:
             self._gpu_fusion.prepare()
         if self._looks is not None:
             self._looks.prepare()
+
+    def prepare_hashes(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
+        assert self._hashes is not None, "made with the slots"
+        self._hashes.prepare(panel, parts)
+
+    def hashed(self, panel: Placed, parts: Sequence[PanelPart]) -> Callable[[], list[int]]:
+        assert self._hashes is not None, "made with the slots"
+        return self._hashes.begin(panel, parts)
 
     def multiply(
         self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False

@@ -17,7 +17,7 @@ import zarr
 
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.layout import Lines
-from tilewright.pipeline.plan.told import Corners, PanelContent, Product
+from tilewright.pipeline.plan.told import Corners, Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.content import panel_content
 from tilewright.pipeline.store.waiting import read_while
@@ -34,8 +34,16 @@ from tilewright.pipeline.worker.panels import (
     tell,
 )
 from tilewright.pipeline.worker.peers import Exchange, PanelSharing, Peers, RemotePart
-from tilewright.pipeline.worker.tile_job import Clock, FirstPair, JobEnd, Loaded, PanelPair, TileJob
-from tilewright.pipeline.worker.units import DeviceUnit, Loading, Move
+from tilewright.pipeline.worker.tile_job import (
+    Clock,
+    FirstPair,
+    JobEnd,
+    Loaded,
+    PanelPair,
+    ReadPanel,
+    TileJob,
+)
+from tilewright.pipeline.worker.units import DeviceUnit, Loading, Move, parts_read
 
 PANELS_COMING = 4
 """Panels of A, and of B, that a worker loads at once where it has buffers for them: its threads read on while it asks
@@ -61,9 +69,7 @@ class _Missing:
     cache: PanelCache
     key: PanelKey
     arrival: Arrival
-    buffer: PanelBuffer
-    region: tuple[slice, slice]
-    """Of the array."""
+    panel: ReadPanel
     hashes: list[tuple[Corners, int]] | None = None
     """As ``Loading.hashes``, where all of the panel is read here."""
 
@@ -220,9 +226,10 @@ class LoadStage:
                 if there:
                     continue
                 region, arrival = regions[place], buffer.arrival
-                missing.append(_Missing(source.cache, key, arrival, buffer, region))
                 panel = buffer.panel = Placed(buffer.flat, shape_of(region), source.lines)
                 buffer.region = region
+                missing.append(_Missing(source.cache, key, arrival, self._read_panel(source, buffer, region)))
+                hashes: list[tuple[Corners, int]] | None = None
                 own: PanelPart | None = (0, panel.shape[0], 0, panel.shape[1])
                 if self.sharing is not None:
                     own, others = self.sharing.split(key, region, source.unit, panel, arrival, sharers[place])
@@ -236,7 +243,12 @@ class LoadStage:
                     given = arrival.exported is not None
                     loadings.append(replace(loading, there=arrival.own_there if given else None))
                     if own == (0, panel.shape[0], 0, panel.shape[1]):
-                        missing[-1] = replace(missing[-1], hashes=loading.hashes)
+                        hashes = loading.hashes
+                if hashes is not None:
+                    missing[-1] = replace(missing[-1], hashes=hashes)
+                else:
+                    parts = parts_read(source.array, region, panel)
+                    missing[-1] = replace(missing[-1], panel=replace(missing[-1].panel, parts=parts))
             bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), remote, missing)
             brought: Callable[[], _Brought] = bring
             if remote:
@@ -246,7 +258,14 @@ class LoadStage:
         except BaseException:
             self._give_back(taken, missing)
             raise
-        return _Coming(PanelPair(job, taken[0], taken[-1]), missing, brought)
+        pair = PanelPair(job, taken[0], taken[-1], tuple(one.panel for one in missing))
+        return _Coming(pair, missing, brought)
+
+    def _read_panel(self, source: PanelSource, buffer: PanelBuffer, region: tuple[slice, slice]) -> ReadPanel:
+        """Of a panel, whose whole is ``region`` of an array, before it is known what is hashed of it."""
+        rows, columns = region
+        role = "A" if self._plan.symmetric or source.name == "a" else "B"
+        return ReadPanel(buffer, role, (rows.start, rows.stop, columns.start, columns.stop), ())
 
     def _loading(
         self, array: zarr.Array[Any], region: tuple[slice, slice], part: PanelPart, panel: Placed
@@ -301,27 +320,17 @@ class LoadStage:
                     job.count("read", "upload", coming.clock, brought.moves)
                 job.read_nbytes += brought.read_nbytes
                 job.shared_nbytes += brought.shared_nbytes
-                for panel in coming.missing:
-                    panel.buffer.content = self._content(panel)
+                for one in coming.missing:
+                    if one.hashes is not None:
+                        panel = one.panel
+                        panel.buffer.content = panel_content(panel.role, panel.corners, one.hashes)
         except BaseException as error:
             job.error = job.error or error
             self._give_back((pair.a, pair.b), coming.missing)
         else:
-            read = {panel.buffer for panel in coming.missing}
-            for buffer in dict.fromkeys((pair.a, pair.b)):
-                if (content := buffer.content) is not None:
-                    job.contents.append(content if buffer in read else replace(content, parts=None))
             loaded.put(pair)
         for end in coming.ends:
             loaded.put(end)
-
-    def _content(self, panel: _Missing) -> PanelContent | None:
-        """What a panel holds that was read here, by the hashes of its parts; None where there are none."""
-        if panel.hashes is None:
-            return None
-        rows, columns = panel.region
-        role = "A" if self._plan.symmetric or panel.key[0] == "a" else "B"
-        return panel_content(role, (rows.start, rows.stop, columns.start, columns.stop), panel.hashes)
 
     def _give_back(self, taken: Sequence[PanelBuffer], missing: Sequence[_Missing]) -> None:
         """Release the buffers of panels that will not come."""

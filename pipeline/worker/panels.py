@@ -107,7 +107,7 @@ class PanelBuffer:
     region: tuple[slice, slice] | None = None
     """Of the array, from when loading that panel is begun."""
     content: PanelContent | None = None
-    """What it holds, once it is there; None where nobody hashed it as it was read."""
+    """What it holds, once it was hashed: as it was read, or else when it is multiplied."""
 
     @property
     def placed(self) -> Placed:

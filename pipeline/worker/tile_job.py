@@ -15,8 +15,16 @@ from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND, STAGES, THREADS, Found, PanelContent, TileReport
-from tilewright.pipeline.worker.panels import PanelBuffer, Placed
+from tilewright.pipeline.plan.told import (
+    NOTHING_FOUND,
+    STAGES,
+    THREADS,
+    Corners,
+    Found,
+    PanelContent,
+    TileReport,
+)
+from tilewright.pipeline.worker.panels import PanelBuffer, PanelPart, Placed
 from tilewright.pipeline.worker.units import Look, Move
 
 
@@ -62,7 +70,7 @@ class TileJob:
     found: Found = NOTHING_FOUND
     changes: bytes | None = None
     contents: list[PanelContent] = field(default_factory=list)
-    """Of the panels that came for it, where what is read is hashed."""
+    """Of the panels that it was multiplied from."""
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
@@ -103,12 +111,27 @@ class TileJob:
 
 
 @dataclass(frozen=True)
+class ReadPanel:
+    """A panel that was read, or copied from another worker, for a pair of panels."""
+
+    buffer: PanelBuffer
+    role: str
+    """The input that it is of, as in ``PanelContent``."""
+    corners: Corners
+    """Of it in the array."""
+    parts: tuple[PanelPart, ...]
+    """What is hashed of it once it is there; none where its parts were hashed as they were read."""
+
+
+@dataclass(frozen=True)
 class PanelPair:
     """A panel of A and one of B, to be multiplied for a job; on the diagonal of a symmetric C both are the same."""
 
     job: TileJob
     a: PanelBuffer
     b: PanelBuffer
+    read: tuple[ReadPanel, ...] = ()
+    """Those of the two that an earlier pair did not leave here."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -25,7 +25,8 @@ from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Corners, Found, Product
-from tilewright.pipeline.store.region_read import RegionRead, region_reads
+from tilewright.pipeline.store.content import content_hash
+from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.fusion import Fusion, HostFusion, NoFusion
@@ -61,8 +62,8 @@ class Loading:
     there: Future[bool] | None = None
     """If others may wait for the region: set to whether the calls loaded everything, as soon as they have ended."""
     hashes: list[tuple[Corners, int]] | None = None
-    """To which the calls add each part of the array that they read, and the hash of its numbers; None where they do not
-    hash what they read."""
+    """To which the calls add each part of the array that they read, and the hash of its numbers; None where
+    `DeviceUnit.hashed` is to hash it once it is there."""
 
 
 class SharedMemory(Protocol):
@@ -126,6 +127,13 @@ class DeviceUnit(Protocol):
 
     def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Get ready what multiplies panels like these, which need not have been filled yet."""
+
+    def prepare_hashes(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
+        """Get ready what hashes parts of panels like this one, which need not have been filled yet."""
+
+    def hashed(self, panel: Placed, parts: Sequence[PanelPart]) -> Callable[[], list[int]]:
+        """Begin to hash parts of a panel that is there, in none of which a line has a gap; returns what waits for that
+        and says each one's `content_hash`. Until then the panel must stay."""
 
     def multiply(
         self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
@@ -342,6 +350,13 @@ class HostUnit:
     def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Nothing to do: BLAS is ready, and loops are compiled since the worker was surveyed (`start_compiler`)."""
 
+    def prepare_hashes(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
+        """Nothing to do."""
+
+    def hashed(self, panel: Placed, parts: Sequence[PanelPart]) -> Callable[[], list[int]]:
+        hashes = [content_hash(panel.cut(slice(*part[:2]), slice(*part[2:]))) for part in parts]
+        return lambda: hashes
+
     def multiply(
         self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
     ) -> frozenset[str]:
@@ -390,6 +405,15 @@ def pieces_of(
     inside = slice(corner[1], corner[1] + columns.stop - columns.start)
     for _, part in panel.pieces(rows, inside):
         yield (rows, slice(part.start + by, part.stop + by)), (corner[0], part.start)
+
+
+def parts_read(array: zarr.Array[Any], region: tuple[slice, slice], panel: Placed) -> tuple[PanelPart, ...]:
+    """The parts that a panel, ``array[region]``, is read in where all of it is read at once, whoever reads it."""
+    return tuple(
+        (rows.start, rows.stop, left + columns.start, left + columns.stop)
+        for piece, (_, left) in pieces_of(region, panel, (0, 0))
+        for rows, columns in read_targets(array, piece)
+    )
 
 
 def moved(parts: list[RegionRead], corner: tuple[int, int]) -> list[RegionRead]:

@@ -30,7 +30,7 @@ def test_a_lost_product_is_outside_it(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_rounded_operands_are_within_their_own_tolerance_and_outside_the_full_one(
+def test_rounded_operands_meet_their_tolerance_and_not_the_full_one(
     precision: str, rng: np.random.Generator
 ) -> None:
     bits = {"tf32": 13, "bf16": 16, "fp16": 13}[precision]  # how many of float32's 23 stored bits are cut

@@ -17,9 +17,9 @@ def client() -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def processes() -> Iterator[Client]:
-    """A client whose two workers are processes, of a thread each."""
+    """A client whose two workers are processes, of a thread each. Who ends one waits for the next in its place."""
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client

@@ -134,8 +134,8 @@ with open_record(Path({str(tmp_path / "r")!r}), {HEAD!r}) as record:
     assert keep(tmp_path / "r") == list(range(5))
 
 
-def test_lines_are_forced_to_disk_while_others_are_appended_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_lines_are_forced_to_disk_while_others_come_and_at_the_end(
+    tmp_path: Path, forced_to_disk: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced, first, real = [], threading.Event(), os.fsync
 

@@ -188,8 +188,7 @@ def test_a_worker_that_retires_finishes_its_task(
     )
     monkeypatch.setattr(reduce, "get_worker", lambda: worker)
     now = [100.0]
-    monkeypatch.setattr(reduce.time, "monotonic", lambda: now[0])
-    check = end_if_given_up()
+    check = end_if_given_up(lambda: now[0])
     check()
     now[0] += reduce.CLOSING_SECONDS / 2
     check()  # one that closes has not cancelled its tasks yet

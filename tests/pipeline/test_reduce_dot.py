@@ -118,7 +118,7 @@ def test_the_true_ranges_decide_whether_a_sum_may_have_wrapped(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_narrow_type_that_was_asked_for_is_looked_into_and_a_wide_one_is_not(
+def test_a_narrow_type_that_was_asked_for_is_looked_into_no_wide_one(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = store(tmp_path / "x", np.full(300, 2, "i1"), 100)
@@ -192,7 +192,7 @@ def test_the_result_is_the_same_however_the_vectors_are_stored(
     assert len(results) == 1
 
 
-def test_a_task_takes_whole_chunks_only_where_they_have_to_be_decoded_whole(tmp_path: Path) -> None:
+def test_a_task_takes_whole_chunks_only_where_they_are_decoded_whole(tmp_path: Path) -> None:
     """The smallest tasks are a block of both vectors."""
     block, options = dotting.BLOCK, {"shape": (2**24,), "dtype": "f8"}
     plain = zarr.create_array(tmp_path / "plain", chunks=(2**24,), compressors=None, **options)
@@ -405,9 +405,7 @@ def test_a_piece_that_is_kept_twice_counts_once(client: Client, tmp_path: Path) 
     assert kept_product(client, paths, state, ignore).value == expected
 
 
-def test_vectors_of_which_nothing_says_whether_they_changed_keep_no_pieces(
-    client: Client, tmp_path: Path
-) -> None:
+def test_vectors_that_may_have_changed_unnoticed_keep_no_pieces(client: Client, tmp_path: Path) -> None:
     vector = zarr.array(np.ones(5))
     vectors = open_vectors(vector, vector, None)
     with (

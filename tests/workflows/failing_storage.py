@@ -1,4 +1,5 @@
-"""Run as a script with failing_storage.c preloaded, and a folder: products whose storage fails at each kind of call.
+"""Run as a script with failing_storage.c preloaded, a folder, and names of cases: products whose storage fails at a
+call.
 
 In each case a run meets the failure and ends; then the storage works again, and the same run is made once more. Prints
 what came of each case, as a line of JSON.
@@ -80,7 +81,7 @@ class Stopped(Exception):
     pass
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     shim = ctypes.CDLL(None)
     shim.fail_storage.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_int
     tiling.LEAST_CHUNK_NBYTES = tiling.SMALL_CHUNK_NBYTES = 1  # type: ignore[misc]
@@ -88,7 +89,8 @@ def main(folder: Path) -> None:
     rng = np.random.default_rng(20261125)
     factors = {"a": rng.integers(-9, 10, (M, K)), "b": rng.integers(-9, 10, (K, N))}
     with open_cluster("local") as client:
-        for name, case in CASES.items():
+        for name in names:
+            case = CASES[name]
             shutil.rmtree(folder)
             folder.mkdir()
             for role, numbers in factors.items():
@@ -156,4 +158,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

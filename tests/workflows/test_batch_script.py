@@ -83,7 +83,7 @@ def run(job: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_job_ends_all_that_it_started_and_goes_on_where_a_signal_stopped_it(job: Path) -> None:
+def test_a_job_ends_what_it_started_and_goes_on_where_a_signal_stopped_it(job: Path) -> None:
     stopped = run(job, UNITS_UNTIL_INTERRUPT="3", INTERRUPT_BY="shell")
     assert stopped.returncode == 143, stopped.stderr
     assert stopped.stdout == ""

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, numbers, put, stop_at
+from tests.workflows.products import TIGHT, numbers, put, stop_at
 from tilewright.pipeline.events import Caution, Event, WorkPlanned
 from tilewright.pipeline.product import findings, job
 from tilewright.pipeline.product.output import partial_path

@@ -29,6 +29,7 @@ from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
+from tilewright.pipeline.gram import options as gram_options
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.text.histogram import Histogram
@@ -430,7 +431,7 @@ def test_counts_that_cannot_be_saved_are_printed(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 @pytest.mark.parametrize("name", ["f.csv", "f.json", "f.zarr", "f.png"])
-def test_what_comes_to_stand_in_an_outputs_place_while_it_counts_is_replaced_only_on_request(
+def test_what_appears_at_an_output_while_it_counts_is_kept_unless_asked(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, name: str, overwrite: list[str]
 ) -> None:
     (here / "one.txt").write_bytes(b"aab")
@@ -753,16 +754,23 @@ def test_the_cpu_profile_prints_nothing_but_the_result(here: Path, rng: np.rando
 
 def test_cuda_without_a_gpu_is_an_error(here: Path, rng: np.random.Generator) -> None:
     store("a.zarr", rng.random((8, 8)))
+    script = (
+        "import json\nfrom click.testing import CliRunner\nfrom tilewright.workflows.cli import cli\n"
+        "for options in (['--device', 'cuda'], ['--profile', 'cuda']):\n"
+        "    done = CliRunner().invoke(cli, ['matmul', 'a.zarr', 'a.zarr', 'c.zarr', *options])\n"
+        "    print(json.dumps([done.exit_code, done.stdout, done.stderr]))\n"
+    )
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    for options in (["--device", "cuda"], ["--profile", "cuda"]):
-        result = subprocess.run(
-            [tool("tilewright"), "matmul", "a.zarr", "a.zarr", "c.zarr", *options],
-            capture_output=True, text=True, cwd=here, env=environment,
-        )  # fmt: skip
-        assert result.returncode == 1
-        assert "GPU" in result.stderr
-        assert result.stderr.count("\n") == 1
-        assert [path.name for path in here.iterdir()] == ["a.zarr"]
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=here, env=environment
+    )
+    outcomes = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(outcomes) == 2, result.stderr
+    for status, out, error in outcomes:
+        assert (status, out) == (1, "")
+        assert "GPU" in error
+        assert error.count("\n") == 1
+    assert [path.name for path in here.iterdir()] == ["a.zarr"]
 
 
 def test_devices_without_a_gpu_says_so_in_a_sentence(here: Path) -> None:
@@ -823,7 +831,7 @@ def test_help_is_quick_because_little_is_imported(arguments: list[str], allowed:
     assert result.stdout == "[]\n", result.stderr
 
 
-def test_on_the_cpu_nothing_of_cuda_is_imported_nor_a_display_without_a_terminal(here: Path) -> None:
+def test_the_cpu_imports_no_cuda_and_no_display_without_a_terminal(here: Path) -> None:
     store("a.zarr", np.arange(30).reshape(5, 6))
     store("x.zarr", np.arange(30.0))
     (here / "text").write_bytes(b"abc")
@@ -873,6 +881,8 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert set(cli.BARS) == set(plots.BARS)
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS
+    of_gram = (gram_options.SIDES, gram_options.MISSING_AS, gram_options.CONSTANTS)
+    assert of_gram == (cli.SIDES, cli.MISSING_AS, cli.CONSTANTS)
 
 
 # What the process was started with ----------------------------------------------------------------------
@@ -1195,7 +1205,7 @@ def test_a_product_in_a_working_directory_that_was_removed_is_refused(
     assert sorted(path.name for path in here.iterdir()) == ["a.zarr"]
 
 
-def test_a_corpus_named_from_a_working_directory_that_was_removed_is_refused(
+def test_a_corpus_named_from_a_removed_working_directory_is_refused(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "one.txt").write_bytes(b"aab")

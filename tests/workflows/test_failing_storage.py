@@ -22,8 +22,10 @@ MOST_SECONDS = 30
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of each case, all in one process, which takes longer to start than they do."""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of each case that is asked for, all in one process, which takes longer to start than they do."""
+    asked = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["name"] for item in asked if isinstance(item, pytest.Function)]
     compiler = shutil.which("cc") or shutil.which("gcc")
     if sys.platform != "linux" or compiler is None:
         pytest.skip("needs a C compiler, and a system whose loader takes LD_PRELOAD")
@@ -34,7 +36,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     (folder / "scratch").mkdir()
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.workflows.failing_storage", folder / "scratch"],
+        [sys.executable, "-m", "tests.workflows.failing_storage", folder / "scratch", *names],
         env=os.environ | {"LD_PRELOAD": str(shim)},
         cwd=HERE.parents[1],
         capture_output=True,
@@ -46,6 +48,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {outcome["case"]: outcome for outcome in found}
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", CASES)
 def test_a_failure_of_storage_costs_no_finished_tile(name: str, outcomes: dict[str, Any]) -> None:
     case, outcome = CASES[name], outcomes[name]

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tests.workflows.test_matmul import numbers, put, stop_after, stop_at
+from tests.workflows.products import numbers, put, stop_after, stop_at
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError, StoreError
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan import tiling
@@ -382,7 +382,7 @@ def test_wrong_requests_are_refused_before_the_first_tile(client: Client, tmp_pa
             "beta=0.5 is a fraction, and C int32",
             {"beta": 0.5, "b": 1},
         ),
-        (waves, OutputError, "holds complex64, which does not cast to float32", {"beta": 1}),
+        (waves, OutputError, "holds complex64, which does not cast to float32", {"beta": 1, "dtype": "f4"}),
         (zarr.open_array(c, mode="r+"), OutputError, "written in place", {"beta": 1}),
         ("memory://c", OutputError, "written in place", {"beta": 1}),
         (

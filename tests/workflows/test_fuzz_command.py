@@ -52,6 +52,7 @@ dtypes = (
     st.sampled_from(["f4", "int64", "nonsense", ">f8", "O", "S4", "i4,f4", "bfloat16", "(2,3)f8", "a5"])
     | names
 )
+scalars = st.sampled_from(["2", "-0.5", "1+2j", "nan", "inf", "1e400", "", "x", "9" * 400]) | names
 codes = (
     st.sampled_from(
         ["-1", "nan", "NaN", "0", "1e400", "9" * 400, "mean", "zero", "n", "n-1", "pairs", "", "time", "1_0"]
@@ -61,7 +62,6 @@ codes = (
 vectors = (
     st.sampled_from(["x.zarr", "columns", "both", "rows=x.zarr", "columns=", "=", "variables", ""]) | arrays
 )
-scalars = st.sampled_from(["2", "-0.5", "1+2j", "nan", "inf", "1e400", "", "x", "9" * 400]) | names
 devices = st.sampled_from(["auto", "cpu", "cuda", "gpu", "CPU"]) | names
 precisions = st.sampled_from(["full", "split", "tf32", "FULL"]) | names
 profiles = st.sampled_from([SHARED, "nope", "", "://", "tcp://", "tcp://127.0.0.1:1", "mine"]) | names

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,17 @@ from distributed import Client, LocalCluster
 
 import tilewright as tw
 from tests.kernels import naive
-from tests.workflows.test_matmul import assert_product, numbers, put
+from tests.workflows.products import assert_product, numbers, put, stop_at
+from tests.workflows.test_inputs_by_content import (
+    change_a_number,
+    computed,
+    copy_without_times,
+    move,
+    told,
+    touch,
+)
 from tilewright.kernels.gpu.memory import peak_nbytes
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.worker.units import BLOCK_NBYTES
@@ -205,6 +215,92 @@ def test_memory_that_goes_after_the_plan_was_made(tmp_path: Path, rng: np.random
     assert run.verification.passed
     cuda.current_context().memory_manager.deallocations.clear()
     assert cuda.current_context().get_memory_info().free > 2 * left, "nothing of the failed plan is held"
+
+
+STOPPED = 5
+"""Tiles that are finished, at least, of a product that is stopped: some four more are under way then."""
+
+
+def in_many_tiles(folder: Path, rng: np.random.Generator, compressors: Any) -> tuple[Path, Path]:
+    """Factors of 64 MiB, to be multiplied by a GPU that has a quarter of that."""
+    return (
+        put(folder / "a.zarr", numbers(rng, (4096, 4096), "f4"), (512, 512), compressors=compressors),
+        put(folder / "b.zarr", numbers(rng, (4096, 4096), "f4"), (512, 512), compressors=compressors),
+    )
+
+
+def store_otherwise(a: Path) -> Path:
+    """With other chunks, codec and order of bytes, so that it is compared by parts that lie in several chunks."""
+    data = zarr.open_array(a)[...]
+    shutil.rmtree(a)
+    return put(a, data.astype(">f4"), (700, 900))
+
+
+LITTLE: dict[str, Any] = {"device": "cuda", "device_memory": 16 * 2**20}
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+@pytest.mark.parametrize("change", [touch, copy_without_times, move, store_otherwise])
+def test_what_changes_no_number_costs_no_tile(
+    change: Callable[[Path], Path],
+    compressors: Any,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    events: list[Event],
+) -> None:
+    a_path, b_path = in_many_tiles(tmp_path, rng, compressors)
+    a, b = zarr.open_array(a_path)[...], zarr.open_array(b_path)[...]
+    out = tmp_path / "c"
+    stop_at(STOPPED, a_path, b_path, out, **LITTLE)
+    run = tw.matmul(change(a_path), b_path, out, listener=events.append, **LITTLE)
+    assert run.plan.tile_count >= 2 * STOPPED
+    assert "all of it is the same, and every tile is kept" in told(events)
+    assert run.resumed >= STOPPED
+    assert computed(events) == run.plan.tile_count - run.resumed
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_number_that_changed_with_its_time_kept_is_seen(
+    touched: bool, tmp_path: Path, rng: np.random.Generator, events: list[Event]
+) -> None:
+    """The tiles that are left need all of B; with a new time of another file it is seen before they are computed."""
+    a_path, b_path = in_many_tiles(tmp_path, rng, None)
+    out = tmp_path / "c"
+    stop_at(STOPPED, a_path, b_path, out, **LITTLE)
+    change_a_number(b_path, 700, 5)
+    if touched:
+        os.utime(b_path / "c" / "0" / "0")
+    run = tw.matmul(a_path, b_path, out, listener=events.append, **LITTLE)
+    assert_product(zarr.open_array(out)[...], zarr.open_array(a_path)[...], zarr.open_array(b_path)[...])
+    text = told(events)
+    assert "B holds other numbers in chunk (1, 0) (rows " in text
+    again = r"\d+ of \d+ finished tiles are" if touched else r"\d+ finished tiles? of that run (is|are)"
+    assert re.search(f"{again} computed again", text)
+    assert 0 < run.resumed < run.plan.tile_count
+    assert computed(events) == run.plan.tile_count - run.resumed
+
+
+@pytest.mark.parametrize("compressors", [None])
+def test_workers_that_share_panels_say_what_those_hold(
+    two_processes: Client, factors: tuple[Path, Path], tmp_path: Path, events: list[Event]
+) -> None:
+    """All of A and B is known, though each worker read a part of it: A is touched, and compared at the end."""
+    touched = False
+
+    def listener(event: Event) -> None:
+        nonlocal touched
+        events.append(event)
+        if isinstance(event, UnitDone) and event.name == "matmul" and not touched:
+            touch(factors[0])
+            touched = True
+
+    with dask.config.set({"tilewright.share-panels": True, "tilewright.panel-nbytes": "16MiB"}):
+        _, run = product_of(two_processes, factors, tmp_path / "c", listener=listener)
+    assert run.shared_nbytes > 0
+    assert computed(events) == run.plan.tile_count
+    nbytes = format_nbytes(8 * 4200 * 4000)
+    assert f"{nbytes} of A were compared" in told(events)
 
 
 def product_of(

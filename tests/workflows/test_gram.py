@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.pipeline.gram import naive
-from tests.workflows.test_matmul import Stopped, stop_after
+from tests.workflows.products import Stopped, stop_after
 from tilewright.pipeline.events import Caution, Event, UnitDone, WorkPlanned
 from tilewright.pipeline.gram.statistics import STATISTICS
 from tilewright.pipeline.product.output import partial_path

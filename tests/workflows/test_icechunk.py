@@ -22,7 +22,6 @@ from tilewright.pipeline.check import sides, verify
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
-from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import job
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store import probe as store_probe
@@ -105,10 +104,8 @@ def test_a_product_goes_into_the_session_that_its_array_is_open_in(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "i4"])
 def test_parts_of_k_are_added_up_into_a_session(
-    dtype: str, cluster: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    dtype: str, cluster: Client, tmp_path: Path, rng: np.random.Generator, split_k: None
 ) -> None:
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
     session = repository.writable_session("main")
     x = rng.integers(-9, 9, (20, 3000)).astype(dtype)
@@ -281,7 +278,7 @@ def test_trying_a_session_leaves_nothing(cluster: Client, tmp_path: Path) -> Non
         assert not session.has_uncommitted_changes
 
 
-def test_what_does_not_come_back_from_a_worker_is_found_before_the_first_tile(
+def test_writes_that_a_worker_loses_are_found_before_the_first_tile(
     repository: icechunk.Repository, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, events = repository.writable_session("main"), list[Event]()

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.storage import FsspecStore
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, assert_product, intercept_writes, numbers, put, stop_at
+from tests.workflows.products import TIGHT, assert_product, intercept_writes, numbers, put, stop_at
 from tilewright.pipeline.errors import OutputExistsError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.product import in_place, job, ledger
@@ -104,6 +104,7 @@ def names_beside(folder: Path) -> set[str]:
     return {path.name for path in (folder / "c").iterdir()} - {"c", "zarr.json"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stored", CHUNKS)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_an_open_array_goes_on_where_a_run_stopped(

@@ -16,14 +16,11 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, assert_product, factors, numbers, put, stop_at
+from tests.workflows.products import TIGHT, assert_product, numbers, put, stop_at
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone
-from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import output as outputs
-
-__all__ = ["factors"]
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -203,7 +200,7 @@ def change_a_number(path: Path, row: int, column: int) -> None:
 
 
 @pytest.mark.parametrize("touched", [False, True])
-def test_a_number_that_changed_with_its_time_kept_is_seen_where_it_is_read_again(
+def test_a_number_changed_under_its_old_time_is_seen_where_read_again(
     touched: bool,
     factors: Factors,
     client: Client,
@@ -247,7 +244,7 @@ def test_only_tiles_that_depend_on_a_changed_number_are_computed_again(
 
 
 @pytest.mark.parametrize("then", ["stays", "is put back"])
-def test_an_input_that_changed_during_a_run_keeps_the_tiles_that_do_not_depend_on_it(
+def test_an_input_changed_during_a_run_keeps_independent_tiles(
     then: str,
     factors: Factors,
     client: Client,
@@ -279,10 +276,8 @@ def test_a_sum_of_parts_of_k_is_known_by_what_all_parts_read(
     tmp_path: Path,
     rng: np.random.Generator,
     events: list[Event],
-    monkeypatch: pytest.MonkeyPatch,
+    split_k: None,
 ) -> None:
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a, b = numbers(rng, (16, 640), "f4"), numbers(rng, (640, 16), "f4")
     a_path, b_path = put(tmp_path / "a.zarr", a), put(tmp_path / "b.zarr", b)
     options, out = options_with(client), tmp_path / "c.zarr"
@@ -298,13 +293,13 @@ def test_a_sum_of_parts_of_k_is_known_by_what_all_parts_read(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-def test_tiles_of_which_nothing_is_recorded_are_computed_again_where_an_input_looks_otherwise(
+def test_tiles_without_a_record_are_computed_again_where_an_input_changed(
     factors: Factors,
     client: Client,
     tmp_path: Path,
     events: list[Event],
 ) -> None:
-    """As those of a GPU."""
+    """As where the lines of the record that said so are damaged."""
     a, b, a_path, b_path = factors
     options, out = options_with(client), tmp_path / "c.zarr"
     stop_at(FINISHED, a_path, b_path, out, **options)

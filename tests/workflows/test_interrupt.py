@@ -46,8 +46,8 @@ def interrupted(*arguments: str, cwd: Path, **environment: str) -> subprocess.Co
 @pytest.mark.parametrize(
     ("profile", "by", "word"),
     [
-        ("cpu", "SIGINT", "interrupted"),  # which comes to the worker processes too, other than SIGTERM
         ("local", "SIGTERM", "terminated"),
+        ("cpu", "SIGINT", "interrupted"),  # which comes to the worker processes too, other than SIGTERM
     ],
 )
 def test_a_product_that_was_stopped_goes_on(
@@ -275,9 +275,7 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by:
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
-def test_a_signal_ends_a_product_whose_input_does_not_answer_when_it_is_tried(
-    tmp_path: Path, by: str, word: str
-) -> None:
+def test_a_signal_ends_a_product_whose_input_is_silent_when_tried(tmp_path: Path, by: str, word: str) -> None:
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
     url = f"simplecache::file://{tmp_path}/a.zarr"
     command = ["matmul", url, url, "c.zarr", "--quiet"]

@@ -46,7 +46,7 @@ from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, MARK_NAME, partial_path
 from tilewright.pipeline.store.chunks import draft_of
 
-FEW, MANY = "6x75", "200x75"
+FEW, MANY = "4x75", "200x75"
 """Lives and steps, of which one takes 35 ms of a core, since every fourth is a run."""
 
 M, K, N = 20, 16, 28

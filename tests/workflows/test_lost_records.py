@@ -14,7 +14,7 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, assert_product, numbers, put, stop_at
+from tests.workflows.products import TIGHT, assert_product, numbers, put, stop_at
 from tilewright.pipeline.errors import OutputExistsError
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.product import ledger

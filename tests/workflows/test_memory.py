@@ -20,11 +20,10 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 import tilewright as tw
 from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.worker.test_leftovers import Buffers, uncollected
-from tests.workflows.test_matmul import (
+from tests.workflows.products import (
     TIGHT,
     Stopped,
     assert_product,
-    factors,
     intercept_writes,
     numbers,
     put,
@@ -35,7 +34,6 @@ from tilewright.kernels.gpu.memory import peak_nbytes
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Event, Notice, WorkPlanned
-from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.product import PROCESS_NBYTES, MatmulPlan
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.product import ledger
@@ -44,7 +42,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.worker import engines, stream
 from tilewright.pipeline.worker.units import HostUnit
 
-__all__ = ["factors", "uncollected"]
+__all__ = ["uncollected"]
 
 Factors = tuple[np.ndarray, np.ndarray, Path, Path]
 
@@ -316,11 +314,10 @@ def test_parts_of_k_that_run_out_of_memory(
     client: Client,
     tmp_path: Path,
     rng: np.random.Generator,
+    split_k: None,
     monkeypatch: pytest.MonkeyPatch,
     tried: list[int],
 ) -> None:
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a, b = numbers(rng, (20, 3000), "f4"), numbers(rng, (3000, 30), "f4")
     paths = put(tmp_path / "a", a, (20, 50)), put(tmp_path / "b", b, (50, 30))
     first = tw.plan_matmul(*paths, device="cpu", device_memory=400_000)

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.test_matmul import put
+from tests.workflows.products import put
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.product import job

@@ -196,7 +196,7 @@ def test_other_factors_are_refused(
     assert not partial_path(c).exists()
 
 
-def test_numbers_of_a_changed_factor_are_refused_where_only_the_check_sees_them(
+def test_a_changed_factor_that_only_the_check_sees_is_refused(
     stored: tuple[Path, Path, Path], client: Client
 ) -> None:
     """The record knows nothing of what was read, as after a run on a GPU."""
@@ -248,7 +248,7 @@ def test_a_stopped_repair_goes_on(stored: tuple[Path, Path, Path], client: Clien
     assert contents(c) == before
 
 
-def test_what_is_damaged_between_a_stopped_repair_and_the_next_is_repaired_too(
+def test_damage_between_a_stopped_repair_and_the_next_is_repaired_too(
     stored: tuple[Path, Path, Path], client: Client
 ) -> None:
     """It has a second name, in the growing folder, by which the stopped repair has called it finished."""

@@ -80,7 +80,7 @@ def test_a_file_takes_only_a_name_that_is_free(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_name_that_was_taken_for_a_file_without_hard_links_is_given_back(
+def test_a_name_taken_for_a_file_without_hard_links_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*arguments: object) -> None:
@@ -159,7 +159,7 @@ def test_json_in_pieces_is_the_text_that_it_is_in_one(
         assert "".join(found.json_pieces()) == json.dumps(found.to_json())
 
 
-def test_counts_that_would_grow_where_something_else_stands_are_refused_before_any_are_made(
+def test_counts_that_would_grow_over_something_else_are_refused_at_once(
     tmp_path: Path,
 ) -> None:
     mine = tmp_path / "h.zarr.partial"

@@ -33,7 +33,10 @@ DTYPES = [*INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
         # Unsigned integers of more than a byte have the instructions of signed ones.
         *(pytest.param(d, d, False, marks=pytest.mark.slow if d in INTEGERS[3::2] else ()) for d in DTYPES),
         # Sums that are wider than the elements, or narrower.
-        *((d, "int64", False) for d in INTEGERS[:5]),
+        *(
+            pytest.param(d, "int64", False, marks=() if d in ("int8", "int32") else pytest.mark.slow)
+            for d in INTEGERS[:5]
+        ),
         pytest.param("uint32", "uint64", False, marks=pytest.mark.slow),
         pytest.param("int64", "int32", False, marks=pytest.mark.slow),
         ("complex64", "complex64", True),

@@ -47,7 +47,7 @@ def test_the_first_that_takes_the_problem_is_chosen(memory: Path) -> None:
     assert select.select(problem(101, 64, 64)).name == "any"
 
 
-def test_a_precision_that_no_kernel_uses_here_falls_back_to_a_fast_full_one(
+def test_a_precision_without_a_kernel_here_uses_a_fast_full_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def only(precision: str, portable: bool = False) -> GemmKernel:

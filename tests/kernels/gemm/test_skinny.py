@@ -280,7 +280,7 @@ def test_supports() -> None:
     assert not module.supports(problem(a.astype(np.complex128), b.astype(np.complex128), aligned=8))
 
 
-def test_a_single_column_is_streamed_into_registers_where_that_was_measured_faster() -> None:
+def test_a_single_column_is_streamed_where_that_was_measured_faster() -> None:
     single, double = np.dtype("f4"), np.dtype("f8")
     assert module.matvec.preferred(single, True, 32767)
     assert not module.matvec.preferred(single, True, 64), "short rows"

@@ -316,7 +316,7 @@ def test_float64_from_aligned_copies_of_panels(
 
 
 @given(m=st.integers(1, 9000), n=st.integers(1, 9000), k=st.integers(1, 200_000))
-def test_panels_keep_to_their_scratch_memory_and_to_what_a_plan_leaves_free(m: int, n: int, k: int) -> None:
+def test_panels_keep_to_scratch_memory_and_what_a_plan_leaves_free(m: int, n: int, k: int) -> None:
     from tilewright.kernels.gemm.cores import repitch
     from tilewright.kernels.gemm.workspace import workspace_nbytes
 

@@ -163,23 +163,27 @@ def test_every_kernel_of_the_ladder_has_a_fingerprint() -> None:
 
 def test_fingerprints_are_the_same_in_every_process(tmp_path: Path) -> None:
     text = (
+        "import sys\n"
+        "import numba.cuda\n"  # which would take longest to compile
+        f"sys.pycache_prefix, sys.dont_write_bytecode = {str(tmp_path)!r}, False\n"
         "from tilewright.kernels.gemm.select import ladder\n"
         "from tilewright.kernels.gpu.fingerprint import fingerprint, surroundings\n"
         "for rung in ladder():\n"
         "    for variant in list(rung.variants())[::9]:\n"  # the first of each, and of many one more
         "        print(fingerprint(variant.function, surroundings()))\n"
     )
-    # Python compiles the modules in the first process, and reads what it compiled in the second.
+    # Python compiles our modules in the first process, and reads what it compiled in the second.
     told = {
         subprocess.run(
             [sys.executable, "-c", text],
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPYCACHEPREFIX": str(tmp_path)},
+            env=os.environ | {"PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
             check=True,
         ).stdout
         for seed in ("1", "2")
     }
+    assert list(tmp_path.rglob("select.*.pyc"))
     assert len(told) == 1
     assert len(told.pop().split()) > 20
 

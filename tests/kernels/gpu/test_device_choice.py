@@ -29,7 +29,7 @@ def test_the_cpu_cannot_serve_device_arrays() -> None:
         (999, 0, True),
     ],
 )
-def test_a_driver_without_a_gpu_is_seen_before_anything_is_imported_for_it(
+def test_a_driver_without_a_gpu_is_seen_before_any_import_for_it(
     initialised: int, count: int, asked_further: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def count_devices(place: Any) -> int:

@@ -32,6 +32,35 @@ def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("device", marks=on_gpu)])
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("side", [1, 33, 70])
+def test_complex_numbers_become_conjugates(device: str, side: int, swap: bool) -> None:
+    """On both sides of a diagonal, which becomes real, or with ``swap`` is turned too; and of two blocks."""
+    square, lower, upper = (random_numbers(side, seed) for seed in range(3))
+    expected = square.conj().T if swap else np.tril(square, -1) + np.tril(square, -1).conj().T
+    if not swap:
+        np.fill_diagonal(expected, square.real.diagonal())
+    blocks = (upper.conj().T if swap else lower), lower.conj().T
+    options: dict[str, Any] = {"swap": swap, "conjugate": True}
+    if device == "cpu":
+        transpose_host.transpose(square, square, same=True, **options)
+        transpose_host.transpose(lower, upper, same=False, **options)
+    else:
+        places = [cuda.to_device(matrix) for matrix in (square, lower, upper)]
+        transpose_device.transpose(places[0], places[0], 0, same=True, **options)
+        transpose_device.transpose(places[1], places[2], 0, same=False, **options)
+        square, lower, upper = (place.copy_to_host() for place in places)
+    np.testing.assert_array_equal(square, expected)
+    np.testing.assert_array_equal(lower, blocks[0])
+    np.testing.assert_array_equal(upper, blocks[1])
+
+
+def random_numbers(side: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, side])
+    return (rng.standard_normal((side, side)) + 1j * rng.standard_normal((side, side))).astype("c8")
+
+
 def mirrored(square: np.ndarray, *, swap: bool) -> np.ndarray:
     if swap:
         return square.T

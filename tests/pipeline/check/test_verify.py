@@ -177,11 +177,11 @@ def test_only_groups_with_special_columns_are_projected_again(
 
 
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_right_products_of_any_shape_pass(
     client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    m, n, k = (data.draw(st.integers(0, 130)) for _ in range(3))
+    m, n, k = (data.draw(st.integers(0, 100)) for _ in range(3))
     dtype = data.draw(st.sampled_from(FLOATS + INTEGERS))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     a, b, c = factors(rng, dtype, m, k, n)
@@ -222,7 +222,7 @@ def test_vectors_that_are_sent_to_the_workers_beforehand(
 @pytest.mark.parametrize(("left", "right"), [(1.3, 0.7), (1 / 3, -1e-3)])
 @pytest.mark.parametrize("k", [2, 400])
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
-def test_products_of_factors_that_are_all_alike_pass_and_a_wrong_element_is_found(
+def test_factors_all_alike_pass_and_a_wrong_element_is_found(
     dtype: str, k: int, left: float, right: float, client: Client, tmp_path: Path
 ) -> None:
     """All roundings of all sums go one way there, and add up to far more than those of mixed numbers."""
@@ -555,7 +555,7 @@ def test_rows_and_columns_of_all_sizes_at_once_pass(
 @pytest.mark.parametrize(
     ("precision", "size"), [("fp16", 1e-6), ("fp16", 1e-8), ("bf16", 3e-39), ("fp16", 1.0)]
 )
-def test_operands_that_underflow_in_a_lower_precision_pass_when_it_was_asked_for(
+def test_operands_that_underflow_in_the_asked_precision_pass(
     precision: str, size: float, client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     narrow = np.dtype("f2") if precision == "fp16" else BFLOAT16
@@ -574,7 +574,7 @@ def test_operands_that_underflow_in_a_lower_precision_pass_when_it_was_asked_for
     ("wide", "narrow", "size"),
     [("f8", "f4", 1e39), ("c16", "c8", 1e39j), ("f8", "f2", 1e39), ("f8", "c8", 1e39)],
 )
-def test_an_operand_that_overflows_in_the_product_s_own_dtype_is_infinite_there(
+def test_an_operand_that_overflows_in_the_product_s_dtype_is_infinite(
     role: str, wide: str, narrow: str, size: complex, client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     a, b, _ = factors(rng, wide)

@@ -528,7 +528,7 @@ def test_a_time_in_which_no_worker_process_starts_is_refused(kind: str, given: A
 
 
 @pytest.mark.slow
-def test_dask_computes_as_before_behind_clusters_that_end_in_the_order_in_which_they_began() -> None:
+def test_dask_computes_as_before_after_clusters_end_in_their_order() -> None:
     """Each of Dask's clients puts back what it found; in a process of its own, where no other client is open."""
     script = """
 import threading

@@ -115,9 +115,7 @@ def test_a_silent_worker_is_given_up_once_behind_the_deadline(scripted: Scripted
 
 
 @pytest.mark.parametrize("nannies", [False, True])
-def test_a_cluster_of_silent_workers_ends_a_run_unless_they_are_started_anew(
-    nannies: bool, scripted: Scripted
-) -> None:
+def test_silent_workers_end_a_run_unless_they_are_started_anew(nannies: bool, scripted: Scripted) -> None:
     scripted.going, scripted.nannies = set(), nannies
     with closing(Heartbeats(scripted, lambda text: None)) as heard:  # type: ignore[arg-type]
 
@@ -270,8 +268,13 @@ def test_what_a_stopped_worker_has_under_way_is_done_by_others(
         assert sorted(results) == [(number, number) for number in range(6)]
     else:
         groups = [((), [call, call]) for call in calls]
+        left: dict[str, set[int]] = {}
+        options["left"] = lambda worker, place: left.setdefault(worker, set()).add(place)
         results = run_combined(of_processes, stopping, total, groups, window=3, **options)
         assert sorted(results) == [(number, 2 * number) for number in range(6)]
+        (stopped,) = left
+        assert stopped in told[0]
+        assert 0 in left[stopped], "the group that it stopped with"
     assert "has not been heard from" in told[0]
     assert not any("is given up:" in text for text in told), "that comes long behind"
 
@@ -282,7 +285,7 @@ def keeping_the_gil(number: int) -> int:
     return number
 
 
-def test_a_worker_that_is_busy_with_what_lets_nothing_else_run_is_not_given_up(of_processes: Client) -> None:
+def test_a_worker_whose_work_lets_nothing_else_run_is_not_given_up(of_processes: Client) -> None:
     told: list[str] = []
     lost: list[str] = []
     before = of_processes.run(os.getpid)

@@ -129,9 +129,7 @@ def test_no_work_begins_with_a_worker_that_runs_another_tilewright(stranger: str
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("stranger", ["version", "sources"])
-def test_a_product_is_not_gone_on_with_by_a_worker_that_runs_another_tilewright(
-    stranger: str, tmp_path: Path
-) -> None:
+def test_a_worker_of_another_tilewright_takes_no_part_in_a_product(stranger: str, tmp_path: Path) -> None:
     """It joins when some tiles are done, and the others go."""
     edit, expected = STRANGERS[stranger]
     ones = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(8, 8), dtype="i8", fill_value=1)

@@ -225,7 +225,7 @@ def test_a_start_begins_again_behind_a_signal_that_its_handler_only_notes() -> N
 
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.CRITICAL])
-def test_what_dask_says_of_a_start_is_noted_also_where_it_is_not_to_be_shown(level: int) -> None:
+def test_what_dask_says_of_a_start_is_noted_even_where_it_is_not_shown(level: int) -> None:
     """The command has Dask log nothing below critical errors."""
     theirs = logging.getLogger("distributed")
     shown: list[logging.LogRecord] = []

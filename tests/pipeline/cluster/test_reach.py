@@ -50,7 +50,7 @@ def signed(folder: Path, authority: str) -> dict[str, str]:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, which makes the certificates")
-def test_a_profile_with_certificates_reaches_its_scheduler_and_nobody_else_does(tmp_path: Path) -> None:
+def test_only_a_profile_with_certificates_reaches_its_scheduler(tmp_path: Path) -> None:
     ours, others = signed(tmp_path, "ours"), signed(tmp_path, "others")
     theirs = {
         f"tls_{who}_{what}": ours[f"tls_client_{what}"]

@@ -99,6 +99,13 @@ def refreshed_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client
     return client
 
 
+@pytest.fixture
+def brief_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are looked at twice a second, within which results come too, and waiting is told of after 0.4 s."""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
+
+
 @pytest.mark.parametrize("window", [1, 2, 7, 100])
 def test_every_call_gives_its_result_once(
     client: Client, window: int, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +182,7 @@ def times(number: int, factor: int) -> int:
 
 
 @pytest.mark.parametrize("error", [CommClosedError("it is gone"), TimeoutError("No valid workers found")])
-def test_what_workers_that_are_lost_meanwhile_do_not_take_is_sent_to_others(
+def test_what_workers_lost_meanwhile_do_not_take_is_sent_to_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -373,11 +380,9 @@ def test_workers_that_join_are_used(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_work_that_begins_while_its_workers_are_restarted_waits_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, brief_looks: None
 ) -> None:
     """As the check of a product does, or the counting of what was found."""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     ones, fours = (
         zarr.create_array(tmp_path / name, shape=(4, 4), dtype="f8", fill_value=value)
         for name, value in (("a", 1), ("f", 4))
@@ -465,7 +470,7 @@ def test_a_cluster_without_workers_is_named() -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["matmul", "histogram"])
-def test_a_run_whose_workers_are_lost_before_its_first_task_waits_for_others(
+def test_a_run_that_loses_its_workers_before_its_first_task_waits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were asked for their memory before; until tasks are handed out, all input files are looked at."""
@@ -516,6 +521,9 @@ class Sparse:
     def nthreads(self) -> dict[str, int]:
         return {f"tcp://worker:{number}": 2 for number in range(self.there(self.now - 1000))}
 
+    def clock(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
@@ -531,11 +539,14 @@ class Sparse:
     ids=["there", "restarted", "gone", "gone twice"],
 )
 def test_a_run_without_workers_says_so_once_each_time(
-    there: Callable[[float], bool], expected: list[int], monkeypatch: pytest.MonkeyPatch
+    there: Callable[[float], bool], expected: list[int]
 ) -> None:
-    client, told = Sparse(there), []
-    monkeypatch.setattr(watch.time, "monotonic", lambda: client.now)
-    lookout = watch.Lookout(client, lambda text: told.append((client.now - 1000, text)))  # type: ignore[arg-type]
+    client, told = Sparse(there), list[tuple[float, str]]()
+
+    def waiting(text: str) -> None:
+        told.append((client.now - 1000, text))
+
+    lookout = watch.Lookout(client, waiting, clock=client.clock)  # type: ignore[arg-type]
     for second in range(0, 120, 2):
         client.now = 1000.0 + second
         lookout.look()
@@ -583,23 +594,20 @@ def test_work_begins_when_its_workers_have_joined(
     seconds: int,
     until: float,
     expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client, told = Sparse(there), []
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
+    client, told = Sparse(there), list[str]()
     with dask.config.set({"tilewright.workers": workers, "tilewright.join-seconds": seconds}):
-        await_workers(client, waiting=told.append)  # type: ignore[arg-type]
+        await_workers(client, waiting=told.append, clock=client.clock, sleep=client.sleep)  # type: ignore[arg-type]
     assert told == expected
     assert until <= client.now - 1000 <= until + 2 * watch.JOIN_LOOK_SECONDS
 
 
 @pytest.mark.parametrize("seconds", [0, 300])
-def test_a_cluster_that_no_worker_joins_is_named(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_no_worker_joins_is_named(seconds: int) -> None:
     client = Sparse(lambda second: 0)
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
     match = f"tcp://host:8786 has no workers, and none has joined within {seconds} s; start some"
     with dask.config.set({"tilewright.join-seconds": seconds}), pytest.raises(ClusterError, match=match):
-        await_workers(client)  # type: ignore[arg-type]
+        await_workers(client, clock=client.clock, sleep=client.sleep)  # type: ignore[arg-type]
     assert seconds <= client.now - 1000 < seconds + 1
 
 
@@ -696,10 +704,8 @@ def test_a_call_for_workers_is_not_left_behind() -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bounded", "sent", "combined"])
 def test_a_run_that_waits_for_a_worker_says_so(
-    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: str, brief_looks: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     told: list[str] = []
     with (
         LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
@@ -757,11 +763,7 @@ WAITS_FOR_BUSY = (
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bounded", "sent", "combined"])
-def test_a_run_whose_workers_are_busy_says_so(
-    kind: str, busy: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
+def test_a_run_whose_workers_are_busy_says_so(kind: str, busy: Client, brief_looks: None) -> None:
     told: list[str] = []
 
     def waiting(text: str) -> None:
@@ -780,10 +782,8 @@ def test_a_run_whose_workers_are_busy_says_so(
 
 
 def test_every_kind_of_work_says_that_its_workers_are_busy(
-    own_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_client: Client, tmp_path: Path, brief_looks: None
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     for name, work in every_kind_of_work(tmp_path).items():
         other = occupy(own_client)
         told: list[str] = []
@@ -977,10 +977,8 @@ async def fail_hard(dask_worker: Worker) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bounded", "sent", "combined", "held"])
-def test_work_whose_own_workers_ended_for_good_ends_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_whose_own_workers_ended_for_good_ends_too(kind: str, brief_looks: None) -> None:
     """Nobody else can join a cluster that nobody else knows of."""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
 
     def waiting(text: str) -> None:
         pytest.fail(text)
@@ -1049,10 +1047,8 @@ def until_met(condition: Callable[[], bool]) -> None:
 
 
 def test_a_product_whose_workers_are_lost_gives_notice_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, brief_looks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     monkeypatch.setattr(tiling, "LEAST_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "SMALL_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 1024)

@@ -91,7 +91,7 @@ shares = st.floats(0.05, 0.95)
     st.lists(shares, min_size=1, max_size=3),
     st.randoms(use_true_random=False),
 )
-def test_every_earlier_tile_is_made_of_whole_new_ones_and_none_is_computed_twice(
+def test_earlier_tiles_are_whole_new_ones_and_none_is_computed_twice(
     symmetric: bool,
     on_host: bool,
     sides: tuple[int, int, int],

@@ -248,7 +248,7 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
     assert "with 1 thread for reading and 1 for writing" in str(single)
 
 
-def test_tiles_of_float16_take_the_memory_of_the_float32_in_which_they_are_added_up() -> None:
+def test_tiles_of_float16_take_the_memory_of_their_float32_sums() -> None:
     halves = np.dtype("f2")
     a, b = matrix(70, 13, (7, 13), halves), matrix(13, 11, (13, 11), halves)
     panels = PANEL_BUFFERS * 13 * (7 + 11) * 2
@@ -520,7 +520,7 @@ def test_more_tiles_than_a_run_can_keep_track_of_are_refused(on_host: bool) -> N
     assert plan_tiles(stored, stored, F4, (500, 500), enough).tile_count <= MOST_TILES
 
 
-def test_more_tiles_than_a_run_can_keep_track_of_are_refused_where_they_were_asked_for() -> None:
+def test_more_tiles_than_a_run_can_track_are_refused_if_asked_for() -> None:
     stored = matrix(10**6, 10**6, (100, 100))
     limits = Limits(1, 2**44, on_host=True, tiles=5 * 10**7)
     with pytest.raises(
@@ -654,7 +654,7 @@ def test_reads_stay_near_the_lower_bound_when_memory_is_short() -> None:
     assert shared.tile_count % 4 == 0, "an idle worker costs more than what is read twice"
 
 
-def test_a_small_product_in_little_memory_is_still_written_while_it_is_computed() -> None:
+def test_a_small_product_in_little_memory_is_written_while_computed() -> None:
     x = replace(matrix(4096, 4096, (512, 512)), plain=True)
     plan = plan_tiles(x, x, F4, (512, 512), Limits(1, 64 * 2**20))
     assert plan.tile_count == 8, "as many as there is work for, though two would read less"

@@ -27,7 +27,7 @@ __all__ = ["client"]
 
 
 @pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def synced(forced_to_disk: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that are forced to disk, in order; those of records with the names of the tiles in them."""
     found: list[str] = []
     real = os.fsync
@@ -53,7 +53,7 @@ def multiplied(client: Client, folder: Path, out: Any, **options: Any) -> None:
     tw.matmul(folder / "a", folder / "b", out, cluster=client, device="cpu", **options)
 
 
-def test_chunks_and_all_folders_are_on_disk_before_their_tile_counts_and_c_before_it_has_its_name(
+def test_chunks_and_folders_are_on_disk_before_tiles_count_and_c_is_named(
     client: Client, tmp_path: Path, synced: list[str]
 ) -> None:
     out = tmp_path / "new" / "deep" / "c.zarr"
@@ -100,7 +100,7 @@ def test_what_the_disk_does_not_take_does_not_count(tmp_path: Path) -> None:
     assert lost == [(1, Stored())], "the next run would find in memory what is not on the disk"
 
 
-def test_a_batch_is_all_that_came_while_the_one_before_it_was_forced_to_disk() -> None:
+def test_a_batch_is_all_that_came_while_the_last_was_forced_to_disk() -> None:
     begun, go_on = Event(), Event()
     batches: list[list[int]] = []
 
@@ -124,7 +124,7 @@ def test_a_batch_is_all_that_came_while_the_one_before_it_was_forced_to_disk() -
     assert lost == []
 
 
-def test_a_file_that_is_gone_is_left_out_and_a_folder_that_cannot_be_read_is_forced_with_all_else(
+def test_missing_files_are_left_out_and_unreadable_folders_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "c").mkdir()
@@ -143,9 +143,7 @@ def test_a_file_that_is_gone_is_left_out_and_a_folder_that_cannot_be_read_is_for
     assert everything == [True]
 
 
-def test_a_product_that_is_written_in_place_over_another_ends_that_ones_record(
-    client: Client, tmp_path: Path
-) -> None:
+def test_a_product_in_place_of_another_ends_the_other_s_record(client: Client, tmp_path: Path) -> None:
     """Its checksums would make an audit take the new one for damaged."""
     multiplied(client, tmp_path, tmp_path / "c.zarr")
     assert (tmp_path / "c.zarr" / outputs.CHECKSUMS_NAME).exists()
@@ -154,7 +152,7 @@ def test_a_product_that_is_written_in_place_over_another_ends_that_ones_record(
     assert tw.audit(tmp_path / "c.zarr").passed
 
 
-def test_a_tile_that_a_slower_worker_may_have_stored_once_more_is_forced_to_disk_at_the_end(
+def test_a_tile_that_may_be_stored_twice_is_forced_to_disk_at_the_end(
     client: Client, tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chunk may have taken the place of one that had been forced already."""

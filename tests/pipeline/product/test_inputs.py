@@ -112,7 +112,7 @@ def test_what_an_earlier_run_read_otherwise_is_changed_once() -> None:
     assert (seen.fresh, seen.changed, seen.torn) == ({}, {}, {})
 
 
-def test_panels_of_another_plan_are_compared_where_their_parts_are_the_same() -> None:
+def test_panels_of_another_plan_are_compared_where_parts_are_the_same() -> None:
     known = KnownContent({"A": {LEFT: 1, (4, 8, 0, 2): 5}})
     seen = known.see([panel_content("A", (0, 8, 0, 2), [(LEFT, 1), ((4, 8, 0, 2), 6)])])
     assert (seen.changed, seen.torn) == ({"A": [(4, 8, 0, 2)]}, {})

@@ -303,7 +303,7 @@ def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pyt
         Ledger(tmp_path, "abc", plan)
 
 
-def test_pieces_of_larger_tiles_are_read_with_their_group_and_how_they_were_computed(
+def test_pieces_of_larger_tiles_are_read_with_their_group_and_recipe(
     plan: MatmulPlan, tmp_path: Path
 ) -> None:
     earlier = plan.recipe._replace(on_host=not plan.on_host)

@@ -69,9 +69,7 @@ def test_a_group_whose_readers_do_not_find_an_output_is_told_of(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_folders_between_a_group_and_an_output_become_groups_with_its_name(
-    zarr_format: int, tmp_path: Path
-) -> None:
+def test_folders_between_a_group_and_an_output_become_groups(zarr_format: int, tmp_path: Path) -> None:
     store = tmp_path / "store"
     zarr.create_group(store, zarr_format=zarr_format)
     final = store / "a" / "b" / "c"
@@ -474,7 +472,7 @@ def test_a_product_that_is_being_replaced_is_still_one(
 
 
 @pytest.mark.parametrize("killed_at", ["chunks", "metadata", "halves"])
-def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
+def test_a_run_killed_at_its_beginning_leaves_what_the_next_replaces(
     killed_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     final = tmp_path / "c.zarr"
@@ -506,7 +504,7 @@ def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_while_zarr_writes_the_metadata_leaves_what_the_next_run_replaces(
+def test_ctrl_c_amid_writing_metadata_leaves_what_the_next_run_replaces(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes to the thread that waits, and zarr's own go on."""
@@ -795,7 +793,7 @@ def test_an_open_array_that_takes_no_chunks_is_found_out_at_once(
 
 
 @pytest.mark.parametrize("form", ["path", "resumed", "open array"])
-def test_an_output_at_a_relative_path_is_written_by_workers_that_run_elsewhere(
+def test_an_output_at_a_relative_path_is_written_by_workers_elsewhere(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()

@@ -345,7 +345,7 @@ def test_workers_of_one_thread_have_several_tiles_under_way(two: Any) -> None:
     assert sorted(most.values()) == [4, 4], "three, and the one that would wait for a thread"
 
 
-def test_a_tile_that_takes_far_longer_than_others_is_given_to_a_worker_without_work(
+def test_a_tile_that_takes_far_longer_is_given_to_an_idle_worker(
     two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first result counts, once, and it is known who may still be busy with the tile."""

@@ -166,7 +166,7 @@ def test_fewer_threads_encode_where_each_needs_much(tmp_path: Path) -> None:
     assert [threads(level) for level in (0, 19, 22)] == [64, 64, 52]
 
 
-def test_a_run_that_goes_on_has_threads_for_the_chunks_that_it_goes_on_with(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_has_threads_for_the_chunks_it_has_left(tmp_path: Path) -> None:
     """They are larger than a new C's would be in the memory of this run: as many threads as for those would take more
     of the host than there is, and the finished tiles would be given up."""
     a = zarr.create_array(tmp_path / "a", shape=(16384, 16384), chunks=(4096, 4096), dtype="f4")
@@ -230,7 +230,7 @@ def test_a_single_core_holds_one_tile_that_it_writes_to_files(
         ("remote", "c.zarr", (12, 2)),
     ],
 )
-def test_on_a_cpu_each_kind_of_thread_is_as_many_as_cores_where_its_own_chunks_are_files(
+def test_a_cpu_has_a_thread_a_core_for_reads_or_writes_of_chunk_files(
     factors: str, out: str | None, threads: tuple[int, int], tmp_path: Path
 ) -> None:
     store = str(tmp_path / "a") if factors == "local" else MemoryStore()

@@ -150,7 +150,7 @@ def index(tmp_path: Path) -> Callable[[], Any]:
     return partial(ranges._index, "c/0/0")
 
 
-def test_a_failure_to_get_an_index_answers_all_who_wait_for_it_and_is_forgotten(
+def test_a_failed_index_answers_all_who_wait_and_is_forgotten(
     index: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, get = 12, FsspecStore.get

@@ -41,6 +41,27 @@ def test_signs_of_zero_and_bits_of_nan_count() -> None:
     assert content_hash(zero) != content_hash(-zero)
 
 
+@pytest.mark.parametrize("dtype", ["i1", "i2", "f4", "f8", "c16"])
+def test_numbers_in_other_places_are_others(dtype: str, rng: np.random.Generator) -> None:
+    block = rng.permutation(120).reshape(10, 12).astype(dtype)
+    elements = block.copy()
+    elements[[2, 7], [3, 5]] = elements[[7, 2], [5, 3]]
+    negative = block.copy()
+    negative[4, 6] *= -1
+    changed = [
+        block[[0, 1, 3, 2, *range(4, 10)]],
+        block[:, [1, 0, *range(2, 12)]],
+        elements,
+        np.roll(block, 1, axis=0),
+        np.roll(block, 1, axis=1),
+        np.roll(block.ravel(), 1).reshape(block.shape),
+        block[::-1, ::-1],
+        negative,
+    ]
+    hashes = {content_hash(np.ascontiguousarray(other)) for other in [block, *changed]}
+    assert len(hashes) == 1 + len(changed)
+
+
 def test_the_digest_of_a_panel_does_not_depend_on_the_order_of_reading() -> None:
     parts = [((0, 2, 0, 4), 2**64 - 1), ((2, 4, 0, 4), 7)]
     one, other = panel_content("A", (0, 4, 0, 4), parts), panel_content("A", (0, 4, 0, 4), parts[::-1])

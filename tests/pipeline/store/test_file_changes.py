@@ -352,7 +352,7 @@ def test_reading_begins_when_a_write_would_be_seen() -> None:
     assert slept == pytest.approx([TICK_SECONDS, 0.75 * TICK_SECONDS])
 
 
-def test_a_corpus_that_was_just_written_is_not_read_before_a_write_would_be_seen(
+def test_a_new_corpus_is_not_read_before_a_write_would_be_seen(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []

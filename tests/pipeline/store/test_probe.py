@@ -93,7 +93,7 @@ def test_an_output_whose_writes_are_lost_is_refused_and_left_as_it_was(
     assert contents(tmp_path) == before
 
 
-def test_an_output_that_takes_only_chunks_is_tried_by_one_that_is_put_back(ask: Ask, tmp_path: Path) -> None:
+def test_an_output_that_takes_only_chunks_is_tried_by_one_put_back(ask: Ask, tmp_path: Path) -> None:
     array = odd(tmp_path / "a", "chunks")
     before = contents(tmp_path)
     assert check_written_alike(ask, array) == []

@@ -37,7 +37,7 @@ from tests.pipeline.store.stored_arrays import (
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.store import region_read
 from tilewright.pipeline.store.chunks import decode, find_chunk, layout_of
-from tilewright.pipeline.store.region_read import read_region, region_reads
+from tilewright.pipeline.store.region_read import read_region, read_targets, region_reads
 from tilewright.pipeline.threads import run_all
 
 
@@ -60,6 +60,7 @@ def test_a_region_is_what_numpy_slices(
     with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setattr(region_read, "READ_NBYTES", data.draw(st.sampled_from([1, 100, 10**6])))
         parts = region_reads(array, region)
+        assert read_targets(array, region) == [part.target for part in parts]
         run_all(pool, [partial(part.read, wide[:, : column[1] - column[0]][part.target]) for part in parts])
     np.testing.assert_array_equal(wide[:, : column[1] - column[0]], full[region])
     assert (wide[:, column[1] - column[0] :] == -1).all(), "bytes beside the region were written"
@@ -259,7 +260,7 @@ def test_a_file_that_ends_while_it_is_read_is_an_error(
 
 @pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 crc32c"])
 @pytest.mark.parametrize("index", ["start", "end"])
-def test_a_shard_is_read_wherever_its_index_lies_and_what_it_lacks_is_the_fill_value(
+def test_a_shard_is_read_wherever_its_index_lies_gaps_as_the_fill_value(
     index: str, codecs: str, tmp_path: Path
 ) -> None:
     full = np.arange(100, 356, dtype="f4").reshape(16, 16)

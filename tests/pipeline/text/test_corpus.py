@@ -286,7 +286,7 @@ def test_a_file_with_a_lease_on_it_is_waited_for(
     assert True in waits
 
 
-def test_a_file_with_a_lease_on_it_that_is_empty_by_its_length_alone_is_refused(
+def test_a_leased_file_that_is_empty_by_its_length_alone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cmdline").symlink_to("/proc/self/cmdline")
@@ -313,7 +313,7 @@ def test_a_file_that_grows_is_named(tmp_path: Path) -> None:
         read_range(document, 4, 10, np.zeros(6, np.uint8))
 
 
-def test_links_that_lead_nowhere_are_noted_below_a_folder_and_refused_by_name(tmp_path: Path) -> None:
+def test_broken_links_are_noted_below_a_folder_and_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc")
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

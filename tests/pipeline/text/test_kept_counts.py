@@ -278,9 +278,7 @@ def test_other_pieces_keep_what_was_counted(run: Run, paths: list[Path]) -> None
     assert not run.units
 
 
-def test_a_document_that_changes_meanwhile_ends_the_run_and_is_counted_by_the_next(
-    run: Run, paths: list[Path]
-) -> None:
+def test_a_changing_document_ends_the_run_and_is_counted_by_the_next(run: Run, paths: list[Path]) -> None:
     large = paths[0].with_name("large")
 
     class Changing(Run):
@@ -313,9 +311,7 @@ def test_of_a_damaged_state_only_what_is_damaged_is_counted_again(run: Run, path
     assert (run.kept, run.counted) == (total - 2, 2)
 
 
-def test_a_state_of_other_counts_is_refused_and_that_of_an_output_is_begun_anew(
-    run: Run, paths: list[Path]
-) -> None:
+def test_a_state_of_other_counts_is_refused_an_output_s_begun_anew(run: Run, paths: list[Path]) -> None:
     run(paths)
     total = run.total
     other = Run(run.client, run.state, by="byte")
@@ -442,7 +438,7 @@ def test_a_thousand_random_cuts_and_stops(
     check_random(client, by, per_document, runs)
 
 
-def test_the_name_of_what_is_kept_beside_an_output_is_no_longer_than_its_draft_s() -> None:
+def test_names_kept_beside_an_output_are_no_longer_than_its_draft_s() -> None:
     """Or counts could be kept for no output whose name is as long as is accepted. Drafts have the number of their
     process, of one digit at least."""
     for out in (Path("f.csv"), Path("f.zarr")):

@@ -73,9 +73,7 @@ def test_rows_of_which_much_is_wanted_are_read_several_at_once(driver: Driver, t
     assert Upload([narrow], BLOCK, 1, driver.functions).blocks == 1
 
 
-def test_a_thread_takes_blocks_that_follow_each_other_and_fewer_towards_the_end(
-    driver: Driver, tmp_path: Path
-) -> None:
+def test_a_thread_takes_adjacent_blocks_and_fewer_towards_the_end(driver: Driver, tmp_path: Path) -> None:
     stored, threads = write(tmp_path / "a", 200 * BLOCK), 3
     device = np.zeros(200 * BLOCK, np.uint8)
     rectangle = Rectangle(

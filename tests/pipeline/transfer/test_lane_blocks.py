@@ -20,7 +20,7 @@ def test_twelve_threads_of_each_worker_move_what_was_fastest(neighbours: int, ex
     assert move_nbytes(12, neighbours) == expected
 
 
-def test_what_is_under_way_stays_in_the_cache_where_blocks_are_not_the_smallest() -> None:
+def test_what_is_under_way_stays_in_cache_above_the_smallest_blocks() -> None:
     for threads in range(1, 70):
         for neighbours in range(1, 9):
             moved = move_nbytes(threads, neighbours)

@@ -80,7 +80,7 @@ def test_any_part_of_any_chunk_comes_to_its_place(
     assert driver.copies == driver.records
 
 
-def test_a_chunk_that_is_not_what_it_should_be_is_named_and_the_rest_is_moved(tmp_path: Path) -> None:
+def test_a_chunk_that_is_not_as_it_should_be_is_named_the_rest_moved(tmp_path: Path) -> None:
     content = content_of(40, 100, "text")
     good = compressed(content, checksum=True)
     flipped = bytearray(good)

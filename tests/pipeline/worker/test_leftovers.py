@@ -172,7 +172,7 @@ def test_no_buffer_outlives_an_idle_engine(
 
 @pytest.mark.sample(2)
 @FAILING
-def test_before_memory_is_surveyed_cycles_are_collected_only_if_tiles_have_failed(
+def test_cycles_are_collected_before_a_survey_only_if_tiles_failed(
     failing: str | None,
     product: Product,
     registry: None,

@@ -22,8 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.product.test_placement import plan_of
+from tests.pipeline.worker.held_contents import assert_contents
 from tests.pipeline.worker.test_stream import fail_one_load
 from tilewright.pipeline.plan.facts import Sharers
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
@@ -178,6 +180,8 @@ class Job:
             symmetric=symmetric,
             keep=Geometry(40, 40, 20, 1, cell, cell),
         )
+        self.told: list[tuple[Tile, TileReport]] = []
+        """What workers said of each tile."""
         self.peers = DirectPeers()
         self.placement = Placement(self.plan, self.plan.tiles())
         self.placement.share_among(WORKERS)
@@ -194,9 +198,10 @@ class Job:
         tiles = list(iter(lambda: self.placement.own(worker), None))
 
         def multiply(tile: Any) -> TileReport:
-            return engine.multiply(
-                tile, sharers=self.placement.sharers(tile, worker, frozenset(self.peers.engines))
-            )
+            sharers = self.placement.sharers(tile, worker, frozenset(self.peers.engines))
+            report = engine.multiply(tile, sharers=sharers)
+            self.told.append((tile, report))
+            return report
 
         with ThreadPoolExecutor(ahead) as pool:
             return list(pool.map(multiply, tiles))
@@ -205,6 +210,7 @@ class Job:
         a, b = (np.asarray(array[...]) for array in self.factors)
         c = np.asarray(self.c[...])
         np.testing.assert_allclose(c, a @ (b.T if self.symmetric else b), rtol=1e-12, atol=1e-12)
+        assert_contents(self.told, self.plan, self.factors)
         assert not self.symmetric or np.array_equal(c, c.T)
 
     def close(self) -> None:

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.pipeline.worker.held_contents import assert_contents
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
-from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.product.execute import covered
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.worker import load_stage, stream, units, write_stage
@@ -118,15 +119,18 @@ def test_cells_that_lie_apart(
     plan = replace(plan, read_threads=2, write_threads=1)
     product = Product(*arrays, c, plan, device, "full", "apart")
     worker = TileEngine(product, "here")
+    told: list[tuple[Tile, TileReport]] = []
     try:
         for tile in plan.tiles():
             reports = [worker.multiply(tile, part) for part in range(k_parts)]
+            told += [(tile, report) for report in reports]
             if k_parts > 1:
                 sums = [report.partial for report in reports if report.partial is not None]
                 store_sum(product, tile, sums)
     finally:
         worker.close()
     np.testing.assert_allclose(c[...], a @ b, rtol=1e-12, atol=1e-12)
+    assert_contents(told, plan, arrays)
 
 
 @pytest.mark.sample(11)
@@ -180,9 +184,11 @@ def test_tiles_of_a_symmetric_product_are_stored_twice(
     product = Product(stored, stored, c, plan, device, "full", "mirrored")
     worker = TileEngine(product, "here")
     stored_nbytes = read_nbytes = 0
+    told: list[tuple[Tile, TileReport]] = []
     try:
         for tile in plan.tiles():
             reports = [worker.multiply(tile, part) for part in range(k_parts)]
+            told += [(tile, report) for report in reports]
             read_nbytes += sum(report.read_nbytes for report in reports)
             if k_parts > 1:
                 sums = [report.partial for report in reports if report.partial is not None]
@@ -198,6 +204,7 @@ def test_tiles_of_a_symmetric_product_are_stored_twice(
     tolerance = {"f2": 1e-3, "f4": 1e-5, "f8": 1e-12, "c16": 1e-12}[dtype]
     np.testing.assert_allclose(found, exact, rtol=tolerance, atol=100 * tolerance)
     assert read_nbytes == plan.read_nbytes
+    assert_contents(told, plan, (stored, stored))
     files = [path for path in (tmp_path / "c" / "c").rglob("*") if path.is_file()]
     assert stored_nbytes == sum(path.stat().st_size for path in files)
     assert len(files) == 8 * 15
