@@ -34,6 +34,7 @@ DURABILITIES = ("full", "none")
 SIDES = ("columns", "rows")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
+METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".zarr")
 MOST_ROUNDS = 64
@@ -434,6 +435,13 @@ search_options = options(
     help="A stored vector of one weight for each variable, such as its area (the cosine of the latitude).",
 )
 @click.option("--sample-weights", metavar="ARRAY", help="A stored vector of one weight for each sample.")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="auto",
+    show_default=True,
+    help="krylov iterates; gram forms the covariance of the shorter side in one pass; auto: that up to 1024.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not check the scores.")
 @options(constant_option, cluster_options, device_option, memory_option, overwrite_option, json_option)
 def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **shared: Any) -> None:

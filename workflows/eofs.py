@@ -111,6 +111,7 @@ def eofs(
     sample_weights: Values | None = None,
     tol: float = 1e-4,
     passes: int = 100,
+    method: str = "auto",
     seed: int = 0,
     dtype: str | np.dtype | None = None,
     precision: str = "full",
@@ -125,10 +126,11 @@ def eofs(
 ) -> EofRun:
     """Store the k leading EOFs of X, the eigenvectors of its covariance matrix, with scores and explained variance.
 
-    Neither the covariance matrix nor the centred X is ever stored: X is streamed, twice for each step of the iteration,
-    and centred, scaled and weighted where its panels lie. In this process there are thin matrices alone: at most 16
-    blocks of 2k columns (k + 10 if that is more) of the shorter side of X, or less where that would exceed 2 GiB, and
-    one of k columns of the variables. Other thin matrices are stored beside ``out`` until the end.
+    The centred X is never stored, nor, where its shorter side is above 1024, is the covariance matrix: X is streamed,
+    twice for each step of the iteration, and centred, scaled and weighted where its panels lie. In this process there
+    are thin matrices alone: at most 16 blocks of 2k columns (k + 10 if that is more) of the shorter side of X, or less
+    where that would exceed 2 GiB, and one of k columns of the variables. Other thin matrices are stored beside ``out``
+    until the end.
 
     Parameters
     ----------
@@ -165,8 +167,12 @@ def eofs(
         v by at most ``tol`` λ beside the distance to the next eigenvalue.
     passes
         The most that are made over X.
+    method
+        ``krylov`` iterates; ``gram`` has the products of every two columns (or rows, if these are fewer) formed in one
+        pass, and finds their eigenvectors in this process, which holds them in double precision; ``auto`` takes that
+        where there are at most 1024.
     verify
-        Whether the scores are checked by Freivalds' test, which reads X once more.
+        Whether the scores, and what ``gram`` forms, are checked by Freivalds' test, which reads X once more for each.
     overwrite
         Whether EOFs that stand at ``out`` are replaced.
     seed, dtype, precision, cluster, cluster_file, device, device_memory, scratch, listener
@@ -217,6 +223,7 @@ def eofs(
             missing=missing,
             weights=weights,
             sample_weights=sample_weights,
+            method=method,
             verify=verify,
             overwrite=overwrite,
         )

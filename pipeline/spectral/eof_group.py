@@ -20,11 +20,12 @@ from tilewright.pipeline.product.output import (
     check_no_link,
     check_place_free,
     growing_folder,
+    remove_growing,
     replaced_path,
 )
 from tilewright.pipeline.store.arrays import Source, check_source, local_path, location, name_of
 from tilewright.pipeline.store.groups import ended, make_groups, metadata_in
-from tilewright.pipeline.transfer.files import with_remedy
+from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy
 
 KIND = "tilewright_eofs"
 """The attribute of the group that says what it is: nothing else is replaced."""
@@ -108,27 +109,27 @@ def growing_group(path: Path, *, overwrite: bool) -> Iterator[Path]:
     StoreError
         The place cannot be written.
     """
-    with growing_folder(path, lambda growing: False) as growing:
-        try:
+    try:
+        with growing_folder(path, lambda growing: False) as growing:
             (growing / THIN).mkdir()
             yield growing.absolute()
             shutil.rmtree(growing / THIN)
+            sync_files([each for each in growing.rglob("*") if each.is_file()], growing)
             if not (overwrite and is_eof_group(path)):
                 check_place_free(path, overwrite=overwrite)
             make_groups(path)
-            (growing / MARK_NAME).unlink()
             displaced = None
             if path.exists():
                 displaced = replaced_path(path)
                 path.rename(displaced)
             growing.rename(path)
+            (path / MARK_NAME).unlink()
+            sync_folder(path.parent)
             if displaced is not None:
                 shutil.rmtree(displaced)
-        except BaseException:
-            if growing.exists():
-                (growing / MARK_NAME).touch()  # the next run knows it as ours
-                shutil.rmtree(growing, ignore_errors=True)
-            raise
+    except BaseException:
+        remove_growing(path)
+        raise
 
 
 def write_group(

@@ -18,6 +18,7 @@ import zarr
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.moments import Moments
+from tilewright.kernels.tolerance import unit_roundoff
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
@@ -36,9 +37,11 @@ from tilewright.pipeline.spectral.krylov import (
     leading_pairs,
     orthonormal,
     phases,
+    rounding,
 )
 from tilewright.pipeline.spectral.operators import PassTeller, Streamed
 from tilewright.pipeline.spectral.options import (
+    GRAM_SIDE,
     EofRequest,
     Search,
     open_hermitian,
@@ -53,6 +56,12 @@ from tilewright.pipeline.transfer.files import with_remedy
 
 EIGH, EOFS = "eigh", "eofs"
 """Names of the work in events."""
+
+MOST_STEPS = 1000
+"""Of the iteration with a matrix in memory, which takes no passes."""
+
+AGREEMENT = 16.0
+"""Times the residual that is allowed: how far sums of squared scores may be from eigenvalues."""
 
 BLOCK_NBYTES = 2**26
 """Of scores that are read at a time."""
@@ -117,11 +126,13 @@ def eofs(request: EofRequest) -> EofRun:
     if request.weights is not None:
         weights = variable_weights(request.weights, variables, name_of(x))
     by_samples = matrices.length < variables
+    whole = request.method == "gram" or (request.method == "auto" and min(x.shape) <= GRAM_SIDE)
     # One pass finds means and variances; at the end one finds scores, and on the samples' side one EOFs before.
     others = 3 if by_samples else 2
-    if search.passes < others + 2:
+    fewest = others + (1 if whole else 2)
+    if search.passes < fewest:
         raise OptionError(
-            f"passes={search.passes}: {others + 2} are the fewest, of which {others} find means, variances"
+            f"passes={search.passes}: {fewest} are the fewest, of which {others} find means, variances"
             f"{', EOFs' if by_samples else ''} and scores; allow more (passes, --passes)"
         )
     path = eof_group.check_group_place(request.out, x, overwrite=request.overwrite)
@@ -147,13 +158,16 @@ def eofs(request: EofRequest) -> EofRun:
         matrix = Streamed(client, search, request.x, x, anomalies.transform, folder, tell)
         matrix.spent.passes += 1
         matrix.spent.read_nbytes += math.prod(x.shape) * x.dtype.itemsize
-        found = _modes(matrix, matrices, by_samples, (search.passes - others) // 2)
+        products = None if whole else (search.passes - others) // 2
+        found = _modes(matrix, matrices, by_samples, products, request.verify)
         _check_converged(found, search, matrix.spent.passes, "X")
         vectors = _vectors(matrix, matrices, found) if by_samples else found.vectors
         # Scores are of the samples as they are, whatever these count for.
         verification = _scores(matrix, matrices, vectors, anomalies.unweighted(matrices), request.verify)
         scores = matrix.open("scores")
-        values = _variances(scores, matrices) / anomalies.degrees
+        squares = _variances(scores, matrices)
+        _check_agree(squares, found.values, search, rounding(dtype, max(x.shape)), x)
+        values = squares / anomalies.degrees
         order = np.argsort(-values, kind="stable")
         values, vectors = values[order], vectors[:, order]
         ratios = values / anomalies.total if anomalies.total > 0 else np.zeros(len(values))
@@ -249,10 +263,15 @@ class Anomalies:
         return {name: vector for name, vector in found.items() if vector is not None}
 
 
-def _modes(matrix: Streamed, matrices: Matrices, by_samples: bool, products: int) -> Pairs:
+def _modes(
+    matrix: Streamed, matrices: Matrices, by_samples: bool, products: int | None, verify: bool
+) -> Pairs:
     """The leading eigenpairs of YᴴY, or of YYᴴ where there are fewer samples than variables, for Y of samples ×
     variables: in either case of the smaller side, so that the basis is as short as it can be. The longer thin matrix
-    between the two products of a step stays where it is stored."""
+    between the two products of a step stays where it is stored.
+
+    products: the most steps; None: YᴴY, or YYᴴ, is formed in one pass, and held here. verify: whether it is checked.
+    """
     variables = axis_of(matrices.of)
     samples = 1 - variables
     flipped = samples == 1  # X is stored as variables × samples
@@ -270,9 +289,16 @@ def _modes(matrix: Streamed, matrices: Matrices, by_samples: bool, products: int
             matrix.multiply("w", "u", transpose=not flipped, conjugate=True)
         return matrix.get("w")
 
-    aim = matrix.search.aim(side, terms, products, matrix.dtype)
+    aim = matrix.search.aim(side, terms, products or MOST_STEPS, matrix.dtype)
     try:
-        return leading_pairs(product, side, aim, _teller(matrix.tell, matrix.search))
+        if products is not None:
+            return leading_pairs(product, side, aim, _teller(matrix.tell, matrix.search))
+        matrix.gram("g", columns=by_samples == flipped, verify=verify)
+        g = matrix.get("g")
+        if flipped:  # X by its conjugate, where it should be the conjugate by X
+            g = g.conj()
+        # As near as rounding lets it come, which takes no pass.
+        return leading_pairs(lambda block: g @ block, side, replace(aim, tolerance=unit_roundoff(np.float64)))
     except AsymmetricError as error:
         raise VerificationError(
             f"products with {name_of(matrix.array)} and with its transpose contradict each other: of two vectors u and"
@@ -330,6 +356,22 @@ def _variances(scores: zarr.Array[Any], matrices: Matrices) -> np.ndarray:
         total += squares.sum(0)
         row += len(block)
     return total
+
+
+def _check_agree(
+    squares: np.ndarray, found: np.ndarray, search: Search, rounded: float, x: zarr.Array[Any]
+) -> None:
+    """Raise VerificationError where the sums of squared scores are not the eigenvalues that the iteration found.
+
+    rounded: what rounding makes of them, beside the largest.
+    """
+    values = np.maximum(found, 0)
+    allowed = AGREEMENT * search.tol * values + rounded * values.max(initial=0.0)
+    if bad := np.flatnonzero(~(np.abs(squares - values) <= allowed)).tolist():
+        raise VerificationError(
+            f"EOF {bad[0] + 1} of {name_of(x)} has scores whose squares add up to {squares[bad[0]]:.8g}, and the"
+            f" eigenvalue {values[bad[0]]:.8g}; run it again, and see that memory, device and storage are sound"
+        )
 
 
 def _attributes(

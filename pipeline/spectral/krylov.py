@@ -237,9 +237,15 @@ def _check_symmetric(one: np.ndarray, other: np.ndarray, images: np.ndarray, aim
     """
     length = float(np.linalg.norm(images, axis=0).max(initial=0.0))
     apart = float(np.abs(one - other).max(initial=0.0)) / length if length else 0.0
-    allowed = ASYMMETRY * unit_roundoff(aim.dtype) * float(np.sqrt(aim.terms))
+    allowed = rounding(aim.dtype, aim.terms)
     if apart > allowed:
         raise AsymmetricError(apart, allowed)
+
+
+def rounding(dtype: np.dtype, terms: int) -> float:
+    """How far two ways to find one number may be apart for rounding alone, beside the largest of products of such a
+    dtype with sums of so many terms."""
+    return ASYMMETRY * unit_roundoff(dtype) * float(np.sqrt(terms))
 
 
 def phases(vectors: np.ndarray) -> np.ndarray:

@@ -114,25 +114,43 @@ class Streamed:
 
         transform: another than the matrix's own.
         """
-        made = replace(transform or self.transform, conjugate=conjugate and self.dtype.kind == "c")
-        own = None if without_effect(made, self.array.dtype) else made
+        own = self._made(transform or self.transform, conjugate)
+        return self._store(
+            name, str(self.folder / by), transpose_a=transpose, verify=verify, transforms=(own, None)
+        )
+
+    def gram(self, name: str, *, columns: bool, verify: bool) -> Verification | None:
+        """Store the sums of products of every two columns of M, or rows: of the one by the conjugate of the other."""
+        transforms = self._made(self.transform, columns), self._made(self.transform, not columns)
+        return self._store(
+            name,
+            self.source,
+            transpose_a=columns,
+            transpose_b=not columns,
+            verify=verify,
+            transforms=transforms,
+        )
+
+    def _made(self, transform: Transform, conjugate: bool) -> Transform | None:
+        made = replace(transform, conjugate=conjugate and self.dtype.kind == "c")
+        return None if without_effect(made, self.array.dtype) else made
+
+    def _store(self, name: str, by: Source, **options: Any) -> Verification | None:
         run = multiply(
             Request(
                 self.source,
-                str(self.folder / by),
+                by,
                 str(self.folder / name),
-                transpose_a=transpose,
                 dtype=self.dtype,
                 precision=self.search.precision,
                 cluster=self.client,
                 device=self.search.device,
                 device_memory=self.search.device_memory,
                 resume=False,
-                verify=verify,
                 overwrite=True,
                 durability="none",
                 listener=self.tell.of_pass(self.spent.passes + 1),
-                transforms=(own, None),
+                **options,
             )
         )
         self.spent.add(run)

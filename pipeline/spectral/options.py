@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +32,12 @@ BASIS_NBYTES = 2**31
 """What a basis and its images may take in the client's memory, where 3 blocks fit into that."""
 
 MOST_SEED = 2**63 - 1
+
+METHODS = ("auto", "krylov", "gram")
+GRAM_SIDE = 1024
+"""The longest shorter side of X for which ``auto`` forms the small covariance matrix. One pass of half a product of
+that side is about the arithmetic of the dozen passes with thin blocks that it replaces, which multiply at half speed
+and each read X."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,12 @@ class EofRequest:
     weights: Values | None = None
     """Of the variables."""
     sample_weights: Values | None = None
+    method: str = "auto"
     verify: bool = True
     overwrite: bool = False
 
     def checked(self) -> EofRequest:
+        check_choice("method", self.method, METHODS)
         return replace(
             self,
             search=self.search.checked(),
@@ -213,7 +220,7 @@ def _count(name: str, value: Any, least: int, what: str, most: int | None = None
 def _tolerance(value: Any) -> float:
     number = value.item() if isinstance(value, np.generic) else value
     real = isinstance(number, int | float) and not isinstance(number, bool)
-    if not real or not math.isfinite(number) or not 0 < number < 1:
+    if not real or not 0 < number < 1:
         raise OptionError(
             f"tol={shown(value)}: it must be a number between 0 and 1: the most that a residual may be beside its"
             " eigenvalue"

@@ -31,6 +31,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
 from tilewright.pipeline.gram import options as gram_options
 from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.spectral import options as spectral_options
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.workflows import cli, console, histogram, plots, progress
@@ -878,6 +879,7 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert by.type.choices == tuple(KINDS)
     assert cli.DEVICES == DEVICES
     assert set(cli.PRECISIONS) == set(base.PRECISIONS)
+    assert cli.METHODS == spectral_options.METHODS
     assert set(cli.BARS) == set(plots.BARS)
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS

@@ -437,7 +437,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         {name: GRAM[name] for name in ("x", "out", "of", "missing", "sum_over", "constant", "overwrite")}
         | {"center": (st.booleans(), VALUES | junk), "scale": (st.booleans(), VALUES | junk)}
         | {"weights": (None, VALUES | junk), "sample_weights": (None, VALUES | junk)}
-        | {"verify": (True, flags | junk)}
+        | {"verify": (True, flags | junk), "method": (st.sampled_from(["auto", "krylov"]), words)}
         | SEARCH | PRECISION | MEMORY | DEVICE | PLACED,
     ),
     "eigh": (

@@ -147,7 +147,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--no-verify": None,
         }
         | {"--weights": arrays, "--sample-weights": arrays, "--scratch": names, "--precision": precisions}
-        | {"--device": devices, "--device-memory": sizes},
+        | {"--device": devices, "--device-memory": sizes, "--method": codes},
     ),
     "plan": (
         ("A", "B"),
