@@ -440,7 +440,7 @@ search_options = options(
     type=click.Choice(METHODS),
     default="auto",
     show_default=True,
-    help="krylov iterates; gram forms the covariance of the shorter side in one pass; auto: that up to 1024.",
+    help="krylov iterates; gram forms the covariance of the shorter side in one pass; auto: that up to 2048.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the scores.")
 @options(constant_option, cluster_options, device_option, memory_option, overwrite_option, json_option)

@@ -126,7 +126,7 @@ def eofs(
 ) -> EofRun:
     """Store the k leading EOFs of X, the eigenvectors of its covariance matrix, with scores and explained variance.
 
-    The centred X is never stored, nor, where its shorter side is above 1024, is the covariance matrix: X is streamed,
+    The centred X is never stored, nor, where its shorter side is above 2048, is the covariance matrix: X is streamed,
     twice for each step of the iteration, and centred, scaled and weighted where its panels lie. In this process there
     are thin matrices alone: at most 16 blocks of 2k columns (k + 10 if that is more) of the shorter side of X, or less
     where that would exceed 2 GiB, and one of k columns of the variables. Other thin matrices are stored beside ``out``
@@ -170,7 +170,7 @@ def eofs(
     method
         ``krylov`` iterates; ``gram`` has the products of every two columns (or rows, if these are fewer) formed in one
         pass, and finds their eigenvectors in this process, which holds them in double precision; ``auto`` takes that
-        where there are at most 1024.
+        where there are at most 2048.
     verify
         Whether the scores, and what ``gram`` forms, are checked by Freivalds' test, which reads X once more for each.
     overwrite

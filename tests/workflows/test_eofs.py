@@ -97,6 +97,20 @@ def check(run: tw.EofRun, x: np.ndarray, k: int, rtol: float = 1e-4, **options: 
 def test_eofs_are_those_of_numpy(
     client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    check_any(client, tmp_path_factory, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(data=st.data())
+def test_more_eofs_are_those_of_numpy(
+    client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_any(client, tmp_path_factory, data)
+
+
+def check_any(client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """One case of shape, dtype, chunks and options, by either method."""
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     shape = draw(st.integers(6, 60)), draw(st.integers(6, 60))
@@ -139,24 +153,24 @@ def test_a_slow_spectrum(
     assert run.passes < 30
 
 
-def test_eigenpairs_are_those_of_numpy(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
-    for dtype in ("f4", "f8", "c8", "c16", "i4", "f2"):
-        wide = rng.standard_normal((120, 70)) + (
-            1j * rng.standard_normal((120, 70)) if dtype[0] == "c" else 0
-        )
-        g = wide.conj().T @ wide
-        g = np.rint(g).astype(dtype) if dtype[0] == "i" else g.astype(dtype)
-        g = np.triu(g) + np.triu(g, 1).conj().T
-        path = put(tmp_path / f"{dtype}.zarr", g, (32, 20))
-        run = tw.eigh(path, 4, cluster=client, tol=1e-6)
-        exact = g.astype("c16" if dtype[0] == "c" else "f8")
-        values, vectors = np.linalg.eigh(exact)
-        np.testing.assert_allclose(run.values, values[::-1][:4], rtol=1e-5)
-        overlap = np.abs((run.vectors.conj() * vectors[:, ::-1][:, :4]).sum(0))
-        np.testing.assert_allclose(overlap, 1, atol=1e-5)
-        sizes = np.linalg.norm(exact @ run.vectors - run.vectors * run.values, axis=0)
-        np.testing.assert_allclose(run.residuals, sizes, atol=1e-5 * run.values[0])
-        assert run.dtype == {"i4": "float64", "f2": "float32"}.get(dtype, np.dtype(dtype).name)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4", "f2"])
+def test_eigenpairs_are_those_of_numpy(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+) -> None:
+    wide = rng.standard_normal((120, 70)) + (1j * rng.standard_normal((120, 70)) if dtype[0] == "c" else 0)
+    g = wide.conj().T @ wide
+    g = np.rint(g).astype(dtype) if dtype[0] == "i" else g.astype(dtype)
+    g = np.triu(g) + np.triu(g, 1).conj().T
+    run = tw.eigh(put(tmp_path / "g.zarr", g, (32, 20)), 4, cluster=client, tol=1e-6)
+    exact = g.astype("c16" if dtype[0] == "c" else "f8")
+    values, vectors = np.linalg.eigh(exact)
+    np.testing.assert_allclose(run.values, values[::-1][:4], rtol=1e-5)
+    overlap = np.abs((run.vectors.conj() * vectors[:, ::-1][:, :4]).sum(0))
+    np.testing.assert_allclose(overlap, 1, atol=1e-5)
+    sizes = np.linalg.norm(exact @ run.vectors - run.vectors * run.values, axis=0)
+    np.testing.assert_allclose(run.residuals, sizes, atol=1e-5 * run.values[0])
+    assert run.dtype == {"i4": "float64", "f2": "float32"}.get(dtype, np.dtype(dtype).name)
 
 
 def test_fewer_directions_than_eofs(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
@@ -203,6 +217,19 @@ def test_the_same_seed_gives_the_same_bits(client: Client, tmp_path: Path, rng: 
     assert stored[0].tobytes() == stored[1].tobytes()
     np.testing.assert_allclose(stored[0], stored[2], atol=1e-3)
     assert runs[0].values.tobytes() == runs[1].values.tobytes()
+
+
+def test_workers_change_no_bit(
+    client: Client, processes: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = put(tmp_path / "x.zarr", field(rng, 150, 90, "f4"), (32, 32))
+    one, two = (
+        tw.eofs(path, tmp_path / f"{n}.zarr", 3, method="krylov", cluster=cluster)
+        for n, cluster in enumerate((client, processes))
+    )
+    assert one.values.tobytes() == two.values.tobytes()
+    first, second = (zarr.open_group(run.out)["scores"][:] for run in (one, two))
+    assert first.tobytes() == second.tobytes()
 
 
 def test_x_is_larger_than_the_memory_for_it(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
