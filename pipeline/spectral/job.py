@@ -189,7 +189,7 @@ def eofs(request: EofRequest) -> EofRun:
             (block[:, order] for block in _blocks(scores)),
             matrices.length,
             dtype,
-            _attributes(request, matrices, matrix, anomalies),
+            _attributes(request, matrices, matrix, anomalies, "gram" if whole else "krylov"),
         )
     return EofRun(
         str(request.out),
@@ -375,7 +375,7 @@ def _check_agree(
 
 
 def _attributes(
-    request: EofRequest, matrices: Matrices, matrix: Streamed, anomalies: Anomalies
+    request: EofRequest, matrices: Matrices, matrix: Streamed, anomalies: Anomalies, method: str
 ) -> dict[str, Any]:
     """Of the group: what it is, and where it is from."""
     from tilewright import __version__
@@ -389,6 +389,7 @@ def _attributes(
         "missing": request.missing,
         "weights": None if request.weights is None else "given",
         "sample_weights": None if request.sample_weights is None else "given",
+        "method": method,
         "tol": search.tol,
         "seed": search.seed,
         "dtype": matrix.dtype.name,
