@@ -270,7 +270,7 @@ def transform(
         return
     kernel = transform_kernel(np.dtype(source.dtype), np.dtype(target.dtype))
     grid, width = _dealt(rows, columns)
-    arguments = source, target, *offsets, offset, *factors, missing, flags, width
+    arguments = source, target, *offsets, float(offset), *factors, missing, flags, width
     enqueue(kernel, grid, THREADS, stream, 0, *arguments)
 
 

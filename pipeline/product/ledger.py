@@ -404,18 +404,20 @@ def read_journal(journal: Journal) -> Past | None:
     try:
         data = journal.read()
         past = None if data is None else parsed(data)
-        twin = journal.twin() if past is None or past.bad_lines else None
+        damaged = past is None or bool(past.bad_lines) or not (data or b"").endswith(b"\n")
+        twin = journal.twin() if damaged else None
     except OSError as error:
         raise StoreError(
             f"output: cannot read the record of finished tiles, {journal.name}: {error.strerror or error}; nothing was"
             " removed: let this process read it and run it again, or start over with --no-resume (resume=False)"
         ) from error
     if past is not None and twin is not None and data is not None:
-        healed = parsed(_healed(data, twin))
-        if healed is not None and healed.bad_lines < past.bad_lines:
-            fault = f"{counted(past.bad_lines, 'line')} of the record of finished tiles, {journal.name},"
-            was = "is" if past.bad_lines == 1 else "are"
-            return replace(healed, fault=f"{fault} {was} damaged; what its copy has there is used")
+        whole, taken = _healed(data, twin)
+        healed = parsed(whole) if taken else None
+        if healed is not None:
+            lines = f"{counted(taken, 'line')} of the record of finished tiles, {journal.name},"
+            was = "was" if taken == 1 else "were"
+            return replace(healed, fault=f"{lines} {was} damaged; what its copy has there is used")
     if past is not None or twin is None or (past := parsed(twin)) is None:
         return past
     fault = "missing" if data is None else "damaged"
@@ -426,26 +428,29 @@ HEALED_LINES = 16
 """Lines of the copy that a damaged place may have been: a lost end joins two."""
 
 
-def _healed(data: bytes, twin: bytes) -> bytes:
-    """The lines of a record, and in the places of those that are damaged those that its copy has there."""
-    theirs = twin.split(b"\n")[:-1]  # what follows the last end is torn
+def _healed(data: bytes, twin: bytes) -> tuple[bytes, int]:
+    """The lines of a record, and in the places of those that are damaged those that its copy has there; how many of
+    these there are."""
+    ours, theirs = data.removesuffix(b"\n").split(b"\n"), twin.split(b"\n")[:-1]
     lines: list[bytes] = []
     damaged: list[bytes] = []
-    place = 0
-    for line in data.split(b"\n"):
+    place = taken = 0
+    for line in ours:
         if unsealed(line.decode(errors="replace")) is None:
             damaged.append(line)
             continue
         near = theirs[place : place + (HEALED_LINES if damaged else 1)]
         if line in near:
             lines += near[: near.index(line)]
+            taken += near.index(line)
             place += near.index(line) + 1
         else:  # nobody knows any more what of the copy comes before which line
             theirs = []
             lines += damaged
         lines.append(line)
         damaged = []
-    return b"\n".join([*lines, *(theirs[place:] or damaged[:-1]), b""])
+    end = theirs[place:] if damaged else []
+    return b"\n".join([*lines, *(end or damaged), b""]), taken + len(end)
 
 
 def parsed(data: bytes) -> Past | None:

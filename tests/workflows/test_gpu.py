@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ from tilewright.kernels.gpu.memory import peak_nbytes
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+from tilewright.pipeline.plan.transform import Epilogue, Transform, finished, transformed
+from tilewright.pipeline.product.job import multiply
+from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.worker.units import BLOCK_NBYTES
 
 pytestmark = pytest.mark.gpu
@@ -67,6 +71,50 @@ def test_the_stored_product_is_numpys(
         assert_product(out[...], a, b)
     assert run.verification is not None
     assert run.verification.passed
+
+
+@pytest.mark.parametrize("memory", [400_000, 10**8])
+@pytest.mark.parametrize("kind", ["gram", "hermitian", "exact", "added"])
+def test_factors_are_transformed_and_sums_finished(
+    kind: str, memory: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """From Zarr to Zarr, with memory for few panels and for all."""
+    x = rng.integers(-3, 4, (700, 515)).astype("c8" if kind == "hermitian" else "i1")
+    if kind == "hermitian":
+        x += 1j * rng.integers(-3, 4, x.shape).astype("f4")
+    paths = [put(tmp_path / "x", x, (150, 130))] * 2
+    dtype = np.dtype("c8" if kind == "hermitian" else "f4")
+    vector = rng.standard_normal(515)
+    transform = Transform(dtype, column_offsets=vector.astype(dtype), missing=3)
+    transforms: Any = (
+        (replace(transform, conjugate=True), transform) if kind == "hermitian" else (transform,) * 2
+    )
+    epilogue, before, held = Epilogue(alpha=1 / 699, row_factors=vector, column_factors=vector), None, 0.0
+    if kind in ("exact", "added"):
+        transforms = None, None
+        epilogue = replace(epilogue, row_offsets=vector)
+    if kind == "added":
+        held = rng.standard_normal((515, 515)).astype("f4")
+        before, epilogue = put(tmp_path / "before", held, (100, 90)), replace(epilogue, beta=0.5)
+    request = Request(
+        *paths, tmp_path / "c", transpose_a=True, device="cuda", device_memory=memory, transforms=transforms,
+        epilogue=epilogue, before=before,
+    )  # fmt: skip
+    run = multiply(request)
+    assert run.device != "CPU"
+    assert run.verification is not None
+    assert run.verification.passed
+    wide = np.dtype("c16" if kind == "hermitian" else "f8")
+    left, right = (
+        (x if one is None else transformed(one, x, slice(None), slice(None))).astype(wide)
+        for one in transforms
+    )
+    wanted = finished(epilogue, left.T @ right, slice(None), slice(None), wide, held if before else None)
+    c = zarr.open_array(tmp_path / "c")[...]
+    assert run.plan.sum_dtype == ("int32" if kind in ("exact", "added") else dtype)
+    np.testing.assert_allclose(c, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    if kind in ("gram", "hermitian"):
+        np.testing.assert_array_equal(c, c.T.conj())
 
 
 @pytest.mark.parametrize(

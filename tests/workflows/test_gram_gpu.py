@@ -18,7 +18,9 @@ pytestmark = pytest.mark.gpu
 
 def values(dtype: str, shape: tuple[int, int] = (700, 300)) -> np.ndarray:
     rng = np.random.default_rng(33)
-    found = (2 if dtype == "f2" else 20) * rng.standard_normal(shape) + 1.5  # sums of squares that float16 holds
+    found = (2 if dtype == "f2" else 20) * rng.standard_normal(
+        shape
+    ) + 1.5  # sums of squares that float16 holds
     return (found + 1j * rng.standard_normal(shape) if dtype.startswith("c") else found).astype(dtype)
 
 

@@ -45,6 +45,7 @@ from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, MARK_NAME, partial_path
 from tilewright.pipeline.store.chunks import draft_of
+from tilewright.pipeline.store.journal import twin_of
 
 FEW, MANY = "4x75", "200x75"
 """Lives and steps, of which one takes 35 ms of a core, since every fourth is a run."""
@@ -383,17 +384,24 @@ class Lives(RuleBasedStateMachine):
             if victims >> number & 1 and path.is_file():
                 path.write_bytes(bytes(0 if emptied else path.stat().st_size))
 
-    @rule(victim=CHOICE, how=st.sampled_from(["garbage", "flip", "tear"]), at=CHOICE)
-    def damage_ledger(self, victim: int, how: str, at: int) -> None:
-        """Tear the last line, or damage any but the first; that costs what it is about, if no other line says so."""
+    @rule(victim=CHOICE, how=st.sampled_from(["garbage", "flip", "tear"]), at=CHOICE, alone=st.booleans())
+    def damage_ledger(self, victim: int, how: str, at: int, alone: bool) -> None:
+        """Tear the last line, or damage any but the first. That costs nothing where the copy has all lines; if the
+        record stands ``alone``, what the line is about, if no other line says so."""
         if not self.units:
             return
         path = self.partial / ledger.FILE_NAME
+        copy = twin_of(path)
+        copied = not alone and copy.is_file() and copy.read_bytes() == path.read_bytes()
         head, *lines = path.read_text().splitlines()
         about = [kind_of(line) if ledger.unsealed(line) is not None else None for line in lines]
         victim = len(lines) - 1 if how == "tear" else victim % len(lines)
         if about[victim] is None or about[-1] is None:  # torn before; the next run writes it all anew
             return
+        if copy.is_file() and None in about:  # whose lines the copy alone has
+            return
+        if not copied:
+            copy.unlink(missing_ok=True)
         told = about[victim]
         assert told is not None
         line = lines[victim]
@@ -408,7 +416,9 @@ class Lives(RuleBasedStateMachine):
         others = {one.tile for place, one in enumerate(about) if one and place != victim}
         self.units = self.recorded()
         after = {place for unit in self.units for place in unit.places}
-        if told.kind == "withdrawn":
+        if copied:
+            assert after == before
+        elif told.kind == "withdrawn":
             self.unseen = True  # what was withdrawn is back
             fresh = after - before
             self.stale |= fresh

@@ -88,36 +88,43 @@ class Planes:
         return self.address % 16 == 0 and self.line_nbytes % 16 == 0 and 0 < self.line_nbytes < 1 << 40
 
 
-class _MapStore:
-    """The tensor maps of one device."""
+class MapStore:
+    """Where the tensor maps of one device lie.
 
-    def __init__(self) -> None:
+    base: the address of memory for `TENSOR_MAPS_KEPT` of them. write: puts the map of planes with boxes at an address.
+    settle: waits until no kernel under way reads any.
+    """
+
+    def __init__(
+        self, base: int, write: Callable[[int, Planes, tuple[int, int]], None], settle: Callable[[], None]
+    ) -> None:
         self.places: dict[tuple[Planes, tuple[int, int]], int] = {}
-        self.memory = cuda.device_array(TENSOR_MAP_NBYTES * TENSOR_MAPS_KEPT, np.uint8)
-        self.stream = _own_stream()
+        self._base, self._write, self._settle = base, write, settle
 
     def addresses(self, wanted: tuple[tuple[Planes, tuple[int, int]], ...]) -> list[int]:
         """The device addresses of tensor maps of planes with boxes of (width, lines)."""
-        missing = [key for key in wanted if key not in self.places]
+        # A matrix by its own transpose asks for one map twice.
+        missing = [key for key in dict.fromkeys(wanted) if key not in self.places]
         if len(self.places) + len(missing) > TENSOR_MAPS_KEPT:
-            cuda.synchronize()  # kernels under way may still read maps that are about to be overwritten
+            self._settle()  # kernels under way may still read maps that are about to be overwritten
             self.places.clear()
-            missing = list(wanted)
+            missing = list(dict.fromkeys(wanted))
         for key in missing:
-            place = self.memory.device_ctypes_pointer.value + len(self.places) * TENSOR_MAP_NBYTES
+            place = self._base + len(self.places) * TENSOR_MAP_NBYTES
             self._write(place, *key)
             self.places[key] = place
         return [self.places[key] for key in wanted]
 
-    def _write(self, address: int, planes: Planes, box: tuple[int, int]) -> None:
-        from cuda.bindings import driver
 
-        cuda.current_context()  # a thread that has not touched the GPU yet gets its context
-        encoded = encode_tensor_map(planes, box)
-        copied = driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, self.stream)
-        checked("copying a tensor map to the GPU", copied)
-        # Any stream may use it from now on.
-        checked("waiting for a tensor map", driver.cuStreamSynchronize(self.stream))
+def _write_map(stream: Any, address: int, planes: Planes, box: tuple[int, int]) -> None:
+    from cuda.bindings import driver
+
+    cuda.current_context()  # a thread that has not touched the GPU yet gets its context
+    encoded = encode_tensor_map(planes, box)
+    copied = driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, stream)
+    checked("copying a tensor map to the GPU", copied)
+    # Any stream may use it from now on.
+    checked("waiting for a tensor map", driver.cuStreamSynchronize(stream))
 
 
 def _own_stream() -> Any:
@@ -130,8 +137,14 @@ def _own_stream() -> Any:
 
 
 @functools.cache
-def _map_store(device: int) -> _MapStore:
-    return _MapStore()
+def _map_store(device: int) -> MapStore:
+    memory = cuda.device_array(TENSOR_MAP_NBYTES * TENSOR_MAPS_KEPT, np.uint8)
+    _map_memory.append(memory)
+    return MapStore(address(memory), functools.partial(_write_map, _own_stream()), cuda.synchronize)
+
+
+_map_memory: list[Any] = []
+"""Of all devices, for as long as this process lasts."""
 
 
 _maps_lock = threading.Lock()

@@ -138,6 +138,7 @@ def test_lane_by_lane(
         n,
         k,
         True,
+        False,
     )
     kernel = double_mma.kernel_function(tile, layout)
     shared_nbytes = tile.shared_nbytes(parts)
@@ -176,7 +177,7 @@ def test_whoever_is_dealt_nothing_of_k_writes_zeros(
     pitches = (k if a_along_k else m) * parts, (k if b_along_k else n) * parts
     places = a.ctypes.data, pitches[0], b.ctypes.data, pitches[1], c.ctypes.data, n * parts, m * n * parts
     kernel, shared_nbytes = double_mma.kernel_function(tile, layout), tile.shared_nbytes(parts)
-    arguments = (*places, m, n, k, False)
+    arguments = (*places, m, n, k, False, False)
     lane_by_lane.run(
         kernel, (1, splits), tile.threads, shared_nbytes, np.float64, arguments, True, readable=(a, b)
     )

@@ -91,6 +91,24 @@ def lower_tile_in_python(*arguments: int) -> tuple[int, int]:
     return row, column
 
 
+@pytest.mark.skipif(SIMULATOR, reason="tensor maps are of kernels that the simulator cannot run")
+def test_a_map_that_is_asked_for_twice_keeps_a_place_of_its_own() -> None:
+    """As that of a matrix by its own transpose is: another's map would be written over it, and it would be read."""
+    from tilewright.kernels.gemm.hopper import wgmma_launch
+
+    one, other = (wgmma_launch.Planes(address, 16, 16, 1, 16, 256, "s8") for address in (0, 4096))
+    box, memory = (16, 16), {}
+
+    def write(place: int, planes: wgmma_launch.Planes, box: tuple[int, int]) -> None:
+        memory[place] = planes
+
+    store = wgmma_launch.MapStore(2**20, write, lambda: None)
+    for wanted in ((one, one), (other, one), (other, other), (one, other)):
+        places = store.addresses(tuple((planes, box) for planes in wanted))
+        assert [memory[place] for place in places] == list(wanted)
+    assert len(memory) == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("side", "dtype"), list(itertools.product(SIDES, DTYPES)))
 def test_half_of_a_product_is_that_half_of_all_of_it(side: int, dtype: str) -> None:

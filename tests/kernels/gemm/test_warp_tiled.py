@@ -149,7 +149,8 @@ def host_enqueue(
         on_host(target)[:, source.shape[1] :] = 0
         on_host(target)[:, : source.shape[1]] = on_host(source)
         return
-    a, b, c, depth, accumulate, c_vectors = arguments
+    a, b, c, depth, accumulate, c_vectors, diagonal = arguments
+    assert diagonal >= c.shape[1], "all of C is wanted"
     assert not c_vectors or (c.pointer % 16 == c.strides[0] % 16 == c.shape[1] * c.dtype.itemsize % 16 == 0)
     m, out = a.shape[0], on_host(c)
     assert c.strides[1] == c.dtype.itemsize
@@ -239,7 +240,8 @@ def test_thin_strips_take_what_would_begin_another_wave(
     def compute(a: Any, b: Any, c: Any, accumulate: bool) -> None:
         on_host(c)[...] = on_host(a) @ on_host(b) + (on_host(c) if accumulate else 0)
 
-    def large(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tile: Any) -> None:
+    def large(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tile: Any, *, lower: bool) -> None:
+        assert not lower
         whole.append(c.shape)
         compute(a, b, c, accumulate)
 
@@ -281,8 +283,17 @@ def test_float64_from_aligned_copies_of_panels(
         assert (scratch[offset + nbytes :] == 0x5A).all()
 
     def multiply(
-        a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tile: Any, padded: Any = (False, False)
+        a: Any,
+        b: Any,
+        c: Any,
+        accumulate: bool,
+        stream: Any,
+        tile: Any,
+        *,
+        padded: Any = (False, False),
+        lower: bool,
     ) -> None:
+        assert not lower
         copied.append(padded)
         for operand, told in zip((a, b), padded, strict=True):
             if told:
@@ -306,7 +317,7 @@ def test_float64_from_aligned_copies_of_panels(
     c = naive.numbers(rng, (m, n), "f8")
     expected = a @ b + c
     double._multiply(
-        *(double.Matrix(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (a, b, c)), True, 0, None
+        *(double.Matrix(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (a, b, c)), True, 0, None, False
     )
     np.testing.assert_allclose(c, expected, rtol=1e-12, atol=1e-10)
     lines = (k if order[0] == "C" else m), (n if order[1] == "C" else k)

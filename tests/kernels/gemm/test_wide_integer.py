@@ -111,6 +111,7 @@ def test_lane_by_lane(
     """Full-range numbers, whose products wrap in every place; ragged sides, ranges of k, both stores of C."""
     numbers = SimpleNamespace(
         int32=INTEGER_TYPES.int32,
+        int64=int,
         uint32=INTEGER_TYPES.uint32,
         uint64=INTEGER_TYPES.uint64,
         from_dtype=lambda dtype: INTEGER_TYPES.uint64,
@@ -130,7 +131,7 @@ def test_lane_by_lane(
     short = k < tiling.block_k
     kernel = warp_tiled.warp_tiled_function.__wrapped__(UNSIGNED, tiling, a_layout, b_layout, short)
     grid = (-(-m // tiling.block_m) * -(-n // tiling.block_n), splits)
-    arguments = (on_a, on_b, out, depth, accumulate, n % 2 == 0)
+    arguments = (on_a, on_b, out, depth, accumulate, n % 2 == 0, launching.EVERYTHING)
     nbytes = shared_nbytes(tiling, 8)
     lane_by_lane.run(
         kernel, grid, tiling.threads, nbytes, UNSIGNED, arguments, late=True, readable=(on_a, on_b)
