@@ -37,7 +37,6 @@ from tilewright.pipeline.spectral.krylov import (
     leading_pairs,
     orthonormal,
     phases,
-    rounding,
 )
 from tilewright.pipeline.spectral.operators import PassTeller, Streamed
 from tilewright.pipeline.spectral.options import (
@@ -57,7 +56,7 @@ from tilewright.pipeline.transfer.files import with_remedy
 EIGH, EOFS = "eigh", "eofs"
 """Names of the work in events."""
 
-MOST_STEPS = 1000
+MOST_STEPS = 200
 """Of the iteration with a matrix in memory, which takes no passes."""
 
 AGREEMENT = 16.0
@@ -166,7 +165,8 @@ def eofs(request: EofRequest) -> EofRun:
         verification = _scores(matrix, matrices, vectors, anomalies.unweighted(matrices), request.verify)
         scores = matrix.open("scores")
         squares = _variances(scores, matrices)
-        _check_agree(squares, found.values, search, rounding(dtype, max(x.shape)), x)
+        rounding = search.aim(min(x.shape), max(x.shape), 1, dtype).rounding
+        _check_agree(squares, found.values, search, rounding, x)
         values = squares / anomalies.degrees
         order = np.argsort(-values, kind="stable")
         values, vectors = values[order], vectors[:, order]
@@ -298,7 +298,8 @@ def _modes(
         if flipped:  # X by its conjugate, where it should be the conjugate by X
             g = g.conj()
         # As near as rounding lets it come, which takes no pass.
-        return leading_pairs(lambda block: g @ block, side, replace(aim, tolerance=unit_roundoff(np.float64)))
+        near = replace(aim, tolerance=float(unit_roundoff(np.float64)))
+        return replace(leading_pairs(lambda block: g @ block, side, near), tolerance=aim.tolerance)
     except AsymmetricError as error:
         raise VerificationError(
             f"products with {name_of(matrix.array)} and with its transpose contradict each other: of two vectors u and"

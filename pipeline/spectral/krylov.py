@@ -65,6 +65,18 @@ class Aim:
     """Of the products: float32, float64 or complex."""
     terms: int
     """The length of their sums."""
+    operand_roundoff: float = 0.0
+    """The relative error of their factors, where a precision narrows these."""
+
+    @property
+    def roundoff(self) -> float:
+        """The relative error of a sum of few terms."""
+        return unit_roundoff(self.dtype) + self.operand_roundoff
+
+    @property
+    def rounding(self) -> float:
+        """How far two ways to find one number may be apart for rounding alone, beside the largest of the products."""
+        return ASYMMETRY * (unit_roundoff(self.dtype) * float(np.sqrt(self.terms)) + self.operand_roundoff)
 
 
 @dataclass(frozen=True)
@@ -207,7 +219,7 @@ class _Space:
         leading, best = coordinates[:, : aim.count], values[: aim.count]
         vectors = self.held @ leading
         apart = self.images[:, : self.width] @ leading - vectors * best
-        rounding = FLOOR * unit_roundoff(aim.dtype) + INNER_FLOOR * unit_roundoff(np.float64)
+        rounding = FLOOR * aim.roundoff + INNER_FLOOR * unit_roundoff(np.float64)
         floor = rounding * float(np.abs(values).max(initial=0.0))
         found = Pairs(
             best,
@@ -237,15 +249,8 @@ def _check_symmetric(one: np.ndarray, other: np.ndarray, images: np.ndarray, aim
     """
     length = float(np.linalg.norm(images, axis=0).max(initial=0.0))
     apart = float(np.abs(one - other).max(initial=0.0)) / length if length else 0.0
-    allowed = rounding(aim.dtype, aim.terms)
-    if apart > allowed:
-        raise AsymmetricError(apart, allowed)
-
-
-def rounding(dtype: np.dtype, terms: int) -> float:
-    """How far two ways to find one number may be apart for rounding alone, beside the largest of products of such a
-    dtype with sums of so many terms."""
-    return ASYMMETRY * unit_roundoff(dtype) * float(np.sqrt(terms))
+    if apart > aim.rounding:
+        raise AsymmetricError(apart, aim.rounding)
 
 
 def phases(vectors: np.ndarray) -> np.ndarray:

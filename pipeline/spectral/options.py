@@ -12,6 +12,7 @@ from tilewright.kernels.arguments import as_count, check_callable, check_choice,
 from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
+from tilewright.kernels.tolerance import OPERAND_ROUNDOFF
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
@@ -80,7 +81,8 @@ class Search:
         column_nbytes = 2 * side * (16 if dtype.kind == "c" else 8)
         fitting = BASIS_NBYTES // (column_nbytes * block) if side else BLOCKS
         blocks = max(LEAST_BLOCKS, min(BLOCKS, fitting))
-        return Aim(self.k, block, self.tol, products, blocks * block, self.seed, dtype, terms)
+        narrowed = OPERAND_ROUNDOFF[self.precision] if dtype == np.float32 else 0.0
+        return Aim(self.k, block, self.tol, products, blocks * block, self.seed, dtype, terms, narrowed)
 
 
 @dataclass(frozen=True)
