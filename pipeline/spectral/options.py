@@ -195,7 +195,9 @@ def product_dtype(stored: np.dtype, asked: Any, role: str, name: str) -> np.dtyp
         return natural
     try:
         dtype = np.dtype(asked)
-    except (TypeError, ValueError):
+    except MemoryError:
+        raise
+    except Exception:  # whatever an object of another library has to say
         dtype = np.dtype(np.void)
     allowed = [one for one in TRANSFORMED if one.kind == "c" or stored.kind != "c"]
     if dtype not in allowed:
