@@ -43,6 +43,7 @@ from tilewright.pipeline.plan.pairs import (
 from tilewright.pipeline.plan.transform import Fused, Transform, transformed
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.waiting import reading_while
 
@@ -101,8 +102,8 @@ def drawn_rows(m: int, starts: Sequence[int], most: int, rng: np.random.Generato
 
 def verify_pairs(
     client: Client,
-    a: zarr.Array[Any],
-    b: zarr.Array[Any],
+    a: StoredArray,
+    b: StoredArray,
     c: zarr.Array[Any],
     fused: Fused,
     sums: np.dtype,
@@ -247,7 +248,7 @@ def _task_columns(right: StoredMatrix, rows: int, forms: int, at_once: int) -> i
     return min(most, round_up(ceil_div(max(1, right.columns), at_once), max(1, right.unit[1])))
 
 
-def _lines(part: slice, a: zarr.Array[Any], transpose: bool, rows: np.ndarray) -> np.ndarray:
+def _lines(part: slice, a: StoredArray, transpose: bool, rows: np.ndarray) -> np.ndarray:
     """What a task does first: read these rows of a stretch of op(A), as stored. Rows of one chunk are read at once."""
     matrix = as_stored_matrix(a, transpose=transpose)
     step = max(1, matrix.step(0))
@@ -262,7 +263,7 @@ def _lines(part: slice, a: zarr.Array[Any], transpose: bool, rows: np.ndarray) -
     return found
 
 
-def _compare(columns: slice, job: _Rows, b: zarr.Array[Any], c: zarr.Array[Any]) -> _Compared:
+def _compare(columns: slice, job: _Rows, b: StoredArray, c: zarr.Array[Any]) -> _Compared:
     """What a task does then: compute the rows of C over these columns, and compare them."""
     one, other = job.fused.transforms
     assert one is not None
@@ -305,7 +306,7 @@ def _stored(c: zarr.Array[Any], rows: np.ndarray, columns: slice) -> np.ndarray:
 
 
 def _blocks(
-    b: zarr.Array[Any], right: StoredMatrix, transpose: bool, columns: slice
+    b: StoredArray, right: StoredMatrix, transpose: bool, columns: slice
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Stretches of k, and those rows of op(B) over these columns, as stored. Chunks are decoded once where
     `READ_NBYTES` hold them."""
