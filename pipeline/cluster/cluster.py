@@ -258,6 +258,7 @@ def _connected(*arguments: Any, limit_seconds: float | None = None, **options: A
             client.close(timeout=ANSWER_SECONDS)
         with suppress(Exception, asyncio.CancelledError):
             client._loop_runner.stop()
+        client.status = "closed"  # or it would be closed once more when it is collected, without its loop
         if ended.is_set():  # what Dask makes of a start that was cancelled says nothing
             raise TimeoutError from error
         raise
