@@ -441,7 +441,7 @@ def test_no_sum_is_written_once_its_run_has_ended(
     """The piece under way is waited for, those behind it are left out, and no later sum begins."""
     product = engine(10**6)[0].product
     tile = next(iter(product.plan.tiles()))
-    parts = [np.ones((tile.rows, tile.columns))]
+    parts = [np.ones((1, tile.rows, tile.columns))]
     before = product.c[...]
     begun, go_on, waiting = threading.Event(), threading.Event(), told_of_waiting(monkeypatch)
     write = RegionWrite.write
