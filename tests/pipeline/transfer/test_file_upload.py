@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
+from tests.open_files import open_under
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
 from tilewright.pipeline.transfer import calls, file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
@@ -142,11 +142,10 @@ def test_no_descriptor_is_left_open(driver: Driver, tmp_path: Path) -> None:
                 30,
             )
         )
-    before = len(os.listdir("/proc/self/fd"))
     upload = Upload(rectangles, BLOCK, 3, driver.functions)
     run(upload, 3)
     assert upload.failed() == list(range(1, 100, 2))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_under(tmp_path) == []
 
 
 def test_it_is_available_where_the_driver_is() -> None:

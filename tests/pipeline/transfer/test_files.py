@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.gemm.pipes import pipe_at
+from tests.open_files import open_under
 from tilewright.pipeline.transfer import files
 from tilewright.pipeline.transfer.files import READ_FLAGS, NotAFileError, open_file, read_at
 
@@ -28,14 +29,13 @@ def test_a_file_is_opened_and_read_from_as_ever(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_named_and_not_waited_for(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     with pipe_at(tmp_path / "pipe"), pytest.raises(NotAFileError, match="it is a pipe and no file"):
         open_file(tmp_path / "pipe")
     with pytest.raises(NotAFileError, match="it is a folder and no file"):
         open_file(tmp_path)
     with pytest.raises(NotAFileError, match="it is a device and no file"):
         open_file("/dev/null")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_under(tmp_path) == []
 
 
 def test_a_file_that_takes_its_time_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

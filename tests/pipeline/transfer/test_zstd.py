@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.gemm.pipes import pipe_at
+from tests.open_files import open_under
 from tilewright.pipeline.transfer import zstd, zstd_loop
 from tilewright.pipeline.transfer.zstd import Decompress, FrameError, Frames
 
@@ -235,13 +236,7 @@ def test_no_file_stays_open(way: Decompress, tmp_path: Path) -> None:
 
     def is_open() -> bool:
         gc.collect()
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                found.append(os.readlink(f"/proc/self/fd/{name}"))
-            except FileNotFoundError:  # the list's own
-                continue
-        return str(path) in found
+        return open_under(path) != []
 
     frames = Frames(WINDOW_BITS, str(path), len(stored), decompress=way)
     assert filled(frames, 10**6) == content

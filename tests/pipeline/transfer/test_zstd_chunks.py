@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes, run
+from tests.open_files import open_under
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
 from tilewright.pipeline.transfer import file_download, file_upload, zstd, zstd_chunks
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, StoredChunk
@@ -109,14 +110,13 @@ def test_a_chunk_that_is_not_as_it_should_be_is_named_the_rest_moved(tmp_path: P
     chunks.append(chunks[-1]._replace(nbytes=len(good)))
     driver = Driver()
     upload = ChunkUpload(chunks, BLOCK, driver.functions_zstd)
-    before = len(os.listdir("/proc/self/fd"))
     with pipe_at(tmp_path / "pipe"):
         run(upload, 2)
     names = [*stored, "beyond the file's end", "pipe", "pipe of that length"]
     assert [names[place] for place in upload.failed()] == [*list(stored)[:-2], *names[-3:]]
     for moved in (-1, -2):  # two frames that make a chunk together are one
         np.testing.assert_array_equal(device[moved], content)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_under(tmp_path) == []
 
 
 @pytest.mark.parametrize("refusing", file_upload.DRIVER)
