@@ -24,8 +24,8 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 from zarr.storage import LocalStore
 
+from tilewright.kernels.choices import DEVICES
 from tilewright.kernels.gemm import base
-from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
