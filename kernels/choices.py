@@ -1,13 +1,14 @@
 """What public functions take and give, as types: words for a choice, so that a checker knows a misspelt one, and
-arrays by where they lie."""
+arrays by where they lie. Loads nothing, so that the command line can ask it."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-HostArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+HostArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class DeviceArray(Protocol):

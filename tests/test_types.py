@@ -82,5 +82,3 @@ def test_a_users_misspelt_names_are_found_and_nothing_else(checker: Checker, tmp
     above = str(Path(tilewright.__file__).parent.parent)
     found = checker(script, {**os.environ, "PYTHONPATH": above, "MYPYPATH": above})
     assert sorted(set(found)) == WRONG
-
-
