@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tilewright.kernels.choices import DEVICES, PRECISIONS
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
@@ -35,8 +36,6 @@ from tilewright.workflows.console import (
     to_json_text,
 )
 
-DEVICES = ("auto", "cuda", "cpu")
-PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
