@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,20 +52,22 @@ def submit(place: Path) -> Iterator[Callable[..., Run]]:
         *,
         device: str = "cpu",
         wait: bool = True,
+        more: Mapping[str, str] = {},
     ) -> Run:
         command = [sys.executable, "-m", "tilewright", "matmul", "A.zarr", "B.zarr", output, "--json"]
         command += ["--profile", profile, "--device-memory", "1MiB", "--device", device]
-        more = {
+        environment = os.environ | {
             "PYTHONPATH": str(ROOT),
             "DASK_TILEWRIGHT__JOBS_FOLDER": str(place / "jobs"),
             "DASK_TILEWRIGHT__TILES": str(TILES),
             "DASK_DISTRIBUTED__WORKER__PRELOAD": str([str(ROOT / "tests" / "slurm" / "slow_tiles.py")]),
             "TILE_SECONDS": str(seconds),
+            **more,
         }
         name = f"run-{len(started)}"
         with (place / f"{name}.stdout").open("w") as out, (place / f"{name}.stderr").open("w") as errors:
             process = subprocess.Popen(
-                command, cwd=place, env=os.environ | more, stdout=out, stderr=errors, text=True
+                command, cwd=place, env=environment, stdout=out, stderr=errors, text=True
             )
         run = Run(place, process, name, output)
         started.append(run)
