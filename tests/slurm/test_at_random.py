@@ -74,6 +74,7 @@ def test_random_stops_lose_no_tile(submit: Callable[..., Run], part: int) -> Non
                     run.before = before
                     idle.run_of = run
                 run.wait_for_more_tiles()
+                assert run.process.poll() in (None, 0), f"{told}\n{run.said}"
                 time.sleep(chance.uniform(0, TILE_SECONDS))
                 if run.process.poll() is None:
                     begun = time.monotonic()

@@ -27,6 +27,7 @@ from tilewright.pipeline.cluster.profiler import profiler_off
 from tilewright.pipeline.errors import ClusterError
 from tilewright.workflows.batch import slurm
 from tilewright.workflows.batch.certificates import certificates, environment_of
+from tilewright.workflows.batch.children import ending_with_parent
 from tilewright.workflows.batch.folder import (
     INSIDE,
     INSIDE_PROFILE,
@@ -226,13 +227,16 @@ class Keeper:
         return found
 
     def _start(self, who: str, command: list[str], more: Mapping[str, str]) -> None:
-        environment = profiler_off() | dict(self.environment) | dict(more)
+        options: dict[str, Any] = {
+            "env": profiler_off() | dict(self.environment) | dict(more),
+            "preexec_fn": ending_with_parent(),
+        }
         if who == "command":
-            self._started[who] = subprocess.Popen(command, env=environment)
+            self._started[who] = subprocess.Popen(command, **options)
             return
         with self.folder.dask_log(who).open("ab") as log:
             self._started[who] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options
             )
 
     def _ended(self, who: str) -> str | None:

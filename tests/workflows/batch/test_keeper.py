@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -315,6 +316,36 @@ def test_a_job_without_certificates_says_why(folder: JobFolder, capfd: pytest.Ca
     folder.certificate(1).mkdir()  # in its place
     assert keeper(folder, security=True).keep() == 1
     assert "error: job 7: it has no certificates: " in capfd.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which ends them")
+def test_nothing_of_a_job_outlives_a_keeper_that_is_killed(folder: JobFolder, tmp_path: Path) -> None:
+    """Slurm may not know of what is below it."""
+    folder.write_submitted(Submitted(("dot",), BatchProfile(security=False), "/", 0.0, "7"))
+    code = (
+        "import sys; from pathlib import Path; from tilewright.workflows.batch.folder import JobFolder\n"
+        "from tilewright.workflows.batch.keeper import Keeper\n"
+        "folder = JobFolder(Path(sys.argv[1])); shell = 'echo $$ > {}; exec sleep 60'\n"
+        "class Shells(Keeper):\n"
+        "    def _scheduler_command(self, address):\n"
+        "        return ['sh', '-c', f'echo up > {address}; ' + shell.format('scheduler')]\n"
+        "    def _workers_command(self): return ['sh', '-c', shell.format('workers')]\n"
+        "    def _client_command(self, address): return ['sh', '-c', shell.format('command')]\n"
+        "Shells(folder, folder.submitted(), '7', 1, {'PATH': '/usr/bin:/bin'}).keep()\n"
+    )
+    command = [sys.executable, "-c", code, str(folder.path)]
+    names = [tmp_path / name for name in ("scheduler", "workers", "command")]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
+        try:
+            while not all(name.exists() and name.read_text() for name in names):
+                assert process.poll() is None
+                time.sleep(0.02)
+        finally:
+            process.kill()
+    started = [
+        psutil.Process(int(name.read_text())) for name in names if psutil.pid_exists(int(name.read_text()))
+    ]
+    assert not psutil.wait_procs(started, timeout=20)[1]
 
 
 def test_a_launcher_notes_sigterm_and_its_workers_take_none(folder: JobFolder, tmp_path: Path) -> None:
