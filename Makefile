@@ -7,7 +7,7 @@
 # make slurm     batch jobs under Slurms of two nodes, which it brings up on this host; as root, with Slurm's packages; make slurm STOPS=20 STOPS_SEED=7 stops them twice as often, and always alike
 # make slurm-nightly   the same with 50 random stops
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
-# make lint    ruff, mypy, import direction
+# make lint    ruff, mypy, import direction, what type checkers say of a user's script
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
@@ -39,8 +39,9 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED)
 	$(BIN)/tilewright demo
 
+# What type checkers say takes 20 s and belongs to lint.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' --ignore tests/test_types.py
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow'
 
 test-slow: $(INSTALLED)
@@ -73,7 +74,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_imports.py
+	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_types.py
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-output
