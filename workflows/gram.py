@@ -90,7 +90,10 @@ def gram(
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
         more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied.
     window
-        Not there yet: only a band of C.
+        Only a band of C is computed and stored: the elements whose column is at most so many before or behind their
+        row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
+        computed, and chunks that do not are not stored, so C is as large as the band. Only a band that reaches as far
+        before as behind is symmetric, and takes half the work.
     sum_over
         The axes that are summed over, one or a list, by the names of their dimensions or by number, in place of ``of``.
         X may then have any number of dimensions, such as (time, lat, lon) or (variants, samples, ploidy): the axes that

@@ -27,6 +27,7 @@ from tilewright.pipeline.gram.axes import (
     side_left,
     summed_axes,
 )
+from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
@@ -87,9 +88,9 @@ class GramRequest:
         check_choice("of", self.of, SIDES)
         check_choice("missing_as", self.missing_as, MISSING_AS)
         check_choice("constant", self.constant, CONSTANTS)
-        _check_not_there_yet(self)
         return replace(
             self,
+            window=as_window(self.window),
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),
@@ -107,6 +108,7 @@ class GramRequest:
             "out": self.out,
             "transpose_a": self.of == "columns",
             "transpose_b": self.of == "rows",
+            "window": self.window,
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,
@@ -252,15 +254,6 @@ def open_matrices(request: GramRequest) -> Matrices:
             f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
         )
     return matrices
-
-
-def _check_not_there_yet(request: GramRequest) -> None:
-    """Raise OptionError for what is planned and cannot be done."""
-    if request.window is not None:
-        raise OptionError(
-            f"window={shown(request.window)}: a band of C cannot be computed alone yet; leave window (--window) out,"
-            " and all of C is computed"
-        )
 
 
 def _check_pairs(request: GramRequest, matrices: Matrices) -> None:

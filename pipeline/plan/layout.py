@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.inputs import NO_FUSED_NBYTES, FusedNbytes, Limits
 
 PANEL_BUFFERS = 2
@@ -150,6 +151,8 @@ class Memory:
     symmetric: bool = False
     """Whether C is symmetric, so that only tiles on and below its diagonal are computed."""
     fused: FusedNbytes = NO_FUSED_NBYTES
+    band: Band | None = None
+    """Where only tiles that touch a band are computed: that."""
 
     def layout(self, rows: int, columns: int) -> Layout:
         """The layout of a tile of these sides and of its panels."""
