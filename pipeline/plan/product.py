@@ -531,7 +531,7 @@ def plan_tiles(
     sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2] * more.sums
     if k_parts > 1:  # of tiles that are added up, each is finished into a buffer of its own
         finishing = ceil_div(_sums_under_way(k_parts, limits.workers), limits.workers)
-        combined = items[2] if more.more_sums else 0
+        combined = items[2] if more.sums > 1 else 0
         sums += finishing * tile_rows * tile_columns * (more.tile + more.before + combined)
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
     fixed += vectors_nbytes
