@@ -350,6 +350,9 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
     " vector's numbers.",
 )
 @click.option("--divide", metavar="N", callback=as_number, help=divide_help)
+@click.option(
+    "--append", is_flag=True, help="Add the rows that came to X since OUT was made, and nothing twice."
+)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:

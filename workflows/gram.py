@@ -32,6 +32,7 @@ def gram(
     divide: float | str | None = None,
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
+    append: bool = False,
     sum_over: Any = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
@@ -97,6 +98,10 @@ def gram(
         row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
         computed, and chunks that do not are not stored, so C is as large as the band. Only a band that reaches as far
         before as behind is symmetric, and takes half the work.
+    append
+        Whether the rows (columns) that came to X since C was made are added to C, and nothing else is computed; C is
+        made of all of them where there is none. C's record says how many are in it, and a run that finds all of X in it
+        adds nothing. Only for sums: ``center`` and ``scale`` may be numbers that are given, ``divide`` a number.
     sum_over
         The axes that are summed over, one or a list, by the names of their dimensions or by number, in place of ``of``.
         X may then have any number of dimensions, such as (time, lat, lon) or (variants, samples, ploidy): the axes that
@@ -154,6 +159,7 @@ def gram(
         divide=divide,
         weights=weights,
         window=window,
+        append=append,
         sum_over=sum_over,
         constant=constant,
         dtype=dtype,

@@ -17,9 +17,11 @@ from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.events import Notice, on_waiting
+from tilewright.pipeline.gram.append import appending, check_can_append, check_made_alike, held_at, recorded
 from tilewright.pipeline.gram.options import GramRequest, Matrices, open_matrices
 from tilewright.pipeline.gram.statistics import STATISTICS, find_statistics, thin_product
 from tilewright.pipeline.gram.transforms import (
+    NARROW_NBYTES,
     Form,
     Made,
     Statistics,
@@ -33,7 +35,7 @@ from tilewright.pipeline.gram.transforms import (
     wanted_of,
 )
 from tilewright.pipeline.product.execute import MatmulRun
-from tilewright.pipeline.product.job import multiply
+from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.request import Request, check_output, open_factors
 from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import name_of
@@ -51,6 +53,10 @@ def gram(request: GramRequest) -> MatmulRun:
     plain = _plain(request, matrices, dtype)
     # All that can be refused before the numbers are read, which may take as long as the product.
     out: Any = plain.out  # which the check of it refuses where it is None
+    plain = replace(plain, recorded=recorded(request, matrices))
+    if request.append:
+        check_output(out, open_factors(plain), overwrite=True)
+        return _appended(request, matrices, form, plain)
     check_output(out, open_factors(plain), overwrite=plain.overwrite)
     wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
     if not wanted:
@@ -76,6 +82,28 @@ def gram(request: GramRequest) -> MatmulRun:
                 )
             made = _made(request, matrices, form, found, dtype, client, arrays)
         return multiply(_with(replace(plain, cluster=client, cluster_file=None), made))
+
+
+def _appended(request: GramRequest, matrices: Matrices, form: Form, plain: Request) -> MatmulRun:
+    """Add the lines of X to C that are not in it yet, or make C of all of them where there is none."""
+    check_can_append(request, matrices)
+    c = held_at(request.out)
+    if c is not None:
+        check_made_alike(request, matrices, c)
+    asked = request.dtype if c is None or form == "plain" else c.dtype.newbyteorder("=")
+    if form == "exact" and any(array.dtype.itemsize > NARROW_NBYTES for array in matrices.arrays.values()):
+        form = "transformed"  # without a pass over all of X nobody knows whether sums stay exact
+    made = _made(request, matrices, form, {}, result_dtype(matrices, form, asked))
+    if c is None:
+        return multiply(_with(plain, made))
+    product = appending(request, matrices, plain, made, c)
+    inner = open_factors(product).k
+    if inner:
+        return multiply(product)
+    lines = f"{matrices.length} {matrices.summed}"
+    request.listener(Notice(f"C has all {lines} of X in it already: nothing is added"))
+    plan = plan_unplaced(replace(product, listener=lambda event: None), 1, None, None)
+    return MatmulRun.of_nothing(plan)
 
 
 def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import check_choice, host_array, shown
+from tilewright.kernels.arguments import check_choice, check_flag, host_array, shown
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
@@ -66,6 +66,7 @@ class GramRequest:
     divide: Any = None
     weights: Values | Mapping[str | int, Values] | None = None
     window: Any = None
+    append: Any = False
     sum_over: Any = None
     constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
@@ -92,6 +93,7 @@ class GramRequest:
         return replace(
             self,
             window=as_window(self.window),
+            append=check_flag("append", self.append),
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),

@@ -21,7 +21,7 @@ import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
 from tilewright.pipeline.store.arrays import beneath, kind_of, location, names_itself, protocols, unwrapped
-from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, Section, StoredArray, base_of
 from tilewright.pipeline.store.sessions import session_of
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
@@ -71,6 +71,13 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
     False also where that cannot be told: of two stores of a kind that we do not know, or of two wrappers, which may
     give other bytes than the store beneath.
     """
+    if isinstance(one, Section) or isinstance(other, Section):
+        return (
+            isinstance(one, Section)
+            and isinstance(other, Section)
+            and (one.rows, one.columns) == (other.rows, other.columns)
+            and is_same_array(one.array, other.array)
+        )
     if isinstance(one, Masked) or isinstance(other, Masked):
         return isinstance(one, Masked) and isinstance(other, Masked) and _are_alike(one, other)
     if _axes(one) != _axes(other):
