@@ -25,9 +25,8 @@ import yaml
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiler import profiler_off
 from tilewright.pipeline.errors import ClusterError
-from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch.folder import (
-    INSIDE,
     INSIDE_PROFILE,
     INSIDE_TRY,
     JobFolder,
