@@ -8,12 +8,12 @@ ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from tilewright.pipeline.plan.inputs import Geometry
-from tilewright.pipeline.plan.layout import triangle_count, triangle_position
 
 
 @dataclass(frozen=True)
@@ -192,3 +192,27 @@ def nest(
             kept.append(outer)
             inner = outer
     return tuple(reversed(kept))
+
+
+def triangle_count(grid: int) -> int:
+    """Tiles on and below the diagonal of a grid of so many rows."""
+    return grid * (grid + 1) // 2
+
+
+def triangle_position(index: int) -> tuple[int, int]:
+    """Row and column of a tile in the order of work: row by row, every second one from the diagonal backwards: so
+    a row begins beside where the one before it ended."""
+    i = (math.isqrt(8 * index + 1) - 1) // 2
+    j = index - triangle_count(i)
+    return i, i - j if i % 2 else j
+
+
+def triangle_area(side: int, tile: int) -> int:
+    """Elements of all tiles on and below the diagonal, where a C of this side is cut into tiles of that."""
+    whole, rest = divmod(side, tile)
+    return (side * side + whole * tile * tile + rest * rest) // 2
+
+
+def square_unit(unit: tuple[int, int], side: int) -> int:
+    """The side of the smallest square tile that consists of whole stored pieces of C, as does its mirror image."""
+    return max(1, min(math.lcm(*unit), side))

@@ -18,7 +18,7 @@ from tilewright.pipeline.check.locate import wrong_blocks
 from tilewright.pipeline.check.verify import find_damaged
 from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.told import StoredObject
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     Past,
