@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilewright.kernels.choices import DeviceKind
+
 TILE_BUFFERS = 4
 """The most tiles of C that a GPU holds: one being multiplied, the others being written, so that no thread waits for the
 last piece of a tile."""
@@ -66,7 +68,7 @@ class StoredMatrix:
 class WorkerFacts:
     """What a plan has to know about a worker."""
 
-    device: str
+    device: DeviceKind
     """``cuda`` or ``cpu``: what ``auto`` means there."""
     name: str
     """The GPU's name, or ``CPU``."""
