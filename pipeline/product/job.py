@@ -35,10 +35,9 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Teller, on_waiting
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, StoredObject, TileReport
 from tilewright.pipeline.product.audit import changed_metadata
 from tilewright.pipeline.product.banded import WINDOW
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts

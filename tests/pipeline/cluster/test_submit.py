@@ -53,7 +53,7 @@ from tilewright.pipeline.events import (
     on_waiting,
 )
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
