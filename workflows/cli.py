@@ -300,7 +300,7 @@ variables_options = options(
                  help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
                  " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
     click.option("--missing", metavar="CODE", callback=as_number,
-                 help="The number that stands for a missing one, such as -1, or nan."),
+                 help="The number that stands for a missing one, such as -1, or nan; or a stored mask of bool."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
@@ -422,7 +422,7 @@ search_options = options(
     "--missing",
     metavar="CODE",
     callback=as_number,
-    help="The number that stands for a missing one, such as -1, or nan; it counts as the mean.",
+    help="The number that stands for a missing one, such as -1, or nan, or a stored mask; it counts as the mean.",
 )
 @click.option(
     "--weights",
