@@ -207,7 +207,8 @@ def path_text(value: Any) -> str | None:
         return None
     try:
         text = os.fspath(value)
-        return text if isinstance(text, str) and b"\0" not in os.fsencode(text) else None
+        # Plain text also of a subclass: NumPy's is taken for bytes where folders are listed.
+        return str.__str__(text) if isinstance(text, str) and b"\0" not in os.fsencode(text) else None
     except Exception:  # a surrogate that stands for no byte, or whatever a class does in its __fspath__
         return None
 
