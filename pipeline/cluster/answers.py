@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait as futures_wait
@@ -215,16 +215,39 @@ def answers_of(function: Callable[..., Any], answered: dict[str, Any]) -> dict[s
 
 
 def _other_code(found: Sequence[identity.Differs]) -> OtherCodeError:
-    """The error about workers that run another Tilewright than this process."""
+    """The error about workers that run another Tilewright than this process, or other versions of what both pickle
+    by."""
+    ours = identity.HERE
+    libraries = [one for one in found if one.code.tilewright == ours.tilewright]
+    if len(libraries) == len(found):
+        named = [f"worker {one.worker} has {_and(one.code.others(ours))}" for one in found[:MOST_NAMED]]
+        if len(found) > MOST_NAMED:
+            named.append(f"{counted(len(found) - MOST_NAMED, 'other worker')} other versions, too")
+        here = dict.fromkeys(text for one in found for text in ours.others(one.code))
+        return OtherCodeError(
+            f"{', '.join(named)}, and this process {_and(here)}; what passes between them is pickled by these, so"
+            " install the same on all workers and here, and start anew what was running before"
+        )
     named = [f"worker {one.worker} runs Tilewright {one.code}" for one in found[:MOST_NAMED]]
     if len(found) > MOST_NAMED:
         named.append(f"{counted(len(found) - MOST_NAMED, 'other worker')} another one")
     checkout = ""
-    if any(one.code.version == identity.HERE.version for one in found):
+    if any(one.code.version == ours.version for one in found):
         checkout = f" (from a checkout: the same files in {' and '.join(identity.LAYERS)})"
     return OtherCodeError(
-        f"{', '.join(named)}, and this process {identity.HERE}; their results could differ, so install the same"
+        f"{', '.join(named)}, and this process {ours}; their results could differ, so install the same"
         f" version{checkout} on all workers and here, and start anew what was running before"
+    )
+
+
+def _and(words: Iterable[str]) -> str:
+    return " and ".join(words)
+
+
+def _unreadable(worker: str, error: str) -> OtherCodeError:
+    return OtherCodeError(
+        f"worker {worker} cannot unpickle its work: {error}; it lacks a library that this process has, or has another"
+        " version of it: install the same there, and start the worker anew"
     )
 
 
@@ -241,25 +264,56 @@ class _Failed:
     message: str
 
 
-def tried(
-    ours: identity.Code, function: Callable[..., Result], *arguments: Any
-) -> Result | _Failed | identity.Differs:
-    """``function(*arguments)``; what every task does.
+class Packer:
+    """Pickles calls: a function, and its arguments as far as the first future. What is the same object as in the call
+    before is not pickled again.
 
-    Not on a worker that does not run ``ours``, the code of the client: it has joined since the others were asked, or
-    was started anew. It returns a `identity.Differs`.
+    Neither Dask nor its scheduler then looks into what a call is about: the scheduler would unpickle it all, and pickle
+    it for the worker. And where a worker cannot unpickle it, that is noticed by code of ours, see `tried`.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[tuple[Any, bytes]] = []
+
+    def __call__(
+        self, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> tuple[tuple[bytes, ...], Sequence[Any]]:
+        """What `tried` takes: the pickled part, and the other arguments as they are."""
+        count = next((place for place, one in enumerate(arguments) if isinstance(one, Future)), len(arguments))
+        before, self._last = self._last, []
+        for place, part in enumerate((function, *arguments[:count])):
+            same = place < len(before) and before[place][0] is part
+            self._last.append(before[place] if same else (part, pickle.dumps(part)))
+        return tuple(data for _, data in self._last), arguments[count:]
+
+
+def tried(
+    ours: identity.Code, packed: tuple[bytes, ...], *arguments: Any
+) -> Any | _Failed | identity.Differs | identity.Unreadable:
+    """What every task does: call the function that is packed, with the arguments that are packed with it (`Packer`),
+    and these.
+
+    Not on a worker that does not run ``ours``, the code of the client, or cannot unpickle the call: it has joined since
+    the others were asked, or was started anew. It returns a `identity.Differs`, or a `identity.Unreadable`.
 
     An error of `LASTING` is returned as a `_Failed`, not raised: Dask would retry the task, and log each attempt. Nor
     does a `_Failed` keep the error's frames, which hold buffers. A task that gets one as an argument returns it, and so
-    a `identity.Differs`.
+    the others.
     """
     if ours != identity.HERE:
         return identity.Differs(identity.address_of(get_worker()), identity.HERE)
     for argument in arguments:
-        if isinstance(argument, (_Failed, identity.Differs)):
+        if isinstance(argument, _Failed | identity.Differs | identity.Unreadable):
             return argument
     try:
-        return function(*arguments)
+        function, *unpacked = map(pickle.loads, packed)
+    except MemoryError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        return identity.Unreadable(identity.address_of(get_worker()), identity.HERE, told)
+    try:
+        return function(*unpacked, *arguments)
     except LASTING as error:
         return _Failed(type(error), str(error))
     except Exception as error:
@@ -309,6 +363,8 @@ def result_of(
             raise result.kind(result.message)
         if isinstance(result, identity.Differs):
             raise _other_code([result])
+        if isinstance(result, identity.Unreadable):
+            raise _unreadable(result.worker, result.error)
         return result
     except TilewrightError:
         raise

@@ -180,7 +180,9 @@ def run_placed(
 
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
         nonlocal threads
-        before, threads = threads, heard() if len(placement) else threads
+        if not len(placement):
+            return
+        before, threads = threads, heard()
         if threads.keys() != before.keys():
             placement.share_among(list(threads))
         for take, more in ((placement.own, 1), (placement.others, 0)):
