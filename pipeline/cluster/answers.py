@@ -70,8 +70,9 @@ class NotHeardError(OSError):
 def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile.
 
-    ``ask`` is called where the client gives coroutines, on its event loop, if the cluster is listened to
-    (`heartbeats.listened_to`): then who is silent is named, and no longer waited for behind the deadline.
+    ``ask`` is called where the client gives coroutines, on its event loop. Nothing is waited for once the connection
+    is lost; and if the cluster is listened to (`heartbeats.listened_to`), who is silent is named, and no longer waited
+    for behind the deadline.
     """
     with cluster_errors(client):
         return unchanged_answer_of(client, ask)
@@ -80,17 +81,26 @@ def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
 def unchanged_answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """As ``answer_of``, but what Dask raises is raised as it is."""
     heartbeats = heartbeats_of(client)
-    if heartbeats is None:
-        return ask()
+    check_connected(client)
     answer: ConcurrentFuture[Answer] = begin(client, _asked(ask))
     try:
         while not answer.done():
             futures_wait([answer], LOOK_SECONDS)
-            if not answer.done():
+            if answer.done():
+                break
+            check_connected(client)
+            if heartbeats is not None:
                 heartbeats.look()
         return answer.result()
     finally:
         answer.cancel()  # where nobody waits for it any more
+
+
+def check_connected(client: Client) -> None:
+    """Raise ClusterError where the client has no scheduler any more. Dask would try to reach it for half a minute, and
+    again for each question; it has cancelled all tasks by then."""
+    if client.status != "running":
+        raise _closed(client)
 
 
 async def _asked(ask: Callable[[], Any]) -> Any:
@@ -118,7 +128,16 @@ def cluster_errors(client: Client) -> Iterator[None]:
         raise _closed(client) from error
 
 
+def _lost(client: Client) -> ClusterError:
+    where = client.scheduler.address
+    return ClusterError(
+        f"the connection to the scheduler at {where} was lost; bring a cluster up and run it again"
+    )
+
+
 def _closed(client: Client) -> ClusterError:
+    if client.status == "connecting":  # Dask's word for a connection that was lost
+        return _lost(client)
     return ClusterError(
         f"the client is {client.status}: its scheduler went away, or somebody closed it; connect to a cluster anew and"
         " run it again"
@@ -161,6 +180,7 @@ def run_on_all(
             if not left - heartbeats.silent().keys() - set(unawaited):
                 break
             futures_wait([asked[worker] for worker in left], LOOK_SECONDS, FIRST_COMPLETED)
+            check_connected(client)
             heartbeats.look()
     return {worker: _answer_or_error(answer) for worker, answer in asked.items()}
 
@@ -372,10 +392,7 @@ def result_of(
         if future.client.status in ("closing", "closed"):  # which cancels all that it holds
             raise _closed(future.client) from error
         if CONNECTION_LOST in str(error):  # its text is long, and the same for every task
-            raise ClusterError(
-                f"the connection to the scheduler at {future.client.scheduler.address} was lost; bring a cluster up"
-                " and run it again"
-            ) from error
+            raise _lost(future.client) from error
         if isinstance(error, CancelledError) and future.status == "finished":
             raise _not_fetched(future, error) from error
         raise ClusterError(
