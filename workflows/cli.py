@@ -5,7 +5,6 @@ Each command imports what it needs when it runs, so that ``--help`` does not wai
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +13,21 @@ from typing import Any, TypeVar
 
 import click
 
+from tilewright.kernels.choices import DEVICES, PRECISIONS
 from tilewright.workflows.console import (
+    SIDES,
+    VARIABLES,
     Command,
     FileName,
     Kinds,
     Number,
     Outputs,
     Size,
+    as_axes,
+    as_number,
+    as_sides,
+    as_weights,
+    as_window,
     interruptible,
     is_quiet,
     on_interrupt,
@@ -29,10 +36,7 @@ from tilewright.workflows.console import (
     to_json_text,
 )
 
-DEVICES = ("auto", "cuda", "cpu")
-PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 DURABILITIES = ("full", "none")
-SIDES = ("columns", "rows")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
@@ -284,54 +288,21 @@ def matmul(
     print_result(run, as_json=as_json)
 
 
-def _numbers(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """The number that a text is, or the text."""
-    for read in (int, float):
-        try:
-            return read(value) if value is not None else None
-        except ValueError:
-            continue
-    return value
-
-
-def _sides(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """What follows --center or --scale, as ``tilewright.gram`` has it."""
-    if value is None or value == _VARIABLES:
-        return value is not None
-    side, found, path = value.partition("=")
-    return {side: path} if found and side in SIDES else value
-
-
-def _axes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """The axes that follow --sum-over."""
-    return value.split(",") if value is not None and "," in value else value
-
-
-def _weights(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """What follows --weights, as ``tilewright.gram`` has it."""
-    if value is None or os.path.exists(value):
-        return value
-    axis, found, path = value.partition("=")
-    return {axis: path} if found and "/" not in axis else value
-
-
-_VARIABLES = "variables"
-"""What --center and --scale mean alone."""
-
 variables_options = options(
     click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
                  help="What the variables of the result are; the other side is summed over."),
-    click.option("--sum-over", metavar="AXES", callback=_axes,
+    click.option("--sum-over", metavar="AXES", callback=as_axes,
                  help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
                  " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
-    click.option("--missing", metavar="CODE", callback=_numbers,
+    click.option("--missing", metavar="CODE", callback=as_number,
                  help="The number that stands for a missing one, such as -1, or nan."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
-    click.option("--weights", metavar="[AXIS=]ARRAY", callback=_weights,
+    click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
                  help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
                  " for each place of one of the axes that are."),
-    click.option("--window", metavar="W", callback=_numbers, help="A band of the result; not there yet."),
+    click.option("--window", metavar="W[,W]", callback=as_window,
+                 help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
 )  # fmt: skip
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
                                help="What becomes of constant columns, or rows, that are scaled.")  # fmt: skip
@@ -365,21 +336,21 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
 @click.option(
     "--center",
     is_flag=False,
-    flag_value=_VARIABLES,
+    flag_value=VARIABLES,
     metavar="[SIDE|ARRAY]",
-    callback=_sides,
+    callback=as_sides,
     help="Subtract the mean of each variable; columns, rows or both: theirs; or a stored vector's numbers.",
 )
 @click.option(
     "--scale",
     is_flag=False,
-    flag_value=_VARIABLES,
+    flag_value=VARIABLES,
     metavar="[SIDE|ARRAY]",
-    callback=_sides,
+    callback=as_sides,
     help="Divide by the deviation of each variable; columns or rows: theirs; or multiply by a stored"
     " vector's numbers.",
 )
-@click.option("--divide", metavar="N", callback=_numbers, help=divide_help)
+@click.option("--divide", metavar="N", callback=as_number, help=divide_help)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
@@ -394,7 +365,7 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @cli.command(cls=Placed)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
-@click.option("--divide", metavar="N", default="n-1", show_default=True, callback=_numbers, help=divide_help)
+@click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
 @options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""
@@ -436,7 +407,7 @@ search_options = options(
 @click.option(
     "--sum-over",
     metavar="AXES",
-    callback=_axes,
+    callback=as_axes,
     help="The axes of the samples, by their dimensions' names or by numbers, with commas between them, in place of"
     " --of.",
 )
@@ -445,7 +416,7 @@ search_options = options(
 @click.option(
     "--missing",
     metavar="CODE",
-    callback=_numbers,
+    callback=as_number,
     help="The number that stands for a missing one, such as -1, or nan; it counts as the mean.",
 )
 @click.option(

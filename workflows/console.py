@@ -399,3 +399,46 @@ class Kinds(click.Choice):
         from tilewright.kernels.histograms.tokens import KINDS
 
         return tuple(KINDS)
+
+
+SIDES = ("columns", "rows")
+VARIABLES = "variables"
+"""What --center and --scale mean alone."""
+
+
+def as_number(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """The number that a text is, or the text."""
+    for read in (int, float):
+        try:
+            return read(value) if value is not None else None
+        except ValueError:
+            continue
+    return value
+
+
+def as_sides(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --center or --scale, as ``tilewright.gram`` has it."""
+    if value is None or value == VARIABLES:
+        return value is not None
+    side, found, path = value.partition("=")
+    return {side: path} if found and side in SIDES else value
+
+
+def as_axes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """The axes that follow --sum-over."""
+    return value.split(",") if value is not None and "," in value else value
+
+
+def as_weights(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --weights, as ``tilewright.gram`` has it."""
+    if value is None or os.path.exists(value):
+        return value
+    axis, found, path = value.partition("=")
+    return {axis: path} if found and "/" not in axis else value
+
+
+def as_window(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --window, as ``tilewright.gram`` has it."""
+    if value is None or "," not in value:
+        return as_number(ctx, parameter, value)
+    return tuple(as_number(ctx, parameter, part) for part in value.split(","))

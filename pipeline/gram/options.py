@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import check_choice, host_array, shown
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
@@ -26,17 +27,21 @@ from tilewright.pipeline.gram.axes import (
     side_left,
     summed_axes,
 )
+from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
-from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
 from tilewright.pipeline.store.region import Flattened, StoredArray
 
-SIDES = ("columns", "rows")
+Side: TypeAlias = Literal["columns", "rows"]
+SIDES: tuple[Side, ...] = get_args(Side)
 """The sides of a stored matrix. A vector of the columns has one number a column."""
 CENTERS = (*SIDES, "both")
-MISSING_AS = ("mean", "pairwise")
+MissingAs: TypeAlias = Literal["mean", "pairwise"]
+MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 DIVISORS = ("n", "n-1", "pairs")
-CONSTANTS = ("error", "zero")
+Constant: TypeAlias = Literal["error", "zero"]
+CONSTANTS: tuple[Constant, ...] = get_args(Constant)
 
 Values: TypeAlias = "Source | np.ndarray | Sequence[float]"
 """One number a column, or a row, as a user may give them: in memory, or a stored vector."""
@@ -52,29 +57,29 @@ class GramRequest:
     out: Source | None = None
     y: Source | None = None
     """The right factor's; None: it is X."""
-    of: str = "columns"
+    of: Side = "columns"
     center: Any = False
     scale: Any = False
     missing: Any = None
-    missing_as: str = "mean"
+    missing_as: MissingAs = "mean"
     divide: Any = None
     weights: Values | Mapping[str | int, Values] | None = None
     window: Any = None
     sum_over: Any = None
-    constant: str = "error"
+    constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
     conjugated: Literal["left", "right"] = "left"
     """Which factor's conjugate a complex product takes."""
     dtype: str | np.dtype | None = None
-    precision: str = "full"
+    precision: PrecisionName = "full"
     cluster: Cluster = "local"
     cluster_file: str | None = None
-    device: str = "auto"
+    device: DeviceName = "auto"
     device_memory: int | str | None = None
     resume: bool = True
     verify: bool = True
     overwrite: bool = False
-    durability: str = "full"
+    durability: Durability = "full"
     same_bits: bool = False
     listener: Listener = log_notices
 
@@ -83,9 +88,9 @@ class GramRequest:
         check_choice("of", self.of, SIDES)
         check_choice("missing_as", self.missing_as, MISSING_AS)
         check_choice("constant", self.constant, CONSTANTS)
-        _check_not_there_yet(self)
         return replace(
             self,
+            window=as_window(self.window),
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),
@@ -103,6 +108,7 @@ class GramRequest:
             "out": self.out,
             "transpose_a": self.of == "columns",
             "transpose_b": self.of == "rows",
+            "window": self.window,
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,
@@ -248,15 +254,6 @@ def open_matrices(request: GramRequest) -> Matrices:
             f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
         )
     return matrices
-
-
-def _check_not_there_yet(request: GramRequest) -> None:
-    """Raise OptionError for what is planned and cannot be done."""
-    if request.window is not None:
-        raise OptionError(
-            f"window={shown(request.window)}: a band of C cannot be computed alone yet; leave window (--window) out,"
-            " and all of C is computed"
-        )
 
 
 def _check_pairs(request: GramRequest, matrices: Matrices) -> None:

@@ -126,7 +126,7 @@ class FusedDtypes:
         tiles = 0 if finished == self.sums.itemsize else finished
         before = 0 if self.before is None else self.before.itemsize
         both = self.hermitian or self.accumulators > 1
-        return FusedNbytes(a, b, tiles, before, both, self.accumulators - 1)
+        return FusedNbytes(a, b, tiles, before, both, self.accumulators)
 
 
 class FusedNbytes(NamedTuple):
@@ -139,13 +139,8 @@ class FusedNbytes(NamedTuple):
     before: int = 0
     both: bool = False
     """Whether a tile on the diagonal of a symmetric C needs one of A and one of B."""
-    more_sums: int = 0
-    """Accumulators of a tile besides the first."""
-
-    @property
-    def sums(self) -> int:
-        """All accumulators of a tile."""
-        return 1 + self.more_sums
+    sums: int = 1
+    """Accumulators of a tile."""
 
 
 NO_FUSED_NBYTES = FusedNbytes()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.inputs import NO_FUSED_NBYTES, FusedNbytes, Limits
 
 PANEL_BUFFERS = 2
@@ -39,6 +40,8 @@ class Lines(NamedTuple):
 
     def pitch(self, length: int) -> int:
         """Distance from one line of this length to the next."""
+        if self.unit == 1:
+            return length
         whole, rest = divmod(length, self.cell)
         return (whole * ceil_div(self.cell, self.unit) + ceil_div(rest, self.unit)) * self.unit
 
@@ -148,6 +151,8 @@ class Memory:
     symmetric: bool = False
     """Whether C is symmetric, so that only tiles on and below its diagonal are computed."""
     fused: FusedNbytes = NO_FUSED_NBYTES
+    band: Band | None = None
+    """Where only tiles that touch a band are computed: that."""
 
     def layout(self, rows: int, columns: int) -> Layout:
         """The layout of a tile of these sides and of its panels."""
@@ -178,7 +183,7 @@ class Memory:
     def fused_nbytes(self, rows: int, columns: int) -> int:
         """Bytes of the buffers for transformed panels, and for finishing a tile, of these sides."""
         fused = self.fused
-        if not any(fused):
+        if fused == NO_FUSED_NBYTES:
             return 0
         # A buffer that there is not takes no bytes, whatever the alignment of its lines.
         items = max(1, fused.a), max(1, fused.b), max(1, fused.tile)

@@ -4,9 +4,14 @@ anyway."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
 
 from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.pipeline.plan.band import TileRows
 from tilewright.pipeline.plan.grid import Cuts, TileGrid
 from tilewright.pipeline.plan.inputs import Columns, Geometry, StoredMatrix
 from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory
@@ -26,6 +31,9 @@ class Held:
     """Upper bound on how often all of A is read; 0 where C is symmetric, since B is the same array."""
     b_reads: tuple[Columns, ...]
     """The same for the columns of tiles of B, from the first to the last; where C is symmetric, those of A as well."""
+    rows: tuple[Columns, ...] = ()
+    """The same for the rows of tiles of A, where only tiles that touch a band are computed: some rows have more of them
+    than others. ``a_reads`` is 0 then."""
 
     @property
     def b_reads_of_all(self) -> int:
@@ -38,8 +46,8 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
     tiles to be written while others are multiplied. ``workers`` share the tiles."""
     limits, (m, n) = memory.limits, memory.sides
     rows, columns, k_parts = geometry.tile_rows, geometry.tile_columns, geometry.k_parts
-    tile_grid = TileGrid.of(memory.sides, geometry, symmetric=memory.symmetric)
-    grid = tile_grid.shape
+    tile_grid = TileGrid.of(memory.sides, geometry, symmetric=memory.symmetric, band=memory.band)
+    grid, banded = tile_grid.shape, tile_grid.in_band
     panel_a, panel_b, tile_nbytes = memory.nbytes_of_each(rows, columns)
     c_buffers = min(limits.tile_buffers, 2)
     if memory.nbytes(rows, columns, c_buffers) > limits.device_nbytes:
@@ -53,11 +61,21 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
     of_b = (max(0, grid[0] - 1), max(0, grid[1] - 1)) if memory.symmetric else grid
     a_buffers, b_buffers = _panel_buffers(grid[1], of_b, panel_count, left, (panel_a, panel_b))
     everything = grid[0] * panel_count  # of a symmetric product's one array
-    if memory.symmetric and holds and 0 not in of_b and (everything - 2 * PANEL_BUFFERS) * panel_a <= left:
+    rows_read: tuple[Columns, ...] = ()
+    b_reads: tuple[Columns, ...]
+    if banded is not None:
+        a_buffers, b_buffers = _band_buffers(
+            banded, panel_count, left, (panel_a, panel_b), symmetric=memory.symmetric
+        )
+        a_reads = 0
+        rows_read, b_reads = _band_reads(
+            banded, grid[1], panel_count, workers, (a_buffers, b_buffers), symmetric=memory.symmetric
+        )
+    elif memory.symmetric and holds and 0 not in of_b and (everything - 2 * PANEL_BUFFERS) * panel_a <= left:
         # They serve as panels of A and of B alike, so that each is read once.
         a_buffers, b_buffers = everything, 0
         a_reads = 0
-        b_reads: tuple[Columns, ...] = (Columns(grid[0], min(grid[0], workers)),)
+        b_reads = (Columns(grid[0], min(grid[0], workers)),)
     elif memory.symmetric:
         b_buffers = b_buffers if 0 not in of_b else 0
         a_reads = 0
@@ -71,7 +89,7 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
         more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - peak) // tile_nbytes))
         c_buffers, peak = c_buffers + more, peak + more * tile_nbytes
-    return Held(a_buffers, b_buffers, c_buffers, peak, a_reads, b_reads)
+    return Held(a_buffers, b_buffers, c_buffers, peak, a_reads, b_reads, rows_read)
 
 
 def _panel_buffers(
@@ -158,6 +176,64 @@ def _block_reads(
     )
 
 
+def _band_buffers(
+    banded: TileRows, panel_count: int, left: int, panel_nbytes: tuple[int, int], *, symmetric: bool
+) -> tuple[int, int]:
+    """`_panel_buffers` where tiles touch a band: of B, what two adjacent rows of tiles need together, since the next
+    row needs nearly the same columns. Where C is symmetric and there is room for it, A's panels serve as B's."""
+    a_buffers = b_buffers = PANEL_BUFFERS
+    panel_a, panel_b = panel_nbytes
+    most = int((banded.stop - banded.first).max(initial=0))
+    if symmetric and most <= 1:
+        return a_buffers, 0  # tiles on the diagonal take nothing of B
+    if most == 0 or panel_count == 0:
+        return a_buffers, b_buffers
+    together = banded.most_columns * panel_count
+    if symmetric and (together - 2 * PANEL_BUFFERS) * panel_a <= left:
+        return max(2 * PANEL_BUFFERS, together), 0
+    if most > 1 and panel_count * panel_a <= left:
+        a_buffers += panel_count
+        left -= panel_count * panel_a
+    together -= panel_count if symmetric else 0  # one of them is the diagonal's alone
+    if (together - PANEL_BUFFERS) * panel_b <= left:
+        b_buffers = max(PANEL_BUFFERS, together)
+    return a_buffers, b_buffers
+
+
+def _band_reads(
+    banded: TileRows,
+    grid_columns: int,
+    panel_count: int,
+    workers: int,
+    buffers: tuple[int, int],
+    *,
+    symmetric: bool,
+) -> tuple[tuple[Columns, ...], tuple[Columns, ...]]:
+    """Upper bounds on how often the rows of tiles of A, and the columns of tiles of B, are read by all workers
+    together where tiles touch a band; of a symmetric C none of rows, since columns count for both.
+
+    A row whose panels a worker holds it reads once. What two adjacent rows need together it reads once too, if it walks
+    from the first row to the last, as one worker does; of several, who also take tiles from the ends of others' shares,
+    the bound is that of holding none of it.
+    """
+    a_buffers, b_buffers = buffers
+    each, below = banded.stop - banded.first, banded.in_columns(grid_columns)
+    as_a = np.minimum(each, workers) if 0 < panel_count <= a_buffers else each
+    together = banded.most_columns * panel_count
+    if not symmetric:
+        as_b = np.minimum(below, 1) if workers == 1 and b_buffers >= together else below
+        return _alike(as_a), _alike(as_b)
+    off_diagonal = below - 1
+    if workers == 1 and b_buffers == 0 and a_buffers >= together:
+        return (), _alike(np.ones_like(each))
+    holds = workers == 1 and 0 < together - panel_count <= b_buffers
+    return (), _alike(as_a + (np.minimum(off_diagonal, 1) if holds else off_diagonal))
+
+
+def _alike(counts: Iterable[int]) -> tuple[Columns, ...]:
+    return tuple(Columns(len([*alike]), int(reads)) for reads, alike in groupby(counts))
+
+
 def _turns(grid: int, block: int, kept: int) -> int:
     """For how many rows a column of tiles is still held from the row before, where the last ``kept`` columns are.
 
@@ -181,17 +257,27 @@ def reads(
     item_a, item_b = a.dtype.itemsize, b.dtype.itemsize
     stride_a, stride_b = memory.strides(geometry.tile_rows, geometry.tile_columns)
     cuts = TileGrid.of((m, n), geometry)
-    columns = touched = start = place = 0
-    for alike in held.b_reads:
-        place += alike.number
-        stop = cuts.columns.start(place)
-        columns += alike.reads * (stop - start)
-        touched += alike.reads * _touched(start, stop, cuts.columns, stride_b, b.step(1))
-        start = stop
-    rows = _touched(0, m, cuts.rows, stride_a, a.step(0)) if geometry.within else a.touched(0, stride_a)
-    read = m * k * item_a * held.a_reads + k * columns * item_b
-    decoded = rows * a.touched(1, depth) * item_a * held.a_reads + b.touched(0, depth) * touched * item_b
+    columns, touched = _read_along(held.b_reads, cuts.columns, stride_b, b.step(1))
+    if memory.band is not None:
+        rows, rows_touched = _read_along(held.rows, cuts.rows, stride_a, a.step(0))
+    else:
+        whole = _touched(0, m, cuts.rows, stride_a, a.step(0)) if geometry.within else a.touched(0, stride_a)
+        rows, rows_touched = m * held.a_reads, whole * held.a_reads
+    read = rows * k * item_a + k * columns * item_b
+    decoded = rows_touched * a.touched(1, depth) * item_a + b.touched(0, depth) * touched * item_b
     return read, decoded if m and n else 0
+
+
+def _read_along(reads: Iterable[Columns], cuts: Cuts, stride: int, unit: int) -> tuple[int, int]:
+    """Elements along a side that are read, as often as each stretch of tiles is, and those decoded for that."""
+    read = touched = start = place = 0
+    for alike in reads:
+        place += alike.number
+        stop = cuts.start(place)
+        read += alike.reads * (stop - start)
+        touched += alike.reads * _touched(start, stop, cuts, stride, unit)
+        start = stop
+    return read, touched
 
 
 def _touched(start: int, stop: int, cuts: Cuts, stride: int, unit: int) -> int:

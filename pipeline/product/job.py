@@ -40,6 +40,7 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
 from tilewright.pipeline.product.audit import changed_metadata
+from tilewright.pipeline.product.banded import WINDOW
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, TileTask, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
@@ -280,6 +281,8 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
         "names": product_names(factors.a, factors.b, *factors.transposed),
         "masks": [repr(masks_of(array)) for array in (factors.a, factors.b)],
     }
+    if factors.band is not None:
+        request[WINDOW] = list(factors.band)
     if factors.fused:
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
     if factors.before is None:

@@ -40,7 +40,7 @@ NONE_KEPT = Kept(0, {})
 
 def grid_of(plan: MatmulPlan, past: Past) -> TileGrid:
     """The tiles of the earlier run."""
-    return TileGrid.of((plan.m, plan.n), past.geometry, symmetric=plan.symmetric)
+    return TileGrid.of((plan.m, plan.n), past.geometry, symmetric=plan.symmetric, band=plan.band)
 
 
 def goes_on(plan: MatmulPlan, past: Past) -> bool:

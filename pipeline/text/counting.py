@@ -60,8 +60,7 @@ from tilewright.pipeline.text.kept_counts import (
     piece_again,
     what_is_left,
 )
-from tilewright.pipeline.thread_buffers import thread_buffer
-from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.threads import run_all, thread_buffer
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours

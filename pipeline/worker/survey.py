@@ -17,7 +17,7 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 from tilewright.pipeline.plan.facts import WorkerFacts, cores_here, pause_nbytes
-from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import arrival_of, close_idle_engines, collect_leftovers
 from tilewright.pipeline.worker.peers import answer_peers

@@ -22,7 +22,7 @@ from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.plan.transform import Fused
-from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import (
     close_engine,

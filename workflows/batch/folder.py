@@ -84,6 +84,20 @@ class JobFolder:
         """Is there once a task of a try was asked to end."""
         return self.path / f"stop-{attempt}"
 
+    def certificate(self, attempt: int) -> Path:
+        """Of a try's own making, as is the key."""
+        return self.path / f"certificate-{attempt}.pem"
+
+    def key(self, attempt: int) -> Path:
+        return self.path / f"key-{attempt}.pem"
+
+    def remove_certificates(self) -> None:
+        """Those of all tries; what cannot be removed stays, and opens nothing once its try is over."""
+        for pattern in ("certificate-*.pem", "key-*.pem"):
+            for path in self.path.glob(pattern):
+                with suppress(OSError):
+                    path.unlink()
+
     def dask_log(self, who: str) -> Path:
         return self.path / f"{who}.log"
 

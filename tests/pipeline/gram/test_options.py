@@ -40,7 +40,10 @@ def here(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"of": "lines"}, OptionError, "of='lines' is unknown; it may be 'columns', 'rows'"),
-    ({"window": 5}, OptionError, "window=5: a band of C cannot be computed alone yet; leave window"),
+    ({"window": -1}, OptionError, "window=-1: give how many variables before and behind each are wanted"),
+    ({"window": 1.5}, OptionError, "window=1.5: give how many variables"),
+    ({"window": True}, OptionError, "window=True: give how many variables"),
+    ({"window": (1, 2, 3)}, OptionError, r"window=\(1, 2, 3\): give how many variables"),
     ({"missing_as": "pairwise"}, OptionError, "missing_as='pairwise': nobody said what stands for a missing"),
     ({"missing_as": "zero"}, OptionError, "missing_as='zero' is unknown; it may be 'mean', 'pairwise'"),
     ({"constant": "nan"}, OptionError, "constant='nan' is unknown; it may be 'error', 'zero'"),
