@@ -51,6 +51,7 @@ BENCHES = {
     "dot": "the dot product on one device, against the vendor's library",
     "io": "reading and writing Zarr arrays, against zarr-python",
     "e2e": "the whole product from Zarr to Zarr, against dask.array",
+    "control": "handing out and recording tiles on hundreds of simulated workers",
     "corpus": "counting text files on a cluster, against dask.delayed with bincount",
 }
 """Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
