@@ -19,6 +19,7 @@ from tilewright.pipeline.store.arrays import UNREADABLE, Source, anchored, name_
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
 from tilewright.pipeline.store.locks import Lease, lock_folder, take_lease, unlock_folder
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
+from tilewright.pipeline.store.remote.opening import openable
 
 UNFINISHED_NAME = "tilewright-unfinished"
 """The mark beside a growing array at a URL."""
@@ -83,7 +84,7 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
                     objects.drop(name)
             if not overwrite:
                 objects.put(UNFINISHED_NAME, UNFINISHED)
-            array = create(url, overwrite=overwrite)
+            array = create(openable(url), overwrite=overwrite)
         except StoreError:
             raise
         except Exception as error:
@@ -127,7 +128,7 @@ def growing_in_place(target: Source) -> zarr.Array[Any] | None:
     try:
         if not is_unfinished(objects_at(os.fspath(target))):
             return None
-        return zarr.open_array(os.fspath(target), mode="r+")
+        return zarr.open_array(openable(os.fspath(target)), mode="r+")
     except (FileNotFoundError, *UNREADABLE):
         return None
     except StoreError:

@@ -57,6 +57,7 @@ from tilewright.pipeline.store.locks import (
     unlock_folder,
 )
 from tilewright.pipeline.store.objects import folder_of, objects_of
+from tilewright.pipeline.store.remote.opening import openable
 from tilewright.pipeline.store.sessions import Gathered, session_of
 from tilewright.pipeline.transfer.files import exchange, sync_files, sync_folder, with_remedy
 
@@ -457,7 +458,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     if overwrite:
         return
     try:
-        found = zarr.open(os.fspath(target), mode="r")
+        found = zarr.open(openable(os.fspath(target)), mode="r")
     except (FileNotFoundError, BaseZarrError):
         return
     except Exception as error:  # a file system of fsspec's may raise anything

@@ -17,6 +17,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store.arrays import in_one_line, name_of, unwrapped
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.checksum import checksum_of_file, new_checksum
 from tilewright.pipeline.transfer.files import NotAFileError
@@ -46,7 +47,7 @@ def objects_at(url: str) -> Objects:
     """The objects of an array at a URL, whether or not there is one yet. Raises StoreError for a URL that leads
     nowhere."""
     try:
-        return Objects(FsspecStore.from_url(url), "", url)
+        return Objects(store_at(url), "", url)
     except Exception as error:
         raise StoreError(f"output: cannot open {url}: {in_one_line(error)}") from error
 
