@@ -10,6 +10,7 @@ import math
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -21,9 +22,12 @@ from tilewright.kernels.arguments import shown
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import StoredMatrix
-from tilewright.pipeline.store.chunks import METADATA_NAMES, layout_of, matrix_order
+from tilewright.pipeline.store.byte_ranges import block_of
+from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
 from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
+from tilewright.pipeline.store.remote.opening import is_s3, openable
+from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
@@ -70,6 +74,8 @@ def name_of(source: Given) -> str:
             if given.startswith(LOCAL_URLS):  # of which a Path would drop a slash
                 return f"{given}/{source.path}".rstrip("/")
             return str(Path(given) / source.path)
+        if isinstance(source.store, AtUrl):
+            return f"{source.store.url}/{source.path}".rstrip("/")
         if isinstance(source.store, FsspecStore):
             fs, path = beneath(source.store.fs, f"{source.store.path}/{source.path}".rstrip("/"))
             # fsspec's archives keep the file that they lie in, without which all of them have one name.
@@ -115,18 +121,27 @@ def location(source: Given) -> tuple[str, PurePath]:
         path = local_path(source)
         if path is not None:
             return "", path.resolve()
+        if is_s3(text := os.fspath(source)):
+            return _in_bucket(text)
         from fsspec.core import url_to_fs  # imported here since few use a URL
 
         try:
-            return _location(*url_to_fs(os.fspath(source)))
+            return _location(*url_to_fs(text))
         except Exception:  # a file system of fsspec's may raise anything; opening it says what is wrong
-            return "", PurePosixPath(os.fspath(source))
+            return "", PurePosixPath(text)
+    if isinstance(source.store, AtUrl):
+        return _in_bucket(name_of(source))
     store = unwrapped(source.store)
     if isinstance(store, LocalStore):
         return "", (store.root / source.path).resolve()
     if isinstance(store, FsspecStore):
         return _location(store.fs, f"{store.path}/{source.path}")
     return type(store).__name__, PurePosixPath(str(source.store_path))
+
+
+def _in_bucket(url: str) -> tuple[str, PurePath]:
+    """The location of a URL of S3, as fsspec has it."""
+    return "s3", PurePosixPath(url.partition("://")[2])
 
 
 def _location(fs: Any, path: str) -> tuple[str, PurePath]:
@@ -284,7 +299,7 @@ def _opened(source: Source) -> zarr.Array[Any]:
         return anchored(source)
     text, path = os.fspath(source), local_path(source)
     if path is None:
-        return zarr.open_array(text, mode="r")
+        return zarr.open_array(openable(text), mode="r")
     for entry in METADATA_FILES:
         _check_no_other(path / entry)
     # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL; and a URL of a
@@ -318,6 +333,16 @@ def read_unit(array: StoredArray) -> tuple[int, ...]:
     return tuple(max(1, side) for side in array.chunks)
 
 
+def part_unit(array: StoredArray) -> tuple[int, ...]:
+    """Sides of what one thread reads at once: `read_unit`, or of shards in a store that is not local several of their
+    chunks."""
+    unit = read_unit(array)
+    if isinstance(array, Flattened) or is_local(array) or array.shards is None:
+        return unit
+    layout = encoding_of(array, name_of(array), Path())
+    return unit if layout is None else tuple(max(1, side) for side in block_of(layout))
+
+
 def write_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
     """Sides of what is written as one object, by one writer at a time: the shard if there is one, else the chunk."""
     return tuple(max(1, side) for side in (array.shards or array.chunks))
@@ -329,6 +354,9 @@ def as_stored_matrix(array: StoredArray, *, transpose: bool = False) -> StoredMa
     unit = read_unit(array)
     dtype = array.dtype.newbyteorder("=")
     stored = StoredMatrix(rows, columns, dtype, (unit[0], unit[1]), is_plain(array))
+    part = part_unit(array)
+    if part != unit:
+        stored = replace(stored, part=(part[0], part[1]))
     return stored.transposed if transpose else stored
 
 
