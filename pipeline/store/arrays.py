@@ -15,6 +15,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeAlias
 
 import zarr
+from zarr.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
@@ -26,8 +27,10 @@ from tilewright.pipeline.store.byte_ranges import block_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
 from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
-from tilewright.pipeline.store.remote.opening import is_s3, openable
+from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, openable, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
+from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
+from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
@@ -59,6 +62,11 @@ MOST_NBYTES = 2**63 - 1
 
 LOCAL_URLS = ("file://", "local://")
 """How URLs of local paths begin, by fsspec's names."""
+
+UNFINISHED_NAME = "tilewright-unfinished"
+"""The mark beside a growing array at a URL."""
+UNFINISHED = b"an unfinished product of Tilewright\n"
+"""What it holds; where the store removes nothing, the mark of a finished one is empty."""
 
 GIVEN_NAME = "_tilewright_given_name"
 """The attribute of a local store that keeps the user's name for its folder, whose path we made absolute."""
@@ -214,16 +222,19 @@ def check_source(source: Any, role: str) -> None:
         )
 
 
-def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -> zarr.Array[Any]:
+def open_array(
+    source: Source, *, ndim: int, role: str, or_more: bool = False, growing: bool = False
+) -> zarr.Array[Any]:
     """Open an array for reading and check that it holds numbers in ``ndim`` dimensions, ``or_more``.
 
-    A relative path is made absolute, for workers that run in other folders; messages use the name as given.
+    A relative path is made absolute, for workers that run in other folders; messages use the name as given. growing:
+    also a product at a URL that is not finished.
 
     Raises
     ------
     StoreError
-        Nothing is there, it cannot be read, it is a group and not an array, its chunks hold no element, or ``source``
-        is not a path.
+        Nothing is there, it cannot be read, it is an unfinished product, or a group and not an array, its chunks hold
+        no element, or ``source`` is not a path.
     ShapeError, DTypeError
         The array has another number of dimensions, or holds no numbers.
     """
@@ -240,6 +251,7 @@ def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -
         if there := what_is_there(name, local_path(source), ndim):
             raise StoreError(f"{role}: {name} {there}") from error
         if isinstance(error, FileNotFoundError):
+            check_bucket(source, role)
             raise StoreError(
                 f"{role}: there is no Zarr array at {name}; give the path of an array"
             ) from error
@@ -248,8 +260,9 @@ def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -
             f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
         ) from error
     except Exception as error:  # besides the system's, whatever a file system of fsspec's raises
-        told = with_remedy(error) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"{role}: cannot open {name}: {told}") from error
+        raise StoreError(f"{role}: cannot open {name}: {_cannot(error, source)}") from error
+    if not growing:
+        _check_finished(role, source, array)
     _check_sides(role, name, array)
     if not isinstance(array.metadata.attributes, Mapping):
         raise StoreError(
@@ -281,6 +294,42 @@ def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -
             " again"
         ) from error
     return array
+
+
+def check_bucket(source: Source, role: str) -> None:
+    """Raise StoreError where the bucket is missing that a URL of S3 names, in which nothing was found."""
+    if isinstance(source, zarr.Array) or not is_s3(url := os.fspath(source)):
+        return
+    try:
+        answer_of(look_at_bucket(store_at(url, True)), url)
+    except Exception as error:
+        if trouble_of(error).kind is not Kind.MISSING:
+            raise StoreError(f"{role}: cannot open {url}: {told_of(error)}") from error
+
+
+def _cannot(error: Exception, source: Source) -> str:
+    """Why an array cannot be opened, and what to do about it."""
+    if not isinstance(source, zarr.Array) and local_path(source) is None:
+        return told_of(error)
+    return with_remedy(error) if isinstance(error, OSError) else str(error)
+
+
+def _check_finished(role: str, source: Source, array: zarr.Array[Any]) -> None:
+    """Raise StoreError for a product at a URL that a run has begun, and not finished: what it lacks reads as zeros."""
+    if isinstance(source, zarr.Array) or is_local(array):
+        return
+    key = f"{array.path}/{UNFINISHED_NAME}".lstrip("/")
+    try:
+        found = answer_of(array.store.get(key, default_buffer_prototype()), f"{name_of(array)}/{key}")
+    except Exception as error:
+        if trouble_of(error).passing:
+            raise StoreError(f"{role}: cannot open {name_of(source)}: {told_of(error)}") from error
+        return  # to those who may not list a bucket, S3 forbids what is not there
+    if found is not None and found.to_bytes() == UNFINISHED:
+        raise StoreError(
+            f"{role}: {name_of(source)} is an unfinished product: the run that writes it goes on, or was stopped; wait"
+            " for it, or finish it by the same command"
+        )
 
 
 def _check_sides(role: str, name: str, array: zarr.Array[Any]) -> None:

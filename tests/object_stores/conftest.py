@@ -38,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> int:
     return int(request.getfixturevalue(f"{request.param}_port"))
 
 
-@pytest.fixture(params=["obstore", "s3fs"])
+@pytest.fixture(params=["obstore", pytest.param("s3fs", marks=pytest.mark.slow)])
 def library(request: pytest.FixtureRequest) -> Iterator[str]:
     """What asks the server."""
     with dask.config.set({"tilewright.obstore": request.param == "obstore"}):

@@ -72,6 +72,16 @@ def store_at(url: str, read_only: bool = False) -> Store:
     return AtUrl(inner.with_read_only(read_only), url.rstrip("/"), store_at)
 
 
+async def look_at_bucket(store: Store) -> None:
+    """Raise what the server says to a listing, of a store of `store_at` for S3."""
+    inner: Any = store._store if isinstance(store, AtUrl) else store
+    if isinstance(inner, FsspecStore):  # its own listings do not tell an empty bucket from none
+        await inner.fs._call_s3("list_objects_v2", Bucket=inner.fs.split_path(inner.path)[0], MaxKeys=1)
+        return
+    async for _ in inner.list_dir(""):
+        return
+
+
 def _surroundings() -> tuple[tuple[str, str], ...]:
     """What of the environment decides how S3 is reached."""
     return tuple(
@@ -86,7 +96,9 @@ def _opened(url: str, process: int, obstore: bool, surroundings: tuple[tuple[str
     if settings is not None and settings.fits_obstore() and obstore:
         return _by_obstore(url, settings)
     if importlib.util.find_spec("s3fs") is not None:
-        return FsspecStore.from_url(url, storage_options=_s3fs_options(settings))
+        found = FsspecStore.from_url(url, storage_options=_s3fs_options(settings))
+        found.fs.retries = 1  # patience is ours
+        return found
     if importlib.util.find_spec("obstore") is not None:
         return _by_obstore(url, settings or _Settings({}, None))
     raise ImportError(
@@ -97,7 +109,8 @@ def _opened(url: str, process: int, obstore: bool, surroundings: tuple[tuple[str
 def _s3fs_options(settings: _Settings | None) -> dict[str, Any]:
     given = dict(_configured().get("config_kwargs", {}))
     # With more at once for each object it would ask for an object's size before it reads it.
-    options = {"config_kwargs": {"max_pool_connections": CONNECTIONS, **given}, "max_concurrency": 1}
+    given = {"max_pool_connections": CONNECTIONS, "retries": {"max_attempts": 0}, **given}
+    options = {"config_kwargs": given, "max_concurrency": 1}
     # Named though it would be found, since fsspec keeps one file system for all that are opened by the same options.
     return (
         options

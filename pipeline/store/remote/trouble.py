@@ -30,8 +30,8 @@ class Kind(Enum):
 REMEDIES = {
     Kind.NO_CREDENTIALS: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, here and on the workers (for"
     " a public bucket, AWS_SKIP_SIGNATURE=true)",
-    Kind.FORBIDDEN: "see that these credentials, and the bucket's policy, allow to read, list and, for outputs, to write"
-    " and delete there, and that the clock is right",
+    Kind.FORBIDDEN: "see that these credentials, and the bucket's policy, allow to read and list, and for outputs to"
+    " write and delete there, and that the clock is right",
     Kind.NO_BUCKET: "create it, or correct the URL: s3://BUCKET/PATH; or AWS_ENDPOINT_URL, if it is on another server",
     Kind.OTHER_REGION: "set AWS_REGION to the bucket's",
     Kind.MISSING: "correct the path",
@@ -154,24 +154,36 @@ class Trouble(NamedTuple):
         return f"{self.cause}; {REMEDIES[self.kind]}"
 
 
+def told_of(error: BaseException) -> str:
+    """An error of a store in one line: what it means and what to do about it, where that is known; else its class and
+    the first line of what it says."""
+    trouble = trouble_of(error)
+    return trouble.detail if trouble.kind is Kind.OTHER else str(trouble)
+
+
 def trouble_of(error: BaseException) -> Trouble:
     """What an error means that a store has raised, or what caused it.
 
     >>> str(trouble_of(PermissionError("Access Denied"))).partition(";")[0]
     'the storage forbids it (PermissionError: Access Denied)'
     """
+    chain: list[BaseException] = []
     found: BaseException | None = error
-    seen: list[BaseException] = []
-    while found is not None and found not in seen:
-        seen.append(found)
-        if (kind := _kind_of(found)) is not None:
-            return Trouble(kind, _detail(found))
+    while found is not None and found not in chain:
+        chain.append(found)
         found = found.__cause__ or found.__context__
+    # What the server said comes first: its error may have been translated into one that says less.
+    for one in chain:
+        if (kind := _said_by_server(one)) is not None:
+            return Trouble(kind, _detail(one))
+    for one in chain:
+        if (kind := _kind_of_class(one)) is not None:
+            return Trouble(kind, _detail(one))
     return Trouble(Kind.OTHER, _detail(error))
 
 
-def _kind_of(error: BaseException) -> Kind | None:
-    """What an error says by itself; None where that is nothing we know."""
+def _said_by_server(error: BaseException) -> Kind | None:
+    """What a code, a status or the text of an error says; None where that is nothing we know."""
     text = str(error)
     if NO_CREDENTIALS.search(text):
         return Kind.NO_CREDENTIALS
@@ -179,8 +191,11 @@ def _kind_of(error: BaseException) -> Kind | None:
         return CODES[code]
     if (status := _status(error)) in STATUSES:
         return STATUSES[status]
-    if UNREACHABLE.search(text):
-        return Kind.UNREACHABLE
+    return Kind.UNREACHABLE if UNREACHABLE.search(text) else None
+
+
+def _kind_of_class(error: BaseException) -> Kind | None:
+    """The same by an error's number or class."""
     if isinstance(error, OSError) and error.errno in ERRNOS:
         return ERRNOS[error.errno]
     for one in type(error).__mro__:
