@@ -30,17 +30,16 @@ from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, Shape
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
-from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     FusedDtypes,
     Geometry,
     Limits,
     StoredMatrix,
+    WorkerFacts,
     accumulator_dtype,
-    no_workspace,
 )
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
@@ -66,7 +65,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -277,7 +276,12 @@ def _check_distinct(out: Source, factors: Factors) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
-    for role, factor in factors.roles.items():
+    masks = {
+        f"{role}'s mask": factor.mask
+        for role, factor in factors.roles.items()
+        if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
+    }
+    for role, factor in (factors.roles | masks).items():
         if isinstance(out, zarr.Array) and is_same_array(out, factor):
             raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
         factor_kind, theirs = store.location(factor)
@@ -410,7 +414,7 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
         nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
     workspace = (
-        no_workspace
+        None
         if on_host
         else partial(
             workspace_nbytes,

@@ -16,11 +16,10 @@ import pytest
 import yaml
 
 from tilewright.pipeline.errors import ClusterError
+from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch import keeper as keeper_module
-from tilewright.workflows.batch import slurm
 from tilewright.workflows.batch.certificates import certificates, environment_of
 from tilewright.workflows.batch.folder import (
-    INSIDE,
     INSIDE_PROFILE,
     INSIDE_TRY,
     JobFolder,
