@@ -22,11 +22,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from tilewright.pipeline.cluster.endings import request_end
+
+if TYPE_CHECKING:
+    from tilewright.pipeline.events import Event, Listener
 
 INTERRUPTED_STATUS, TERMINATED_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What shells report for a process that Ctrl-C ended, and for one that it was asked to end."""
@@ -272,6 +275,28 @@ def _fail(error: Exception) -> NoReturn:
 def is_quiet() -> bool:
     """Whether the running command was asked to be quiet."""
     return bool(click.get_current_context().meta.get(_QUIET, False))
+
+
+@contextmanager
+def listening(*, quiet: bool = False) -> Iterator[Listener]:
+    """A listener that shows what happens on standard error for as long as the block runs: by a live display on a
+    terminal, by a few plain lines anywhere else."""
+    if quiet or sys.stderr is None:  # None: closed by whoever started this process
+        yield _quiet
+    elif sys.stderr.isatty():
+        from tilewright.workflows.display import displaying
+
+        with displaying() as listener:
+            yield listener
+    else:
+        from tilewright.workflows.progress import Lines
+
+        yield Lines()
+
+
+def _quiet(event: Event) -> None:
+    """Ignores all events: `events.log_notices` would log some, and Python prints what is logged where no handler takes
+    it."""
 
 
 def import_dask() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,9 +12,8 @@ from numba import cuda
 
 from tilewright.kernels.elements import conversion
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import enqueue
 from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.passes.launcher import Launcher
 
 SIDE = 32
 """Side of the squares that blocks of threads clear: a warp writes a line of one."""
@@ -44,16 +42,12 @@ def clear_function(dtype: np.dtype) -> Any:
     return clear_kernel
 
 
-@functools.cache
 def signature(dtype: np.dtype) -> Any:
     strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
     return numba.void(strided, numba.types.int64, numba.types.int64)
 
 
-@functools.cache
-def kernel(dtype: np.dtype) -> Any:
-    """The kernel for elements of this dtype, compiled at its first launch."""
-    return compile_kernel(clear_function(dtype), signature(dtype))
+KERNELS = Launcher(clear_function, signature)
 
 
 def clear_outside(matrix: Any, least: int, most: int, stream: Any) -> None:
@@ -65,9 +59,9 @@ def clear_outside(matrix: Any, least: int, most: int, stream: Any) -> None:
     if not rows or not columns:
         return
     grid = ceil_div(rows, SIDE) * ceil_div(columns, SIDE)
-    enqueue(kernel(np.dtype(matrix.dtype)), grid, (SIDE, LINES), stream, 0, matrix, least, most)
+    KERNELS.enqueue((np.dtype(matrix.dtype),), grid, (SIDE, LINES), stream, matrix, least, most)
 
 
 def variants(dtypes: Iterable[np.dtype]) -> Iterable[Variant]:
     for dtype in dtypes:
-        yield Variant(f"clear outside a band {dtype}", clear_function(dtype), signature(dtype))
+        yield KERNELS.variant(f"clear outside a band {dtype}", dtype)

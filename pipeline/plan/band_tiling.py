@@ -13,7 +13,7 @@ from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.grid import TileGrid, nest
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import Memory
+from tilewright.pipeline.plan.memory import Memory
 from tilewright.pipeline.plan.tiling import TILE_OPERATIONS
 
 LEAST_CHUNK_SIDE = 256

@@ -4,10 +4,15 @@ A run that goes on with less memory than C was begun with cuts every tile into s
 each. The sides of the smaller ones need not divide those of the larger: each larger tile is cut from its own start, and
 its last row and column of tiles is what is left. So the cuts of a side are *nested*, and no old tile lies in two new
 ones.
+
+A symmetric C = op(A) op(A)ᵀ is cut alike in rows and columns, into a grid of g × g tiles, and those on and below the
+diagonal, a triangle, are computed. So op(A) consists of g *blocks* of rows; block x is what row x of tiles needs of A,
+and column x of B. A tile on the diagonal takes A's panels for both.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +22,6 @@ import numpy as np
 
 from tilewright.pipeline.plan.band import Band, TileRows
 from tilewright.pipeline.plan.inputs import Geometry
-from tilewright.pipeline.plan.layout import triangle_count, triangle_position
 
 
 @dataclass(frozen=True)
@@ -233,3 +237,27 @@ def nest(
             kept.append(outer)
             inner = outer
     return tuple(reversed(kept))
+
+
+def triangle_count(grid: int) -> int:
+    """Tiles on and below the diagonal of a grid of so many rows."""
+    return grid * (grid + 1) // 2
+
+
+def triangle_position(index: int) -> tuple[int, int]:
+    """Row and column of a tile in the order of work: row by row, every second one from the diagonal backwards: so
+    a row begins beside where the one before it ended."""
+    i = (math.isqrt(8 * index + 1) - 1) // 2
+    j = index - triangle_count(i)
+    return i, i - j if i % 2 else j
+
+
+def triangle_area(side: int, tile: int) -> int:
+    """Elements of all tiles on and below the diagonal, where a C of this side is cut into tiles of that."""
+    whole, rest = divmod(side, tile)
+    return (side * side + whole * tile * tile + rest * rest) // 2
+
+
+def square_unit(unit: tuple[int, int], side: int) -> int:
+    """The side of the smallest square tile that consists of whole stored pieces of C, as does its mirror image."""
+    return max(1, min(math.lcm(*unit), side))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_geometry, finer_band_geometry
-from tilewright.pipeline.plan.grid import Tile, TileGrid
+from tilewright.pipeline.plan.grid import Tile, TileGrid, square_unit
 from tilewright.pipeline.plan.inputs import (
     NO_FUSED_NBYTES,
     FusedDtypes,
@@ -28,13 +29,7 @@ from tilewright.pipeline.plan.inputs import (
     StoredMatrix,
     accumulator_dtype,
 )
-from tilewright.pipeline.plan.layout import (
-    PANEL_BUFFERS,
-    Layout,
-    Memory,
-    square_unit,
-)
-from tilewright.pipeline.plan.residency import hold, reads
+from tilewright.pipeline.plan.memory import PANEL_BUFFERS, Layout, Memory, hold, reads
 from tilewright.pipeline.plan.tiling import best_geometry, finer_geometry, panel_depth
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -167,7 +162,7 @@ class MatmulPlan:
         a, b = self.operand_dtypes
         return np.dtype(a or self.a_dtype), np.dtype(b or self.b_dtype)
 
-    @property
+    @cached_property
     def tile_grid(self) -> TileGrid:
         """How C is cut into tiles."""
         return TileGrid.of((self.m, self.n), self.geometry, symmetric=self.symmetric, band=self.band)
@@ -182,7 +177,7 @@ class MatmulPlan:
         """Where k is cut into parts: how many tiles the workers compute and add up at a time."""
         return _sums_under_way(self.k_parts, self.workers)
 
-    @property
+    @cached_property
     def geometry(self) -> Geometry:
         """What a later run must keep in order to resume with this run's tiles."""
         return Geometry(
@@ -200,7 +195,7 @@ class MatmulPlan:
         """What decides the bits of its tiles."""
         return Recipe(self.panel_depth, self.k_parts, self.cell_rows, self.cell_columns, self.on_host)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """How panels, as they are stored, and tiles, as they are summed, lie in memory."""
         return self._layout(np.dtype(self.a_dtype), np.dtype(self.b_dtype), self.sums)
@@ -749,7 +744,7 @@ def _coding_nbytes(
     A thread that goes through a codec holds one stored piece twice: encoded, and decoded or gathered. A streaming
     decoder needs less: however large its window, it fills no more than it decodes.
     """
-    pieces = [max((op.unit_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
+    pieces = [max((op.part_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
     pieces += [c_unit_nbytes] * limits.write_threads
     coders = 0 if limits.on_host else limits.write_threads * CODER_NBYTES
     return 2 * sum(sorted(pieces, reverse=True)[:lanes]) + max(0, limits.encoders_nbytes - coders)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
-from tilewright.pipeline.plan.grid import TileGrid, nest
+from tilewright.pipeline.plan.grid import TileGrid, nest, triangle_area, triangle_count
 from tilewright.pipeline.plan.inputs import (
     NO_FUSED_NBYTES,
     FusedNbytes,
@@ -26,8 +26,7 @@ from tilewright.pipeline.plan.inputs import (
     Limits,
     StoredMatrix,
 )
-from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory, triangle_area, triangle_count
-from tilewright.pipeline.plan.residency import hold, reads
+from tilewright.pipeline.plan.memory import PANEL_BUFFERS, Memory, hold, reads
 
 TILE_OPERATIONS = 2**34
 """The fewest operations worth a tile of its own in a small product: a tenth of a second on a few cores."""

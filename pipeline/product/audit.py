@@ -19,7 +19,7 @@ from tilewright.pipeline.check.verify import find_damaged
 from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
-from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.told import StoredObject
 from tilewright.pipeline.product.banded import WINDOW, piece_region, stored_outside
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,

@@ -20,8 +20,7 @@ from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.inputs import Recipe
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND
+from tilewright.pipeline.plan.told import NOTHING_FOUND, StoredObject
 from tilewright.pipeline.product.ledger import Group, Past, Stored
 from tilewright.pipeline.store.objects import fault_of
 

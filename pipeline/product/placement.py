@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.plan.facts import Sharers, host_of
 from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.inputs import Sharers, host_of
 from tilewright.pipeline.plan.product import MatmulPlan
 
 

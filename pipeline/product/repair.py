@@ -31,7 +31,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Teller
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.told import StoredObject
 from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, band_of
 from tilewright.pipeline.product.durability import sync_many
 from tilewright.pipeline.product.inputs import Fingerprint

@@ -31,17 +31,16 @@ from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, Shape
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
-from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     FusedDtypes,
     Geometry,
     Limits,
     StoredMatrix,
+    WorkerFacts,
     accumulator_dtype,
-    no_workspace,
 )
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
@@ -363,7 +362,7 @@ def plan_for(
             "read-threads",
             facts,
             all(store.is_local(array) for array in (left, right)),
-            [op.unit_nbytes for op in (a, b) if not op.plain],
+            [op.part_nbytes for op in (a, b) if not op.plain],
         ),
         tile_buffers=_tile_buffers(facts, out),
         lanes=_lanes(facts),
@@ -425,7 +424,7 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
         nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
     workspace = (
-        no_workspace
+        None
         if on_host
         else partial(
             workspace_nbytes,

@@ -27,7 +27,7 @@ from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, Notice
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.text.blocks import (

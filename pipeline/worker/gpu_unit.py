@@ -153,7 +153,7 @@ class _Looks:
         """Compile and load the kernels that will be launched."""
         for dtype, sought in zip(self.dtypes, self.sought, strict=True):
             if sought:
-                self.kernels.prepare(dtype)
+                self.kernels.KERNELS.prepare(dtype)
 
     def words(self, slot: int, matrix: int = 0) -> int:
         """The address of a tile's words for A (0), B (1) or C (2)."""
@@ -246,7 +246,7 @@ class _Hashes:
 
     def prepare(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
         """Compile and load the kernel that will be launched for a panel like this one."""
-        self._kernels.prepare(self._table(panel, parts).unit)
+        self._kernels.KERNELS.prepare(self._table(panel, parts).unit)
 
     def begin(self, panel: Placed, parts: Sequence[PanelPart]) -> Callable[[], list[int]]:
         self._cuda.current_context()  # attaches the thread to the GPU

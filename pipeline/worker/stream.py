@@ -23,8 +23,8 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
-from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.inputs import Sharers
 from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.threads import clear_frames
 from tilewright.pipeline.worker.compute_stage import ComputeStage

@@ -23,8 +23,7 @@ from tilewright.kernels.passes.contents import NOTHING, Contents, contents_of, o
 from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import Corners, Found, Product
+from tilewright.pipeline.plan.told import Corners, Found, Product, StoredObject
 from tilewright.pipeline.store.content import content_hash
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads

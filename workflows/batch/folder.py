@@ -22,8 +22,6 @@ from tilewright.workflows.batch.profile import BatchProfile
 
 VERSION = 1
 """Of the files."""
-INSIDE = "TILEWRIGHT_JOB_PROFILES"
-"""In the environment of a job's command: the file with the profile of the job's own cluster."""
 INSIDE_PROFILE = "job"
 INSIDE_TRY = "TILEWRIGHT_JOB_TRY"
 """Which try of the job it is, from 1."""

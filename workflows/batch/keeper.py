@@ -25,11 +25,10 @@ import yaml
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiler import profiler_off
 from tilewright.pipeline.errors import ClusterError
-from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch.certificates import certificates, environment_of
 from tilewright.workflows.batch.children import ending_with_parent
 from tilewright.workflows.batch.folder import (
-    INSIDE,
     INSIDE_PROFILE,
     INSIDE_TRY,
     JobFolder,

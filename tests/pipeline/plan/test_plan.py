@@ -25,7 +25,7 @@ from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan import product as plan_module
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import LINE_NBYTES, PANEL_BUFFERS, Memory
+from tilewright.pipeline.plan.memory import LINE_NBYTES, PANEL_BUFFERS, Memory, hold, reads
 from tilewright.pipeline.plan.product import (
     BARE_PROCESS_NBYTES,
     CODER_NBYTES,
@@ -36,7 +36,6 @@ from tilewright.pipeline.plan.product import (
     fitting_unit,
     plan_tiles,
 )
-from tilewright.pipeline.plan.residency import hold, reads
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.panels import PanelCache
 from tilewright.pipeline.worker.units import tile_slots

@@ -16,11 +16,10 @@ import pytest
 import yaml
 
 from tilewright.pipeline.errors import ClusterError
+from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch import keeper as keeper_module
-from tilewright.workflows.batch import slurm
 from tilewright.workflows.batch.certificates import certificates, environment_of
 from tilewright.workflows.batch.folder import (
-    INSIDE,
     INSIDE_PROFILE,
     INSIDE_TRY,
     JobFolder,
@@ -117,8 +116,9 @@ def test_a_job_without_its_cluster_ends_with_the_reason(
 
 
 def test_what_the_command_says_of_a_lost_cluster_is_waited_for(
-    folder: JobFolder, capfd: pytest.CaptureFixture[str]
+    folder: JobFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keeper_module, "CLIENT_SECONDS", 20)
     kept = keeper(
         folder, scheduler="echo {} > $0; sleep 0.3", command="sleep 0.4; echo tiles are kept; exit 1"
     )
