@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
 from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, Side, Values
+from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.request import Durability
 from tilewright.pipeline.store.arrays import Source
@@ -223,9 +224,8 @@ def cov(
         x,
         y,
         out,
-        conjugated="right",
+        **ASKED["cov"],
         of=of,
-        center=True,
         missing=missing,
         missing_as=missing_as,
         divide=divide,
@@ -292,13 +292,10 @@ def corr(
         x,
         y,
         out,
-        conjugated="right",
+        **ASKED["corr"],
         of=of,
-        center=True,
-        scale=True,
         missing=missing,
         missing_as=missing_as,
-        divide="n-1",
         weights=weights,
         window=window,
         sum_over=sum_over,
@@ -316,6 +313,22 @@ def corr(
         same_bits=same_bits,
         listener=listener,
     )
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "gram": {},
+    "cov": {"conjugated": "right", "center": True},
+    "corr": {"conjugated": "right", "center": True, "scale": True, "divide": "n-1"},
+}
+"""What each command asks of a Gram matrix."""
+
+
+def plan_only(name: str, arrays: Sequence[Source], **options: Any) -> MatmulPlan:
+    """The plan that a command of `ASKED` would follow for these matrices and this output; nothing is written. options:
+    as its function has them. Raises as that."""
+    x, *between, out = arrays
+    y = between[0] if between else None
+    return job.plan_only(GramRequest(x, out, y, **(options | ASKED[name])))
 
 
 def _run(x: Source, y: Source | None, out: Source | None, **options: Any) -> MatmulRun:
