@@ -103,6 +103,9 @@ SETTINGS = (
     Setting("tilewright.cluster-file", None, "path",
             "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any",
             argument="cluster_file"),
+    Setting("tilewright.accept-finished", False, "true or false",
+            "whether a product that stands finished in its place, with its record, is checked and accepted where the"
+            " very same is asked for again, rather than refused as existing; later tries of batch jobs do so"),
     Setting("tilewright.jobs-folder", None, "path",
             "where batch jobs keep their scripts, logs and addresses: a folder that their nodes see too; unset:"
             " tilewright/jobs in $XDG_STATE_HOME, or in ~/.local/state"),

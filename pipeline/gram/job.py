@@ -32,8 +32,8 @@ from tilewright.pipeline.gram.transforms import (
     stays_exact,
     wanted_of,
 )
+from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
-from tilewright.pipeline.product.job import multiply
 from tilewright.pipeline.product.request import Request, check_output, open_factors
 from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import name_of
@@ -54,7 +54,7 @@ def gram(request: GramRequest) -> MatmulRun:
     check_output(out, open_factors(plain), overwrite=plain.overwrite)
     wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
     if not wanted:
-        return multiply(_with(plain, _made(request, matrices, form, {}, dtype)))
+        return multiply_or_accept(_with(plain, _made(request, matrices, form, {}, dtype)))
     with (
         open_cluster(request.cluster, request.cluster_file) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
@@ -75,7 +75,7 @@ def gram(request: GramRequest) -> MatmulRun:
                     )
                 )
             made = _made(request, matrices, form, found, dtype, client, arrays)
-        return multiply(_with(replace(plain, cluster=client, cluster_file=None), made))
+        return multiply_or_accept(_with(replace(plain, cluster=client, cluster_file=None), made))
 
 
 def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:

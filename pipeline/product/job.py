@@ -77,7 +77,13 @@ from tilewright.pipeline.product.output import (
     resume_output,
     resume_output_in_place,
 )
-from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
+from tilewright.pipeline.product.request import (
+    Factors,
+    Request,
+    check_output,
+    open_factors,
+    plan_for,
+)
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -123,7 +129,8 @@ def multiply(
 ) -> MatmulRun:
     """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does.
 
-    repair: it is computed only to replace what is damaged in C (`repair.py`). Then no other tile is computed again:
+    repair: it is computed only to replace what is damaged in C (`repair.py`), or to check a C that is
+    finished (`accept.py`). Then no other tile is computed again:
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
     has the very bytes that were written. task: as in `run_tiles`.
     """
@@ -601,7 +608,8 @@ def _as_written(job: Job, ledger: Ledger | None, kept: Kept) -> bool:
     if job.repair is None or ledger is None:
         return False
     again = [stored for index, stored in ledger.tiles.items() if index not in kept.finished]
-    return all(job.repair.written.get(one.place) == one for stored in again for one in stored.objects)
+    written = job.repair.written
+    return bool(written) and all(written.get(one.place) == one for stored in again for one in stored.objects)
 
 
 def _whereabouts(output: Output) -> str:

@@ -56,6 +56,7 @@ from tilewright.pipeline.product.fusing import (
 )
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import (
+    CHECKSUMS_NAME,
     check_given_output,
     check_growing_place,
     check_output_free,
@@ -261,7 +262,8 @@ def open_factors(request: Request) -> Factors:
 
 def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
-    check_output_free(out, overwrite=overwrite)
+    if not may_be_accepted(out, overwrite=overwrite):
+        check_output_free(out, overwrite=overwrite)
     _check_distinct(out, factors)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
@@ -270,6 +272,15 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
         if factors.band is not None:
             check_given_band(out, factors.band)
     check_shared_output(out)
+
+
+def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
+    """Whether a finished product stands in a local output's place, with its record, that may turn out to be the one
+    that is asked for; never where ``tilewright.accept-finished`` is not set."""
+    path = store.local_path(out)
+    if path is None or overwrite or not config.get("accept-finished"):
+        return False
+    return (path / CHECKSUMS_NAME).is_file()
 
 
 def _check_distinct(out: Source, factors: Factors) -> None:

@@ -217,6 +217,8 @@ class Keeper:
     def _settings(self) -> dict[str, str]:
         """Of the command, where nobody has set them."""
         found = {INSIDE: str(self.folder.profiles), INSIDE_TRY: str(self.attempt)}
+        if self.attempt > 1:  # a node may have failed after C had its name, and before that was noted
+            found["DASK_TILEWRIGHT__ACCEPT_FINISHED"] = "true"
         for name, value, default in (
             ("WORKERS", self.profile.workers, 1),
             ("TILES", max(16, self.profile.workers * TILES_A_WORKER), 16),
