@@ -44,6 +44,7 @@ from tilewright.pipeline.product.durability import Durability, Keeping, sync_beg
 from tilewright.pipeline.product.execute import MatmulRun, TileTask, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
+    few_tiles_note,
     findings_of,
     not_finite_caution,
     sought_in,
@@ -228,6 +229,8 @@ def plan_only(request: Request) -> MatmulPlan:
         tell.say(would_keep_note(plan, past, kept) + condition)
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
+    if note := few_tiles_note(plan, past):
+        tell.say(note)
     finished = kept.finished if kept is not None else ()
     tell.warn_once(cautions(factors, out, request.precision, facts, plan, finished, replaced=kept is None))
     return plan
@@ -362,6 +365,8 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     if past is not None and path is not None and lacks_mark(path):
         tell.say(f"{partial_path(path)} has lost its mark, {MARK_NAME}, which is put back")
     tell.say(_choice(facts, plan))
+    if note := few_tiles_note(plan, past):
+        tell.say(note)
     altered = _altered(path, past) if path is not None and past is not None else ""
     output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):

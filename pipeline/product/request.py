@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -442,10 +443,29 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         pause_nbytes=_least(fact.pause_nbytes for fact in facts),
         on_host=on_host,
         panel_nbytes=config.get("panel-nbytes"),
-        tiles=config.get("tiles"),
+        tiles=max(config.get("tiles"), _tiles_in_time(facts, factors)),
         workspace_nbytes=workspace,
         line_nbytes=1 if on_host else LINE_NBYTES,
     )
+
+
+LEAST_RATES = {("cpu", False): 2**33, ("cpu", True): 2**31, ("cuda", False): 2**42, ("cuda", True): 2**40}
+"""Operations that a core of a CPU, or a GPU, does a second in most products, of floats and, exactly, of integers. What
+is faster gets tiles that it computes sooner."""
+
+
+def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:
+    """How many tiles C has at least, if each is to take ``tilewright.tile-seconds`` at most; 1 where that is unset."""
+    seconds = config.get("tile-seconds")
+    if seconds is None:
+        return 1
+    m, n = factors.shape
+    operations = (1 if factors.symmetric else 2) * m * n * factors.k
+    device = facts[0].device
+    rate = LEAST_RATES[device, factors.sums.kind in "iub"]
+    if device == "cpu":
+        rate *= min(fact.cores for fact in facts)
+    return max(1, math.ceil(operations / (seconds * rate)))
 
 
 def _least(limits: Iterable[int | None]) -> int | None:

@@ -53,6 +53,8 @@ END_SECONDS = 5
 TILES_A_WORKER = 8
 """A stop costs the tiles that are under way, so that a job has several for each worker, unless the setting
 tilewright.tiles says otherwise."""
+TILE_SECONDS = 30
+"""Nor may one be the work of an hour: a worker loses the tile that it computes, and one that it has not written yet."""
 STOPPED = 128 + signal.SIGTERM
 LAUNCHER = "tilewright.workflows.batch.launcher"
 CLIENT = "tilewright.workflows.batch.inside"
@@ -222,8 +224,9 @@ class Keeper:
         for name, value, default in (
             ("WORKERS", self.profile.workers, 1),
             ("TILES", max(16, self.profile.workers * TILES_A_WORKER), 16),
+            ("TILE_SECONDS", TILE_SECONDS, None),
         ):
-            if config.get(name.lower()) == default:
+            if config.get(name.lower().replace("_", "-")) == default:
                 found[f"DASK_TILEWRIGHT__{name}"] = str(value)
         return found
 
