@@ -32,7 +32,7 @@ from tilewright.pipeline.plan.layout import (
     Memory,
     square_unit,
 )
-from tilewright.pipeline.plan.residency import hold, reads
+from tilewright.pipeline.plan.residency import hold, read_requests, reads
 from tilewright.pipeline.plan.tiling import best_geometry, finer_geometry, panel_depth
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -140,6 +140,9 @@ class MatmulPlan:
     accumulators: int = 1
     """How many sums a tile is made of: more than one where each element is formed of the pairs of numbers that are both
     there. All of them are added up from the same panels; together they are one of ``c_buffers``."""
+
+    read_requests: int = 0
+    """About how many requests reading A and B takes of object stores that they lie in."""
 
     @property
     def sums(self) -> np.dtype:
@@ -396,6 +399,7 @@ class MatmulPlan:
                     f" {format_nbytes(self.bound_nbytes)} ({least} once at least)"
                 ),
             ),
+            *([("requests", f"about {self.read_requests}, for chunks")] if self.read_requests else []),
             ("writes", format_nbytes(self.write_nbytes)),
         ]
         if waste > 0.005:
@@ -564,6 +568,7 @@ def plan_tiles(
         finished=fused is not None and fused.finished,
         hermitian=fused is not None and fused.hermitian,
         accumulators=more.sums,
+        read_requests=read_requests(a, b, best, held) if m and n else 0,
     )
 
 
