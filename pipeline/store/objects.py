@@ -16,7 +16,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
+from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store.arrays import name_of, unwrapped
 from tilewright.pipeline.store.remote.conditional import ConflictError, Tagged, put_if, tagged
 from tilewright.pipeline.store.remote.opening import store_at

@@ -94,9 +94,9 @@ def test_what_will_not_pass_is_raised_at_once(error: Exception) -> None:
 
 
 def test_a_translated_error_is_known_by_what_the_server_said() -> None:
-    error = FileNotFoundError("nothing")
-    error.__cause__ = SlowDownError()
-    assert trouble_of(error).kind is Kind.SLOW_DOWN
+    translated = FileNotFoundError("nothing")
+    translated.__cause__ = SlowDownError()
+    assert trouble_of(translated).kind is Kind.SLOW_DOWN
 
 
 def test_no_credentials_travel(monkeypatch: pytest.MonkeyPatch) -> None:
