@@ -71,8 +71,8 @@ SETTINGS = (
             " as that takes; unset: only what tiles says, and 30 in a batch job", least=1),
     Setting("tilewright.read-threads", None, "threads",
             "threads of one worker that read and decode chunks, or on a GPU read text; unset: 12, and for encoded"
-            " chunks on a GPU its share of the host's cores, if that is more; local files on a CPU: at most its"
-            " cores"),
+            " chunks on a GPU its share of the host's cores, if that is more; up to 32 where chunks below 5 MiB come"
+            " from an object store; local files on a CPU: at most its cores"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
     Setting("tilewright.write-threads", None, "threads",

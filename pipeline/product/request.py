@@ -75,6 +75,10 @@ CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are
 fewer than the cores."""
 
+MOST_REMOTE_READS = 32
+"""Threads that read from stores that are not local where nobody says how many: fewer where chunks are large."""
+REMOTE_NBYTES = 64 * 2**20
+"""The bytes that these ask for together: what a link of 1.3 GB/s carries in 50 ms."""
 
 Durability: TypeAlias = Literal["full", "none"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
@@ -519,12 +523,16 @@ def _threads(
     local: whether these are in local files. coded: bytes of a chunk of each array that has to be decoded, or encoded.
     encoders: from a number of writing threads to the bytes that their encoders take up.
 
-    Where the CPU multiplies and the chunks are in local files, more threads than cores only hold more memory; elsewhere
+    Where chunks come from a server, each thread waits for one answer at a time. Where the CPU multiplies and the chunks
+    are in local files, more threads than cores only hold more memory; elsewhere
     threads wait for the bus, or for another host. With a GPU, decoding and encoding are all that the cores have to do;
     but what the threads hold meanwhile (lanes, coders, pieces as stored and as in memory) may take only `CODING_SHARE`
     of the worker's memory.
     """
     count = config.threads(name)
+    if name == "read-threads" and config.get(name) is None and not local:
+        # Each has a request under way: of small chunks it takes more of them to fill a link.
+        count = max(count, min(MOST_REMOTE_READS, REMOTE_NBYTES // max([1, *coded])))
     if facts[0].device == "cpu":
         return min(count, min(fact.cores for fact in facts)) if local else count
     if config.get(name) is not None or not (coded and local):
