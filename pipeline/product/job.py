@@ -292,6 +292,7 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
     }
     if factors.band is not None:
         request[WINDOW] = list(factors.band)
+    request |= factors.recorded
     if factors.fused:
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
     if factors.before is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -67,7 +68,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -118,6 +119,10 @@ class Request:
     have transforms then."""
     window: tuple[int, int] | None = None
     """How many columns of C before its diagonal are wanted, and behind it; None: all of C."""
+    even: bool = False
+    """Whether what C held is known to be its own mirror image, or that of its conjugate."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What the record of C says besides of what was asked for, for `json`; part of its fingerprint."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -167,6 +172,8 @@ class Factors:
     """What C held, where that is added to it."""
     band: Band | None = None
     """What of C is wanted; None: all."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """As in `Request`."""
 
     @property
     def sums(self) -> np.dtype:
@@ -247,7 +254,9 @@ def open_factors(request: Request) -> Factors:
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
     band = checked_band(request.window, shape)
     even = band is None or band.before == band.after
-    mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose and even else ""
+    mirror = ""
+    if own_transpose and even:
+        mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c", even=request.even)
     return Factors(
         left,
         right,
@@ -262,6 +271,7 @@ def open_factors(request: Request) -> Factors:
         mirror == "hermitian",
         before,
         band,
+        request.recorded,
     )
 
 
@@ -294,7 +304,7 @@ def _check_distinct(out: Source, factors: Factors) -> None:
     kind, ours = store.location(out)
     masks = {
         f"{role}'s mask": factor.mask
-        for role, factor in factors.roles.items()
+        for role, factor in ((role, whole_of(each)) for role, each in factors.roles.items())
         if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
     }
     for role, factor in (factors.roles | masks).items():

@@ -9,7 +9,7 @@ import xxhash
 
 from tilewright.pipeline.plan.told import Corners, PanelContent
 from tilewright.pipeline.store.arrays import write_unit
-from tilewright.pipeline.store.region import Flattened, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
 
 COPIED_NBYTES = 2**18
 LONG_ROW_NBYTES = 4096
@@ -50,6 +50,9 @@ def chunks_text(array: StoredArray, corners: Corners) -> str:
     >>> chunks_text(zarr.zeros((4, 4), chunks=(2, 2)), (0, 1, 0, 4))
     'chunks (0, 0) to (0, 1)'
     """
+    if isinstance(array, Section):
+        rows, columns = array.within((slice(*corners[:2]), slice(*corners[2:])))
+        corners = rows.start, rows.stop, columns.start, columns.stop
     top, bottom, left, right = corners
     base, array = base_of(array), unmasked(array)
     unit = write_unit(base)

@@ -12,6 +12,7 @@ import dask
 import numpy as np
 import pytest
 import zarr
+from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
@@ -23,6 +24,7 @@ from tilewright.pipeline.plan.facts import cores_here
 from tilewright.pipeline.product import job
 from tilewright.pipeline.product.request import Request
 from tilewright.workflows import verify
+from tilewright.workflows.cli import cli
 
 GIB = 2**30
 
@@ -175,3 +177,54 @@ def test_a_tile_takes_a_worker_no_longer_than_asked_for(tmp_path: Path) -> None:
             cores = cores_here()
             assert plan.operations / plan.tile_count / cores < 2 * seconds * 2**33
     assert counts[0] < counts[1] < counts[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gram",
+        "gram --of rows --center columns --missing 3 --divide n",
+        "cov",
+        "cov --window 5",
+        "corr --missing 3 --missing-as pairwise",
+        "gram --append",
+    ],
+)
+def test_a_gram_matrix_is_planned_as_it_is_computed(
+    tmp_path: Path, rng: np.random.Generator, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without reading a number of X, or writing anything."""
+    monkeypatch.chdir(tmp_path)
+    name, *options = words.split()
+    zarr.create_array("x.zarr", data=rng.integers(-9, 9, (60, 40)).astype("i2"), chunks=(20, 16))
+    common = [
+        "x.zarr",
+        "c.zarr",
+        *options,
+        "--device",
+        "cpu",
+        "--device-memory",
+        "40KiB",
+        "--json",
+        "--quiet",
+    ]
+    planned = CliRunner().invoke(cli, [name, *common, "--plan-only"])
+    assert planned.exit_code == 0, planned.output
+    assert not Path("c.zarr").exists()
+    assert not Path("c.zarr.partial").exists()
+    done = CliRunner().invoke(cli, [name, *common])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["plan"] == json.loads(planned.stdout)
+
+
+def test_a_plan_knows_of_scales_and_offsets(tmp_path: Path) -> None:
+    """Integers become floats by them, in a buffer that takes room."""
+    a = zarr.create_array(tmp_path / "a", data=np.ones((30, 40), "i1"), chunks=(10, 10))
+    b = zarr.create_array(tmp_path / "b", data=np.ones((40, 20), "i1"), chunks=(10, 10))
+    options: dict[str, Any] = {"device": "cpu", "device_memory": "100KiB", "listener": lambda event: None}
+    plain = tw.plan_matmul(a, b, **options)
+    scaled = tw.plan_matmul(a, b, alpha=0.5, row_scale=np.ones(30), column_offset=np.zeros(20), **options)
+    assert (plain.c_dtype, plain.finished) == ("int32", False)
+    assert (scaled.c_dtype, scaled.sum_dtype, scaled.finished) == ("float64", "int32", True)
+    with pytest.raises(tw.ShapeError, match="row_scale"):
+        tw.plan_matmul(a, b, row_scale=np.ones(29), **options)
