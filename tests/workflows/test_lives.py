@@ -47,7 +47,7 @@ from tilewright.pipeline.product.output import CHECKSUMS_NAME, MARK_NAME, partia
 from tilewright.pipeline.store.chunks import draft_of
 from tilewright.pipeline.store.journal import twin_of
 
-FEW, MANY = "4x75", "200x75"
+FEW, MANY = "3x60", "200x75"
 """Lives and steps, of which one takes 35 ms of a core, since every fourth is a run."""
 
 M, K, N = 20, 16, 28
