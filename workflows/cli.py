@@ -51,6 +51,7 @@ BENCHES = {
     "dot": "the dot product on one device, against the vendor's library",
     "io": "reading and writing Zarr arrays, against zarr-python",
     "e2e": "the whole product from Zarr to Zarr, against dask.array",
+    "control": "handing out and recording tiles on hundreds of simulated workers",
     "corpus": "counting text files on a cluster, against dask.delayed with bincount",
 }
 """Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
@@ -300,7 +301,7 @@ variables_options = options(
                  help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
                  " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
     click.option("--missing", metavar="CODE", callback=as_number,
-                 help="The number that stands for a missing one, such as -1, or nan."),
+                 help="The number that stands for a missing one, such as -1, or nan; or a stored mask of bool."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
@@ -422,7 +423,7 @@ search_options = options(
     "--missing",
     metavar="CODE",
     callback=as_number,
-    help="The number that stands for a missing one, such as -1, or nan; it counts as the mean.",
+    help="The number that stands for a missing one, such as -1, or nan, or a stored mask; it counts as the mean.",
 )
 @click.option(
     "--weights",

@@ -28,6 +28,7 @@ from distributed.worker_memory import parse_memory_limit
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
+from tilewright.pipeline.cluster import hush, lifeline
 from tilewright.pipeline.cluster.local import (
     LOOPBACK,
     LoopbackWorker,
@@ -326,13 +327,13 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": CPU_COUNT} | profile | {"env": environment}
-            options |= _dashboard(options)
+            options |= _dashboard(options) | _preloads(options)
             allow_open_files(options["n_workers"])
             server = start(LocalCluster, stack.enter_context(quiet(options)))
         else:
             cuda_cluster, gpus = _cuda_cluster()
             allow_open_files(profile.get("n_workers", gpus))
-            options = profile | _dashboard(profile, wanted=True)
+            options = profile | _dashboard(profile, wanted=True) | _preloads(profile)
             server = start(cuda_cluster, stack.enter_context(quiet(options)))
     except TilewrightError:
         raise
@@ -355,8 +356,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             raise ClusterError(f"{called}: its worker did not start ({why})") from error
         hint = f"; {UNGUARDED}" if _started_by_a_script() else ""
         raise ClusterError(f"{called}: its worker processes did not start ({why}){hint}") from error
-    hushed = kind != "local" and bool(profile.get("silence_logs", True)) and not details_wanted()
-    return stack.enter_context(client_of(server, hushed=hushed))
+    return stack.enter_context(client_of(server))
 
 
 def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, Any]:
@@ -370,6 +370,22 @@ def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, An
     own = profile.get("worker_dashboard_address"), profile.get("worker_class")
     if own == (None, None) and not profile.get("processes", True):
         found["worker_class"] = LoopbackWorker
+    return found
+
+
+def _preloads(profile: dict[str, Any]) -> dict[str, Any]:
+    """What worker processes preload: what the profile says, or else Dask's configuration, and what we have them do. A
+    plugin of the client's would wait for good for a worker that is stopped as it is registered."""
+    hushed = bool(profile.get("silence_logs", True)) and not details_wanted()
+    ours = [lifeline.NAME, *([hush.NAME] if hushed else [])]
+    found: dict[str, Any] = {}
+    for key in ("preload", "preload_argv"):
+        given = profile.get(key)
+        given = dask.config.get(f"distributed.worker.{key.replace('_', '-')}") if given is None else given
+        found[key] = [given] if isinstance(given, str) else list(given)
+    found["preload"][:0] = ours
+    if found["preload_argv"] and not isinstance(found["preload_argv"][0], str):  # else all get the same
+        found["preload_argv"][:0] = [[]] * len(ours)
     return found
 
 

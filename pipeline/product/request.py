@@ -65,7 +65,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -276,7 +276,12 @@ def _check_distinct(out: Source, factors: Factors) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
-    for role, factor in factors.roles.items():
+    masks = {
+        f"{role}'s mask": factor.mask
+        for role, factor in factors.roles.items()
+        if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
+    }
+    for role, factor in (factors.roles | masks).items():
         if isinstance(out, zarr.Array) and is_same_array(out, factor):
             raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
         factor_kind, theirs = store.location(factor)
@@ -347,7 +352,7 @@ def plan_for(
             "read-threads",
             facts,
             all(store.is_local(array) for array in (left, right)),
-            [op.unit_nbytes for op in (a, b) if not op.plain],
+            [op.part_nbytes for op in (a, b) if not op.plain],
         ),
         tile_buffers=_tile_buffers(facts, out),
         lanes=_lanes(facts),

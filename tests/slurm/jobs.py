@@ -25,6 +25,8 @@ CHUNKS = 4
 """Of each tile."""
 UNDER_WAY = 8
 """Tiles that two workers may have under way: two threads each, and as many that are being written."""
+NEEDED = (("dask", "scheduler"), ("batch.launcher",), ("batch.inside",))
+"""Words in the commands of the processes that a job needs."""
 WAIT_SECONDS = 420
 IDLE_SECONDS = 30
 """How long an allocation may outlive its work."""
@@ -123,6 +125,14 @@ class Run:
         """Until it has stored another one, or is over."""
         there = len(self.chunks())
         wait_for(lambda: len(self.chunks()) >= there + CHUNKS or self.process.poll() is not None)
+
+    def works(self) -> bool:
+        """Whether the job has all processes without which its nodes would be idle."""
+        return all(processes(*words, str(self.folder)) for words in NEEDED)
+
+    def wait_until_it_works(self) -> None:
+        """Or is over. A job that was stopped stores tiles until it has ended, and then waits in Slurm's queue."""
+        wait_for(lambda: self.process.poll() is not None or (self.state() == "RUNNING" and self.works()))
 
     def stored_again(self) -> int:
         """Chunks that were there at the last stop, and were stored once more."""

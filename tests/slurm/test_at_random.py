@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.slurm.jobs import CHUNKS, IDLE_SECONDS, UNDER_WAY, WAIT_SECONDS, Run, processes
+from tests.slurm.jobs import CHUNKS, IDLE_SECONDS, UNDER_WAY, WAIT_SECONDS, Run
 from tests.slurm.stops import WAYS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
@@ -20,8 +20,6 @@ SEED = os.environ.get("STOPS_SEED", "0")
 MOST_STOPS = 5
 """Of one test, so that several processes share them."""
 TILE_SECONDS = 1.5
-NEEDED = (("dask", "scheduler"), ("batch.launcher",), ("batch.inside",))
-"""The processes of a job that works: without any of them its nodes are idle."""
 
 
 class Idle(threading.Thread):
@@ -37,16 +35,12 @@ class Idle(threading.Thread):
         since: tuple[Run, float] | None = None
         while not self._ended.wait(0.5):
             run = self.run_of
-            if run is None or run.state() != "RUNNING" or self._works(run):
+            if run is None or run.state() != "RUNNING" or run.works():
                 since = None
             elif since is None or since[0] is not run:
                 since = run, time.monotonic()
             else:
                 self.longest = max(self.longest, time.monotonic() - since[1])
-
-    @staticmethod
-    def _works(run: Run) -> bool:
-        return all(processes(*words, str(run.folder)) for words in NEEDED)
 
     def end(self) -> None:
         self._ended.set()
@@ -73,6 +67,7 @@ def test_random_stops_lose_no_tile(submit: Callable[..., Run], part: int) -> Non
                     run = submit(seconds=TILE_SECONDS, profile="patient", output=f"C{products}.zarr")
                     run.before = before
                     idle.run_of = run
+                run.wait_until_it_works()
                 run.wait_for_more_tiles()
                 assert run.process.poll() in (None, 0), f"{told}\n{run.said}"
                 time.sleep(chance.uniform(0, TILE_SECONDS))
@@ -90,6 +85,7 @@ def test_random_stops_lose_no_tile(submit: Callable[..., Run], part: int) -> Non
                 elif run.process.poll() is not None:
                     before, run = run.before, None
                 else:
+                    run.wait_until_it_works()
                     run.wait_for_more_tiles()
                     again = max(again, run.stored_again())
                 assert again <= UNDER_WAY * CHUNKS, told

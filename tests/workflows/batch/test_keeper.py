@@ -116,8 +116,9 @@ def test_a_job_without_its_cluster_ends_with_the_reason(
 
 
 def test_what_the_command_says_of_a_lost_cluster_is_waited_for(
-    folder: JobFolder, capfd: pytest.CaptureFixture[str]
+    folder: JobFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keeper_module, "CLIENT_SECONDS", 20)
     kept = keeper(
         folder, scheduler="echo {} > $0; sleep 0.3", command="sleep 0.4; echo tiles are kept; exit 1"
     )
