@@ -521,7 +521,7 @@ def product_of(factors: Factors, facts: list[WorkerFacts], plan: MatmulPlan, out
         precision=factors.precision,
         run=uuid.uuid4().hex[:12],
         drafts=output.drafts,
-        neighbours=most_neighbours(fact.address for fact in facts),
+        neighbours=most_neighbours(fact.address for fact in facts) if facts[0].device == "cuda" else 1,
         sharing=_sharing(facts),
         look=sought_in(factors),
         fused=factors.fused,
