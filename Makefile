@@ -6,7 +6,7 @@
 # make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, an hour on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
 # make slurm     batch jobs under a Slurm of two nodes, which it brings up on this host; as root, with Slurm's packages
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
-# make lint    ruff, mypy, import direction
+# make lint    ruff, mypy, import direction, what type checkers say of a user's script
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
@@ -38,8 +38,9 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED)
 	$(BIN)/tilewright demo
 
+# What type checkers say takes 20 s and belongs to lint.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' --ignore tests/test_types.py
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow'
 
 test-slow: $(INSTALLED)
@@ -69,7 +70,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_imports.py
+	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_types.py
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-output

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tilewright.kernels.choices import DEVICES, PRECISIONS
 from tilewright.workflows.console import (
     Command,
     FileName,
@@ -29,8 +30,6 @@ from tilewright.workflows.console import (
     to_json_text,
 )
 
-DEVICES = ("auto", "cuda", "cpu")
-PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 DURABILITIES = ("full", "none")
 SIDES = ("columns", "rows")
 MISSING_AS = ("mean", "pairwise")

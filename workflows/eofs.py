@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.gram.options import Values
+from tilewright.pipeline.gram.options import Constant, Side, Values
 from tilewright.pipeline.spectral import job
-from tilewright.pipeline.spectral.options import EofRequest, Search
+from tilewright.pipeline.spectral.options import EofRequest, Method, Search
 from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
 from tilewright.pipeline.store.arrays import Source
 
@@ -24,10 +25,10 @@ def eigh(
     passes: int = 100,
     seed: int = 0,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     listener: Listener = log_notices,
@@ -101,23 +102,23 @@ def eofs(
     out: Source,
     k: int = 10,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     sum_over: Any = None,
     center: bool = True,
     scale: bool = False,
-    constant: str = "error",
+    constant: Constant = "error",
     missing: Any = None,
     weights: Values | None = None,
     sample_weights: Values | None = None,
     tol: float = 1e-4,
     passes: int = 100,
-    method: str = "auto",
+    method: Method = "auto",
     seed: int = 0,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     verify: bool = True,

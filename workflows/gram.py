@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.arguments import shown
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
-from tilewright.pipeline.gram.options import GramRequest, Values
+from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, Side, Values
 from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.product.request import Durability
 from tilewright.pipeline.store.arrays import Source
 
 
@@ -22,26 +24,26 @@ def gram(
     y: Source | None = None,
     out: Source | None = None,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     center: Any = False,
     scale: Any = False,
     missing: Any = None,
-    missing_as: str = "mean",
+    missing_as: MissingAs = "mean",
     divide: float | str | None = None,
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
-    constant: str = "error",
+    constant: Constant = "error",
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
 ) -> MatmulRun:
@@ -168,23 +170,23 @@ def cov(
     y: Source | None = None,
     out: Source | None = None,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     missing: Any = None,
-    missing_as: str = "mean",
+    missing_as: MissingAs = "mean",
     divide: float | str | None = "n-1",
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
 ) -> MatmulRun:
@@ -238,23 +240,23 @@ def corr(
     y: Source | None = None,
     out: Source | None = None,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     missing: Any = None,
-    missing_as: str = "mean",
+    missing_as: MissingAs = "mean",
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
-    constant: str = "error",
+    constant: Constant = "error",
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
 ) -> MatmulRun:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.choices import DEVICES, DeviceName
 from tilewright.kernels.histograms.tokens import kind_named
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
@@ -27,7 +27,7 @@ def histogram(
     by: str = "byte",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     per_document: bool = False,
     raw: bool = False,
     state: str | os.PathLike[str] | State | None = None,

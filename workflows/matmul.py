@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.kernels.arguments import as_count, shown
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
@@ -13,7 +14,7 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.fusing import Vector
 from tilewright.pipeline.product.job import multiply, plan_unplaced
-from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source
 
 MOST_WORKERS = 10**6
@@ -29,15 +30,15 @@ def matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     alpha: complex = 1,
     beta: complex = 0,
@@ -154,9 +155,9 @@ def plan_matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     workers: int = 1,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     host_memory: int | str | None = None,
     cluster: Cluster | None = None,

@@ -10,8 +10,9 @@ import numpy as np
 
 from tilewright.kernels.arguments import check_choice, shown
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
+from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
-from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
+from tilewright.kernels.gemm.base import ELEMENTS
 from tilewright.kernels.widths import sum_dtype
 
 

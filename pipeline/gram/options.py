@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import check_choice, host_array, shown
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
@@ -27,16 +28,19 @@ from tilewright.pipeline.gram.axes import (
     summed_axes,
 )
 from tilewright.pipeline.product.fusing import read_vector
-from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
 from tilewright.pipeline.store.region import Flattened, StoredArray
 
-SIDES = ("columns", "rows")
+Side: TypeAlias = Literal["columns", "rows"]
+SIDES: tuple[Side, ...] = get_args(Side)
 """The sides of a stored matrix. A vector of the columns has one number a column."""
 CENTERS = (*SIDES, "both")
-MISSING_AS = ("mean", "pairwise")
+MissingAs: TypeAlias = Literal["mean", "pairwise"]
+MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 DIVISORS = ("n", "n-1", "pairs")
-CONSTANTS = ("error", "zero")
+Constant: TypeAlias = Literal["error", "zero"]
+CONSTANTS: tuple[Constant, ...] = get_args(Constant)
 
 Values: TypeAlias = "Source | np.ndarray | Sequence[float]"
 """One number a column, or a row, as a user may give them: in memory, or a stored vector."""
@@ -52,29 +56,29 @@ class GramRequest:
     out: Source | None = None
     y: Source | None = None
     """The right factor's; None: it is X."""
-    of: str = "columns"
+    of: Side = "columns"
     center: Any = False
     scale: Any = False
     missing: Any = None
-    missing_as: str = "mean"
+    missing_as: MissingAs = "mean"
     divide: Any = None
     weights: Values | Mapping[str | int, Values] | None = None
     window: Any = None
     sum_over: Any = None
-    constant: str = "error"
+    constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
     conjugated: Literal["left", "right"] = "left"
     """Which factor's conjugate a complex product takes."""
     dtype: str | np.dtype | None = None
-    precision: str = "full"
+    precision: PrecisionName = "full"
     cluster: Cluster = "local"
     cluster_file: str | None = None
-    device: str = "auto"
+    device: DeviceName = "auto"
     device_memory: int | str | None = None
     resume: bool = True
     verify: bool = True
     overwrite: bool = False
-    durability: str = "full"
+    durability: Durability = "full"
     same_bits: bool = False
     listener: Listener = log_notices
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from dask.system import CPU_COUNT
 
+from tilewright.kernels.choices import DeviceKind
+
 
 @dataclass(frozen=True)
 class WorkerFacts:
     """What a plan has to know about a worker."""
 
-    device: str
+    device: DeviceKind
     """``cuda`` or ``cpu``: what ``auto`` means there."""
     name: str
     """The GPU's name, or ``CPU``."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
@@ -14,11 +14,10 @@ from distributed.comm import get_address_host
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.bfloat16 import is_bfloat16
+from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.cpu.loops import share_of_cores
 from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
-from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
@@ -71,7 +70,8 @@ CODING_SHARE = 1 / 8
 fewer than the cores."""
 
 
-DURABILITIES = ("full", "none")
+Durability: TypeAlias = Literal["full", "none"]
+DURABILITIES: tuple[Durability, ...] = get_args(Durability)
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ class Request:
     transpose_a: bool = False
     transpose_b: bool = False
     dtype: str | np.dtype | None = None
-    precision: str = "full"
+    precision: PrecisionName = "full"
     cluster: Cluster = "local"
     cluster_file: str | None = None
-    device: str = "auto"
+    device: DeviceName = "auto"
     device_memory: int | str | None = None
     resume: bool = True
     verify: bool = True
     overwrite: bool = False
-    durability: str = "full"
+    durability: Durability = "full"
     same_bits: bool = False
     listener: Listener = log_notices
     transforms: tuple[Transform | None, Transform | None] = (None, None)
@@ -143,7 +143,7 @@ class Factors:
     """Whether A, and B, is multiplied by its transpose."""
     symmetric: bool = False
     """Whether B is A, by its transpose, and C its own mirror image."""
-    precision: str = "full"
+    precision: PrecisionName = "full"
     device_memory: int | str | None = None
     """The most that tiles and panels may take on each worker; None: what the configuration says."""
     fused: Fused = NOT_FUSED

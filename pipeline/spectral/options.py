@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import as_count, check_callable, check_choice, check_flag, shown
-from tilewright.kernels.gemm.base import PRECISIONS
-from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.gram.options import GramRequest, Matrices, Values, open_matrices, stored_values
+from tilewright.pipeline.gram.options import (
+    Constant,
+    GramRequest,
+    Matrices,
+    Side,
+    Values,
+    open_matrices,
+    stored_values,
+)
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
@@ -34,7 +41,8 @@ BASIS_NBYTES = 2**31
 
 MOST_SEED = 2**63 - 1
 
-METHODS = ("auto", "krylov", "gram")
+Method: TypeAlias = Literal["auto", "krylov", "gram"]
+METHODS: tuple[Method, ...] = get_args(Method)
 GRAM_SIDE = 2048
 """The longest shorter side of X for which ``auto`` forms the covariance matrix of that side. Its half product takes a
 CPU about as long as the dozen passes with thin blocks that it replaces, and reads X once."""
@@ -50,10 +58,10 @@ class Search:
     """The most, over the matrix."""
     seed: Any = 0
     dtype: str | np.dtype | None = None
-    precision: str = "full"
+    precision: PrecisionName = "full"
     cluster: Cluster = "local"
     cluster_file: str | None = None
-    device: str = "auto"
+    device: DeviceName = "auto"
     device_memory: int | str | None = None
     scratch: Any = None
     """A local folder for thin matrices, which all workers see."""
@@ -92,11 +100,11 @@ class EofRequest:
     x: Source
     out: Source | None
     search: Search
-    of: str = "columns"
+    of: Side = "columns"
     sum_over: Any = None
     center: Any = True
     scale: Any = False
-    constant: str = "error"
+    constant: Constant = "error"
     missing: Any = None
     weights: Values | None = None
     """Of the variables."""

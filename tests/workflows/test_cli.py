@@ -24,8 +24,6 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 from zarr.storage import LocalStore
 
-from tilewright.kernels.gemm import base
-from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
@@ -877,8 +875,6 @@ def test_every_command_explains_itself(run: Run, name: str) -> None:
 def test_choices_are_those_of_the_layers_below() -> None:
     (by,) = (option for option in cli.histogram.params if option.name == "by")
     assert by.type.choices == tuple(KINDS)
-    assert cli.DEVICES == DEVICES
-    assert set(cli.PRECISIONS) == set(base.PRECISIONS)
     assert cli.METHODS == spectral_options.METHODS
     assert set(cli.BARS) == set(plots.BARS)
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
