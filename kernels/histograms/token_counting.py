@@ -1,7 +1,7 @@
 """Words, lines and n-grams of texts counted on the CPU: documents go in, lists of tokens with their counts come out.
 
-`TokenCounter` takes documents whole, in stretches, or a part of one; what a token at a stretch's end lacks is kept until
-the next one comes. Its loops release the interpreter lock, and several counters may be at work at once.
+`TokenCounter` takes documents whole, in stretches, or a part of one; the token at a stretch's end is kept until the
+next one comes. Its loops release the interpreter lock, and several counters may be at work at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms.scanning import (
     DONE,
     MORE,
@@ -22,13 +23,14 @@ from tilewright.kernels.histograms.scanning import (
     decode_characters,
     first_character,
     first_line,
-    first_outside_word,
     scan_lines,
     scan_words,
     step_at,
+    word_end,
 )
 from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
-from tilewright.kernels.histograms.token_lists import Tokens, in_order, ngram_texts
+from tilewright.kernels.histograms.token_lists import Tokens, joined
+from tilewright.kernels.histograms.token_order import ngram_texts, packed
 from tilewright.kernels.histograms.token_table import Table
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
 
@@ -40,7 +42,7 @@ UNITS = 1 << 16
 STRIDE_NBYTES = 2**22
 """Bytes that are counted between two looks at how large the tables are."""
 MOST_TABLE_NBYTES = 2**28
-"""The most that the tables of a counter may take before their counts are handed on (`TokenCounter.is_full`)."""
+"""What the tables of a counter may take before it begins new ones, and keeps of the old only tokens and counts."""
 
 _NONE = np.empty(0, np.uint32)
 _NO_PLACES = np.empty(0, np.int64)
@@ -51,6 +53,7 @@ class TokenCounts:
     """What documents hold, all of them together."""
 
     tokens: Tokens
+    """In no particular order, and the same one may be there several times."""
     counts: np.ndarray
     """int64[tokens], each more than 0."""
 
@@ -62,7 +65,7 @@ class Rows:
     lengths: np.ndarray
     """int64[rows]: how many different tokens each has."""
     columns: np.ndarray
-    """int64: their places in the list of tokens, ascending within a row."""
+    """int64: their places among the tokens, ascending within a row."""
     values: np.ndarray
     """int64, more than 0."""
 
@@ -80,9 +83,11 @@ def _malformed(data, starts, lengths, found):  # type: ignore[no-untyped-def]
             if data[i] < 0x80:
                 i += 1
                 continue
-            step = step_at(data, i, end)
+            step = step_at(data.ctypes.data + i, data.ctypes.data + end)
             length = (step & ((1 << 31) - 1)) >> CODE_BITS
-            if step & CODE_MASK == REPLACEMENT and not (length == 3 and data[i] == 0xEF and data[i + 1] == 0xBF):
+            if step & CODE_MASK == REPLACEMENT and not (
+                length == 3 and data[i] == 0xEF and data[i + 1] == 0xBF
+            ):
                 found[token] = True
                 total += 1
                 break
@@ -105,10 +110,13 @@ def _fold_ascii(data, starts, lengths, lower, others):  # type: ignore[no-untype
 
 
 class TokenCounter:
-    """Counts the tokens of one kind. Every document is begun by `begin` and ended by `end_row` where rows are wanted."""
+    """Counts the tokens of one kind. Every document is begun by `begin` and ended by `end_row`."""
 
-    def __init__(self, kind: TokenKind) -> None:
+    def __init__(self, kind: TokenKind, *, rows: bool = False) -> None:
+        """rows: whether each document has counts of its own."""
         self._kind = kind
+        self._with_rows = rows
+        self._taken: list[TokenCounts] = []
         self._bits = UNIT_BITS.get(kind.unit, 0)
         by_bytes = kind.unit in ("word", "line")
         self._words = Table(with_bytes=True) if by_bytes else None
@@ -125,12 +133,6 @@ class TokenCounter:
         table = self._grams if self._grams is not None else self._words
         assert table is not None
         return table
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the tables have become so large that their counts are better taken."""
-        tables = [table for table in (self._words, self._grams) if table is not None]
-        return sum(table.nbytes for table in tables) > MOST_TABLE_NBYTES
 
     def begin(self) -> None:
         """What comes next is of another document."""
@@ -183,99 +185,93 @@ class TokenCounter:
         self._count_units(units[:got], 0, got)
 
     def end_row(self) -> None:
-        """Keep what was counted since the last row as one of its own."""
-        self._rows.append(self._table.take_row())
+        """The document has ended: keep what it holds, if rows are wanted."""
+        if self._with_rows:
+            self._rows.append(self._table.take_row())
 
     def take(self) -> TokenCounts:
         """All counts so far, which are forgotten. A document may be under way."""
-        tokens, counts, _ = self._listed(self._table.counts[: self._table.used].copy())
+        self._set_aside()
+        taken, self._taken = self._taken, []
+        return TokenCounts(
+            joined([part.tokens for part in taken]), np.concatenate([part.counts for part in taken])
+        )
+
+    def _set_aside(self) -> None:
+        self._taken.append(TokenCounts(self._tokens(), self._table.counts[: self._table.used].copy()))
         self._forget()
-        return TokenCounts(tokens, counts)
 
     def take_rows(self) -> tuple[Tokens, Rows]:
         """The rows so far, which are forgotten, and the tokens that they are of. No document is under way."""
-        tokens, _, rank = self._listed(np.ones(self._table.used, np.int64))
-        lengths, columns, values = [], [_NO_PLACES], [_NO_PLACES]
-        for entries, counts in self._rows:
-            places, values_here = _row(rank[entries], counts)
-            lengths.append(len(places))
-            columns.append(places)
-            values.append(values_here)
+        tokens = self._tokens()
+        lengths = np.fromiter((len(entries) for entries, _ in self._rows), np.int64, len(self._rows))
+        columns = np.concatenate([_NO_PLACES, *(entries for entries, _ in self._rows)])
+        values = np.concatenate([_NO_PLACES, *(counts for _, counts in self._rows)])
         self._rows = []
         self._forget()
-        return tokens, Rows(np.array(lengths, np.int64), np.concatenate(columns), np.concatenate(values))
+        return tokens, Rows(lengths, columns, values)
 
     def _first(self, data: np.ndarray, start: int) -> int:
         """Where the first token of a part may begin."""
-        unit = self._kind.unit
+        unit, lo = self._kind.unit, data.ctypes.data
         if start == 0 or unit == "byte":
             return start
         if unit == "line":
-            return int(first_line(data, start, len(data)))
-        if unit == "character":
-            return int(first_character(data, start)[0])
-        return int(first_outside_word(data, start, len(data), self._letters))
+            return int(first_line(lo + start, lo + len(data))) - lo
+        at, before = (int(found) for found in first_character(data, start))
+        if unit == "character" or before < 0 or not self._letters[before >> 3] >> (before & 7) & 1:
+            return at
+        return int(word_end(lo + at, lo + len(data), self._letters.ctypes.data)) - lo
 
     def _feed(self, data: np.ndarray, at: int, limit: int, ends: bool) -> int:
         """Count the tokens that begin in ``data[at:limit]``; returns where the first begins that is not counted."""
         while at < limit:
             why, at = self._scan(data, at, min(limit, at + STRIDE_NBYTES), ends)
+            if not self._with_rows and self._nbytes() > MOST_TABLE_NBYTES:
+                self._set_aside()
+            if self._words is not None and self._words.used > MOST_WORDS - STRIDE_NBYTES and self._kind.n > 1:
+                raise OptionError(
+                    f"documents of one piece have more than {self._words.used} different words, and n-grams of each"
+                    f" document may be of {MOST_WORDS}; count them for all documents together"
+                )
             if why == MORE:
                 break
         return at
+
+    def _nbytes(self) -> int:
+        return sum(table.nbytes for table in (self._words, self._grams) if table is not None)
 
     def _scan(self, data: np.ndarray, at: int, limit: int, ends: bool) -> tuple[int, int]:
         unit = self._kind.unit
         if unit == "byte":
             self._count_units(data, at, limit)
             return DONE, limit
+        lo = data.ctypes.data
+        at, limit, hi = lo + at, lo + limit, lo + len(data)
+        letters = self._letters.ctypes.data
         while True:
             m = 0
             if unit == "character":
-                why, at, m = decode_characters(data, at, len(data), limit, ends, self._units)
+                why, at, m = decode_characters(at, hi, limit, ends, self._units)
             else:
                 table = self._words
                 assert table is not None
-                common = (
-                    table.slots,
-                    table.shift,
-                    table.starts,
-                    table.lengths,
-                    table.arena,
-                    table.counts,
-                    table.touched,
-                    table.state,
-                )
                 if unit == "line":
-                    why, at = scan_lines(data, at, len(data), limit, ends, *common)
+                    why, at = scan_lines(table.address, at, hi, limit, ends)
                 else:
-                    why, at, m = scan_words(
-                        data, at, len(data), limit, ends, self._letters, self._units, 0, *common
-                    )
+                    why, at, m = scan_words(table.address, at, hi, limit, ends, letters, self._units, 0)
                 if why == ROOM:
                     table.make_room()
             if m:
                 self._count_units(self._units, 0, m)
             if why in (DONE, MORE):
-                return int(why), int(at)
+                return int(why), int(at) - lo
 
     def _count_units(self, units: np.ndarray, first: int, last: int) -> None:
         table = self._grams
         assert table is not None
         while first < last:
-            first = count_ngrams(
-                units,
-                first,
-                last,
-                self._kind.n,
-                self._bits,
-                self._rolling,
-                table.slots,
-                table.shift,
-                table.counts,
-                table.touched,
-                table.state,
-            )
+            first = count_ngrams(table.address, units, first, last, self._kind.n, self._bits, self._rolling)
             if first < last:
                 table.make_room()
 
@@ -286,59 +282,43 @@ class TokenCounter:
             units = data[at : at + wanted]
             return len(units), units
         units = np.empty(wanted, np.uint32)
+        lo = data.ctypes.data
+        at, hi = lo + at, lo + len(data)
         if unit == "character":
-            _, _, m = decode_characters(data, at, len(data), len(data), ends, units)
+            _, _, m = decode_characters(at, hi, hi, ends, units)
             return int(m), units
         table = self._words
         assert table is not None
         m = 0
         while True:
-            why, at, m = scan_words(
-                data,
-                at,
-                len(data),
-                len(data),
-                ends,
-                self._letters,
-                units,
-                m,
-                table.slots,
-                table.shift,
-                table.starts,
-                table.lengths,
-                table.arena,
-                table.counts,
-                table.touched,
-                table.state,
-            )
+            why, at, m = scan_words(table.address, at, hi, hi, ends, self._letters.ctypes.data, units, m)
             if why != ROOM:
                 return int(m), units
             table.make_room()
 
-    def _listed(self, counts: np.ndarray) -> tuple[Tokens, np.ndarray, np.ndarray]:
-        """What is counted as a list, its counts there, and of each entry its place there."""
+    def _tokens(self) -> Tokens:
+        """What is counted, in the order of its entries."""
+        data, starts, lengths = np.empty(0, np.uint8), _NO_PLACES, _NO_PLACES
         if self._words is not None:
             table = self._words
             used = table.used
-            arena = table.arena[: table.state[1]]
-            data, starts, lengths = self._as_counted(arena, table.starts[:used], table.lengths[:used])
-        else:
-            data, starts, lengths = np.empty(0, np.uint8), _NO_PLACES, _NO_PLACES
-        if self._grams is not None:
-            keys, kind = self._grams.keys(), self._kind
-            given = (keys, kind.n, self._bits, data, starts, lengths, kind.unit == "word")
-            begins, extents = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
-            nbytes = ngram_texts(*given, np.empty(0, np.uint8), begins, extents)
-            texts = np.empty(nbytes, np.uint8)
-            if nbytes:
-                ngram_texts(*given, texts, begins, extents)
-            data, starts, lengths = texts, begins, extents
-        return in_order(data, starts, lengths, counts)
+            data, starts, lengths = self._as_counted(
+                table.bytes_used, table.starts[:used], table.lengths[:used]
+            )
+        if self._grams is None:
+            return packed(data, starts, lengths)
+        keys, kind = self._grams.keys(), self._kind
+        given = (keys, kind.n, self._bits, data, starts, lengths, kind.unit == "word")
+        offsets = np.zeros(len(keys) + 1, np.int64)
+        texts = np.empty(ngram_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
+        if len(texts):
+            ngram_texts(*given, texts, offsets)
+        return Tokens(texts, offsets)
 
     def _as_counted(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Words as they are folded, lines as they are decoded: those of them that are not, are put behind the others."""
+        """Words as they are folded, lines as they are decoded: those that change are put behind the others."""
         kind = self._kind
         chosen = np.empty(len(starts), np.bool_)
         if kind.unit == "line":
@@ -380,16 +360,6 @@ class TokenCounter:
         for entry in entries.tolist():
             key = key << self._bits | entry
         self._rolling[:] = key >> 64, key & (2**64 - 1), have
-
-
-def _row(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A row in the order of its columns, equal ones as one."""
-    order = np.argsort(places, kind="stable")
-    places, values = places[order], values[order]
-    first = np.flatnonzero(np.diff(places, prepend=-1))
-    if len(first) < len(places):
-        values = np.add.reduceat(values, first) if len(first) else values
-    return places[first], values
 
 
 def counts_of(documents: Any, kind: TokenKind) -> TokenCounts:

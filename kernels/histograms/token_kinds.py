@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.arguments import check_choice, check_flag, shown
+from tilewright.kernels.choices import FORMS, FormName
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms.tokens import KINDS, Kind
 
@@ -26,15 +27,25 @@ UNITS = ("word", "character", "byte")
 """What n-grams consist of."""
 LEAST_N, MOST_N = 2, 5
 """Units of an n-gram: five words' numbers fit the 128 bits by which n-grams are told apart."""
-FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-"""Unicode's normalisation forms."""
 MARGIN = 8
 """Bytes before a position that say whether a token begins there: two steps of the UTF-8 decoder."""
 
 _OPEN = ("word", "line")
 _NGRAM = re.compile(r"ngram:([0-9]{1,3})(?::([a-z]*))?", re.ASCII)
 _CATEGORIES = frozenset(
-    ("Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Mn", "Mc", "Me", "Nd", "Pc")  # alphabetic, marks, digits, connectors
+    (
+        "Lu",
+        "Ll",
+        "Lt",
+        "Lm",
+        "Lo",
+        "Nl",
+        "Mn",
+        "Mc",
+        "Me",
+        "Nd",
+        "Pc",
+    )  # alphabetic, marks, digits, connectors
 )
 _OTHERS = (
     (0x200C, 0x200D),  # joiners
@@ -56,7 +67,7 @@ class TokenKind:
     n: int = 1
     """Units of a token."""
     casefold: bool = False
-    normalise: str | None = None
+    normalise: FormName | None = None
     before: int = MARGIN
     """As of `tokens.Kind`. How far a token reaches behind a position is not known beforehand."""
     after: int = 0
@@ -87,7 +98,7 @@ class TokenKind:
 UNICODE = unicodedata.unidata_version
 
 
-def any_kind_named(by: str, *, casefold: bool = False, normalise: str | None = None) -> Kind | TokenKind:
+def any_kind_named(by: str, *, casefold: bool = False, normalise: FormName | None = None) -> Kind | TokenKind:
     """The kind called ``by``, of either sort; OptionError, with what there is, for anything else."""
     casefold = check_flag("casefold", casefold)
     if normalise is not None:
@@ -101,21 +112,26 @@ def any_kind_named(by: str, *, casefold: bool = False, normalise: str | None = N
     return kind
 
 
-def _kind_named(by: str, casefold: bool, normalise: str | None) -> Kind | TokenKind:
-    if isinstance(by, str) and (found := _NGRAM.fullmatch(by)) is not None:
+def _kind_named(by: str, casefold: bool, normalise: FormName | None) -> Kind | TokenKind:
+    known = by if isinstance(by, str) else ""  # an array, for example, cannot be compared with a word
+    if (found := _NGRAM.fullmatch(known)) is not None:
         n, unit = int(found[1]), found[2] if found[2] is not None else "word"
         if not LEAST_N <= n <= MOST_N:
-            raise OptionError(f"by={shown(by)} asks for n-grams of {n}; they may have {LEAST_N} to {MOST_N} units")
+            raise OptionError(
+                f"by={shown(by)} asks for n-grams of {n}; they may have {LEAST_N} to {MOST_N} units"
+            )
         if unit not in UNITS:
-            raise OptionError(f"by={shown(by)} asks for n-grams of {shown(unit)}; they are of {', '.join(UNITS)}")
+            raise OptionError(
+                f"by={shown(by)} asks for n-grams of {shown(unit)}; they are of {', '.join(UNITS)}"
+            )
         name = f"ngram:{n}" if unit == "word" else f"ngram:{n}:{unit}"
         return TokenKind(name, unit, n, casefold, normalise)
-    if by == "line":
+    if known == "line":
         return TokenKind("line", "line")
-    if by == "word":
+    if known == "word":
         return TokenKind("word", "word", 1, casefold, normalise)
-    if isinstance(by, str) and by in KINDS:
-        return KINDS[by]
+    if known in KINDS:
+        return KINDS[known]
     raise OptionError(
         f"by={shown(by)} is no kind of histogram; it may be {', '.join(map(repr, (*KINDS, *_OPEN)))}, or 'ngram:N' of"
         " words, 'ngram:N:character' or 'ngram:N:byte'"
@@ -126,7 +142,9 @@ def _kind_named(by: str, casefold: bool, normalise: str | None) -> Kind | TokenK
 def word_table() -> np.ndarray:
     """uint8[0x110000 / 8]: bit ``c & 7`` of entry ``c >> 3`` says whether code point c is a word character."""
     category = unicodedata.category
-    is_word = np.fromiter((category(chr(code)) in _CATEGORIES for code in range(0x110000)), np.bool_, 0x110000)
+    is_word = np.fromiter(
+        (category(chr(code)) in _CATEGORIES for code in range(0x110000)), np.bool_, 0x110000
+    )
     for first, last in _OTHERS:
         is_word[first : last + 1] = True
     table: np.ndarray = np.packbits(is_word, bitorder="little")
