@@ -161,7 +161,9 @@ class Histogram:
     def json_pieces(self) -> Iterator[str]:
         """The text of ``json.dumps(self.to_json())`` in pieces, for counts that fit in memory once."""
         yield json.dumps(self.facts())[:-1]
-        if self.tokens is not None:
+        if self.tokens is None:
+            yield ', "tokens": null'
+        else:
             encoding = encoding_of(self.by)
             yield ', "tokens": ['
             for start in range(0, len(self.tokens), JSON_COUNTS):
@@ -183,9 +185,9 @@ class Histogram:
 
     def facts(self) -> dict[str, Any]:
         """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
-        about = {"options": dict(self.options)} if self.options else {}
-        return about | {
+        return {
             "by": self.by,
+            "options": dict(self.options),
             "bins": self.bins,
             "documents": list(self.documents),
             "labels": list(self.labels) if self.tokens is None and self.bins <= FEW_BINS else None,
