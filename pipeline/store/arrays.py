@@ -23,13 +23,13 @@ from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.store.chunks import METADATA_NAMES, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
-from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
+from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, base_of, unmasked
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array: a path, a URL, or an open array."""
 
-Given: TypeAlias = "Source | Flattened"
+Given: TypeAlias = "Source | Flattened | Masked"
 """The same, or what a part of the pipeline makes of it."""
 
 UNREADABLE = (
@@ -62,8 +62,8 @@ GIVEN_NAME = "_tilewright_given_name"
 
 def name_of(source: Given) -> str:
     """What to call an array in messages: its path or URL."""
-    if isinstance(source, Flattened):
-        source = source.array
+    if isinstance(source, Flattened | Masked):
+        source = base_of(source)
     if isinstance(source, zarr.Array):
         if isinstance(source.store, LocalStore):
             given = os.fspath(getattr(source.store, GIVEN_NAME, source.store.root))
@@ -109,8 +109,8 @@ def location(source: Given) -> tuple[str, PurePath]:
 
     For a local disk ``""`` and the path with links resolved; else a protocol, or the store's type, and the path there.
     """
-    if isinstance(source, Flattened):
-        source = source.array
+    if isinstance(source, Flattened | Masked):
+        source = base_of(source)
     if not isinstance(source, zarr.Array):
         path = local_path(source)
         if path is not None:
@@ -307,12 +307,13 @@ def _check_no_other(file: Path) -> None:
 
 def open_matrix(source: Given, role: str) -> StoredArray:
     """As `open_array`, of a matrix: what is seen as one already stays as it is."""
-    return source if isinstance(source, Flattened) else open_array(source, ndim=2, role=role)
+    return source if isinstance(source, Flattened | Masked) else open_array(source, ndim=2, role=role)
 
 
 def read_unit(array: StoredArray) -> tuple[int, ...]:
     """Sides of what is read as one piece: the chunk (in a shard, the inner chunk), or of an array that is seen as a
     matrix the least rectangle of whole chunks."""
+    array = unmasked(array)
     if isinstance(array, Flattened):
         return array.unit
     return tuple(max(1, side) for side in array.chunks)
@@ -338,6 +339,7 @@ def is_plain(array: StoredArray) -> bool:
     Of an array that is seen as a matrix not where chunks interleave its rows: a part of a row would be read element by
     element, or with all that lies between.
     """
+    array = unmasked(array)
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         layout = layout_of(array.array, name_of(array))
@@ -353,8 +355,8 @@ def check_shared(source: Given, role: str, *, written: bool = False, copied: boo
     A ZIP file is opened again, in the caller's mode: "w" empties it; what was added in "a" is not in its directory yet,
     and reads as zeros. ``copied``: a copy along with every task will do.
     """
-    if isinstance(source, Flattened):
-        source = source.array
+    if isinstance(source, Flattened | Masked):
+        source = base_of(source)
     pickled = isinstance(source, zarr.Array) and isinstance(_keeper(source), MemoryStore)
     if in_memory(source) and not (copied and pickled):
         raise StoreError(

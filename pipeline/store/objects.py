@@ -15,7 +15,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
+from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store.arrays import in_one_line, name_of, unwrapped
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.checksum import checksum_of_file, new_checksum

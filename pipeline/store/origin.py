@@ -21,7 +21,7 @@ import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
 from tilewright.pipeline.store.arrays import beneath, kind_of, location, names_itself, protocols, unwrapped
-from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
 from tilewright.pipeline.store.sessions import session_of
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
@@ -71,6 +71,8 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
     False also where that cannot be told: of two stores of a kind that we do not know, or of two wrappers, which may
     give other bytes than the store beneath.
     """
+    if isinstance(one, Masked) or isinstance(other, Masked):
+        return isinstance(one, Masked) and isinstance(other, Masked) and _are_alike(one, other)
     if _axes(one) != _axes(other):
         return False
     one, other = base_of(one), base_of(other)
@@ -86,6 +88,16 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
     if kind in (ZipStore, FsspecStore) or session_of(one) is not None:
         return bool(origin_of(one).place == origin_of(other).place)
     return kind is ObjectStore and one.path == other.path and bool(one.store == other.store)
+
+
+def _are_alike(one: Masked, other: Masked) -> bool:
+    if one is other:
+        return True
+    if isinstance(one.mask, HeldMask) or isinstance(other.mask, HeldMask):
+        same = one.mask == other.mask
+    else:
+        same = is_same_array(one.mask, other.mask)
+    return same and one.axes == other.axes and is_same_array(one.array, other.array)
 
 
 def _axes(array: StoredArray) -> tuple[tuple[int, ...], ...] | None:

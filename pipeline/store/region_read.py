@@ -61,10 +61,13 @@ from tilewright.pipeline.store.region import (
     SCRAP_NBYTES,
     ChunkPart,
     Flattened,
+    HeldMask,
+    Masked,
     StoredArray,
     base_of,
     chunk_name,
     chunks_in,
+    unmasked,
 )
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
@@ -123,6 +126,11 @@ def region_reads(
     The buffer that a part is read into has the array's dtype in native byte order and contiguous rows, which may lie
     further apart.
     """
+    if isinstance(array, Masked):
+        return [
+            RegionRead(part.target, partial(_read_masked, array, region, part))
+            for part in region_reads(array.array, region, in_loops=in_loops)
+        ]
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         return _flattened_reads(array, region, in_loops)
@@ -195,8 +203,52 @@ def _read_flattened(view: Flattened, read: Reader, region: Sequence[slice], targ
         read(chunk, parts)
 
 
+def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, target: np.ndarray) -> None:
+    """Read a part of a region, and put what stands for a missing element wherever the mask says so."""
+    stored = array.array.dtype.newbyteorder("=")
+    held = target if target.dtype == stored else np.empty(target.shape, stored)
+    part.read(held)
+    if held is not target:
+        target[...] = held
+    where = [
+        slice(whole.start + inside.start, whole.start + inside.stop)
+        for whole, inside in zip(region, part.target, strict=True)
+    ]
+    gone = np.empty(target.shape, bool)
+    boxes = list(array.boxes(where, gone))
+    found = _mask_parts(array.mask, {_key(extent): extent for _, extent in boxes})
+    for view, extent in boxes:
+        view[...] = array.laid_along(found[_key(extent)])
+    target[gone] = np.nan if array.missing == "nan" else array.missing
+
+
+def _key(extent: Sequence[slice]) -> tuple[int, ...]:
+    return tuple(edge for part in extent for edge in (part.start, part.stop))
+
+
+def _mask_parts(
+    mask: zarr.Array[Any] | HeldMask, wanted: dict[tuple[int, ...], tuple[slice, ...]]
+) -> dict[tuple[int, ...], np.ndarray]:
+    """Parts of a mask, each chunk of it read once."""
+    if isinstance(mask, HeldMask):
+        whole = mask.whole()
+        return {key: whole[extent] for key, extent in wanted.items()}
+    parts = {
+        key: np.empty([part.stop - part.start for part in extent], bool) for key, extent in wanted.items()
+    }
+    pieces: dict[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]] = {}
+    for key, extent in wanted.items():
+        for piece in chunks_in(extent, read_unit(mask)):
+            pieces.setdefault(piece.chunk, []).append((piece.inside, parts[key][piece.target]))
+    read = _reader(mask, in_loops=False)
+    for chunk, boxes in pieces.items():
+        read(chunk, boxes)
+    return parts
+
+
 def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slice, ...]]:
     """Where the parts of `region_reads` go in the region, by whatever way they are read."""
+    array = unmasked(array)
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         return list(_flattened_targets(array, region))
@@ -208,7 +260,7 @@ def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slic
 
 def reads_parts(array: StoredArray) -> bool:
     """Whether a part of a chunk is read alone; if not, the whole chunk is read, and decoded, for any part of it."""
-    base = base_of(array)
+    base, array = base_of(array), unmasked(array)
     if is_local(array):
         return is_plain(array)
     ranges = byte_ranges_of(base, name_of(array))

@@ -23,7 +23,7 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import RunEndedError, StoreError
-from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
+from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store.arrays import check_in_sight, in_store, metadata_name, name_of, write_unit
 from tilewright.pipeline.store.chunks import (
     ChunkLayout,
