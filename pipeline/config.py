@@ -84,6 +84,11 @@ SETTINGS = (
     Setting("tilewright.scheduler-deadline", 20, "seconds",
             "how long the scheduler may be silent before the command ends; it is named after 10 s; 5 at least",
             least=5),
+    Setting("tilewright.obstore", True, "true or false",
+            "whether URLs of S3 are read and written by obstore, where it is installed, rather than by s3fs"),
+    Setting("tilewright.storage-deadline", 120, "seconds",
+            "how long an object store that fails, asks for fewer requests or cannot be reached is asked again, with"
+            " waits that grow; it is said after 10 s", least=0),
     Setting("tilewright.grace-seconds", 20, "seconds",
             "how long SIGTERM lets a command finish the tiles, or kept pieces, whose results are nearly there",
             least=0),

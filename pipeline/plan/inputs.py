@@ -31,10 +31,13 @@ class StoredMatrix:
     """Rows × columns of what is read or written as one piece: a chunk for reading, a shard for writing."""
     plain: bool = False
     """Whether part of a chunk can be read without the rest, since there is nothing to decode."""
+    part: tuple[int, int] | None = None
+    """Rows × columns of what a thread reads at once, where that is several pieces: chunks of a shard from a server."""
 
     @property
     def transposed(self) -> StoredMatrix:
-        return replace(self, rows=self.columns, columns=self.rows, unit=self.unit[::-1])
+        part = None if self.part is None else self.part[::-1]
+        return replace(self, rows=self.columns, columns=self.rows, unit=self.unit[::-1], part=part)
 
     def step(self, axis: int) -> int:
         """The shortest stretch along an axis that can be read without waste."""
@@ -62,6 +65,12 @@ class StoredMatrix:
     @property
     def unit_nbytes(self) -> int:
         return self.unit[0] * self.unit[1] * self.dtype.itemsize
+
+    @property
+    def part_nbytes(self) -> int:
+        """Of what a thread reads at once."""
+        rows, columns = self.part or self.unit
+        return rows * columns * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -744,7 +744,7 @@ def _coding_nbytes(
     A thread that goes through a codec holds one stored piece twice: encoded, and decoded or gathered. A streaming
     decoder needs less: however large its window, it fills no more than it decodes.
     """
-    pieces = [max((op.unit_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
+    pieces = [max((op.part_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
     pieces += [c_unit_nbytes] * limits.write_threads
     coders = 0 if limits.on_host else limits.write_threads * CODER_NBYTES
     return 2 * sum(sorted(pieces, reverse=True)[:lanes]) + max(0, limits.encoders_nbytes - coders)

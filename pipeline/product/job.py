@@ -416,7 +416,8 @@ def _fill(
     product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:
         ledger = None
-        journal = journal_in(output.array, FILE_NAME)
+        lease = None if output.in_place is None else output.in_place.lease
+        journal = journal_in(output.array, FILE_NAME, None if lease is None else lease.check)
         if journal is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)

@@ -352,7 +352,7 @@ def plan_for(
             "read-threads",
             facts,
             all(store.is_local(array) for array in (left, right)),
-            [op.unit_nbytes for op in (a, b) if not op.plain],
+            [op.part_nbytes for op in (a, b) if not op.plain],
         ),
         tile_buffers=_tile_buffers(facts, out),
         lanes=_lanes(facts),

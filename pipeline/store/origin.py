@@ -20,8 +20,18 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
-from tilewright.pipeline.store.arrays import beneath, kind_of, location, names_itself, protocols, unwrapped
+from tilewright.pipeline.store.arrays import (
+    beneath,
+    kind_of,
+    location,
+    name_of,
+    names_itself,
+    protocols,
+    unwrapped,
+)
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.remote.opening import endpoint_of_s3
+from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.sessions import session_of
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
@@ -48,6 +58,8 @@ class Origin:
 def origin_of(array: StoredArray) -> Origin:
     """Where an array's data come from, by its innermost store."""
     array = base_of(array)
+    if isinstance(array.store, AtUrl):
+        return _of_bucket(name_of(array))
     store = unwrapped(array.store)
     if isinstance(store, LocalStore):
         return _of_folder(str(store.root / array.path))
@@ -80,6 +92,8 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
         return False
     if one.store is other.store:
         return one.path == other.path
+    if isinstance(one.store, AtUrl) and isinstance(other.store, AtUrl):
+        return bool(origin_of(one).place == origin_of(other).place)
     kind = type(one.store)
     if kind is not type(other.store):
         return False
@@ -106,6 +120,11 @@ def _axes(array: StoredArray) -> tuple[tuple[int, ...], ...] | None:
 
 def _metadata(array: zarr.Array[Any]) -> str:
     return json.dumps(array.metadata.to_dict(), sort_keys=True, default=str)
+
+
+def _of_bucket(url: str) -> Origin:
+    """Of a URL of S3, by whatever library it is read: by its bucket and path, and the server."""
+    return Origin(["s3", url.partition("://")[2], endpoint_of_s3()])
 
 
 def _of_folder(path: str) -> Origin:

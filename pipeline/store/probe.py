@@ -25,7 +25,7 @@ import zarr
 from distributed.protocol import pickle
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import LocalStore
 
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import StoreError
@@ -42,6 +42,7 @@ from tilewright.pipeline.store.arrays import (
     names_itself,
 )
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.sessions import (
     Gathered,
     changes_in,
@@ -176,9 +177,9 @@ def _is_known(array: zarr.Array[Any]) -> bool:
 
 
 def _store_at(url: str | os.PathLike[str]) -> Store:
-    """The store that zarr makes of a URL."""
+    """The store of a URL, as its array would be opened."""
     try:
-        return FsspecStore.from_url(os.fspath(url))
+        return store_at(os.fspath(url))
     except Exception as error:
         raise StoreError(f"output: cannot open {name_of(url)}: {in_one_line(error)}") from error
 

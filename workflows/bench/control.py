@@ -35,18 +35,16 @@ from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.events import Listener, Span, log_notices
-from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import STAGES, Corners, PanelContent, Product, TileReport
+from tilewright.pipeline.plan.inputs import Sharers
+from tilewright.pipeline.plan.told import STAGES, Corners, PanelContent, Product, StoredObject, TileReport
 from tilewright.pipeline.plan.transform import Fused
 from tilewright.pipeline.product.job import multiply
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.workflows.bench.common import COUNT, publish
-from tilewright.workflows.console import is_quiet
-from tilewright.workflows.progress import listening
+from tilewright.workflows.console import is_quiet, listening
 
 CHUNK = 512
 """The side of a chunk, and of a tile, of C where so many tiles are asked for."""
@@ -59,6 +57,7 @@ IDLE_SECONDS = 5.0
 
 START_SECONDS = 300.0
 """How long the simulated cluster may take to start: a worker takes some 20 ms."""
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -114,7 +113,8 @@ class ControlReport:
 
     def __str__(self) -> str:
         sent = ", ".join(
-            f"{who} {count:.2f} ({self.message_nbytes[who]:.0f} bytes)" for who, count in self.messages.items()
+            f"{who} {count:.2f} ({self.message_nbytes[who]:.0f} bytes)"
+            for who, count in self.messages.items()
         )
         return "\n".join(
             (
@@ -136,9 +136,7 @@ _seen: set[tuple[str, str, str, Corners]] = set()
 """What the workers of this process have told of a run: worker, run, input and part."""
 
 
-def stub_tile(
-    product: Product, tile: Tile, sharers: Sharers, fused: Fused | None = None
-) -> TileReport:
+def stub_tile(product: Product, tile: Tile, sharers: Sharers, fused: Fused | None = None) -> TileReport:
     """All of `tasks.multiply_tile` but its work. What it writes for a chunk of C is eight bytes."""
     worker, now, plan = address_of(get_worker()), time.time(), product.plan
     rows, columns = plan.c_unit
@@ -241,7 +239,9 @@ async def _answer(pipe: Connection, streams: Callable[[], list[Any]]) -> None:
 
 def _run_scheduler(pipe: Connection) -> None:
     async def run() -> None:
-        async with Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler:
+        async with Scheduler(
+            host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0"
+        ) as scheduler:
             pipe.send(scheduler.address)
             await _answer(pipe, lambda: [*scheduler.stream_comms.values(), *scheduler.client_comms.values()])
 
@@ -257,7 +257,9 @@ _FEW_LOOKS = {
 twice a second. Heartbeats are as always."""
 
 
-def _run_workers(pipe: Connection, scheduler: str, workers: int, hosts: int, threads: int, folder: str) -> None:
+def _run_workers(
+    pipe: Connection, scheduler: str, workers: int, hosts: int, threads: int, folder: str
+) -> None:
     async def run() -> None:
         there = [
             Worker(
