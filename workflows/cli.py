@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tilewright.kernels.choices import DEVICES, PRECISIONS
+from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
@@ -43,7 +43,7 @@ MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
-OUT_ENDINGS = (".csv", ".json", ".zarr")
+OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
 MOST_ROUNDS = 64
 BENCHES = {
     "gemm": "the matrix product on one device, against the vendor's library",
@@ -566,15 +566,18 @@ def repair(
     type=Kinds(),
     default="byte",
     show_default=True,
-    help="What is counted: letters are A to Z, in either case; bigrams pairs of bytes; codepoints Unicode characters,"
-    " with U+FFFD where the bytes are no UTF-8.",
+    help="What is counted: letters are A to Z, in either case; bigrams pairs of bytes; codepoints characters of UTF-8;"
+    " words runs of Unicode's word characters; n-grams 2 to 5 words, characters or bytes.",
 )
+@click.option("--casefold", is_flag=True, help="Count words without regard to case, by str.casefold.")
+@click.option("--normalise", type=click.Choice(FORMS), help="Count words in this form of Unicode's.")
 @click.option("--per-document", is_flag=True, help="One row of counts for each document.")
+@click.option("--raw", is_flag=True, help="Count .gz, .bz2, .xz and .zst files as they are stored.")
 @click.option(
-    "--raw", is_flag=True, help="Count .gz, .bz2, .xz and .zst files as stored, without decompressing them."
-)
-@click.option(
-    "--out", type=FileName(*OUT_ENDINGS), metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr."
+    "--out",
+    type=FileName(*OUT_ENDINGS),
+    metavar="FILE",
+    help="Write the counts to F.csv, F.json, F.npz or F.zarr.",
 )
 @click.option("--plot", type=FileName(".png"), metavar="FILE", help="Draw the counts into F.png.")
 @click.option(
@@ -599,7 +602,7 @@ def histogram(
     as_json: bool,
     **shared: Any,
 ) -> None:
-    """Count the bytes, letters, pairs or characters of files, and of all files below folders."""
+    """Count the bytes, letters, pairs, characters, words, lines or n-grams of files, and of all files below folders."""
     from tilewright.pipeline.text.kept_counts import State, state_of_output
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.progress import Counting
@@ -657,11 +660,11 @@ def histogram(
     type=FileName(*OUT_ENDINGS),
     required=True,
     metavar="FILE",
-    help="Write the sum to F.csv, F.json or F.zarr.",
+    help="Write the sum to F.csv, F.json, F.npz or F.zarr.",
 )
 @options(overwrite_option, json_option)
 def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> None:
-    """Add up histograms of different documents, from the .json and .zarr files that they were written to."""
+    """Add up histograms of different documents, from the .json, .npz and .zarr files that they were written to."""
     from tilewright.workflows.merge import merge as workflow
 
     on_interrupt(Outputs(Path(out)).kept)

@@ -11,9 +11,10 @@ from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.fusing import Vector
-from tilewright.pipeline.product.job import multiply, plan_unplaced
+from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source
 
@@ -136,7 +137,7 @@ def matmul(
         same_bits=same_bits,
         listener=listener,
     )
-    return multiply(
+    return multiply_or_accept(
         request.with_epilogue(
             alpha=alpha,
             beta=beta,

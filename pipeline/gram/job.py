@@ -36,6 +36,7 @@ from tilewright.pipeline.gram.transforms import (
     wanted_of,
 )
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.job import plan_only as plan_product
@@ -63,7 +64,7 @@ def gram(request: GramRequest) -> MatmulRun:
     check_output(out, open_factors(plain), overwrite=plain.overwrite)
     wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
     if not wanted:
-        return multiply(_with(plain, _made(request, matrices, form, {}, dtype)))
+        return multiply_or_accept(_with(plain, _made(request, matrices, form, {}, dtype)))
     with (
         open_cluster(request.cluster, request.cluster_file) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
@@ -88,7 +89,7 @@ def gram(request: GramRequest) -> MatmulRun:
                 return thin_product(client, arrays[role], matrices.of, vector, request.listener)
 
             made = _made(request, matrices, form, found, dtype, thin)
-        return multiply(_with(replace(plain, cluster=client, cluster_file=None), made))
+        return multiply_or_accept(_with(replace(plain, cluster=client, cluster_file=None), made))
 
 
 def plan_only(request: GramRequest) -> MatmulPlan:

@@ -406,9 +406,12 @@ def as_stored_matrix(array: StoredArray, *, transpose: bool = False) -> StoredMa
     unit = read_unit(array)
     dtype = array.dtype.newbyteorder("=")
     stored = StoredMatrix(rows, columns, dtype, (unit[0], unit[1]), is_plain(array))
-    part = part_unit(array)
-    if part != unit:
-        stored = replace(stored, part=(part[0], part[1]))
+    if not is_local(array):
+        part, inner = part_unit(array), unmasked(array)
+        shard = None if isinstance(inner, Flattened) else inner.shards
+        stored = replace(
+            stored, part=(part[0], part[1]), shard=None if shard is None else (shard[0], shard[1])
+        )
     return stored.transposed if transpose else stored
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import tilewright as tw
 from tests.workflows.products import put
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
+from tilewright.pipeline.events import Notice
+from tilewright.pipeline.plan.facts import cores_here
 from tilewright.pipeline.product import job
 from tilewright.pipeline.product.request import Request
 from tilewright.workflows import verify
@@ -115,6 +118,65 @@ def test_a_plan_for_a_cluster_takes_its_workers_from_there(
     assert tw.plan_matmul(path, path, cluster=client, device="cpu").workers == len(client.nthreads())
     with pytest.raises(OptionError, match=f"{named} beside a cluster"):
         tw.plan_matmul(path, path, cluster=client, device="cpu", **options)
+
+
+def unread(path: Path, side: int, chunk: int) -> Path:
+    """A square matrix of which only the metadata is there."""
+    zarr.create_array(path, shape=(side, side), chunks=(chunk, chunk), dtype="float32")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("side", "chunk", "expected"),
+    [
+        (
+            1000,
+            100,
+            r"C is cut into \d+: a tile of less than 17 billion operations takes no time that a stop",
+        ),
+        (
+            40_000,
+            4000,
+            r"C is cut into \d+: no tile is smaller than a stored piece of C, 4000 × 4000; smaller chunks",
+        ),
+        (40_000, 400, None),
+    ],
+)
+def test_it_is_said_why_there_are_fewer_tiles_than_were_asked_for(
+    side: int, chunk: int, expected: str | None, tmp_path: Path
+) -> None:
+    a = unread(tmp_path / "a", side, chunk)
+    told: list[str] = []
+    request = Request(
+        a, a, tmp_path / "c", device="cpu", device_memory="1GiB", verify=False,
+        listener=lambda event: told.append(event.message) if isinstance(event, Notice) else None,
+    )  # fmt: skip
+    with dask.config.set({"tilewright.tiles": 1000}):
+        plan = job.plan_only(request)
+    notes = [note for note in told if "tilewright.tiles" in note]
+    if expected is None:
+        assert not notes
+        assert plan.tile_count > 750
+    else:
+        (note,) = notes
+        assert re.match(f"tilewright.tiles asks for 1000 tiles, and {expected}", note)
+    with dask.config.set({"tilewright.tiles": 16}):
+        told.clear()
+        job.plan_only(request)
+    assert not [note for note in told if "tilewright.tiles" in note], "nobody has asked for that"
+
+
+def test_a_tile_takes_a_worker_no_longer_than_asked_for(tmp_path: Path) -> None:
+    a = unread(tmp_path / "a", 100_000, 500)
+    counts = []
+    for seconds in (None, 60, 30):
+        with dask.config.set({"tilewright.tile-seconds": seconds}):
+            plan = tw.plan_matmul(a, a, device="cpu", workers=4, host_memory="64GiB")
+        counts.append(plan.tile_count)
+        if seconds is not None:
+            cores = cores_here()
+            assert plan.operations / plan.tile_count / cores < 2 * seconds * 2**33
+    assert counts[0] < counts[1] < counts[2]
 
 
 @pytest.mark.parametrize(
