@@ -5,9 +5,10 @@
 # make gpu-test  the tests that need a GPU; fails where none ran
 # make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, an hour on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
 # make campaign-ci   300 of the kills, 60 damages, 5 cuts, and 200 lives of 75 steps: some four minutes on two idle cores
-# make slurm     batch jobs under a Slurm of two nodes, which it brings up on this host; as root, with Slurm's packages
+# make slurm     batch jobs under Slurms of two nodes, which it brings up on this host; as root, with Slurm's packages; make slurm STOPS=20 STOPS_SEED=7 stops them twice as often, and always alike
+# make slurm-nightly   the same with 50 random stops
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
-# make lint    ruff, mypy, import direction
+# make lint    ruff, mypy, import direction, what type checkers say of a user's script
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,7 +26,7 @@ TABLE ?= campaign.json
 # Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm sanitize lint clean
+.PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -39,8 +40,9 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED)
 	$(BIN)/tilewright demo
 
+# What type checkers say takes 20 s and belongs to lint.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' --ignore tests/test_types.py
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow'
 
 test-slow: $(INSTALLED)
@@ -67,6 +69,9 @@ campaign-ci: $(INSTALLED)
 slurm: $(INSTALLED)
 	PYTHON=$(CURDIR)/$(BIN)/python tests/slurm/run
 
+slurm-nightly: $(INSTALLED)
+	PYTHON=$(CURDIR)/$(BIN)/python STOPS=50 tests/slurm/run
+
 sanitize: $(INSTALLED)
 	$(BIN)/python -m tests.kernels.gemm.sanitized
 
@@ -74,7 +79,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_imports.py
+	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_types.py
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-output

@@ -9,12 +9,14 @@ import math
 import operator
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gpu.memory import allocating
+
+Word = TypeVar("Word", bound=str)
 
 MOST_SHOWN = 80
 """Characters of a value that a message shows: an array's or a graph's text may have thousands."""
@@ -36,11 +38,11 @@ def check_flag(name: str, value: Any) -> bool:
     raise OptionError(f"{name}={shown(value)} is neither true nor false; pass True or False")
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str], what: str = "") -> str:
+def check_choice(name: str, value: Any, choices: Sequence[Word], what: str = "") -> Word:
     """One of several words. what: what it is none of, in the message; without it the word is unknown."""
     # An array, for example, cannot be compared with a word.
     if isinstance(value, str) and value in choices:
-        return str(value)
+        return choices[choices.index(value)]
     found = f"no {what}" if what else "unknown"
     raise OptionError(f"{name}={shown(value)} is {found}; it may be {', '.join(map(repr, choices))}")
 

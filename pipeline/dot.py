@@ -26,6 +26,7 @@ from distributed import Client
 
 from tilewright import __version__
 from tilewright.kernels import dot
+from tilewright.kernels.choices import DeviceName
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.numbers import ceil_div, counted
@@ -44,7 +45,7 @@ from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region_read import reads_parts, region_reads
 from tilewright.pipeline.store.waiting import reading_while
-from tilewright.pipeline.thread_buffers import thread_buffer
+from tilewright.pipeline.threads import thread_buffer
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 BLOCK = 2**20
@@ -151,7 +152,7 @@ class KeptParts:
 
 @contextmanager
 def open_parts(
-    path: Path | None, vectors: Vectors, device: str, *, resume: bool = True
+    path: Path | None, vectors: Vectors, device: DeviceName, *, resume: bool = True
 ) -> Iterator[KeptParts | None]:
     """The record of a sum's finished pieces in the file ``path``, for as long as the block runs; None without one.
 
@@ -189,7 +190,7 @@ def open_parts(
 
 
 def multiply_vectors(
-    client: Client, vectors: Vectors, *, device: str, listener: Listener, kept: KeptParts | None = None
+    client: Client, vectors: Vectors, *, device: DeviceName, listener: Listener, kept: KeptParts | None = None
 ) -> DotSum:
     """`dot_stored` of vectors that nothing writes to meanwhile; the listener is told of missing numbers in them.
 
@@ -226,7 +227,7 @@ def dot_stored(
     y: zarr.Array[Any],
     dtype: np.dtype,
     *,
-    device: str,
+    device: DeviceName,
     listener: Listener,
     masks: Sequence[Masks | None] = (None, None),
     kept: KeptParts | None = None,
@@ -405,7 +406,7 @@ def multiply_piece(
     start: int,
     stop: int,
     dtype: np.dtype,
-    device: str,
+    device: DeviceName,
     ranged: bool,
     masks: Sequence[Masks | None] = (None, None),
 ) -> tuple[_Partials, dict[str, float]]:
@@ -437,7 +438,7 @@ def _missing(data: np.ndarray, masks: Masks | None) -> int:
     return count_masked(data, masks) if masks is not None else 0
 
 
-def _read(array: zarr.Array[Any], start: int, stop: int, device: str, role: str) -> np.ndarray:
+def _read(array: zarr.Array[Any], start: int, stop: int, device: DeviceName, role: str) -> np.ndarray:
     dtype = array.dtype.newbyteorder("=")
     data = thread_buffer(role, (stop - start) * dtype.itemsize, pinned=device == "cuda").view(dtype)
     for part in region_reads(array, (slice(start, stop),)):

@@ -126,12 +126,16 @@ if TYPE_CHECKING:
     from tilewright.workflows.verify import verify as verify
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tilewright' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker takes it for every name, misspelt ones too
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(
+                f"module 'tilewright' has no attribute {name!r}; it has {', '.join(__all__)}"
+            )
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

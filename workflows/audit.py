@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.gemm.base import PRECISIONS
+from tilewright.kernels.choices import PRECISIONS, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, StoreError
@@ -21,7 +21,7 @@ def audit(
     b: Source | None = None,
     transpose_a: bool = False,
     transpose_b: bool = False,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     listener: Listener = log_notices,
@@ -70,7 +70,7 @@ def audit(
         raise OptionError(
             f"{given} is given without {missing}: C is compared with the product of both; give both, or none"
         )
-    product = open_array(c, ndim=2, role="C")
+    product = open_array(c, ndim=2, role="C", growing=True)
     if a is None or b is None:
         record, finished = record_of(product)
         if record is None:

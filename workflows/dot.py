@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.choices import DEVICES, DeviceName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
@@ -66,11 +66,11 @@ def dot(
     dtype: str | np.dtype | None = None,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     state: str | os.PathLike[str] | None = None,
     resume: bool = True,
     listener: Listener = log_notices,
-) -> Any:
+) -> np.number[Any]:
     """Sum of conj(x[i]) y[i] over two stored vectors, as ``numpy.vdot``: a NumPy scalar.
 
     Parameters
@@ -124,7 +124,7 @@ def timed_dot(
     dtype: str | np.dtype | None = None,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     state: str | os.PathLike[str] | None = None,
     resume: bool = True,
     listener: Listener = log_notices,

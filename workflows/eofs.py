@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.gram.options import Values
+from tilewright.pipeline.gram.options import Constant, Side, Values
 from tilewright.pipeline.spectral import job
-from tilewright.pipeline.spectral.options import EofRequest, Search
+from tilewright.pipeline.spectral.options import EofRequest, Method, Search
 from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
 from tilewright.pipeline.store.arrays import Source
 
@@ -24,10 +26,10 @@ def eigh(
     passes: int = 100,
     seed: int = 0,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     listener: Listener = log_notices,
@@ -101,23 +103,23 @@ def eofs(
     out: Source,
     k: int = 10,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     sum_over: Any = None,
     center: bool = True,
     scale: bool = False,
-    constant: str = "error",
+    constant: Constant = "error",
     missing: Any = None,
-    weights: Values | None = None,
+    weights: Values | Mapping[str | int, Values] | None = None,
     sample_weights: Values | None = None,
     tol: float = 1e-4,
     passes: int = 100,
-    method: str = "auto",
+    method: Method = "auto",
     seed: int = 0,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
     verify: bool = True,
@@ -152,12 +154,14 @@ def eofs(
     constant
         What happens to a variable without variance that is scaled: ``error``, or ``zero``, by which it counts as 0.
     missing
-        What stands for a missing number: a number as it is stored, or ``"nan"``. Means and deviations are of those that
+        What stands for a missing number: a number as it is stored, or ``"nan"``; or a mask, as for ``tilewright.gram``,
+        of which places that it leaves nothing of have 0 in the EOFs. Means and deviations are of those that
         are there, and the others count as the mean.
     weights
         One for each variable, 0 or more, in memory or the path of a stored vector: its squares count so many times in
         the variance. For grid points that is the area they stand for, the cosine of the latitude; X is multiplied by
-        the root, which is what xeofs calls its weights.
+        the root, which is what xeofs calls its weights. Or those along one or more of the variables' axes, by name or
+        number, such as ``{"lat": np.cos(np.deg2rad(latitude))}``, which are multiplied.
     sample_weights
         One for each sample: means are weighted, and squares count so many times. n - 1 becomes W - (sum of the squared
         weights) / W, as of ``numpy.cov(aweights=)``. Scores are those of the samples as they are.

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.arguments import shown
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
-from tilewright.pipeline.gram.options import GramRequest, Values
+from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, Side, Values
+from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.product.request import Durability
 from tilewright.pipeline.store.arrays import Source
 
 
@@ -22,26 +25,27 @@ def gram(
     y: Source | None = None,
     out: Source | None = None,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     center: Any = False,
     scale: Any = False,
     missing: Any = None,
-    missing_as: str = "mean",
+    missing_as: MissingAs = "mean",
     divide: float | str | None = None,
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
+    append: bool = False,
     sum_over: Any = None,
-    constant: str = "error",
+    constant: Constant = "error",
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
 ) -> MatmulRun:
@@ -70,8 +74,11 @@ def gram(
         What is multiplied by afterwards: True divides each variable by its standard deviation, whose divisor is that of
         ``divide``; ``columns`` or ``rows`` each column, or row. Or factors, given as for ``center``.
     missing
-        What stands for a missing number: a number as it is stored, or ``"nan"``. Means and deviations are of those that
-        are there. (A mask array cannot be given yet.)
+        What stands for a missing number: a number as it is stored, or ``"nan"``. Or a mask, an array of bool or the
+        path of a stored one, which is True where a number is missing: of X's shape, or one that broadcasts to it along
+        its last axes, or along those that its dimensions' names are of, such as a (lat, lon) mask of land. Of two
+        matrices ``{"X": mask, "Y": mask}``. Beside a mask NaN is missing too; lines of which a mask leaves nothing
+        count as 0. Means and deviations are of numbers that are there.
     missing_as
         ``mean``: a missing number is taken for the mean that is subtracted, so it counts as 0 once it is centred, and
         without ``center`` as 0. ``pairwise``: each element is formed of the pairs of numbers that are both there, and
@@ -88,7 +95,14 @@ def gram(
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
         more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied.
     window
-        Not there yet: only a band of C.
+        Only a band of C is computed and stored: the elements whose column is at most so many before or behind their
+        row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
+        computed, and chunks that do not are not stored, so C is as large as the band. Only a band that reaches as far
+        before as behind is symmetric, and takes half the work.
+    append
+        Whether the rows (columns) that came to X since C was made are added to C, and nothing else is computed; C is
+        made of all of them where there is none. C's record says how many are in it, and a run that finds all of X in it
+        adds nothing. Only for sums: ``center`` and ``scale`` may be numbers that are given, ``divide`` a number.
     sum_over
         The axes that are summed over, one or a list, by the names of their dimensions or by number, in place of ``of``.
         X may then have any number of dimensions, such as (time, lat, lon) or (variants, samples, ploidy): the axes that
@@ -146,6 +160,7 @@ def gram(
         divide=divide,
         weights=weights,
         window=window,
+        append=append,
         sum_over=sum_over,
         constant=constant,
         dtype=dtype,
@@ -168,23 +183,23 @@ def cov(
     y: Source | None = None,
     out: Source | None = None,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     missing: Any = None,
-    missing_as: str = "mean",
+    missing_as: MissingAs = "mean",
     divide: float | str | None = "n-1",
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
 ) -> MatmulRun:
@@ -209,9 +224,8 @@ def cov(
         x,
         y,
         out,
-        conjugated="right",
+        **ASKED["cov"],
         of=of,
-        center=True,
         missing=missing,
         missing_as=missing_as,
         divide=divide,
@@ -238,23 +252,23 @@ def corr(
     y: Source | None = None,
     out: Source | None = None,
     *,
-    of: str = "columns",
+    of: Side = "columns",
     missing: Any = None,
-    missing_as: str = "mean",
+    missing_as: MissingAs = "mean",
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     sum_over: Any = None,
-    constant: str = "error",
+    constant: Constant = "error",
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
 ) -> MatmulRun:
@@ -278,13 +292,10 @@ def corr(
         x,
         y,
         out,
-        conjugated="right",
+        **ASKED["corr"],
         of=of,
-        center=True,
-        scale=True,
         missing=missing,
         missing_as=missing_as,
-        divide="n-1",
         weights=weights,
         window=window,
         sum_over=sum_over,
@@ -302,6 +313,22 @@ def corr(
         same_bits=same_bits,
         listener=listener,
     )
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "gram": {},
+    "cov": {"conjugated": "right", "center": True},
+    "corr": {"conjugated": "right", "center": True, "scale": True, "divide": "n-1"},
+}
+"""What each command asks of a Gram matrix."""
+
+
+def plan_only(name: str, arrays: Sequence[Source], **options: Any) -> MatmulPlan:
+    """The plan that a command of `ASKED` would follow for these matrices and this output; nothing is written. options:
+    as its function has them. Raises as that."""
+    x, *between, out = arrays
+    y = between[0] if between else None
+    return job.plan_only(GramRequest(x, out, y, **(options | ASKED[name])))
 
 
 def _run(x: Source, y: Source | None, out: Source | None, **options: Any) -> MatmulRun:

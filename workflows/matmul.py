@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.kernels.arguments import as_count, shown
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.fusing import Vector
-from tilewright.pipeline.product.job import multiply, plan_unplaced
-from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.product.job import plan_unplaced
+from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source
 
 MOST_WORKERS = 10**6
@@ -29,15 +31,15 @@ def matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    durability: str = "full",
+    durability: Durability = "full",
     same_bits: bool = False,
     alpha: complex = 1,
     beta: complex = 0,
@@ -135,7 +137,7 @@ def matmul(
         same_bits=same_bits,
         listener=listener,
     )
-    return multiply(
+    return multiply_or_accept(
         request.with_epilogue(
             alpha=alpha,
             beta=beta,
@@ -154,9 +156,14 @@ def plan_matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
     dtype: str | np.dtype | None = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
+    alpha: complex = 1,
+    row_scale: Source | np.ndarray | None = None,
+    column_scale: Source | np.ndarray | None = None,
+    row_offset: Source | np.ndarray | None = None,
+    column_offset: Source | np.ndarray | None = None,
     workers: int = 1,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
     host_memory: int | str | None = None,
     cluster: Cluster | None = None,
@@ -169,7 +176,8 @@ def plan_matmul(
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
     have (a profile's own cluster is started for that). With ``device="cuda"`` and ``device_memory`` no GPU need be
-    here: a plan for GPUs with so much memory free can be made anywhere.
+    here: a plan for GPUs with so much memory free can be made anywhere. ``alpha``, scales and offsets are as for
+    ``matmul``: by them sums of integers become floats, which a tile needs room for.
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
     many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
@@ -187,6 +195,13 @@ def plan_matmul(
         device_memory=device_memory,
         listener=listener,
     ).checked()
+    request = request.with_epilogue(
+        alpha=alpha,
+        row_scale=row_scale,
+        column_scale=column_scale,
+        row_offset=row_offset,
+        column_offset=column_offset,
+    )
     count = as_count(workers)
     if count is None or count < 1:
         raise OptionError(f"workers={shown(workers)}: a product needs a whole number of workers, one or more")

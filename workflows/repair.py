@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import zarr
 from zarr.storage import LocalStore
 
 from tilewright.kernels.arguments import check_flag
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, OutputError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.audit import Audit, record_of
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.repair import repair_by_checksums, repair_by_products
-from tilewright.pipeline.product.request import Request, open_factors
+from tilewright.pipeline.product.request import Durability, Request, open_factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of, open_array
 from tilewright.pipeline.store.probe import shared_inputs
 from tilewright.workflows.verify import checking
@@ -28,12 +29,12 @@ def repair(
     *,
     transpose_a: bool | None = None,
     transpose_b: bool | None = None,
-    precision: str | None = None,
+    precision: PrecisionName | None = None,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     device_memory: int | str | None = None,
-    durability: str = "full",
+    durability: Durability = "full",
     listener: Listener = log_notices,
 ) -> Audit:
     """Find what is damaged of a product C = op(A) op(B), as ``audit`` does, and compute just that again.
@@ -88,7 +89,7 @@ def repair(
         _given("transpose_a", transpose_a, of_record[0]),
         _given("transpose_b", transpose_b, of_record[1]),
         product.dtype.newbyteorder("="),
-        of_record[2] if precision is None else precision,
+        cast(PrecisionName, of_record[2]) if precision is None else precision,  # checked() refuses others
         cluster,
         cluster_file,
         device,

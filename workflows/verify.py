@@ -9,7 +9,7 @@ from functools import partial
 from distributed import Client
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.gemm.base import PRECISIONS
+from tilewright.kernels.choices import PRECISIONS, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification, can_verify, verify_product
 from tilewright.pipeline.cluster.answers import ask_all
@@ -50,7 +50,7 @@ def verify(
     rounds: int | None = None,
     transpose_a: bool = False,
     transpose_b: bool = False,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     listener: Listener = log_notices,

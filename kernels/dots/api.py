@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from tilewright.kernels.arguments import check_flag, host_array
+from tilewright.kernels.choices import DeviceArray, DeviceName, HostArray
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
 from tilewright.kernels.gemm import check
@@ -26,8 +27,27 @@ from tilewright.kernels.gpu.device_choice import current_device, resolve_device
 from tilewright.kernels.gpu.streams import check_stream, launch_stream
 
 
+class DotOptions(TypedDict, total=False):
+    """The keywords of `dot`."""
+
+    conjugate: bool
+    dtype: Any
+    device: DeviceName
+    stream: Any
+
+
+@overload
+def dot(x: HostArray, y: HostArray, **options: Unpack[DotOptions]) -> np.number[Any]: ...
+@overload
+def dot(x: DeviceArray, y: DeviceArray, **options: Unpack[DotOptions]) -> DeviceArray: ...
 def dot(
-    x: Any, y: Any, *, conjugate: bool = True, dtype: Any = None, device: str = "auto", stream: Any = None
+    x: Any,
+    y: Any,
+    *,
+    conjugate: bool = True,
+    dtype: Any = None,
+    device: DeviceName = "auto",
+    stream: Any = None,
 ) -> Any:
     """Sum of conj(x[i]) * y[i], as `numpy.vdot`; with ``conjugate=False``, of x[i] * y[i].
 

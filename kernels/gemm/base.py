@@ -27,7 +27,6 @@ ELEMENTS = INTEGERS + FLOATS + COMPLEX
 NUMPY_ELEMENTS = tuple(dtype for dtype in ELEMENTS if dtype != BFLOAT16)
 """Those that NumPy has itself, and Zarr."""
 
-PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 
 PLANES_NBYTES = 2 << 30
 """What the planes of both operands of one panel of k may take, where operands are written anew for the tensor cores.

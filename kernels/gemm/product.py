@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -23,10 +23,11 @@ from tilewright.kernels.arguments import (
     new_host_array,
 )
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.choices import PRECISIONS, DeviceArray, DeviceName, HostArray, PrecisionName
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import check, tuning
-from tilewright.kernels.gemm.base import PRECISIONS, GemmKernel, Operand, Problem
+from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gpu import device_choice, launch
 from tilewright.kernels.gpu.device_array import (
@@ -43,6 +44,8 @@ from tilewright.kernels.gpu.device_array import (
 )
 from tilewright.kernels.gpu.recording import Place, Plan, Recording, Rehearsal
 from tilewright.kernels.gpu.streams import as_stream, check_stream, launch_stream
+
+Out = TypeVar("Out", bound=DeviceArray)
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
 """Shape, strides in bytes, dtype and address modulo `MAX_ALIGNMENT` of an array: all that a decision depends on."""
@@ -81,6 +84,29 @@ class Decision:
             transpose(bits, bits, stream, swap=False, same=True)
 
 
+class MatmulOptions(TypedDict, total=False):
+    """The keywords of `matmul`."""
+
+    accumulate: bool
+    transpose_a: bool
+    transpose_b: bool
+    dtype: Any
+    precision: PrecisionName
+    device: DeviceName
+    stream: Any
+    lower: bool
+
+
+@overload
+def matmul(
+    a: HostArray, b: HostArray, out: HostArray | None = None, **options: Unpack[MatmulOptions]
+) -> HostArray: ...
+@overload
+def matmul(a: DeviceArray, b: DeviceArray, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
+@overload
+def matmul(
+    a: DeviceArray, b: DeviceArray, out: None = None, **options: Unpack[MatmulOptions]
+) -> DeviceArray: ...
 def matmul(
     a: Any,
     b: Any,
@@ -90,8 +116,8 @@ def matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
     dtype: Any = None,
-    precision: str = "full",
-    device: str = "auto",
+    precision: PrecisionName = "full",
+    device: DeviceName = "auto",
     stream: Any = None,
     lower: bool = False,
 ) -> Any:
@@ -130,7 +156,8 @@ def matmul(
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
     lower = check_flag("lower", lower)
     check_choice("precision", precision, PRECISIONS)
-    check_stream(stream)
+    if stream is not None:
+        check_stream(stream)
     on_device = _on_one_side(a, b, out)
     if accumulate and out is None:
         raise OptionError("accumulate=True adds to out, and no out was given")
@@ -171,6 +198,8 @@ def matmul(
 
 def _on_one_side(a: Any, b: Any, out: Any) -> bool:
     """Whether the arrays are device arrays, all of them; OptionError or OutputError if only some are."""
+    if all(type(array) is np.ndarray for array in (a, b, a if out is None else out)):
+        return False
     on_device = is_device_array(a), is_device_array(b)
     if on_device[0] != on_device[1] or (out is not None and is_device_array(out) != on_device[0]):
         kinds = ", ".join(
@@ -328,7 +357,7 @@ def prepare(
     transpose_a: bool = False,
     transpose_b: bool = False,
     dtype: Any = None,
-    precision: str = "full",
+    precision: PrecisionName = "full",
     stream: Any = None,
     lower: bool = False,
 ) -> None:
@@ -503,8 +532,8 @@ def kernel_name(
     transpose_a: bool = False,
     transpose_b: bool = False,
     dtype: Any = None,
-    precision: str = "full",
-    device: str = "auto",
+    precision: PrecisionName = "full",
+    device: DeviceName = "auto",
 ) -> str:
     """The name of the kernel that `matmul` would choose, for reports; ``cpu`` for the CPU twin.
 

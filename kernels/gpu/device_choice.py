@@ -12,13 +12,13 @@ import os
 from typing import Any
 
 from tilewright.kernels.arguments import check_choice
+from tilewright.kernels.choices import DEVICES, DeviceKind
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
 from tilewright.kernels.gpu.compiled import device_capability
 
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0").strip() not in ("", "0")
 """Whether this process runs Numba's CUDA simulator (``NUMBA_ENABLE_CUDASIM=1``) in place of a GPU."""
-DEVICES = ("auto", "cuda", "cpu")
 DRIVER_LIBRARIES = tuple(
     os.path.join(folder, name)
     for folder in ("", "/usr/lib", "/usr/lib64")
@@ -56,7 +56,7 @@ def _driver_shows_a_gpu() -> bool:
     return bool(status != CUDA_ERROR_NO_DEVICE and (status or count.value))
 
 
-def resolve_device(device: str, *, device_arrays: bool = False) -> str:
+def resolve_device(device: str, *, device_arrays: bool = False) -> DeviceKind:
     """The device, ``cuda`` or ``cpu``, that ``auto | cuda | cpu`` means here.
 
     ``device_arrays`` says that the operands already lie on a GPU, which only ``auto`` and ``cuda`` can serve.

@@ -8,11 +8,12 @@ return counts alone; how many tokens a kind leaves out is `Kind.skipped`.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
 from tilewright.kernels.arguments import check_host_out, host_array
+from tilewright.kernels.choices import DeviceArray, DeviceName, HostArray
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gpu.device_array import (
     address,
@@ -35,17 +36,36 @@ __all__ = [
     "piece_counts",
 ]
 
+Out = TypeVar("Out", bound=DeviceArray)
+
 OUT_ALIGNMENT = 16
 """Kernels store counts two at a time."""
 
 
+class HistogramOptions(TypedDict, total=False):
+    """The keywords of `histogram`, without ``out``."""
+
+    by: str
+    offsets: HostArray | DeviceArray | DocumentOffsets | None
+    device: DeviceName
+    stream: Any
+
+
+@overload
+def histogram(
+    data: HostArray, *, out: HostArray | None = None, **options: Unpack[HistogramOptions]
+) -> HostArray: ...
+@overload
+def histogram(data: DeviceArray, *, out: Out, **options: Unpack[HistogramOptions]) -> Out: ...
+@overload
+def histogram(data: DeviceArray, *, out: None = None, **options: Unpack[HistogramOptions]) -> DeviceArray: ...
 def histogram(
     data: Any,
     *,
     by: str = "byte",
     offsets: Any = None,
     out: Any = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     stream: Any = None,
 ) -> Any:
     """Counts of every byte, letter, pair or character of a text, int64[bins] or int64[(documents, bins)].
@@ -87,7 +107,7 @@ def piece_counts(
     by: str = "byte",
     start: int = 0,
     stop: int | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     stream: Any = None,
 ) -> Any:
     """Counts, int64[bins], of the tokens of one document that begin in ``data[start:stop]``.

@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import check_choice, host_array, shown
+from tilewright.kernels.arguments import check_choice, check_flag, host_array, shown
+from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
@@ -26,17 +27,22 @@ from tilewright.pipeline.gram.axes import (
     side_left,
     summed_axes,
 )
+from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
+from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
-from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
-from tilewright.pipeline.store.region import Flattened, StoredArray
+from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
 
-SIDES = ("columns", "rows")
+Side: TypeAlias = Literal["columns", "rows"]
+SIDES: tuple[Side, ...] = get_args(Side)
 """The sides of a stored matrix. A vector of the columns has one number a column."""
 CENTERS = (*SIDES, "both")
-MISSING_AS = ("mean", "pairwise")
+MissingAs: TypeAlias = Literal["mean", "pairwise"]
+MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 DIVISORS = ("n", "n-1", "pairs")
-CONSTANTS = ("error", "zero")
+Constant: TypeAlias = Literal["error", "zero"]
+CONSTANTS: tuple[Constant, ...] = get_args(Constant)
 
 Values: TypeAlias = "Source | np.ndarray | Sequence[float]"
 """One number a column, or a row, as a user may give them: in memory, or a stored vector."""
@@ -52,29 +58,30 @@ class GramRequest:
     out: Source | None = None
     y: Source | None = None
     """The right factor's; None: it is X."""
-    of: str = "columns"
+    of: Side = "columns"
     center: Any = False
     scale: Any = False
     missing: Any = None
-    missing_as: str = "mean"
+    missing_as: MissingAs = "mean"
     divide: Any = None
     weights: Values | Mapping[str | int, Values] | None = None
     window: Any = None
+    append: Any = False
     sum_over: Any = None
-    constant: str = "error"
+    constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
     conjugated: Literal["left", "right"] = "left"
     """Which factor's conjugate a complex product takes."""
     dtype: str | np.dtype | None = None
-    precision: str = "full"
+    precision: PrecisionName = "full"
     cluster: Cluster = "local"
     cluster_file: str | None = None
-    device: str = "auto"
+    device: DeviceName = "auto"
     device_memory: int | str | None = None
     resume: bool = True
     verify: bool = True
     overwrite: bool = False
-    durability: str = "full"
+    durability: Durability = "full"
     same_bits: bool = False
     listener: Listener = log_notices
 
@@ -83,9 +90,10 @@ class GramRequest:
         check_choice("of", self.of, SIDES)
         check_choice("missing_as", self.missing_as, MISSING_AS)
         check_choice("constant", self.constant, CONSTANTS)
-        _check_not_there_yet(self)
         return replace(
             self,
+            window=as_window(self.window),
+            append=check_flag("append", self.append),
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),
@@ -96,13 +104,16 @@ class GramRequest:
         """The product of the two factors, without anything that is made of their numbers. arrays: the matrices, by
         role."""
         given = {"X": self.x} if self.y is None else {"X": self.x, "Y": self.y}
-        factors = [array if isinstance(array, Flattened) else given[role] for role, array in arrays.items()]
+        factors = [
+            array if isinstance(array, Flattened | Masked) else given[role] for role, array in arrays.items()
+        ]
         options: dict[str, Any] = {
             "a": factors[0],
             "b": factors[-1],
             "out": self.out,
             "transpose_a": self.of == "columns",
             "transpose_b": self.of == "rows",
+            "window": self.window,
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,
@@ -223,6 +234,7 @@ def open_matrices(request: GramRequest) -> Matrices:
         that is 0.
     """
     arrays, of, summed, x = _matrices(request)
+    arrays = _beside_masks(request, arrays)
     axis = axis_of(other(of))
     lengths = {role: int(array.shape[axis]) for role, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -236,7 +248,8 @@ def open_matrices(request: GramRequest) -> Matrices:
     treatments = {role: _treatment(request, array, of, role) for role, array in arrays.items()}
     weights = None
     if request.weights is not None:
-        weights = _weights(_of_axes(request.weights, x, summed), lengths["X"], other(of), arrays["X"])
+        given = weights_of_axes(request.weights, x, summed, "summed over")
+        weights = _weights(given, lengths["X"], other(of), arrays["X"])
     pairwise = request.missing_as == "pairwise"
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
     if matrices.counts_pairs:
@@ -248,15 +261,6 @@ def open_matrices(request: GramRequest) -> Matrices:
             f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
         )
     return matrices
-
-
-def _check_not_there_yet(request: GramRequest) -> None:
-    """Raise OptionError for what is planned and cannot be done."""
-    if request.window is not None:
-        raise OptionError(
-            f"window={shown(request.window)}: a band of C cannot be computed alone yet; leave window (--window) out,"
-            " and all of C is computed"
-        )
 
 
 def _check_pairs(request: GramRequest, matrices: Matrices) -> None:
@@ -321,6 +325,18 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
     return {role: as_matrix(array, axes[role], of) for role, array in opened.items()}, of, axes["X"], x
 
 
+def _beside_masks(request: GramRequest, arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+    """The matrices, with the masks that are given for them. Raises as `masks.open_mask`."""
+    missing = request.missing
+    if not isinstance(missing, GivenMasks):
+        return arrays
+    masks = missing.of(tuple(arrays))
+    return {
+        role: with_mask(unmasked(array), masks[role], role) if role in masks else array
+        for role, array in arrays.items()
+    }
+
+
 def _is_values(value: Any) -> bool:
     """Whether an argument is, or names, one number a line."""
     return isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
@@ -348,25 +364,20 @@ def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
     )
 
 
-def _checked_missing(value: Any) -> Missing:
-    if value is None:
-        return None
+def _checked_missing(value: Any) -> Missing | GivenMasks:
+    if value is None or isinstance(value, GivenMasks):
+        return value
     if isinstance(value, str) and value.lower() == "nan":
         return "nan"
-    if isinstance(value, zarr.Array | list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
-        raise OptionError(
-            "missing: a mask array cannot be applied yet; give the number that stands for a missing one, or 'nan'"
-        )
-    if isinstance(value, str | os.PathLike):
-        raise OptionError(
-            f"missing={shown(value)} is neither a number nor 'nan'; the name of a stored mask cannot be given yet"
-        )
+    if (found := given_masks(value)) is not None:
+        return found
     if isinstance(value, np.ndarray):
         value = value[()]
     number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise OptionError(
-            f"missing={shown(value)} is neither a number nor 'nan'; give what stands for a missing element"
+            f"missing={shown(value)} is neither a number, nor 'nan', nor a mask; give what stands for a missing"
+            " element, or an array of bool that is True where one is missing"
         )
     return "nan" if number != number else number
 
@@ -412,7 +423,11 @@ def _treatment(request: GramRequest, array: StoredArray, of: str, role: str) -> 
             f" {scaled[0]} once {other(scaled[0])} are centred are not found in one pass over X; give them as factors"
             f" ({{{scaled[0]!r}: values}})"
         )
-    missing = request.missing if request.missing is None else _code(request.missing, array, role)
+    missing: Missing = None
+    if isinstance(array, Masked):
+        missing = array.missing
+    elif request.missing is not None and not isinstance(request.missing, GivenMasks):
+        missing = _code(request.missing, array, role)
     return Treatment(centered, offsets, scaled[0] if scaled else None, factors, missing)
 
 
@@ -476,20 +491,23 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
     return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
 
 
-def _of_axes(weights: Any, x: zarr.Array[Any], summed: tuple[int, ...]) -> Any:
-    """Weights that are given by axis, as those of the side that is summed over; others as they are."""
+def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], what: str) -> Any:
+    """Weights that are given by axis, as those of the side that consists of these axes; others as they are.
+
+    what: these axes are, in words. Raises OptionError or ShapeError.
+    """
     if not isinstance(weights, Mapping):
         return weights
     if not weights:
-        raise OptionError("weights: the mapping is empty; its keys may be axes that are summed over")
+        raise OptionError(f"weights: the mapping is empty; its keys may be axes that are {what}")
     found = {}
     for key, value in weights.items():
         axis = axis_named(x, key, "weights")
-        if axis not in summed or axis in found:
-            wrong = "given twice" if axis in found else "not summed over"
+        if axis not in axes or axis in found:
+            wrong = "given twice" if axis in found else f"not {what}"
             raise OptionError(
-                f"weights: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and summed over"
-                f" {'are' if len(summed) > 1 else 'is'} {', '.join(map(str, summed))}"
+                f"weights: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and {what}"
+                f" {'are' if len(axes) > 1 else 'is'} {', '.join(map(str, axes))}"
             )
         if not _is_values(value):
             raise OptionError(
@@ -505,7 +523,7 @@ def _of_axes(weights: Any, x: zarr.Array[Any], summed: tuple[int, ...]) -> Any:
                 f"weights[{key!r}] holds complex numbers; weights must be finite numbers of 0 or more"
             )
         found[axis] = values
-    return broadcast_weights(x, summed, found)
+    return broadcast_weights(x, axes, found)
 
 
 def _weights(value: Any, length: int, summed: str, array: StoredArray) -> np.ndarray:

@@ -35,15 +35,16 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Teller, on_waiting
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, StoredObject, TileReport
 from tilewright.pipeline.product.audit import changed_metadata
+from tilewright.pipeline.product.banded import WINDOW
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
-from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
+from tilewright.pipeline.product.execute import MatmulRun, TileTask, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
+    few_tiles_note,
     findings_of,
     not_finite_caution,
     sought_in,
@@ -77,7 +78,13 @@ from tilewright.pipeline.product.output import (
     resume_output,
     resume_output_in_place,
 )
-from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
+from tilewright.pipeline.product.request import (
+    Factors,
+    Request,
+    check_output,
+    open_factors,
+    plan_for,
+)
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -115,14 +122,18 @@ class Job:
     """Of the factors before the first tile."""
     tell: Teller
     repair: Repair | None = None
+    task: TileTask = tasks.multiply_tile
 
 
-def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
+def multiply(
+    request: Request, repair: Repair | None = None, *, task: TileTask = tasks.multiply_tile
+) -> MatmulRun:
     """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does.
 
-    repair: it is computed only to replace what is damaged in C (`repair.py`). Then no other tile is computed again:
+    repair: it is computed only to replace what is damaged in C (`repair.py`), or to check a C that is
+    finished (`accept.py`). Then no other tile is computed again:
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
-    has the very bytes that were written.
+    has the very bytes that were written. task: as in `run_tiles`.
     """
     request = request.checked()
     out: Any = request.out  # which the check of it refuses where it is None
@@ -149,7 +160,7 @@ def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
             tell.warn(note)
         if factors.before is None:
             inputs = fingerprint_of(factors)  # as late as can be: nobody waits for a cluster any more
-        job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair)
+        job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair, task)
         try:
             return _attempt(job, facts)
         except _TooLarge as failed:
@@ -218,6 +229,8 @@ def plan_only(request: Request) -> MatmulPlan:
         tell.say(would_keep_note(plan, past, kept) + condition)
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
+    if note := few_tiles_note(plan, past):
+        tell.say(note)
     finished = kept.finished if kept is not None else ()
     tell.warn_once(cautions(factors, out, request.precision, facts, plan, finished, replaced=kept is None))
     return plan
@@ -277,6 +290,9 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
         "names": product_names(factors.a, factors.b, *factors.transposed),
         "masks": [repr(masks_of(array)) for array in (factors.a, factors.b)],
     }
+    if factors.band is not None:
+        request[WINDOW] = list(factors.band)
+    request |= factors.recorded
     if factors.fused:
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
     if factors.before is None:
@@ -350,6 +366,8 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     if past is not None and path is not None and lacks_mark(path):
         tell.say(f"{partial_path(path)} has lost its mark, {MARK_NAME}, which is put back")
     tell.say(_choice(facts, plan))
+    if note := few_tiles_note(plan, past):
+        tell.say(note)
     altered = _altered(path, past) if path is not None and past is not None else ""
     output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):
@@ -411,7 +429,8 @@ def _fill(
     product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:
         ledger = None
-        journal = journal_in(output.array, FILE_NAME)
+        lease = None if output.in_place is None else output.in_place.lease
+        journal = journal_in(output.array, FILE_NAME, None if lease is None else lease.check)
         if journal is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
@@ -502,7 +521,7 @@ def product_of(factors: Factors, facts: list[WorkerFacts], plan: MatmulPlan, out
         precision=factors.precision,
         run=uuid.uuid4().hex[:12],
         drafts=output.drafts,
-        neighbours=most_neighbours(fact.address for fact in facts),
+        neighbours=most_neighbours(fact.address for fact in facts) if facts[0].device == "cuda" else 1,
         sharing=_sharing(facts),
         look=sought_in(factors),
         fused=factors.fused,
@@ -523,7 +542,9 @@ def _run_all(
 
     def compute(product: Product) -> tuple[MatmulRun, Found]:
         finished, listener = watch.finished, job.request.listener
-        return run_tiles(job.client, product, device_name, finished, listener, record, keep, watch.see)
+        return run_tiles(
+            job.client, product, device_name, finished, listener, record, keep, watch.see, job.task
+        )
 
     run, found = compute(product)
     while len(watch.finished) < product.plan.tile_count:
@@ -593,7 +614,8 @@ def _as_written(job: Job, ledger: Ledger | None, kept: Kept) -> bool:
     if job.repair is None or ledger is None:
         return False
     again = [stored for index, stored in ledger.tiles.items() if index not in kept.finished]
-    return all(job.repair.written.get(one.place) == one for stored in again for one in stored.objects)
+    written = job.repair.written
+    return bool(written) and all(written.get(one.place) == one for stored in again for one in stored.objects)
 
 
 def _whereabouts(output: Output) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
@@ -14,34 +16,37 @@ from distributed.comm import get_address_host
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.bfloat16 import is_bfloat16
+from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.cpu.loops import share_of_cores
 from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
-from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.band import check_band_nbytes
 from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
 from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
+from tilewright.pipeline.check.vectors import vector_count
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.band import Band
+from tilewright.pipeline.plan.band_tiling import band_chunks
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     FusedDtypes,
     Geometry,
     Limits,
     StoredMatrix,
+    WorkerFacts,
     accumulator_dtype,
-    no_workspace,
 )
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
+from tilewright.pipeline.product.banded import check_given_band, checked_band
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_pairwise,
@@ -53,6 +58,7 @@ from tilewright.pipeline.product.fusing import (
 )
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import (
+    CHECKSUMS_NAME,
     check_given_output,
     check_growing_place,
     check_output_free,
@@ -62,7 +68,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -70,8 +76,13 @@ CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are
 fewer than the cores."""
 
+MOST_REMOTE_READS = 32
+"""Threads that read from stores that are not local where nobody says how many: fewer where chunks are large."""
+REMOTE_NBYTES = 64 * 2**20
+"""The bytes that these ask for together: what a link of 1.3 GB/s carries in 50 ms."""
 
-DURABILITIES = ("full", "none")
+Durability: TypeAlias = Literal["full", "none"]
+DURABILITIES: tuple[Durability, ...] = get_args(Durability)
 
 
 @dataclass(frozen=True)
@@ -86,15 +97,15 @@ class Request:
     transpose_a: bool = False
     transpose_b: bool = False
     dtype: str | np.dtype | None = None
-    precision: str = "full"
+    precision: PrecisionName = "full"
     cluster: Cluster = "local"
     cluster_file: str | None = None
-    device: str = "auto"
+    device: DeviceName = "auto"
     device_memory: int | str | None = None
     resume: bool = True
     verify: bool = True
     overwrite: bool = False
-    durability: str = "full"
+    durability: Durability = "full"
     same_bits: bool = False
     listener: Listener = log_notices
     transforms: tuple[Transform | None, Transform | None] = (None, None)
@@ -106,6 +117,12 @@ class Request:
     pairwise: Pairwise | None = None
     """What is formed of the pairs of numbers that are both there, in place of an epilogue; both factors of real numbers
     have transforms then."""
+    window: tuple[int, int] | None = None
+    """How many columns of C before its diagonal are wanted, and behind it; None: all of C."""
+    even: bool = False
+    """Whether what C held is known to be its own mirror image, or that of its conjugate."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What the record of C says besides of what was asked for, for `json`; part of its fingerprint."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -143,7 +160,7 @@ class Factors:
     """Whether A, and B, is multiplied by its transpose."""
     symmetric: bool = False
     """Whether B is A, by its transpose, and C its own mirror image."""
-    precision: str = "full"
+    precision: PrecisionName = "full"
     device_memory: int | str | None = None
     """The most that tiles and panels may take on each worker; None: what the configuration says."""
     fused: Fused = NOT_FUSED
@@ -153,6 +170,10 @@ class Factors:
     """Of a symmetric product: whether C's mirror image is its conjugate."""
     before: zarr.Array[Any] | None = None
     """What C held, where that is added to it."""
+    band: Band | None = None
+    """What of C is wanted; None: all."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """As in `Request`."""
 
     @property
     def sums(self) -> np.dtype:
@@ -231,7 +252,11 @@ def open_factors(request: Request) -> Factors:
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
     epilogue = checked_epilogue(request.epilogue, shape, dtypes, before)
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
-    mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose else ""
+    band = checked_band(request.window, shape)
+    even = band is None or band.before == band.after
+    mirror = ""
+    if own_transpose and even:
+        mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c", even=request.even)
     return Factors(
         left,
         right,
@@ -245,25 +270,44 @@ def open_factors(request: Request) -> Factors:
         dtypes.sums,
         mirror == "hermitian",
         before,
+        band,
+        request.recorded,
     )
 
 
 def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
-    check_output_free(out, overwrite=overwrite)
+    if not may_be_accepted(out, overwrite=overwrite):
+        check_output_free(out, overwrite=overwrite)
     _check_distinct(out, factors)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
     if isinstance(out, zarr.Array):
         check_given_output(out, factors.shape, factors.dtype)
+        if factors.band is not None:
+            check_given_band(out, factors.band)
     check_shared_output(out)
+
+
+def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
+    """Whether a finished product stands in a local output's place, with its record, that may turn out to be the one
+    that is asked for; never where ``tilewright.accept-finished`` is not set."""
+    path = store.local_path(out)
+    if path is None or overwrite or not config.get("accept-finished"):
+        return False
+    return (path / CHECKSUMS_NAME).is_file()
 
 
 def _check_distinct(out: Source, factors: Factors) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
-    for role, factor in factors.roles.items():
+    masks = {
+        f"{role}'s mask": factor.mask
+        for role, factor in ((role, whole_of(each)) for role, each in factors.roles.items())
+        if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
+    }
+    for role, factor in (factors.roles | masks).items():
         if isinstance(out, zarr.Array) and is_same_array(out, factor):
             raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
         factor_kind, theirs = store.location(factor)
@@ -322,7 +366,10 @@ def plan_for(
         c_unit = (unit[0], unit[1])
     else:
         share = limits.device_nbytes // len(factors.fused.forms)  # for each of a tile's sums
-        c_unit = output_chunks(a, b, c_dtype.itemsize, share, square=factors.symmetric)
+        square = factors.symmetric or factors.band is not None
+        c_unit = output_chunks(a, b, c_dtype.itemsize, share, square=square)
+        if factors.band is not None:
+            c_unit = band_chunks(c_unit, factors.band)
     given = out if isinstance(out, zarr.Array) else None
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(
@@ -331,7 +378,7 @@ def plan_for(
             "read-threads",
             facts,
             all(store.is_local(array) for array in (left, right)),
-            [op.unit_nbytes for op in (a, b) if not op.plain],
+            [op.part_nbytes for op in (a, b) if not op.plain],
         ),
         tile_buffers=_tile_buffers(facts, out),
         lanes=_lanes(facts),
@@ -362,6 +409,7 @@ def plan_for(
             symmetric=factors.symmetric,
             keep=keep,
             fused=factors.fused_dtypes,
+            band=factors.band,
         )
 
     if past is not None:
@@ -392,7 +440,7 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
         nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
     workspace = (
-        no_workspace
+        None
         if on_host
         else partial(
             workspace_nbytes,
@@ -409,10 +457,29 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         pause_nbytes=_least(fact.pause_nbytes for fact in facts),
         on_host=on_host,
         panel_nbytes=config.get("panel-nbytes"),
-        tiles=config.get("tiles"),
+        tiles=max(config.get("tiles"), _tiles_in_time(facts, factors)),
         workspace_nbytes=workspace,
         line_nbytes=1 if on_host else LINE_NBYTES,
     )
+
+
+LEAST_RATES = {("cpu", False): 2**33, ("cpu", True): 2**31, ("cuda", False): 2**42, ("cuda", True): 2**40}
+"""Operations that a core of a CPU, or a GPU, does a second in most products, of floats and, exactly, of integers. What
+is faster gets tiles that it computes sooner."""
+
+
+def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:
+    """How many tiles C has at least, if each is to take ``tilewright.tile-seconds`` at most; 1 where that is unset."""
+    seconds = config.get("tile-seconds")
+    if seconds is None:
+        return 1
+    m, n = factors.shape
+    operations = (1 if factors.symmetric else 2) * m * n * factors.k
+    device = facts[0].device
+    rate = LEAST_RATES[device, factors.sums.kind in "iub"]
+    if device == "cpu":
+        rate *= min(fact.cores for fact in facts)
+    return max(1, math.ceil(operations / (seconds * rate)))
 
 
 def _least(limits: Iterable[int | None]) -> int | None:
@@ -430,6 +497,9 @@ def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None
     host = _least(fact.host_limit_nbytes for fact in facts)
     tasks = max(fact.threads for fact in facts)
     fused = factors.fused
+    if factors.band is not None and fused.pairwise is None:
+        vectors = vector_count(config.get("verify-rounds"), factors.dtype)
+        return check_band_nbytes(a, b, c, vectors, fused.nbytes, tasks)
     if fused.pairwise is not None:
         return check_pairs_nbytes(a, b, c, fused, tasks)
     return check_nbytes(
@@ -463,12 +533,16 @@ def _threads(
     local: whether these are in local files. coded: bytes of a chunk of each array that has to be decoded, or encoded.
     encoders: from a number of writing threads to the bytes that their encoders take up.
 
-    Where the CPU multiplies and the chunks are in local files, more threads than cores only hold more memory; elsewhere
+    Where chunks come from a server, each thread waits for one answer at a time. Where the CPU multiplies and the chunks
+    are in local files, more threads than cores only hold more memory; elsewhere
     threads wait for the bus, or for another host. With a GPU, decoding and encoding are all that the cores have to do;
     but what the threads hold meanwhile (lanes, coders, pieces as stored and as in memory) may take only `CODING_SHARE`
     of the worker's memory.
     """
     count = config.threads(name)
+    if name == "read-threads" and config.get(name) is None and not local:
+        # Each has a request under way: of small chunks it takes more of them to fill a link.
+        count = max(count, min(MOST_REMOTE_READS, REMOTE_NBYTES // max([1, *coded])))
     if facts[0].device == "cpu":
         return min(count, min(fact.cores for fact in facts)) if local else count
     if config.get(name) is not None or not (coded and local):

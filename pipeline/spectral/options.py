@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import as_count, check_callable, check_choice, check_flag, shown
-from tilewright.kernels.gemm.base import PRECISIONS
-from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.gram.options import GramRequest, Matrices, Values, open_matrices, stored_values
+from tilewright.pipeline.gram.options import (
+    Constant,
+    GramRequest,
+    Matrices,
+    Side,
+    Values,
+    axis_of,
+    open_matrices,
+    stored_values,
+    weights_of_axes,
+)
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
+from tilewright.pipeline.store.region import Flattened, StoredArray, base_of, unmasked
 
 OVERSAMPLING = 10
 """The least number of columns of a block beyond those that are looked for. With ten more than ten, slowly decaying
@@ -34,7 +45,8 @@ BASIS_NBYTES = 2**31
 
 MOST_SEED = 2**63 - 1
 
-METHODS = ("auto", "krylov", "gram")
+Method: TypeAlias = Literal["auto", "krylov", "gram"]
+METHODS: tuple[Method, ...] = get_args(Method)
 GRAM_SIDE = 2048
 """The longest shorter side of X for which ``auto`` forms the covariance matrix of that side. Its half product takes a
 CPU about as long as the dozen passes with thin blocks that it replaces, and reads X once."""
@@ -50,10 +62,10 @@ class Search:
     """The most, over the matrix."""
     seed: Any = 0
     dtype: str | np.dtype | None = None
-    precision: str = "full"
+    precision: PrecisionName = "full"
     cluster: Cluster = "local"
     cluster_file: str | None = None
-    device: str = "auto"
+    device: DeviceName = "auto"
     device_memory: int | str | None = None
     scratch: Any = None
     """A local folder for thin matrices, which all workers see."""
@@ -92,13 +104,13 @@ class EofRequest:
     x: Source
     out: Source | None
     search: Search
-    of: str = "columns"
+    of: Side = "columns"
     sum_over: Any = None
     center: Any = True
     scale: Any = False
-    constant: str = "error"
+    constant: Constant = "error"
     missing: Any = None
-    weights: Values | None = None
+    weights: Values | Mapping[str | int, Values] | None = None
     """Of the variables."""
     sample_weights: Values | None = None
     method: str = "auto"
@@ -144,9 +156,14 @@ class EofRequest:
         return matrices
 
 
-def variable_weights(given: Values, variables: int, name: str) -> np.ndarray:
-    """One for each variable, 0 or more. Raises ShapeError or OptionError."""
-    found = stored_values("weights", given)
+def variable_weights(given: Values | Mapping[str | int, Values], x: StoredArray, of: str) -> np.ndarray:
+    """One for each variable, 0 or more; those that are given by axis are multiplied. Raises ShapeError or
+    OptionError."""
+    name, variables = name_of(x), int(x.shape[axis_of(of)])
+    view, axis = unmasked(x), axis_of(of)
+    axes = (view.rows, view.columns)[axis] if isinstance(view, Flattened) else (axis,)
+    along = weights_of_axes(given, base_of(x), axes, "of the variables")
+    found = stored_values("weights", along)
     if len(found) != variables:
         raise ShapeError(
             f"weights: found {len(found)} numbers; {name} needs {variables}, one for each variable (sample_weights are"

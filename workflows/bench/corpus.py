@@ -29,6 +29,7 @@ import numpy as np
 import zstandard
 from distributed import Client
 
+from tilewright.kernels.choices import DeviceName
 from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.histograms.host import count_host
 from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
@@ -117,7 +118,7 @@ def run_corpus(
     storages: Sequence[str] = STORAGES,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    device: str = "auto",
+    device: DeviceName = "auto",
     file_nbytes: int = FILE_NBYTES,
     repeats: int = 3,
     peer: bool = True,
@@ -211,7 +212,7 @@ def _take(
         raise WrongAnswer(f"{who} is wrong: bin {at} is {counts[at]}, not {expected[at]}")
 
 
-def _ours(client: Client, place: Path, by: str, device: str) -> tuple[np.ndarray, dict[str, float]]:
+def _ours(client: Client, place: Path, by: str, device: DeviceName) -> tuple[np.ndarray, dict[str, float]]:
     stages: dict[str, float] = {}
 
     def listener(event: Event) -> None:
@@ -220,7 +221,7 @@ def _ours(client: Client, place: Path, by: str, device: str) -> tuple[np.ndarray
                 stages[stage] = stages.get(stage, 0.0) + seconds
 
     found = histogram(place, by=by, cluster=client, device=device, listener=listener)
-    return found.counts, stages
+    return np.asarray(found.counts), stages
 
 
 def peer_names(storage: str, by: str, *, gpu: bool) -> list[str]:
@@ -457,7 +458,7 @@ def command(
     storages: tuple[str, ...],
     cluster: str,
     cluster_file: str | None,
-    device: str,
+    device: DeviceName,
     folder: Path | None,
     repeats: int,
     no_peer: bool,

@@ -19,10 +19,10 @@ import click
 import numpy as np
 
 from tilewright.kernels import dot
+from tilewright.kernels.choices import DEVICES
 from tilewright.kernels.dots.host import dot_host
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gpu.device_choice import (
-    DEVICES,
     SIMULATOR,
     capability,
     current_device,

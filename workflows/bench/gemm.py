@@ -24,15 +24,16 @@ import numpy as np
 
 from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
+from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gemm import tuning
-from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
+from tilewright.kernels.gemm.base import ELEMENTS
 from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gemm.ladder.tiled import TILED
 from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gpu.device_array import to_device
-from tilewright.kernels.gpu.device_choice import DEVICES, SIMULATOR, current_device, model, resolve_device
+from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device, model, resolve_device
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.tolerance import tolerance
 from tilewright.workflows.bench import gemm_peers
@@ -73,7 +74,7 @@ SMALL = 127
 CALL_SECONDS = 0.5
 """For the calls of each contestant, about."""
 CALL_SIZES = (64, 256, 1024, 2048, 4096, 8192)
-CALL_KINDS = (
+CALL_KINDS: tuple[tuple[str, PrecisionName, bool], ...] = (
     ("float32", "full", False),
     ("float16", "full", False),
     ("float32", "tf32", False),
@@ -93,7 +94,7 @@ class Case:
     k: int
     dtype: np.dtype
     result: np.dtype
-    precision: str = "full"
+    precision: PrecisionName = "full"
     small: bool = False
     gram: bool = False
     """Whether A is B transposed."""
@@ -136,7 +137,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, int], case: Case) -> np.
 def cases(
     sizes: Sequence[int | tuple[int, int, int]],
     dtypes: Sequence[str],
-    precisions: Sequence[str],
+    precisions: Sequence[PrecisionName],
     small: bool,
     gram: bool = False,
 ) -> Iterator[Case]:
@@ -202,10 +203,10 @@ def run_gemm(
     sizes: Sequence[int | tuple[int, int, int]] = (4096,),
     dtypes: Sequence[str] = DTYPES,
     *,
-    precisions: Sequence[str] = ("full",),
+    precisions: Sequence[PrecisionName] = ("full",),
     small: bool = False,
     gram: bool = False,
-    device: str = "auto",
+    device: DeviceName = "auto",
     whole_ladder: bool = True,
     tune: bool = False,
     calls: bool = False,
@@ -587,7 +588,7 @@ def command(
     chosen_only: bool,
     sizes: list[Any],
     dtypes: tuple[str, ...],
-    precisions: tuple[str, ...],
+    precisions: tuple[PrecisionName, ...],
     calls: bool | None,
     **options: Any,
 ) -> None:

@@ -19,11 +19,11 @@ import click
 import numpy as np
 
 from tilewright.kernels import DocumentOffsets, histogram
+from tilewright.kernels.choices import DEVICES, DeviceName
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import (
-    DEVICES,
     SIMULATOR,
     capability,
     current_device,
@@ -100,7 +100,7 @@ def run_histogram(
     *,
     nbytes: int = DEFAULT_NBYTES,
     documents: bool = True,
-    device: str = "auto",
+    device: DeviceName = "auto",
     rounds: int = 15,
     seconds: float = 1.0,
     progress: Callable[[str], None] = lambda text: None,
@@ -289,7 +289,7 @@ def _documents(on_gpu: bool, timing: dict[str, Any]) -> list[Row]:
     offsets = np.arange(0, nbytes + 1, DOCUMENT_NBYTES)
     expected = count_host(data, KINDS["byte"], offsets, 0, nbytes)
     held = _to_device(data) if on_gpu else data
-    device = "cuda" if on_gpu else "cpu"
+    device: DeviceName = "cuda" if on_gpu else "cpu"
 
     def check(run: Callable[[], Any], wanted: np.ndarray) -> str | None:
         found = _to_host(run())

@@ -185,7 +185,7 @@ def matmul_cases(name: str) -> Iterator[str]:
     """A kernel of the ladder, also where another is preferred, on all that it accepts of `PRODUCTS`."""
     from numba import cuda
 
-    from tilewright.kernels.gemm.base import PRECISIONS
+    from tilewright.kernels.choices import PRECISIONS
     from tilewright.kernels.gemm.product import describe
     from tilewright.kernels.gemm.select import ladder
 

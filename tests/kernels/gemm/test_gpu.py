@@ -12,9 +12,10 @@ import pytest
 
 from tests.kernels import naive
 from tilewright.kernels import matmul
+from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.errors import OutputError
 from tilewright.kernels.gemm import kernel_name
-from tilewright.kernels.gemm.base import PRECISIONS, GemmKernel
+from tilewright.kernels.gemm.base import GemmKernel
 from tilewright.kernels.gemm.ladder.tiled import TILED
 from tilewright.kernels.gemm.product import describe
 from tilewright.kernels.gemm.select import ladder

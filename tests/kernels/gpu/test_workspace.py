@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS, GemmKernel, Operand, Problem
+from tilewright.kernels.choices import PRECISIONS
+from tilewright.kernels.gemm.base import ELEMENTS, GemmKernel, Operand, Problem
 from tilewright.kernels.gemm.cores.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes

@@ -14,8 +14,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.plan.facts import WorkerFacts
-from tilewright.pipeline.plan.inputs import Geometry, Limits
+from tilewright.pipeline.plan.inputs import Geometry, Limits, WorkerFacts
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import request as requests
@@ -227,7 +226,7 @@ def test_a_single_core_holds_one_tile_that_it_writes_to_files(
         ("local", "c.zarr", (2, 2)),
         ("local", None, (2, 2)),
         ("local", "s3://bucket/c.zarr", (2, 8)),
-        ("remote", "c.zarr", (12, 2)),
+        ("remote", "c.zarr", (32, 2)),
     ],
 )
 def test_a_cpu_has_a_thread_a_core_for_reads_or_writes_of_chunk_files(

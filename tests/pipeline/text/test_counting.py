@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CorpusError, PlanError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
@@ -153,9 +153,9 @@ def test_counts_that_would_not_fit_are_refused(
 ) -> None:
     for i in range(3):
         (tmp_path / f"{i}").write_bytes(b"abc")
-    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**20)
-    with pytest.raises(PlanError, match=r"3 documents × 65536 bins take 1.5 MiB, and 512 KiB"):
-        count(client, [tmp_path], "bigram", per_document=True)
+    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**12)
+    with pytest.raises(PlanError, match=r"3 documents × 256 bins take 6 KiB, and 2 KiB"):
+        count(client, [tmp_path], "byte", per_document=True)
 
 
 def test_labels_name_every_bin_once() -> None:

@@ -1,0 +1,33 @@
+"""What public functions take and give, as types: words for a choice, so that a checker knows a misspelt one, and
+arrays by where they lie. Loads nothing, so that the command line can ask it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HostArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class DeviceArray(Protocol):
+    """An array on a GPU, as Numba's, CuPy's and PyTorch's are."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+DeviceName: TypeAlias = Literal["auto", "cuda", "cpu"]
+DeviceKind: TypeAlias = Literal["cuda", "cpu"]
+"""What ``auto`` comes to."""
+DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
+
+PrecisionName: TypeAlias = Literal["full", "split", "tf32", "bf16", "fp16"]
+PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
+
+FormName: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
+"""Unicode's normalisation forms."""
+FORMS: tuple[FormName, ...] = get_args(FormName)

@@ -1,0 +1,84 @@
+"""What type checkers say of a user's script: nothing where it is right, something where a name is misspelt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+import tilewright
+
+SCRIPT = """\
+import numpy as np
+
+import tilewright as tw
+from tilewright.kernels import dot, histogram, matmul
+
+run = tw.matmul("A.zarr", "B.zarr", "C.zarr", precision="split", device="cpu", durability="none")
+kernel: str = run.kernel
+seconds: float = run.seconds
+with tw.open_cluster("cpu") as client:
+    passed: bool = tw.verify("A.zarr", "B.zarr", "C.zarr", cluster=client).passed
+names: list[str] = [device.name for device in tw.devices()]
+total: complex = complex(tw.dot("x.zarr", "y.zarr"))
+counts: np.ndarray = tw.histogram("corpus", by="letter").counts
+product: np.ndarray = matmul(np.ones((2, 2)), np.ones((2, 2)), dtype="float32")
+bins: int = histogram(np.ones(2, np.uint8)).size
+tw.gram("X.zarr", "G.zarr", of="rows", center=True, missing_as="pairwise")
+tw.matmull(1)  # wrong
+matmul(np.ones((2, 2)), np.ones((2, 2)), stram=1)  # wrong
+tw.matmul("A.zarr", "B.zarr", "C.zarr", presicion="full")  # wrong
+tw.matmul("A.zarr", "B.zarr", "C.zarr", precision="ful")  # wrong
+tw.gram("X.zarr", "G.zarr", of="column")  # wrong
+tw.verify("A.zarr", "B.zarr", "C.zarr").pased  # wrong
+run.plan.tils  # wrong
+tw.eofs("X.zarr", "E.zarr", "ten")  # wrong
+dot(np.ones(2), np.ones(2), device="gpu")  # wrong
+"""
+Checker: TypeAlias = Callable[[Path, dict[str, str]], list[int]]
+WRONG = [number for number, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith("# wrong")]
+
+
+def by_mypy(script: Path, environment: dict[str, str]) -> list[int]:
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary"]
+    ran = subprocess.run(
+        [*command, "--cache-dir", str(script.parent / "cache"), script.name],
+        cwd=script.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    return [int(found[1]) for found in re.finditer(r"^user\.py:(\d+): error: ", ran.stdout, re.MULTILINE)]
+
+
+def by_pyright(script: Path, environment: dict[str, str]) -> list[int]:
+    (script.parent / "pyrightconfig.json").write_text(json.dumps({"reportUnusedExpression": False}))
+    ran = subprocess.run(
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", script.name],
+        cwd=script.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    found = json.loads(ran.stdout)["generalDiagnostics"]
+    return [entry["range"]["start"]["line"] + 1 for entry in found if entry["severity"] == "error"]
+
+
+@pytest.mark.parametrize("checker", [by_mypy, by_pyright])
+def test_a_users_misspelt_names_are_found_and_nothing_else(checker: Checker, tmp_path: Path) -> None:
+    script = tmp_path / "user.py"
+    script.write_text(SCRIPT)
+    above = str(Path(tilewright.__file__).parent.parent)
+    found = checker(script, {**os.environ, "PYTHONPATH": above, "MYPYPATH": above})
+    assert sorted(set(found)) == WRONG
