@@ -36,7 +36,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("."))
     parser.add_argument("--gigabytes", type=int, default=20)
-    parser.add_argument("--at", type=float, default=0.9, help="share of the bytes after which it is killed; 0.9")
+    parser.add_argument(
+        "--at", type=float, default=0.9, help="share of the bytes after which it is killed; 0.9"
+    )
     parser.add_argument("--by", choices=tuple(KINDS), default="byte")
     parser.add_argument("--cached", action="store_true", help="measure from the page cache")
     parser.add_argument("--repeats", type=int, default=1)
