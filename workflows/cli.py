@@ -202,6 +202,12 @@ epilogue_options = options(
     click.option("--column-offset", metavar="PATH", help="The same for columns."),
 )  # fmt: skip
 EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_offset")
+plan_only_option = click.option(
+    "--plan-only",
+    is_flag=True,
+    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
+    " write nothing.",
+)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 outcome_options = options(
     click.option("--no-verify", is_flag=True, help="Do not check the product."),
@@ -255,13 +261,7 @@ def cli() -> None:
 @click.argument("c")
 @options(factor_options, epilogue_options, dtype_option, precision_option)
 @options(cluster_options, device_option, memory_option)
-@click.option(
-    "--plan-only",
-    is_flag=True,
-    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
-    " write nothing.",
-)
-@options(outcome_options)
+@options(plan_only_option, outcome_options)
 def matmul(
     a: str,
     b: str,
@@ -331,6 +331,11 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
 
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
+    if shared.pop("plan_only"):
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(name, arrays, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
     with storing(arrays[-1]) as listener:
         run = getattr(workflow, name)(*arrays, listener=listener, **shared)
     print_result(run, as_json=as_json)
@@ -357,8 +362,11 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
     " vector's numbers.",
 )
 @click.option("--divide", metavar="N", callback=as_number, help=divide_help)
+@click.option(
+    "--append", is_flag=True, help="Add the rows that came to X since OUT was made, and nothing twice."
+)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
-@options(outcome_options)
+@options(plan_only_option, outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the sums of products of every two columns of X: the Gram matrix, XᵀX. With Y, of X and Y.
 
@@ -372,7 +380,8 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
 @click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
-@options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option, outcome_options)
+@options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
+@options(plan_only_option, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""
     _run_gram("cov", arrays, as_json, **shared)
@@ -381,7 +390,7 @@ def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @cli.command(cls=JobCommand)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options, constant_option, gram_dtype_option, precision_option, cluster_options)
-@options(device_option, memory_option, outcome_options)
+@options(device_option, memory_option, plan_only_option, outcome_options)
 def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the correlations of the columns of X, or of those of X with those of Y."""
     _run_gram("corr", arrays, as_json, **shared)
@@ -427,8 +436,10 @@ search_options = options(
 )
 @click.option(
     "--weights",
-    metavar="ARRAY",
-    help="A stored vector of one weight for each variable, such as its area (the cosine of the latitude).",
+    metavar="[AXIS=]ARRAY",
+    callback=as_weights,
+    help="A stored vector of one weight for each variable, such as its area; or, as lat=ARRAY, for each place of one of"
+    " the variables' axes (the cosine of the latitude).",
 )
 @click.option("--sample-weights", metavar="ARRAY", help="A stored vector of one weight for each sample.")
 @click.option(

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 Cluster: TypeAlias = "str | Client | DeployCluster"
 """A profile's name, a scheduler's address, a client, or a cluster that Dask or one of its libraries has started."""
 
-CONNECT_SECONDS = 30
+CONNECT_SECONDS = 20
 ANSWER_SECONDS = 5
 """How long a scheduler may take to answer before somebody is told that it is waited for."""
 LEAST_WORKER_NBYTES = 192 * 2**20

@@ -2,10 +2,10 @@
 scheduler, with many workers that compute nothing.
 
 The client is this process and does all that it does in a product: it surveys the workers, plans, hands out tiles,
-records and forces to disk what they report, and shows the progress. Scheduler and workers are Dask's, in a process each,
-and speak TCP. The workers of one simulated host have an address of their own in 127.0.0.0/8, so what depends on hosts
-happens as often as it would. Only a tile's arithmetic is left out (`stub_tile`): it writes one small file for each
-chunk of C, and reports as many panels as the plan has.
+records and forces to disk what they report, and shows the progress. Scheduler and workers are Dask's, in a process
+each, and speak TCP. The workers of one simulated host have an address of their own in 127.0.0.0/8, so what depends on
+hosts happens as often as it would. Only a tile's arithmetic is left out (`stub_tile`): it writes one small file for
+each chunk of C, and reports as many panels as the plan has.
 
 So the figures are processor seconds of client and scheduler for each tile, which are what limits how many tiles a
 second can be handed out to however many GPUs; the workers' seconds are spread over their hosts, and not counted.
@@ -116,19 +116,17 @@ class ControlReport:
             f"{who} {count:.2f} ({self.message_nbytes[who]:.0f} bytes)"
             for who, count in self.messages.items()
         )
-        return "\n".join(
-            (
-                f"{counted(self.tiles, 'tile')} of {self.panels} panels on {self.workers} workers of {self.hosts} hosts"
-                f" in {self.seconds:.1f} s ({self.total_seconds:.1f} s in all), without arithmetic",
-                f"client and scheduler {self.tile_ms:.2f} ms a tile: {self.client_ms:.2f} and {self.scheduler_ms:.2f};"
-                f" all workers {self.worker_ms:.2f}",
-                f"messages a tile: {sent}",
-                f"heartbeats alone: {self.idle_scheduler:.1%} of a core of the scheduler's, {self.idle_client:.1%} of"
-                " the client's",
-                f"memory: client {format_nbytes(self.client_nbytes)}, {format_nbytes(self.client_before_nbytes)} of it"
-                f" before; scheduler {format_nbytes(self.scheduler_nbytes)},"
-                f" {format_nbytes(self.scheduler_before_nbytes)} of it before",
-            )
+        return (
+            f"{counted(self.tiles, 'tile')} of {self.panels} panels on {self.workers} workers of {self.hosts} hosts"
+            f" in {self.seconds:.1f} s ({self.total_seconds:.1f} s in all), without arithmetic\n"
+            f"client and scheduler {self.tile_ms:.2f} ms a tile: {self.client_ms:.2f} and {self.scheduler_ms:.2f};"
+            f" all workers {self.worker_ms:.2f}\n"
+            f"messages a tile: {sent}\n"
+            f"heartbeats alone: {self.idle_scheduler:.1%} of a core of the scheduler's, {self.idle_client:.1%} of"
+            " the client's\n"
+            f"memory: client {format_nbytes(self.client_nbytes)}, {format_nbytes(self.client_before_nbytes)} of it"
+            f" before; scheduler {format_nbytes(self.scheduler_nbytes)},"
+            f" {format_nbytes(self.scheduler_before_nbytes)} of it before"
         )
 
 
@@ -253,8 +251,8 @@ _FEW_LOOKS = {
     "distributed.admin.tick.interval": "5 s",
     "distributed.admin.system-monitor.interval": "30 s",
 }
-"""What keeps hundreds of workers in one process from looking after that all the time: each looks at its open files, say,
-twice a second. Heartbeats are as always."""
+"""What keeps hundreds of workers in one process from looking after that all the time: each looks at its open files,
+say, twice a second. Heartbeats are as always."""
 
 
 def _run_workers(
