@@ -299,7 +299,9 @@ class Packer:
         self, function: Callable[..., Any], arguments: Sequence[Any]
     ) -> tuple[tuple[bytes, ...], Sequence[Any]]:
         """What `tried` takes: the pickled part, and the other arguments as they are."""
-        count = next((place for place, one in enumerate(arguments) if isinstance(one, Future)), len(arguments))
+        count = next(
+            (place for place, one in enumerate(arguments) if isinstance(one, Future)), len(arguments)
+        )
         before, self._last = self._last, []
         for place, part in enumerate((function, *arguments[:count])):
             same = place < len(before) and before[place][0] is part

@@ -358,7 +358,11 @@ class TasksUnderWay(Generic[Result]):
     def _submit_anew(self, task: _Task, kind: str, **where: Any) -> None:
         """Submit a call once more, under a name that no task of the run has had."""
         self._submitted += 1
-        self._submit(replace(task, fetch=None, late=False), f"{self._key}-{task.place}-{kind}-{self._submitted}", **where)
+        self._submit(
+            replace(task, fetch=None, late=False),
+            f"{self._key}-{task.place}-{kind}-{self._submitted}",
+            **where,
+        )
 
     def _submit_again(self) -> None:
         # Dask gives a task whose worker is gone to another. Where there is none at all, the task waits for that very

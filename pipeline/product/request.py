@@ -435,8 +435,8 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
 
 
 LEAST_RATES = {("cpu", False): 2**33, ("cpu", True): 2**31, ("cuda", False): 2**42, ("cuda", True): 2**40}
-"""Operations that a core of a CPU, or a GPU, does a second in most products, of floats and, exactly, of integers. What is
-faster gets tiles that it computes sooner."""
+"""Operations that a core of a CPU, or a GPU, does a second in most products, of floats and, exactly, of integers. What
+is faster gets tiles that it computes sooner."""
 
 
 def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:

@@ -127,8 +127,16 @@ def unread(path: Path, side: int, chunk: int) -> Path:
 @pytest.mark.parametrize(
     ("side", "chunk", "expected"),
     [
-        (1000, 100, r"C is cut into \d+: a tile of less than 17 billion operations takes no time that a stop"),
-        (40_000, 4000, r"C is cut into \d+: no tile is smaller than a stored piece of C, 4000 × 4000; smaller chunks"),
+        (
+            1000,
+            100,
+            r"C is cut into \d+: a tile of less than 17 billion operations takes no time that a stop",
+        ),
+        (
+            40_000,
+            4000,
+            r"C is cut into \d+: no tile is smaller than a stored piece of C, 4000 × 4000; smaller chunks",
+        ),
         (40_000, 400, None),
     ],
 )

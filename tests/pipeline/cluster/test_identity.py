@@ -334,6 +334,8 @@ def test_a_worker_that_cannot_unpickle_its_work_says_so_by_name(client: Client, 
         "sent": lambda: run_sent(client, added, [(secret,)], (1,), key="secret"),
         "combined": lambda: run_combined(client, added, added, [((), [(secret,)])], window=1, key="secret"),
     }
-    found = rf"^worker {re.escape(worker.partition(':')[0])}\S+ cannot unpickle its work: ImportError: no module"
+    found = (
+        rf"^worker {re.escape(worker.partition(':')[0])}\S+ cannot unpickle its work: ImportError: no module"
+    )
     with pytest.raises(ClusterError, match=found), closing(runs[kind]()) as run:
         list(run)
