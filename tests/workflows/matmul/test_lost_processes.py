@@ -188,7 +188,7 @@ def test_a_tile_that_takes_down_its_workers_says_what_to_change(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def deadly(*_: Any) -> None:
+    def deadly(*_: Any, **options: Any) -> None:
         raise KilledWorker("tile", SimpleNamespace(address="tcp://last:1"), 3)
 
     monkeypatch.setattr(stream.TileEngine, "multiply", deadly)
