@@ -74,12 +74,17 @@ def store_at(url: str, read_only: bool = False) -> Store:
 
 async def look_at_bucket(store: Store) -> None:
     """Raise what the server says to a listing, of a store of `store_at` for S3."""
-    inner: Any = store._store if isinstance(store, AtUrl) else store
-    if isinstance(inner, FsspecStore):  # its own listings do not tell an empty bucket from none
-        await inner.fs._call_s3("list_objects_v2", Bucket=inner.fs.split_path(inner.path)[0], MaxKeys=1)
-        return
-    async for _ in inner.list_dir(""):
-        return
+    assert isinstance(store, AtUrl)
+    inner: Any = store._store
+
+    async def listed() -> None:
+        if isinstance(inner, FsspecStore):  # its own listings do not tell an empty bucket from none
+            await inner.fs._call_s3("list_objects_v2", Bucket=inner.fs.split_path(inner.path)[0], MaxKeys=1)
+            return
+        async for _ in inner.list_prefix(""):
+            return
+
+    await store.asked(listed, "")
 
 
 def _surroundings() -> tuple[tuple[str, str], ...]:
