@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.choices import DEVICES, DeviceName
-from tilewright.kernels.histograms.tokens import kind_named
+from tilewright.kernels.choices import DEVICES, DeviceName, FormName
+from tilewright.kernels.histograms.token_kinds import any_kind_named
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
@@ -30,12 +30,14 @@ def histogram(
     device: DeviceName = "auto",
     per_document: bool = False,
     raw: bool = False,
+    casefold: bool = False,
+    normalise: FormName | None = None,
     state: str | os.PathLike[str] | State | None = None,
     resume: bool = True,
     listener: Listener = log_notices,
 ) -> Histogram:
-    """Count the bytes, letters, pairs or characters of a corpus: every file named, and every file below a
-    folder.
+    """Count the bytes, letters, pairs, characters, words, lines or n-grams of a corpus: every file named, and every
+    file below a folder.
 
     Files whose names end in .gz, .bz2, .xz or .zst are decompressed while they are read, each by one thread and
     ``tilewright.decompress-threads`` of them at once by each worker, in memory that does not depend on their length.
@@ -48,8 +50,10 @@ def histogram(
     by
         ``byte`` (256 bins), ``ascii`` (128; bytes above 127 are skipped), ``letter`` (A to Z, case folded;
         all else is skipped), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first × 256 +
-        second) or ``codepoint`` (0x110000 Unicode characters, as ``bytes.decode("utf-8", errors="replace")``
-        gives them).
+        second), ``codepoint`` (0x110000 Unicode characters, as ``bytes.decode("utf-8", errors="replace")``
+        gives them), ``word`` (longest runs of Unicode's word characters, UTS #18's ``\\w``), ``line`` (as
+        ``bytes.splitlines`` has them), or ``ngram:N``, ``ngram:N:character`` or ``ngram:N:byte`` (2 to 5 adjacent
+        words, characters or bytes of a document). The last three have a bin for each that occurs.
     cluster
         A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
         such as a ``distributed.LocalCluster``, which is left open. Its workers must see the files under the same
@@ -60,6 +64,9 @@ def histogram(
         One row of counts for each document instead of one for all.
     raw
         Count the bytes of compressed files as they are stored.
+    casefold, normalise
+        How words count, alone and in n-grams: by ``str.casefold``, and in one of Unicode's forms, ``NFC``, ``NFD``,
+        ``NFKC`` or ``NFKD``. They are found as they stand, then normalised, folded, and normalised again.
     state
         A folder, made if it is not there, in which finished pieces are kept: a count that was stopped goes on from
         there, and one of a corpus that has grown since counts what is new. Files whose size and times are as they were
@@ -84,7 +91,9 @@ def histogram(
     check_callable("listener", listener)
     per_document, raw = check_flag("per_document", per_document), check_flag("raw", raw)
     keeping = _state_of(state, check_flag("resume", resume))
-    kind = kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
+    kind = any_kind_named(
+        by, casefold=casefold, normalise=normalise
+    )  # a wrong word is refused before a corpus of a million files is listed
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
     corpus = list_corpus(given, raw=raw, apart=None if keeping is None else keeping.apart)
     for note in corpus.notes:
@@ -96,7 +105,7 @@ def histogram(
     ):
         facts = survey(client, device)
         documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
-        listener(Notice(f"counting {documents} by {by} on {facts[0].name} with {workers}"))
+        listener(Notice(f"counting {documents} by {kind.name} on {facts[0].name} with {workers}"))
         return count_corpus(
             client, corpus, kind, facts, per_document=per_document, listener=listener, record=record
         )

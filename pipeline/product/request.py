@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -56,6 +58,7 @@ from tilewright.pipeline.product.fusing import (
 )
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import (
+    CHECKSUMS_NAME,
     check_given_output,
     check_growing_place,
     check_output_free,
@@ -65,7 +68,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -116,6 +119,10 @@ class Request:
     have transforms then."""
     window: tuple[int, int] | None = None
     """How many columns of C before its diagonal are wanted, and behind it; None: all of C."""
+    even: bool = False
+    """Whether what C held is known to be its own mirror image, or that of its conjugate."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What the record of C says besides of what was asked for, for `json`; part of its fingerprint."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -165,6 +172,8 @@ class Factors:
     """What C held, where that is added to it."""
     band: Band | None = None
     """What of C is wanted; None: all."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """As in `Request`."""
 
     @property
     def sums(self) -> np.dtype:
@@ -245,7 +254,9 @@ def open_factors(request: Request) -> Factors:
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
     band = checked_band(request.window, shape)
     even = band is None or band.before == band.after
-    mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose and even else ""
+    mirror = ""
+    if own_transpose and even:
+        mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c", even=request.even)
     return Factors(
         left,
         right,
@@ -260,12 +271,14 @@ def open_factors(request: Request) -> Factors:
         mirror == "hermitian",
         before,
         band,
+        request.recorded,
     )
 
 
 def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
-    check_output_free(out, overwrite=overwrite)
+    if not may_be_accepted(out, overwrite=overwrite):
+        check_output_free(out, overwrite=overwrite)
     _check_distinct(out, factors)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
@@ -276,13 +289,22 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     check_shared_output(out)
 
 
+def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
+    """Whether a finished product stands in a local output's place, with its record, that may turn out to be the one
+    that is asked for; never where ``tilewright.accept-finished`` is not set."""
+    path = store.local_path(out)
+    if path is None or overwrite or not config.get("accept-finished"):
+        return False
+    return (path / CHECKSUMS_NAME).is_file()
+
+
 def _check_distinct(out: Source, factors: Factors) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
     masks = {
         f"{role}'s mask": factor.mask
-        for role, factor in factors.roles.items()
+        for role, factor in ((role, whole_of(each)) for role, each in factors.roles.items())
         if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
     }
     for role, factor in (factors.roles | masks).items():
@@ -435,10 +457,29 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         pause_nbytes=_least(fact.pause_nbytes for fact in facts),
         on_host=on_host,
         panel_nbytes=config.get("panel-nbytes"),
-        tiles=config.get("tiles"),
+        tiles=max(config.get("tiles"), _tiles_in_time(facts, factors)),
         workspace_nbytes=workspace,
         line_nbytes=1 if on_host else LINE_NBYTES,
     )
+
+
+LEAST_RATES = {("cpu", False): 2**33, ("cpu", True): 2**31, ("cuda", False): 2**42, ("cuda", True): 2**40}
+"""Operations that a core of a CPU, or a GPU, does a second in most products, of floats and, exactly, of integers. What
+is faster gets tiles that it computes sooner."""
+
+
+def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:
+    """How many tiles C has at least, if each is to take ``tilewright.tile-seconds`` at most; 1 where that is unset."""
+    seconds = config.get("tile-seconds")
+    if seconds is None:
+        return 1
+    m, n = factors.shape
+    operations = (1 if factors.symmetric else 2) * m * n * factors.k
+    device = facts[0].device
+    rate = LEAST_RATES[device, factors.sums.kind in "iub"]
+    if device == "cpu":
+        rate *= min(fact.cores for fact in facts)
+    return max(1, math.ceil(operations / (seconds * rate)))
 
 
 def _least(limits: Iterable[int | None]) -> int | None:

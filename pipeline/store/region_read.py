@@ -65,12 +65,14 @@ from tilewright.pipeline.store.region import (
     Flattened,
     HeldMask,
     Masked,
+    Section,
     StoredArray,
     base_of,
     chunk_name,
     chunks_in,
     unmasked,
 )
+from tilewright.pipeline.store.remote.opening import is_s3
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
@@ -129,6 +131,8 @@ def region_reads(
     The buffer that a part is read into has the array's dtype in native byte order and contiguous rows, which may lie
     further apart.
     """
+    if isinstance(array, Section):
+        return region_reads(array.array, array.within(region), in_loops=in_loops)
     if isinstance(array, Masked):
         return [
             RegionRead(part.target, partial(_read_masked, array, region, part))
@@ -272,6 +276,8 @@ def _mask_parts(
 
 def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slice, ...]]:
     """Where the parts of `region_reads` go in the region, by whatever way they are read."""
+    if isinstance(array, Section):
+        return read_targets(array.array, array.within(region))
     array = unmasked(array)
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
@@ -312,6 +318,8 @@ def region_uploads(
     array, region: two-dimensional, as `region_reads` has them. address, pitch: where the region goes on the device, and
     the bytes from one row to the next there.
     """
+    if isinstance(array, Section):
+        return region_uploads(array.array, array.within(region), address, pitch)
     layout = layout_of(array, name_of(array))
     if layout is None or not (layout.plain or layout.zstd):
         return [], region_reads(array, region)
@@ -667,7 +675,7 @@ def _reading(array: zarr.Array[Any], chunk: tuple[int, ...]) -> Iterator[None]:
         damaged = _is_damage(error, array.store)
         advice = DAMAGED if damaged else NOT_ANSWERED
         message = _unreadable(chunk, name_of(array), file_name, array.shards is not None, error, advice)
-        if not damaged and not is_local(array) and (trouble := trouble_of(error)).kind is not Kind.OTHER:
+        if not damaged and is_s3(name_of(array)) and (trouble := trouble_of(error)).kind is not Kind.OTHER:
             where = f"{'in shard ' * (array.shards is not None)}{name_of(array)}/{file_name}"
             message = f"chunk {chunk_name(chunk)} of {name_of(array)} cannot be read ({where}): {trouble}"
         # What a remote store gave may have been cut short on its way.

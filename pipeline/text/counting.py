@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from distributed import Client
@@ -22,10 +22,11 @@ from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.token_lists import Tokens, joined
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
@@ -60,6 +61,7 @@ from tilewright.pipeline.text.kept_counts import (
     piece_again,
     what_is_left,
 )
+from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS, Total, total_for
 from tilewright.pipeline.threads import run_all, thread_buffer
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.files import let_a_tick_pass
@@ -67,6 +69,7 @@ from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbour
 
 if TYPE_CHECKING:
     from tilewright.pipeline.text.lanes import Tally
+    from tilewright.pipeline.text.sparse_pieces import Entries
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,11 @@ LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
 
 STAGES = ("read", "count")
+
+CORES = "cores"
+"""The device of what no GPU counts, on the workers of GPUs: each counts on its share of its host's cores."""
+
+Found = TypeVar("Found")
 LEAST_STREAM_NBYTES = 2**18
 """The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
 
@@ -93,28 +101,43 @@ class Counts:
     """The nonzero counts of one piece."""
 
     cells: np.ndarray
-    """int64: row × bins + bin, each once; the row is the document's place in the corpus, or 0."""
+    """int64: row × width + column, each once; the row is the document's place in the piece, or 0."""
     values: np.ndarray
     """int64, more than 0."""
     nbytes: int
     """The piece's length, decompressed."""
     prints: np.ndarray = field(default_factory=lambda: NONE)
     """The fingerprints of what was read, where they were wanted (`Fingerprints.rows`)."""
+    tokens: Tokens | None = None
+    """Where they are not known beforehand, what the columns are places in."""
+    first: int = 0
+    """`Piece.first`: what row 0 is of."""
+
+    def entries(self, kind: Kind | TokenKind) -> tuple[np.ndarray, np.ndarray]:
+        """The rows and the columns, int64, of the cells."""
+        rows, columns = np.divmod(self.cells, width_of(kind, self.tokens))
+        return rows, columns
+
+
+def width_of(kind: Kind | TokenKind, tokens: Tokens | None) -> int:
+    """Columns of a piece's counts."""
+    return kind.bins if isinstance(kind, Kind) else max(1, len(tokens or ()))
 
 
 @dataclass(eq=False)
 class Sum:
     """What has been counted so far."""
 
-    counts: np.ndarray
-    """int64[(rows, bins)]."""
-    nbytes: int
+    total: Total
+    nbytes: int = 0
+    counted: int = 0
+    """Tokens in all."""
 
 
 def count_corpus(
     client: Client,
     corpus: Corpus,
-    kind: Kind,
+    kind: Kind | TokenKind,
     workers: Sequence[WorkerFacts],
     *,
     per_document: bool,
@@ -135,14 +158,13 @@ def count_corpus(
         The record cannot be written.
     """
     rows = len(corpus.documents) if per_document else 1
-    needed, allowed = rows * kind.bins * np.dtype(np.int64).itemsize, MEMORY_LIMIT // 2
-    if needed > allowed:
-        raise PlanError(
-            f"{rows} documents × {kind.bins} bins take {format_nbytes(needed)}, and {format_nbytes(allowed)}"
-            " (half of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or"
-            " not per document"
-        )
-    device, plain = workers[0].device, all(document.codec is None for document in corpus.documents)
+    bins = kind.bins if isinstance(kind, Kind) else None
+    total = Sum(total_for(rows, bins, per_document=per_document, allowed=MEMORY_LIMIT // 2))
+    plain = all(document.codec is None for document in corpus.documents)
+    device: str = workers[0].device
+    if device == "cuda" and isinstance(kind, TokenKind):
+        device = CORES
+        listener(Notice(f"by {kind.name} is counted on the cores of the GPUs' workers: no GPU counts it yet"))
     nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
     # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
     neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
@@ -151,17 +173,17 @@ def count_corpus(
     for note in left.notes:
         listener(Notice(note))
     work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors)
-    threads = [readers if piece.is_plain else decompressors for piece in work.pieces]
+    plain_threads = decompressors if device == CORES else readers
+    threads = [plain_threads if piece.is_plain else decompressors for piece in work.pieces]
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
-    total = Sum(np.zeros((rows, kind.bins), np.int64), 0)
     if record is not None:
         for again in left.done:
-            _add(total, _counts_again(record, again, kind, np.array(again.places), per_document))
-    keeping = None if record is None else _Keeping(record, corpus, work, kind, per_document)
+            _add(total, _counts_again(record, again), kind, np.array(again.places), per_document)
+    keeping = None if record is None else _Keeping(record, corpus, work)
     total = reduce_pieces(
         client,
-        _reduction(total, partial(_add_to_rows, work.rows, kind.bins) if per_document else _add),
+        _reduction(total, kind, work.rows, per_document),
         [
             (
                 work.prints.get(place),
@@ -178,7 +200,7 @@ def count_corpus(
         ],
         [piece.nbytes for piece in work.pieces],
         listener,
-        arrived=keeping or _counted,
+        arrived=keeping or (lambda place, part: _counted(part)),
         done=len(left.done),
         kept=keeping is not None,
     )
@@ -187,14 +209,17 @@ def count_corpus(
     if keeping is not None and keeping.different:
         names = names_of(list(keeping.different))
         listener(Notice(f"{names} changed, or came in a piece with some that did: counted anew there"))
+    counts, tokens = total.total.result()
     return Histogram(
         by=kind.name,
-        counts=total.counts if per_document else total.counts[0],
+        counts=counts,
         documents=tuple(document.name for document in corpus.documents),
-        skipped=kind.skipped(int(total.counts.sum()), total.nbytes),
+        skipped=kind.skipped(total.counted, total.nbytes),
         nbytes=total.nbytes,
-        device=workers[0].name,
+        device="CPU" if device == CORES else workers[0].name,
         seconds=seconds,
+        tokens=tokens,
+        options=kind.options if isinstance(kind, TokenKind) else {},
     )
 
 
@@ -224,7 +249,7 @@ def _work(
     workers: Sequence[WorkerFacts],
     corpus: Corpus,
     left: Left,
-    kind: Kind,
+    kind: Kind | TokenKind,
     block: int,
     per_document: bool,
     decompressors: int,
@@ -242,8 +267,11 @@ def _work(
     compressed = sum(document.codec is not None for document in documents)
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
-    plain_nbytes = nbytes if workers[0].device == "cpu" else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
-    most = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
+    on_gpu = workers[0].device == "cuda" and isinstance(kind, Kind)
+    plain_nbytes = nbytes if not on_gpu else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
+    most = MOST_DOCUMENTS
+    if per_document and isinstance(kind, Kind) and (on_gpu or kind.bins <= MOST_BINS_OF_ARRAYS):
+        most = max(1, ROWS_NBYTES // (kind.bins * 8))
     # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
     streams = min(decompressors, ceil_div(compressed, 2 * len(workers)))
     pieces = list(
@@ -264,51 +292,46 @@ def _work(
     return _Work(pieces, np.array(rows, np.int64), prints, before)
 
 
-def _reduction(before: Sum, combine: Callable[[Sum, Counts], Sum]) -> Reduction[Counts | None, Sum]:
-    """before: what is added to."""
+def _reduction(
+    before: Sum, kind: Kind | TokenKind, rows: np.ndarray, per_document: bool
+) -> Reduction[Counts | None, Sum]:
+    """before: what is added to. rows: the places in the corpus of the documents that pieces consist of."""
     return Reduction(
         name="histogram",
         chunk=count_unless_as_before,
         identity=lambda: before,
-        combine=lambda total, part: combine(total, _counted(0, part)),
+        combine=lambda total, part: _add(total, _counted(part), kind, rows, per_document),
         commutative=True,  # additions of integers
         lighter="let them take smaller pieces (tilewright.piece-nbytes), or decompress on fewer threads"
         " (tilewright.decompress-threads)",
     )
 
 
-def _counted(place: int, part: Counts | None) -> Counts:
+def _counted(part: Counts | None) -> Counts:
     assert part is not None  # only what was counted before is not counted, and then its counts are kept
     return part
 
 
-def _add(total: Sum, part: Counts) -> Sum:
-    total.counts.reshape(-1)[part.cells] += part.values
+def _add(total: Sum, part: Counts, kind: Kind | TokenKind, places: np.ndarray, per_document: bool) -> Sum:
+    """Add a part. places: those in the corpus of the documents that its rows are of."""
+    rows, columns = part.entries(kind)
+    total.total.add(places[part.first + rows] if per_document else rows, columns, part.values, part.tokens)
     total.nbytes += part.nbytes
+    total.counted += int(part.values.sum())
     return total
 
 
-def _add_to_rows(rows: np.ndarray, bins: int, total: Sum, part: Counts) -> Sum:
-    """As `_add`, of a part whose rows are places in ``rows``."""
-    row, place = np.divmod(part.cells, bins)
-    return _add(total, replace(part, cells=rows[row] * bins + place))
-
-
-def _counts_again(record: Record, again: Again, kind: Kind, rows: np.ndarray, per_document: bool) -> Counts:
-    """The counts of a kept piece; its documents' counts go to these rows of the whole, or all to one."""
-    cells, values, nbytes = counts_in(record.entry(again.kept.line))
-    if per_document:
-        row, place = np.divmod(cells, kind.bins)
-        cells = rows[row] * kind.bins + place
-    return Counts(cells, values, nbytes, again.kept.prints)
+def _counts_again(record: Record, again: Again) -> Counts:
+    """The counts of a kept piece."""
+    cells, values, nbytes, tokens = counts_in(record.entry(again.kept.line))
+    return Counts(cells, values, nbytes, again.kept.prints, tokens)
 
 
 class _Keeping:
     """Has a record keep each piece that comes back from a task."""
 
-    def __init__(self, record: Record, corpus: Corpus, work: _Work, kind: Kind, per_document: bool) -> None:
+    def __init__(self, record: Record, corpus: Corpus, work: _Work) -> None:
         self._record, self._corpus, self._work = record, corpus, work
-        self._kind, self._per_document = kind, per_document
         self.different: dict[str, None] = {}
         """The names of documents whose contents were not what they had been."""
 
@@ -316,14 +339,14 @@ class _Keeping:
         piece, again = self._work.pieces[place], self._work.again.get(place)
         if part is None:
             assert again is not None
-            rows = piece.first + np.arange(len(piece.documents))
-            part = _counts_again(self._record, again, self._kind, rows, self._per_document)
+            part = replace(_counts_again(self._record, again), first=piece.first)
         elif again is not None:
             self.different |= dict.fromkeys(document.name for document in piece.documents)
-        cells = part.cells - piece.first * self._kind.bins if self._per_document else part.cells
         corpus_places = self._work.rows[piece.first : piece.first + len(piece.documents)].tolist()
         changed_ns = [self._corpus.status[here].changed_ns for here in corpus_places]
-        self._record.append(entry_of(piece, changed_ns, cells, part.values, part.nbytes, part.prints))
+        self._record.append(
+            entry_of(piece, changed_ns, part.cells, part.values, part.nbytes, part.prints, part.tokens)
+        )
         return part
 
 
@@ -339,7 +362,7 @@ def count_unless_as_before(
 
 def count_piece(
     piece: Piece,
-    kind: Kind,
+    kind: Kind | TokenKind,
     device: str,
     per_document: bool,
     block_nbytes: int,
@@ -359,9 +382,26 @@ def count_piece(
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
     shares = _shares(piece, device, block_nbytes, threads)
+    wide = isinstance(kind, TokenKind) or (per_document and kind.bins > MOST_BINS_OF_ARRAYS)
     rows = len(piece.documents) if per_document else 1
     gap = 1 if kind.after and not per_document else 0
     check = end_if_given_up()  # a compressed document is one share however long it is
+    if wide and device != "cuda":
+        return _sparse(
+            piece,
+            kind,
+            per_document,
+            shares,
+            _run(
+                [
+                    partial(_sparse_on_host, share, kind, per_document, block_nbytes, fingerprints)
+                    for share in shares
+                ],
+                threads,
+                check,
+            ),
+        )
+    assert isinstance(kind, Kind)
     if device == "cpu":
         parts = _run(
             [
@@ -412,14 +452,16 @@ def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[
     """What each thread reads; ``first`` counts from the piece's first document."""
     if not piece.is_plain:
         return list(cut_pieces(piece.documents, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
+    if device == CORES:
+        return list(share_out(piece, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
     if device == "cpu" or has_small_files(piece):
         return [Piece(0, piece.documents, piece.start, piece.stop)]
     return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
 
 
 def _run(
-    calls: Sequence[Callable[[Callable[[], None]], _Part]], threads: int, check: Callable[[], None]
-) -> list[_Part]:
+    calls: Sequence[Callable[[Callable[[], None]], Found]], threads: int, check: Callable[[], None]
+) -> list[Found]:
     """Make the calls, one a share, on threads. ``check`` may end all of them, and one that fails ends the others: the
     rest of a compressed document may take hours."""
     if len(calls) == 1:
@@ -431,7 +473,7 @@ def _run(
         if failed:
             raise failed[0]
 
-    def run(call: Callable[[Callable[[], None]], _Part]) -> _Part:
+    def run(call: Callable[[Callable[[], None]], Found]) -> Found:
         try:
             return call(check_all)
         except Exception as error:
@@ -468,11 +510,67 @@ def _nonzero(
     flat = counts.reshape(-1)
     cells = np.flatnonzero(flat)
     values = flat[cells]
-    if per_document:
-        cells += piece.first * kind.bins
     stages = {name: sum(part.stages[name] for part in parts) for name in STAGES}
     prints = np.concatenate([part.prints for part in parts])
-    return Counts(cells, values, sum(part.nbytes for part in parts), prints), stages
+    nbytes = sum(part.nbytes for part in parts)
+    return Counts(cells, values, nbytes, prints, first=piece.first if per_document else 0), stages
+
+
+def _sparse_on_host(
+    piece: Piece,
+    kind: Kind | TokenKind,
+    per_document: bool,
+    block_nbytes: int,
+    fingerprints: bool,
+    check: Callable[[], None],
+) -> tuple[Entries, np.ndarray]:
+    """The counts of a share that are not zero, and its fingerprints."""
+    from tilewright.pipeline.text.sparse_pieces import count_tokens, count_wide_rows
+
+    prints = Fingerprints(piece.first) if fingerprints else None
+    blocks = _host_blocks(piece, kind, 0, block_nbytes, prints)
+    if isinstance(kind, Kind):
+        found = count_wide_rows(kind, len(piece.documents), blocks, check)
+    else:
+        found = count_tokens(piece, kind, per_document, blocks, prints, check)
+    return found, _rows_of(prints)
+
+
+def _sparse(
+    piece: Piece,
+    kind: Kind | TokenKind,
+    per_document: bool,
+    shares: list[Piece],
+    found: list[tuple[Entries, np.ndarray]],
+) -> tuple[Counts, dict[str, float]]:
+    """The counts of all shares; those of one document, or of all, may have several entries for the same tokens."""
+    entries = [each for each, _ in found]
+    rows = np.concatenate(
+        [
+            each.rows + (share.first if per_document else 0)
+            for each, share in zip(entries, shares, strict=True)
+        ]
+    )
+    tokens = None
+    columns = [each.columns for each in entries]
+    if isinstance(kind, TokenKind):
+        lists = [each.tokens for each in entries if each.tokens is not None]
+        tokens = joined(lists)
+        before = np.cumsum([0, *(len(each) for each in lists)])
+        columns = [each + skip for each, skip in zip(columns, before, strict=False)]
+    cells = rows * width_of(kind, tokens) + np.concatenate(columns)
+    counts = Counts(
+        cells,
+        np.concatenate([each.values for each in entries]),
+        sum(each.nbytes for each in entries),
+        np.concatenate([prints for _, prints in found]),
+        tokens,
+        piece.first if per_document else 0,
+    )
+    return counts, {
+        "read": sum(each.read_seconds for each in entries),
+        "count": sum(each.count_seconds for each in entries),
+    }
 
 
 def _on_host(
@@ -513,7 +611,7 @@ def _rows_of(prints: Fingerprints | None) -> np.ndarray:
 
 
 def _host_blocks(
-    piece: Piece, kind: Kind, gap: int, block_nbytes: int, prints: Fingerprints | None
+    piece: Piece, kind: Kind | TokenKind, gap: int, block_nbytes: int, prints: Fingerprints | None
 ) -> Iterable[Block]:
     """Plain documents in one block, compressed ones in a buffer that is filled again and again."""
     if piece.is_plain:

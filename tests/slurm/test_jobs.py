@@ -7,6 +7,7 @@ recorded is never stored again, so that what is computed again is at most what w
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -16,11 +17,11 @@ import pytest
 
 from tests.slurm.jobs import (
     CHUNKS,
+    ROOT,
     TILES,
     UNDER_WAY,
     WAIT_SECONDS,
     Run,
-    environment_of,
     processes,
     slurm,
     wait_for,
@@ -169,25 +170,32 @@ def test_workers_that_are_killed_are_started_again(submit: Callable[..., Run]) -
     assert report["workers_lost"]
 
 
-def test_jobs_of_one_gpu_each_get_different_ones(submit: Callable[..., Run]) -> None:
-    """Two jobs on one node, by Slurm's GRES. There is no GPU behind these, so that each ends with that reason."""
-    runs = [submit(profile="gpu", output=output, device="auto") for output in ("C.zarr", "D.zarr")]
+TASK = """
+import os, time
+from pathlib import Path
+if os.environ.get("SLURM_STEP_ID", "").isdecimal():  # a task of srun's, and not the job's script
+    here = Path(__file__).parent
+    (here / f"gpu-{os.environ['SLURM_JOB_ID']}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+    until = time.monotonic() + 120
+    while len(list(here.glob("gpu-*"))) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+"""
+"""What each Python of a job begins with: its task notes its GPU, and holds it until the other job has one too."""
 
-    def workers() -> list[list[dict[str, str]]]:
-        return [[environment_of(pid) for pid in processes("batch.nannies", str(run.folder))] for run in runs]
 
-    found: dict[int, dict[str, str]] = {}
-
-    def both() -> bool:
-        for number, environments in enumerate(workers()):
-            for environment in environments:
-                if "SLURM_PROCID" in environment:
-                    found[number] = environment
-        return len(found) == 2
-
-    wait_for(both)
-    assert {environment["SLURMD_NODENAME"] for environment in found.values()} == {"c1"}
-    assert {environment["CUDA_VISIBLE_DEVICES"] for environment in found.values()} == {"0", "1"}
+def test_jobs_of_one_gpu_each_get_different_ones(submit: Callable[..., Run], tmp_path: Path) -> None:
+    """Two jobs on one node, by Slurm's GRES. Where no GPU is behind these, each ends with that reason."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(TASK)
+    more = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    runs = [submit(profile="gpu", output=name, device="auto", more=more) for name in ("C.zarr", "D.zarr")]
     for run in runs:
-        assert run.process.wait(WAIT_SECONDS) == 1
-        assert json.loads((run.folder / "state.json").read_text())["phase"] == "ended"
+        run.process.wait(WAIT_SECONDS)
+        state = json.loads((run.folder / "state.json").read_text())
+        assert state["phase"] == "ended"
+    assert sorted((site / f"gpu-{run.job}").read_text() for run in runs) == ["0", "1"]
+    assert {
+        slurm("squeue", "--noheader", "--states=all", f"--jobs={run.job}", "--format=%N").strip()
+        for run in runs
+    } == {"c1"}

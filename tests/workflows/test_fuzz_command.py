@@ -160,7 +160,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("CORPUS",),
         PLACED
         | {
-            "--by": st.sampled_from(["byte", "letter", "word", "BYTE"]) | names,
+            "--by": st.sampled_from(["byte", "letter", "word", "ngram:3", "ngram:9", "BYTE"]) | names,
+            "--casefold": None,
+            "--normalise": st.sampled_from(["NFC", "nfc"]) | names,
             "--per-document": None,
             "--raw": None,
         }
@@ -260,7 +262,7 @@ def check_streams(status: int, out: str, errors: str, debug: bool = False) -> No
 
 
 def test_wrong_command_lines(place: Path, client: Client) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=75)
     @given(command_lines())
     def test(line: list[str]) -> None:
         check_command(place, client, line)

@@ -153,9 +153,9 @@ def test_counts_that_would_not_fit_are_refused(
 ) -> None:
     for i in range(3):
         (tmp_path / f"{i}").write_bytes(b"abc")
-    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**20)
-    with pytest.raises(PlanError, match=r"3 documents × 65536 bins take 1.5 MiB, and 512 KiB"):
-        count(client, [tmp_path], "bigram", per_document=True)
+    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**12)
+    with pytest.raises(PlanError, match=r"3 documents × 256 bins take 6 KiB, and 2 KiB"):
+        count(client, [tmp_path], "byte", per_document=True)
 
 
 def test_labels_name_every_bin_once() -> None:

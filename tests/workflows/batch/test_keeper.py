@@ -116,8 +116,9 @@ def test_a_job_without_its_cluster_ends_with_the_reason(
 
 
 def test_what_the_command_says_of_a_lost_cluster_is_waited_for(
-    folder: JobFolder, capfd: pytest.CaptureFixture[str]
+    folder: JobFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keeper_module, "CLIENT_SECONDS", 20)
     kept = keeper(
         folder, scheduler="echo {} > $0; sleep 0.3", command="sleep 0.4; echo tiles are kept; exit 1"
     )
@@ -233,6 +234,7 @@ def test_what_is_started_has_its_cores_its_address_and_its_settings(folder: JobF
     assert kept._settings() == {
         INSIDE: str(folder.profiles),
         INSIDE_TRY: "2",
+        "DASK_TILEWRIGHT__ACCEPT_FINISHED": "true",
         "DASK_TILEWRIGHT__WORKERS": "6",
         "DASK_TILEWRIGHT__TILES": "48",
     }

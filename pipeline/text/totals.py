@@ -1,0 +1,258 @@
+"""What the parts of a count add up to, in the process that hands out its pieces.
+
+Few bins are an array. Rows of many bins, and tokens that are not known beforehand, take the memory that is allowed for
+them; what is more goes to files (`room.py`): tokens as lists in order, which are merged at the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.numbers import format_nbytes
+from tilewright.pipeline.errors import PlanError
+from tilewright.pipeline.room import Room
+from tilewright.pipeline.text.sparse_counts import SparseCounts, narrowest
+
+if TYPE_CHECKING:
+    from tilewright.kernels.histograms.token_table import Table
+
+MOST_BINS_OF_ARRAYS = 256
+"""Kinds with more bins than this have sparse rows where each document has one."""
+
+Found = tuple[np.ndarray | SparseCounts, Tokens | None]
+"""Counts, and for tokens that were not known beforehand what they are of."""
+
+
+class Total(Protocol):
+    """Parts are added in any order."""
+
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        """Add counts, int64, of rows and columns, all int64; each pair once. tokens: what the columns are places in."""
+        ...
+
+    def result(self) -> Found:
+        """What it all is; the total is not used any more."""
+        ...
+
+
+class ArrayTotal:
+    """An array of all bins."""
+
+    def __init__(self, rows: int, bins: int, *, per_document: bool) -> None:
+        self._counts = np.zeros((rows, bins), np.int64)
+        self._per_document = per_document
+
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        self._counts[rows, columns] += values
+
+    def result(self) -> Found:
+        return self._counts if self._per_document else self._counts[0], None
+
+
+class TokenTotal:
+    """Tokens of all documents together."""
+
+    def __init__(self, nbytes: int, room: Room | None = None) -> None:
+        """nbytes: memory for the table, and as much again for what is in order."""
+        self._most = nbytes
+        self._room = Room(nbytes) if room is None else room
+        self._table = _new_table()
+        self._lists: list[tuple[Tokens, np.ndarray]] = []
+
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        assert tokens is not None
+        counts = np.zeros(len(tokens), np.int64)
+        counts[columns] = values
+        self._table.add(tokens.data, tokens.offsets, counts)
+        if self._table.nbytes > self._most:
+            self._put_in_order()
+
+    def add_list(self, tokens: Tokens, counts: np.ndarray) -> None:
+        """Add a list that is in order."""
+        self._lists.append((tokens, counts))
+
+    def _put_in_order(self) -> None:
+        tokens, counts, _ = listed(self._table)
+        self._table = _new_table()
+        kept = Tokens(self._room.kept(tokens.data), self._room.kept(tokens.offsets))
+        self._lists.append((kept, self._room.kept(counts)))
+        # Lists of about the same length are merged, so that there are few, and each token is merged a few times.
+        while len(self._lists) > 1 and len(self._lists[-2][0]) < 2 * len(self._lists[-1][0]):
+            self._merge_last()
+
+    def _merge_last(self) -> None:
+        from tilewright.kernels.histograms.token_order import merge_lists
+
+        (a, a_counts), (b, b_counts) = self._lists[-2:]
+        most = len(a) + len(b)
+        data = self._room.array(len(a.data) + len(b.data), np.uint8)
+        offsets, counts = self._room.array(most + 1, np.int64), self._room.array(most, np.int64)
+        offsets[0] = 0
+        tokens, nbytes = merge_lists(
+            a.data, a.offsets, a_counts, b.data, b.offsets, b_counts, data, offsets, counts
+        )
+        self._lists[-2:] = [(Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens])]
+
+    def result(self) -> Found:
+        if self._table.used or not self._lists:
+            self._put_in_order()
+        while len(self._lists) > 1:
+            self._merge_last()
+        tokens, counts = self._lists.pop()
+        return counts, tokens
+
+
+class RowTotal:
+    """Sparse rows, one a document."""
+
+    def __init__(self, rows: int, bins: int | None, nbytes: int) -> None:
+        """bins: None for tokens that are not known beforehand. nbytes: memory for the entries."""
+        self._rows, self._bins, self._most = rows, bins, nbytes
+        self._room = Room(nbytes // 2)
+        self._words = _new_table() if bins is None else None
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        if tokens is not None:
+            assert self._words is not None
+            columns = self._words.add(tokens.data, tokens.offsets, np.zeros(len(tokens), np.int64))[columns]
+            if self._words.nbytes > self._most:
+                raise PlanError(
+                    f"different tokens take {format_nbytes(self._words.nbytes)}, and {format_nbytes(self._most)} are"
+                    " allowed where each document has its row; count fewer documents, or not per document"
+                )
+        rows, columns, values = _as_rows(rows, columns, values)
+        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        lengths = np.diff(first, append=len(rows))
+        self._parts.append(
+            (
+                self._room.kept(rows[first].astype(np.uint32)),
+                self._room.kept(lengths.astype(np.uint32)),
+                self._room.kept(columns.astype(np.uint32)),
+                self._room.kept(values.astype(narrowest(values))),
+            )
+        )
+
+    def result(self) -> Found:
+        found: Tokens | None = None
+        rank: np.ndarray | None = None
+        bins = self._bins
+        if self._words is not None:
+            found, _, rank = listed(self._words)
+            bins = len(found)
+        assert bins is not None
+        self._join_cut_rows()
+        indptr = np.zeros(self._rows + 1, np.int64)
+        for rows, lengths, _, _ in self._parts:
+            indptr[rows.astype(np.int64) + 1] = lengths
+        np.cumsum(indptr, out=indptr)
+        indices = self._room.array(int(indptr[-1]), np.uint32)
+        dtype = max(
+            (part[3].dtype for part in self._parts), key=lambda each: each.itemsize, default=np.dtype("u1")
+        )
+        values = self._room.array(int(indptr[-1]), dtype)
+        while self._parts:
+            rows, lengths, columns, counts = self._parts.pop()
+            if not len(rows):
+                continue
+            if rank is not None and len(columns):
+                columns, counts = _renumbered(np.repeat(rows, lengths), rank[columns], counts)
+            # Rows that follow one another are copied at once.
+            begins = np.flatnonzero(np.diff(rows.astype(np.int64), prepend=-2) != 1).tolist()
+            places = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
+                to = int(indptr[rows[begin]])
+                here = slice(places[begin], places[end])
+                indices[to : to + places[end] - places[begin]] = columns[here]
+                values[to : to + places[end] - places[begin]] = counts[here]
+            self._room.given_back(columns.nbytes + counts.nbytes)
+        return SparseCounts(indptr, indices, values, bins), found
+
+    def _join_cut_rows(self) -> None:
+        """Add up the rows of documents that were cut: several parts have them."""
+        times = np.zeros(self._rows, np.uint32)
+        for rows, *_ in self._parts:
+            times[rows] += 1
+        if times.max(initial=0) < 2:
+            return
+        whole, pieces = [], []
+        for rows, lengths, columns, values in self._parts:
+            cut = np.repeat(times[rows] > 1, lengths)
+            if not cut.any():
+                whole.append((rows, lengths, columns, values))
+                continue
+            pieces.append(
+                (np.repeat(rows, lengths)[cut].astype(np.int64), columns[cut], values[cut].astype(np.int64))
+            )
+            keep = times[rows] < 2
+            whole.append((rows[keep], lengths[keep], columns[~cut], values[~cut]))
+        self._parts = whole
+        if pieces:
+            columns = np.concatenate([piece[1] for piece in pieces]).astype(np.int64)
+            joined = _as_rows(
+                np.concatenate([piece[0] for piece in pieces]),
+                columns,
+                np.concatenate([piece[2] for piece in pieces]),
+            )
+            words, self._words = self._words, None
+            self.add(*joined, None)
+            self._words = words
+
+
+def _as_rows(
+    rows: np.ndarray, columns: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entries in the order of rows and columns, those of the same place added up."""
+    steps = np.diff(rows)
+    if not ((steps > 0) | ((steps == 0) & (np.diff(columns) > 0))).all():
+        order = np.lexsort((columns, rows))
+        rows, columns, values = rows[order], columns[order], values[order]
+        new = np.ones(len(rows), np.bool_)
+        new[1:] = (np.diff(rows) != 0) | (np.diff(columns) != 0)
+        first = np.flatnonzero(new)
+        if len(first) < len(rows):
+            rows, columns, values = rows[first], columns[first], np.add.reduceat(values, first)
+    return rows, columns, values
+
+
+def _renumbered(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of rows in the order of new columns."""
+    order = np.lexsort((columns, rows))
+    return columns[order], values[order]
+
+
+def _new_table() -> Table:
+    from tilewright.kernels.histograms.token_table import (
+        Table,  # needs Numba, which few clients have a use for
+    )
+
+    return Table(with_bytes=True)
+
+
+def listed(table: Table) -> tuple[Tokens, np.ndarray, np.ndarray]:
+    """What a table holds as a list in order, its counts, and the place there of each entry."""
+    from tilewright.kernels.histograms.token_order import in_order
+
+    used = table.used
+    return in_order(table.bytes_used, table.starts[:used], table.lengths[:used], table.counts[:used])
+
+
+def total_for(rows: int, bins: int | None, *, per_document: bool, allowed: int) -> Total:
+    """The total of a count. bins: None for tokens that are not known beforehand; allowed: its memory, in bytes.
+
+    Raises PlanError where an array would not fit.
+    """
+    if per_document and (bins is None or bins > MOST_BINS_OF_ARRAYS):
+        return RowTotal(rows, bins, allowed)
+    if bins is None:
+        return TokenTotal(allowed // 4)
+    needed = rows * bins * np.dtype(np.int64).itemsize
+    if needed > allowed:
+        raise PlanError(
+            f"{rows} documents × {bins} bins take {format_nbytes(needed)}, and {format_nbytes(allowed)} (half of this"
+            " process's memory) are allowed; count fewer documents, a kind with fewer bins, or not per document"
+        )
+    return ArrayTotal(rows, bins, per_document=per_document)
