@@ -37,6 +37,7 @@ CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".zarr")
+PASSAGES = ("line", "paragraph")
 MOST_ROUNDS = 64
 BENCHES = {
     "gemm": "the matrix product on one device, against the vendor's library",
@@ -586,7 +587,39 @@ def repair(
 )
 @click.option("--per-document", is_flag=True, help="One row of counts for each document.")
 @click.option(
-    "--raw", is_flag=True, help="Count .gz, .bz2, .xz and .zst files as stored, without decompressing them."
+    "--raw", is_flag=True, help="Count all files as they are stored, without decompressing or opening them."
+)
+@click.option(
+    "--encoding",
+    metavar="NAME",
+    help="Python's name for the encoding of all texts. Without it they are UTF-8, or what a byte order mark says.",
+)
+@click.option(
+    "--field",
+    multiple=True,
+    metavar="NAME",
+    help="Count the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be given"
+    " several times.",
+)
+@click.option(
+    "--id-field",
+    metavar="NAME",
+    help="The field, column or WARC header that identifies a document, to be kept with --per-document.",
+)
+@click.option(
+    "--split-on", type=click.Choice(PASSAGES), help="Make a document of each line, or of each paragraph."
+)
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Count only files below folders, and members of archives, with such names ('*.txt') or paths ('a/**/*.txt').",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out files and members with such names or paths.",
 )
 @click.option(
     "--out", type=FileName(*OUT_ENDINGS), metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr."

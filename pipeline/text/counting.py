@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.records import Record
@@ -33,12 +32,14 @@ from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
     SEPARATOR,
+    USUAL,
     Block,
     has_small_files,
     read_at_once,
     stream,
     turn_to_read,
 )
+from tilewright.pipeline.text.blocks import MOST_DOCUMENTS as MOST_OF_A_BLOCK
 from tilewright.pipeline.text.corpus import (
     MOST_DOCUMENTS,
     Corpus,
@@ -49,6 +50,10 @@ from tilewright.pipeline.text.corpus import (
     share_out,
 )
 from tilewright.pipeline.text.fingerprints import NONE, Fingerprints, is_as_before
+from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of, names_of
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
+from tilewright.pipeline.text.formats.sources import Found, remarks_of
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import (
     Again,
@@ -56,10 +61,10 @@ from tilewright.pipeline.text.kept_counts import (
     counts_in,
     entry_of,
     everything,
-    names_of,
     piece_again,
     what_is_left,
 )
+from tilewright.pipeline.text.totals import Counts, Rows, Totals, are_files, joined, rows_of
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
@@ -89,29 +94,6 @@ LEAST_STREAM_NBYTES = 2**18
 """The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The nonzero counts of one piece."""
-
-    cells: np.ndarray
-    """int64: row × bins + bin, each once; the row is the document's place in the corpus, or 0."""
-    values: np.ndarray
-    """int64, more than 0."""
-    nbytes: int
-    """The piece's length, decompressed."""
-    prints: np.ndarray = field(default_factory=lambda: NONE)
-    """The fingerprints of what was read, where they were wanted (`Fingerprints.rows`)."""
-
-
-@dataclass(eq=False)
-class Sum:
-    """What has been counted so far."""
-
-    counts: np.ndarray
-    """int64[(rows, bins)]."""
-    nbytes: int
-
-
 def count_corpus(
     client: Client,
     corpus: Corpus,
@@ -135,14 +117,7 @@ def count_corpus(
     StoreError
         The record cannot be written.
     """
-    rows = len(corpus.documents) if per_document else 1
-    needed, allowed = rows * kind.bins * np.dtype(np.int64).itemsize, MEMORY_LIMIT // 2
-    if needed > allowed:
-        raise PlanError(
-            f"{rows} documents × {kind.bins} bins take {format_nbytes(needed)}, and {format_nbytes(allowed)}"
-            " (half of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or"
-            " not per document"
-        )
+    total = Totals(len(corpus.documents), kind, per_document=per_document, allowed=MEMORY_LIMIT // 2)
     device, plain = workers[0].device, all(document.codec is None for document in corpus.documents)
     nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
     # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
@@ -155,14 +130,13 @@ def count_corpus(
     threads = [readers if piece.is_plain else decompressors for piece in work.pieces]
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
-    total = Sum(np.zeros((rows, kind.bins), np.int64), 0)
     if record is not None:
         for again in left.done:
-            _add(total, _counts_again(record, again, kind, np.array(again.places), per_document))
-    keeping = None if record is None else _Keeping(record, corpus, work, kind, per_document)
-    total = reduce_pieces(
+            total.add(_counts_again(record, again), np.array(again.places, np.int64))
+    arrival = _Arrival(total, record, corpus, work, kind)
+    reduce_pieces(
         client,
-        _reduction(total, partial(_add_to_rows, work.rows, kind.bins) if per_document else _add),
+        _reduction(total),
         [
             (
                 work.prints.get(place),
@@ -174,28 +148,38 @@ def count_corpus(
                 most,
                 neighbours,
                 bool(record),
+                corpus.reading,
             )
             for place, (piece, most) in enumerate(zip(work.pieces, threads, strict=True))
         ],
         [piece.nbytes for piece in work.pieces],
         listener,
-        arrived=keeping or _counted,
+        arrived=arrival,
         done=len(left.done),
-        kept=keeping is not None,
+        kept=record is not None,
     )
     seconds = time.perf_counter() - start
     check_unchanged(corpus)
-    if keeping is not None and keeping.different:
-        names = names_of(list(keeping.different))
-        listener(Notice(f"{names} changed, or came in a piece with some that did: counted anew there"))
+    if arrival.different:
+        changed = names_of(list(arrival.different))
+        listener(Notice(f"{changed} changed, or came in a piece with some that did: counted anew there"))
+    for remark in remarks_of(total.remarks):
+        listener(Notice(remark))
+    rows: Rows | None = None
+    counts, names = total.counts(), [document.name for document in corpus.documents]
+    if per_document:
+        counts, names, rows = total.table(corpus.documents)
     return Histogram(
         by=kind.name,
-        counts=total.counts if per_document else total.counts[0],
-        documents=tuple(document.name for document in corpus.documents),
-        skipped=kind.skipped(int(total.counts.sum()), total.nbytes),
+        counts=counts,
+        documents=tuple(names),
+        skipped=kind.skipped(int(counts.sum()), total.nbytes),
         nbytes=total.nbytes,
         device=workers[0].name,
         seconds=seconds,
+        document_count=total.documents,
+        undecodable=total.lost if kind.name == "codepoint" else None,
+        ids=tuple(rows.ids) if rows is not None and corpus.reading.id_field else None,
     )
 
 
@@ -265,67 +249,49 @@ def _work(
     return _Work(pieces, np.array(rows, np.int64), prints, before)
 
 
-def _reduction(before: Sum, combine: Callable[[Sum, Counts], Sum]) -> Reduction[Counts | None, Sum]:
+def _reduction(before: Totals) -> Reduction[Counts | None, Totals]:
     """before: what is added to."""
     return Reduction(
         name="histogram",
         chunk=count_unless_as_before,
         identity=lambda: before,
-        combine=lambda total, part: combine(total, _counted(0, part)),
+        combine=lambda total, part: total,  # each was added as it arrived, by whoever knows its place
         commutative=True,  # additions of integers
         lighter="let them take smaller pieces (tilewright.piece-nbytes), or decompress on fewer threads"
         " (tilewright.decompress-threads)",
     )
 
 
-def _counted(place: int, part: Counts | None) -> Counts:
-    assert part is not None  # only what was counted before is not counted, and then its counts are kept
-    return part
+class _Arrival:
+    """Adds each piece that comes back from a task, and has a record keep it."""
 
-
-def _add(total: Sum, part: Counts) -> Sum:
-    total.counts.reshape(-1)[part.cells] += part.values
-    total.nbytes += part.nbytes
-    return total
-
-
-def _add_to_rows(rows: np.ndarray, bins: int, total: Sum, part: Counts) -> Sum:
-    """As `_add`, of a part whose rows are places in ``rows``."""
-    row, place = np.divmod(part.cells, bins)
-    return _add(total, replace(part, cells=rows[row] * bins + place))
-
-
-def _counts_again(record: Record, again: Again, kind: Kind, rows: np.ndarray, per_document: bool) -> Counts:
-    """The counts of a kept piece; its documents' counts go to these rows of the whole, or all to one."""
-    cells, values, nbytes = counts_in(record.entry(again.kept.line))
-    if per_document:
-        row, place = np.divmod(cells, kind.bins)
-        cells = rows[row] * kind.bins + place
-    return Counts(cells, values, nbytes, again.kept.prints)
-
-
-class _Keeping:
-    """Has a record keep each piece that comes back from a task."""
-
-    def __init__(self, record: Record, corpus: Corpus, work: _Work, kind: Kind, per_document: bool) -> None:
-        self._record, self._corpus, self._work = record, corpus, work
-        self._kind, self._per_document = kind, per_document
+    def __init__(self, total: Totals, record: Record | None, corpus: Corpus, work: _Work, kind: Kind) -> None:
+        self._total, self._record, self._corpus, self._work = total, record, corpus, work
+        self._kind = kind
         self.different: dict[str, None] = {}
         """The names of documents whose contents were not what they had been."""
 
     def __call__(self, place: int, part: Counts | None) -> Counts:
         piece, again = self._work.pieces[place], self._work.again.get(place)
+        places = self._work.rows[piece.first : piece.first + len(piece.documents)]
         if part is None:
-            assert again is not None
-            rows = piece.first + np.arange(len(piece.documents))
-            part = _counts_again(self._record, again, self._kind, rows, self._per_document)
+            assert (
+                again is not None
+            )  # only what was counted before is not counted, and then its counts are kept
+            assert self._record is not None
+            part = _counts_again(self._record, again)
         elif again is not None:
             self.different |= dict.fromkeys(document.name for document in piece.documents)
-        cells = part.cells - piece.first * self._kind.bins if self._per_document else part.cells
-        corpus_places = self._work.rows[piece.first : piece.first + len(piece.documents)].tolist()
-        changed_ns = [self._corpus.status[here].changed_ns for here in corpus_places]
-        self._record.append(entry_of(piece, changed_ns, cells, part.values, part.nbytes, part.prints))
+        if self._record is not None:
+            changed_ns = [self._corpus.status[here].changed_ns for here in places.tolist()]
+            self._record.append(entry_of(piece, changed_ns, part))
+        self._total.add(part, places)
         return part
+
+
+def _counts_again(record: Record, again: Again) -> Counts:
+    """The counts of a kept piece."""
+    return counts_in(record.entry(again.kept.line), again.kept.prints)
 
 
 def count_unless_as_before(
@@ -347,6 +313,7 @@ def count_piece(
     threads: int,
     neighbours: int = 1,
     fingerprints: bool = False,
+    reading: Reading = USUAL,
 ) -> tuple[Counts, dict[str, float]]:
     """Read and count one piece.
 
@@ -360,53 +327,121 @@ def count_piece(
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
     shares = _shares(piece, device, block_nbytes, threads)
-    rows = len(piece.documents) if per_document else 1
-    gap = 1 if kind.after and not per_document else 0
-    check = end_if_given_up()  # a compressed document is one share however long it is
+    task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
     if device == "cpu":
-        parts = _run(
-            [
-                partial(_on_host, share, kind, gap, per_document, block_nbytes, fingerprints)
-                for share in shares
-            ],
-            threads,
-            check,
-        )
-        return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
+        parts = _run([partial(_on_host, share) for share in shares], threads, task)
+        return _counts_of(piece, shares, parts, per_document, kind)
     from tilewright.pipeline.text.lanes import borrowed_tally, prepare
 
     prepare(kind)
-    if rows > 1:
-        calls = [partial(_rows_on_gpu, share, kind, block_nbytes, fingerprints) for share in shares]
-        parts = _run(calls, threads, check)
-        return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
+    if per_document and not _is_one_text(piece, reading):
+        parts = _run([partial(_rows_on_gpu, share) for share in shares], threads, task)
+        return _counts_of(piece, shares, parts, per_document, kind)
     with borrowed_tally(kind.bins) as tally:
-        if file_upload.available() and piece.is_plain and not has_small_files(piece):
+        if (
+            file_upload.available()
+            and piece.is_plain
+            and not has_small_files(piece)
+            and _are_plain(piece, reading)
+        ):
             part = _text_on_gpu(piece, kind, tally, threads, neighbours)
             if part is not None:
-                return _nonzero(part.counts, piece, per_document, kind, [part])
-        calls = [
-            partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally, fingerprints) for share in shares
-        ]
-        parts = _run(calls, threads, check)
+                return _counts_of(piece, [piece], [part], per_document, kind)
+        parts = _run([partial(_tally_on_gpu, share, tally) for share in shares], threads, task)
         counts = tally.read()
-        np.subtract.at(counts, np.concatenate([part.counts for part in parts]), 1)
-        return _nonzero(counts, piece, per_document, kind, parts)
+        np.subtract.at(counts, np.concatenate([part.cells for part in parts]), 1)
+        cells = np.flatnonzero(counts)
+        first = replace(parts[0], cells=cells, values=counts[cells])
+        nothing = np.empty(0, np.int64)
+        return _counts_of(
+            piece,
+            shares,
+            [first, *(replace(part, cells=nothing, values=nothing) for part in parts[1:])],
+            per_document,
+            kind,
+        )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all shares of a piece have in common."""
+
+    kind: Kind
+    per_document: bool
+    block_nbytes: int
+    fingerprints: bool
+    reading: Reading
+    check: Callable[[], None]
+    """Is called for each block, and may end what counts it."""
+
+    @property
+    def gap(self) -> int:
+        """1 where documents are counted as one text and tokens span several bytes, else 0."""
+        return 1 if self.kind.after and not self.per_document else 0
+
+    @property
+    def most(self) -> int:
+        """The most documents of a block."""
+        return max(1, ROWS_NBYTES // (8 * self.kind.bins)) if self.per_document else MOST_OF_A_BLOCK
+
+    def prints(self, share: Piece) -> Fingerprints | None:
+        return Fingerprints(share.first) if self.fingerprints else None
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
     """What one thread has counted."""
 
-    counts: np.ndarray
-    """int64[(documents or 1, bins)]; with a tally, the bins that separators took part in, each entry one count too
-    many."""
+    cells: np.ndarray
+    values: np.ndarray
+    """`Counts.cells` and values, of rows of the share. With a tally the cells are bins that separators took part in,
+    each entry one count too many, and there are no values."""
     nbytes: int
-    """The documents' length, decompressed."""
+    """The documents' length, decoded."""
     stages: dict[str, float]
     """Busy seconds."""
     prints: np.ndarray
     """`Counts.prints`."""
+    found: Found
+    lost: dict[int, int] | None
+    """By rows, U+FFFD for malformed bytes that counting found; None where it does not tell."""
+
+
+class _Cells:
+    """The nonzero counts of a share, block by block."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._bins = kind.bins
+        self._cells, self._values = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        self._open: tuple[int, np.ndarray] | None = None
+        """The row whose document is counted in stretches, and its counts so far."""
+
+    def add(self, first: int, found: np.ndarray, stretch: bool) -> None:
+        """Add counts, int64[(rows, bins)], of rows from ``first`` on; memory that is used again may be given."""
+        if self._open is not None and self._open[0] == first:
+            self._open[1][:] += found[0]
+            return
+        self._close()
+        if stretch:
+            self._open = first, found[0].copy()
+        else:
+            self._append(first, found)
+
+    def _append(self, first: int, found: np.ndarray) -> None:
+        flat = found.reshape(-1)
+        cells = np.flatnonzero(flat)
+        self._values.append(flat[cells])
+        self._cells.append(cells + first * self._bins)
+
+    def _close(self) -> None:
+        if self._open is not None:
+            first, found = self._open
+            self._open = None
+            self._append(first, found[None])
+
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        self._close()
+        return np.concatenate(self._cells), np.concatenate(self._values)
 
 
 def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[Piece]:
@@ -418,23 +453,23 @@ def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[
     return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
 
 
-def _run(
-    calls: Sequence[Callable[[Callable[[], None]], _Part]], threads: int, check: Callable[[], None]
-) -> list[_Part]:
-    """Make the calls, one a share, on threads. ``check`` may end all of them, and one that fails ends the others: the
-    rest of a compressed document may take hours."""
+def _run(calls: Sequence[Callable[[_Task], _Part]], threads: int, task: _Task) -> list[_Part]:
+    """Make the calls of the task, one a share, on threads. One that fails ends the others: the rest of a compressed
+    document may take hours."""
     if len(calls) == 1:
-        return [calls[0](check)]
+        return [calls[0](task)]
     failed: list[Exception] = []
 
     def check_all() -> None:
-        check()
+        task.check()
         if failed:
             raise failed[0]
 
-    def run(call: Callable[[Callable[[], None]], _Part]) -> _Part:
+    watched = replace(task, check=check_all)
+
+    def run(call: Callable[[_Task], _Part]) -> _Part:
         try:
-            return call(check_all)
+            return call(watched)
         except Exception as error:
             failed.append(error)
             raise
@@ -452,109 +487,164 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text")
 
 
-def _sum_rows(shares: list[Piece], parts: list[_Part], rows: int, kind: Kind) -> np.ndarray:
-    """The counts of all shares, int64[(rows, bins)]."""
-    if len(parts) == 1:
-        return parts[0].counts
-    counts = np.zeros((rows, kind.bins), np.int64)
-    for share, part in zip(shares, parts, strict=True):
-        first = share.first if rows > 1 else 0
-        counts[first : first + len(part.counts)] += part.counts
-    return counts
-
-
-def _nonzero(
-    counts: np.ndarray, piece: Piece, per_document: bool, kind: Kind, parts: list[_Part]
+def _counts_of(
+    piece: Piece, shares: Sequence[Piece], parts: Sequence[_Part], per_document: bool, kind: Kind
 ) -> tuple[Counts, dict[str, float]]:
-    flat = counts.reshape(-1)
-    cells = np.flatnonzero(flat)
-    values = flat[cells]
-    if per_document:
-        cells += piece.first * kind.bins
+    """The counts of a piece from those of its shares."""
+    remarks: dict[str, tuple[int, str]] = {}
+    for part in parts:
+        for what, (count, name) in part.found.remarks.items():
+            before, first = remarks.get(what, (0, name))
+            remarks[what] = (before + count, first)
+    lost = None
+    if all(part.lost is not None for part in parts):
+        lost = sum(part.found.lost + sum((part.lost or {}).values()) for part in parts)
+    documents = sum(part.found.documents for part in parts)
+    if piece.is_part:
+        documents = int(piece.stop == piece.documents[0].nbytes)
+    rows = None
+    if not per_document or piece.is_part:
+        cells, values = _added([part.cells for part in parts], [part.values for part in parts])
+    else:
+        shared = [
+            rows_of(part.found, share.first, part.lost or {})
+            for share, part in zip(shares, parts, strict=True)
+        ]
+        begin = np.cumsum([0, *map(len, shared)]) * kind.bins
+        cells = np.concatenate([part.cells + start for part, start in zip(parts, begin[:-1], strict=True)])
+        values = np.concatenate([part.values for part in parts])
+        together = joined(shared)
+        rows = None if are_files(together, len(piece.documents)) else together
     stages = {name: sum(part.stages[name] for part in parts) for name in STAGES}
     prints = np.concatenate([part.prints for part in parts])
-    return Counts(cells, values, sum(part.nbytes for part in parts), prints), stages
+    nbytes = sum(part.nbytes for part in parts)
+    return Counts(cells, values, nbytes, prints, documents, lost, rows, remarks), stages
 
 
-def _on_host(
-    piece: Piece,
-    kind: Kind,
-    gap: int,
-    per_document: bool,
-    block_nbytes: int,
-    fingerprints: bool,
-    check: Callable[[], None],
-) -> _Part:
-    """Count a share on the CPU. ``check``, which is called for each block, may end it."""
-    rows = len(piece.documents) if per_document else 1
-    counts: np.ndarray | None = None
-    prints = Fingerprints(piece.first) if fingerprints else None
+def _added(cells: list[np.ndarray], values: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of the same bins, added up."""
+    if len(cells) == 1:
+        return cells[0], values[0]
+    found, places = np.unique(np.concatenate(cells), return_inverse=True)
+    total = np.zeros(len(found), np.int64)
+    np.add.at(total, places.reshape(-1), np.concatenate(values))
+    return found, total
+
+
+def _on_host(share: Piece, task: _Task) -> _Part:
+    """Count a share on the CPU."""
+    from tilewright.kernels.histograms.replaced import undecoded  # needs Numba, which a client has no use for
+
+    kind, gap = task.kind, task.gap
+    cells, counts = _Cells(kind), None
+    prints, found = task.prints(share), Found(task.per_document)
+    lost: dict[int, int] = {}
     nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
     clock = time.perf_counter()
-    for block in _host_blocks(piece, kind, gap, block_nbytes, prints):
-        check()
+    for block in _host_blocks(share, task, prints, found):
+        task.check()
         read = time.perf_counter()
-        found = _count_block(block, kind, gap, per_document)
-        if counts is None:
-            # Most pieces are one block, whose counts are the piece's.
-            counts = found if len(found) == rows else np.zeros((rows, kind.bins), np.int64)
-        if counts is not found:
-            first = block.first if per_document else 0
-            counts[first : first + len(found)] += found
+        edges = np.array([0, len(block.data)])
+        if task.per_document and block.edges is not None:
+            edges = block.edges
+        new = _count_block(block, kind, gap, edges)
+        malformed = undecoded(new, kind, block.data, edges, block.start, block.stop)
+        for row in np.flatnonzero(malformed).tolist():
+            lost[block.first + row] = lost.get(block.first + row, 0) + int(malformed[row])
+        if task.per_document:
+            cells.add(block.first, new, block.edges is None)
+        elif counts is None:
+            counts = new
+        else:
+            counts += new
         nbytes += block.nbytes - gap * block.documents
         stages["read"] += read - clock
         clock = time.perf_counter()
         stages["count"] += clock - read
-    assert counts is not None  # a piece has a document, and each makes a block
-    return _Part(counts, nbytes, stages, _rows_of(prints))
+    if counts is not None:
+        cells.add(0, counts, False)
+    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, lost)
 
 
 def _rows_of(prints: Fingerprints | None) -> np.ndarray:
     return NONE if prints is None else prints.rows()
 
 
-def _host_blocks(
-    piece: Piece, kind: Kind, gap: int, block_nbytes: int, prints: Fingerprints | None
-) -> Iterable[Block]:
-    """Plain documents in one block, compressed ones in a buffer that is filled again and again."""
-    if piece.is_plain:
-        return [read_at_once(piece, kind, gap, partial(thread_buffer, "text", pinned=False), prints)]
-    nbytes = min(block_nbytes, MOST_BLOCK_NBYTES)
+def _host_blocks(share: Piece, task: _Task, prints: Fingerprints | None, found: Found) -> Iterable[Block]:
+    """Plain documents in one block, others in a buffer that is filled again and again."""
+    if share.is_plain:
+        first = prints if prints is None else task.prints(share)
+        block = read_at_once(share, task.kind, task.gap, partial(thread_buffer, "text", pinned=False), first)
+        known = (
+            not task.reading.raw
+            and block.edges is not None
+            and may_be_known(block.data, block.edges, [document.name for document in share.documents])
+        )
+        if not known:
+            if prints is not None and first is not None:
+                prints.take(first)
+            for place in range(len(share.documents)):
+                found.place = place
+                found.ended("")
+            return [block]
+    nbytes = min(task.block_nbytes, MOST_BLOCK_NBYTES)
     memory = partial(thread_buffer, "text", nbytes + EXTRA_NBYTES, pinned=False)
-    return stream(piece, kind, gap, nbytes, memory, prints)
+    return _stream(share, task, nbytes, memory, prints, found)
 
 
-def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.ndarray:
-    """Counts, int64[(documents, bins)] if each of them has a row, else int64[(1, bins)]."""
+def _stream(
+    share: Piece,
+    task: _Task,
+    nbytes: int,
+    buffer: Callable[[], np.ndarray],
+    prints: Fingerprints | None,
+    found: Found,
+) -> Iterator[Block]:
+    return stream(
+        share, task.kind, task.gap, nbytes, buffer, prints, reading=task.reading, found=found, most=task.most
+    )
+
+
+def _count_block(block: Block, kind: Kind, gap: int, edges: np.ndarray) -> np.ndarray:
+    """Counts, int64[(documents, bins)], of documents that begin and end at ``edges``."""
     from tilewright.kernels.histograms.host import count_host  # needs Numba, which a client has no use for
 
-    edges = block.edges if per_document and block.edges is not None else np.array([0, len(block.data)])
     counts = count_host(block.data, kind, edges, block.start, block.stop)
     if gap and block.edges is not None:
         np.subtract.at(counts[0], _of_separators(block.data, block.edges, kind), 1)
     return counts
 
 
-def _tally_on_gpu(
-    piece: Piece,
-    kind: Kind,
-    gap: int,
-    block_nbytes: int,
-    tally: Tally,
-    fingerprints: bool,
-    check: Callable[[], None],
-) -> _Part:
+def _is_one_text(piece: Piece, reading: Reading) -> bool:
+    """Whether a piece is known to be one document, or part of one, before it is read."""
+    return piece.is_part or (
+        len(piece.documents) == 1 and piece.is_plain and (reading.raw or piece.nbytes >= SNIFFED_NBYTES)
+    )
+
+
+def _are_plain(piece: Piece, reading: Reading) -> bool:
+    """Whether a piece's documents are counted as they are stored, by a look at those that nobody has looked at yet."""
+    return reading.raw or not any(
+        recognised(head_of(document.path), document.name) or container_named(document.name)
+        for document in piece.documents
+        if document.nbytes < SNIFFED_NBYTES and not piece.is_part
+    )
+
+
+def _tally_on_gpu(share: Piece, tally: Tally, task: _Task) -> _Part:
     """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
     from tilewright.pipeline.text.lanes import borrowed_lane
 
+    kind, gap = task.kind, task.gap
     separators = [np.empty(0, np.int64)]
-    prints = Fingerprints(piece.first) if fingerprints else None
+    prints, found = task.prints(share), Found(task.per_document)
     nbytes, counting = 0, 0.0
     start = time.perf_counter()
-    with borrowed_lane() as lane, turn_to_read(piece):
+    with borrowed_lane() as lane, turn_to_read(share):
         try:
-            for block in stream(piece, kind, gap, min(block_nbytes, LANE_NBYTES), lane.buffer, prints):
-                check()
+            blocks = _stream(share, task, min(task.block_nbytes, LANE_NBYTES), lane.buffer, prints, found)
+            for block in blocks:
+                task.check()
                 clock = time.perf_counter()
                 lane.add(block, kind, tally)
                 if gap and block.edges is not None:
@@ -565,7 +655,13 @@ def _tally_on_gpu(
             tally.follow(lane)
         counting += lane.waited
     stages = {"read": time.perf_counter() - start - counting, "count": counting}
-    return _Part(np.concatenate(separators), nbytes, stages, _rows_of(prints))
+    none = np.empty(0, np.int64)
+    return _Part(np.concatenate(separators), none, nbytes, stages, _rows_of(prints), found, _unknown(kind))
+
+
+def _unknown(kind: Kind) -> dict[int, int] | None:
+    """`_Part.lost` of a GPU, whose kernels do not tell a U+FFFD that was written from one that stands for others."""
+    return None if kind.name == "codepoint" else {}
 
 
 def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbours: int) -> _Part | None:
@@ -603,37 +699,39 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
             nbytes = text.count(tally)
             # While the GPU counts. The loop that read the files does not look at their times.
             check_as_listed(piece.documents)
-            counts = tally.read()[None].copy()
+            counts = tally.read()
+            cells = np.flatnonzero(counts)
+            values = counts[cells]
             stages = {
                 "read": sum(reading for reading, _ in moves),
                 "count": sum(waiting for _, waiting in moves) + time.perf_counter() - clock,
             }
         finally:
             tally.settle()  # no copy to the text's memory is under way when another takes it
-    return _Part(counts, nbytes, stages, NONE)
+    found = Found()
+    found.ended("", len(piece.documents))
+    return _Part(cells, values, nbytes, stages, NONE, found, _unknown(kind))
 
 
-def _rows_on_gpu(
-    piece: Piece, kind: Kind, block_nbytes: int, fingerprints: bool, check: Callable[[], None]
-) -> _Part:
+def _rows_on_gpu(share: Piece, task: _Task) -> _Part:
     """Counts of a share with a row for each document."""
     from tilewright.pipeline.text.lanes import borrowed_lane
 
-    counts = np.zeros((len(piece.documents), kind.bins), np.int64)
-    prints = Fingerprints(piece.first) if fingerprints else None
+    cells = _Cells(task.kind)
+    prints, found = task.prints(share), Found(True)
     nbytes, counting = 0, 0.0
     start = time.perf_counter()
-    with borrowed_lane() as lane, turn_to_read(piece):
-        for block in stream(piece, kind, 0, min(block_nbytes, LANE_NBYTES), lane.buffer, prints):
-            check()
+    with borrowed_lane() as lane, turn_to_read(share):
+        blocks = _stream(share, task, min(task.block_nbytes, LANE_NBYTES), lane.buffer, prints, found)
+        for block in blocks:
+            task.check()
             clock = time.perf_counter()
-            found = lane.rows(block, kind)
-            counts[block.first : block.first + len(found)] += found
+            cells.add(block.first, lane.rows(block, task.kind), block.edges is None)
             nbytes += block.nbytes
             counting += time.perf_counter() - clock
         counting += lane.waited
     stages = {"read": time.perf_counter() - start - counting, "count": counting}
-    return _Part(counts, nbytes, stages, _rows_of(prints))
+    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, _unknown(task.kind))
 
 
 def _of_separators(data: np.ndarray, edges: np.ndarray, kind: Kind) -> np.ndarray:

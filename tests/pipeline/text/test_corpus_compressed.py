@@ -28,11 +28,11 @@ from tests.pipeline.text.test_counting import count, cpu_workers, dense, documen
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.plan.facts import WorkerFacts
-from tilewright.pipeline.text import blocks as reading
 from tilewright.pipeline.text import corpus, counting, decompress
 from tilewright.pipeline.text.corpus import Corpus, Document, Look, Piece, cut_pieces, list_corpus, reader
 from tilewright.pipeline.text.counting import count_corpus, count_piece
 from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats import opening
 from tilewright.pipeline.text.kept_counts import everything
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -175,10 +175,17 @@ def test_a_document_of_many_blocks(
     assert content(path) == data
 
 
-def test_the_suffix_alone_says_how_a_file_is_compressed(tmp_path: Path) -> None:
-    names = {"a.gz": "gzip", "b.TXT.GZ": "gzip", "c.tar.bz2": "bzip2", "d.xz": "xz", "e.zst": "zstd"}
-    plain = ["f", "g.txt", "gz", ".gz", "h.gz.txt", "i.zip"]
-    for name in [*names, *plain]:
+def test_the_suffix_of_a_small_file_says_how_it_is_cut(tmp_path: Path) -> None:
+    names = {
+        "a.gz": "gzip",
+        "b.TXT.GZ": "gzip",
+        "c.tar.bz2": "bzip2",
+        "d.xz": "xz",
+        "e.zst": "zstd",
+        "f.lz4": "lz4",
+    }
+    plain = ["f", "g.txt", "gz", "h.gz.txt", "i.zip"]
+    for name in [*names, *plain, ".hidden.gz"]:
         (tmp_path / name).write_bytes(b"x")
     found = {Path(d.name).name: d.codec for d in list_corpus([tmp_path]).documents}
     assert found == names | dict.fromkeys(plain)
@@ -234,11 +241,11 @@ def test_a_task_decompresses_several_documents_at_once(
     """Each of three large documents waits for the others to have begun."""
     together = threading.Barrier(3, timeout=60)
 
-    def met(document: Document, look: Look | None) -> Fill:
+    def met(document: Document, look: Look | None, codec: str) -> Fill:
         together.wait()
         return reader(document, look)
 
-    monkeypatch.setattr(reading, "reader", met)
+    monkeypatch.setattr(opening, "reader", met)
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
     monkeypatch.setattr(counting, "usable_cores", lambda: 3)
     for i in range(3):
@@ -298,7 +305,7 @@ def test_a_document_that_fails_ends_those_read_beside_it(
     for name in ("damaged.gz", "long.gz"):
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.setattr(
-        reading, "reader", lambda document, look: long if "long" in document.name else damaged
+        opening, "reader", lambda document, look, codec: long if "long" in document.name else damaged
     )
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
     monkeypatch.setattr(counting, "usable_cores", lambda: 2)
@@ -423,11 +430,11 @@ def test_damage_is_looked_for_once(client: Client, tmp_path: Path, monkeypatch: 
     """It is as far into the document at every attempt, which may be hours."""
     read = []
 
-    def counted(document: Document, look: Look | None) -> Fill:
+    def counted(document: Document, look: Look | None, codec: str) -> Fill:
         read.append(document.name)
-        return reader(document, look)
+        return reader(document, look, codec)
 
-    monkeypatch.setattr(reading, "reader", counted)
+    monkeypatch.setattr(opening, "reader", counted)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000))[:-1])
     with pytest.raises(CompressedError, match=r"a\.gz cannot be decompressed: it was cut short"):
         count(client, [tmp_path], "byte")
