@@ -4,7 +4,9 @@
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
 # make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, an hour on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
-# make slurm     batch jobs under a Slurm of two nodes, which it brings up on this host; as root, with Slurm's packages
+# make campaign-ci   300 of the kills, 60 damages, 5 cuts, and 200 lives of 75 steps: some four minutes on two idle cores
+# make slurm     batch jobs under Slurms of two nodes, which it brings up on this host; as root, with Slurm's packages; make slurm STOPS=20 STOPS_SEED=7 stops them twice as often, and always alike
+# make slurm-nightly   the same with 50 random stops
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
 # make lint    ruff, mypy, import direction, what type checkers say of a user's script
 .DEFAULT_GOAL := help
@@ -24,7 +26,7 @@ TABLE ?= campaign.json
 # Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-newest gpu-test campaign slurm sanitize lint clean
+.PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -60,8 +62,15 @@ gpu-test: $(INSTALLED)
 campaign: $(INSTALLED)
 	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
 
+campaign-ci: $(INSTALLED)
+	$(BIN)/python -m tests.campaign --kills 300 --damages 60 --cuts 5 --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow tests/workflows/test_lives.py
+
 slurm: $(INSTALLED)
 	PYTHON=$(CURDIR)/$(BIN)/python tests/slurm/run
+
+slurm-nightly: $(INSTALLED)
+	PYTHON=$(CURDIR)/$(BIN)/python STOPS=50 tests/slurm/run
 
 sanitize: $(INSTALLED)
 	$(BIN)/python -m tests.kernels.gemm.sanitized

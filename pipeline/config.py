@@ -80,8 +80,15 @@ SETTINGS = (
     Setting("tilewright.join-seconds", 300, "seconds",
             "how long such workers are waited for: then it goes on with fewer, and fails where there is none", least=0),
     Setting("tilewright.worker-deadline", 60, "seconds",
-            "how long a worker, or the scheduler, may be silent before it is given up; it is named after 10 s; 5 at"
-            " least", least=5),
+            "how long a worker may be silent before it is given up; it is named after 10 s; 5 at least", least=5),
+    Setting("tilewright.scheduler-deadline", 20, "seconds",
+            "how long the scheduler may be silent before the command ends; it is named after 10 s; 5 at least",
+            least=5),
+    Setting("tilewright.obstore", True, "true or false",
+            "whether URLs of S3 are read and written by obstore, where it is installed, rather than by s3fs"),
+    Setting("tilewright.storage-deadline", 120, "seconds",
+            "how long an object store that fails, asks for fewer requests or cannot be reached is asked again, with"
+            " waits that grow; it is said after 10 s", least=0),
     Setting("tilewright.grace-seconds", 20, "seconds",
             "how long SIGTERM lets a command finish the tiles, or kept pieces, whose results are nearly there",
             least=0),
@@ -207,7 +214,8 @@ def path_text(value: Any) -> str | None:
         return None
     try:
         text = os.fspath(value)
-        return text if isinstance(text, str) and b"\0" not in os.fsencode(text) else None
+        # Plain text also of a subclass: NumPy's is taken for bytes where folders are listed.
+        return str.__str__(text) if isinstance(text, str) and b"\0" not in os.fsencode(text) else None
     except Exception:  # a surrogate that stands for no byte, or whatever a class does in its __fspath__
         return None
 

@@ -45,7 +45,7 @@ from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region_read import reads_parts, region_reads
 from tilewright.pipeline.store.waiting import reading_while
-from tilewright.pipeline.thread_buffers import thread_buffer
+from tilewright.pipeline.threads import thread_buffer
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 BLOCK = 2**20

@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker, needed in NEEDS.items():
             if not asked and item.get_closest_marker(marker) and count < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA GPU(s), found {count}"))
-        if item.get_closest_marker("slurm") and not os.environ.get("TILEWRIGHT_SLURM_RIG"):
+        if item.get_closest_marker("slurm") and not os.environ.get("TILEWRIGHT_SLURM_RIGS"):
             item.add_marker(pytest.mark.skip(reason="needs Slurm: make slurm brings one up"))
         in_simulator = item.get_closest_marker("simulator") is not None
         if in_simulator and not SIMULATOR:

@@ -70,7 +70,7 @@ def audit(
         raise OptionError(
             f"{given} is given without {missing}: C is compared with the product of both; give both, or none"
         )
-    product = open_array(c, ndim=2, role="C")
+    product = open_array(c, ndim=2, role="C", growing=True)
     if a is None or b is None:
         record, finished = record_of(product)
         if record is None:

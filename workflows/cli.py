@@ -16,28 +16,35 @@ import click
 
 from tilewright.kernels.choices import DEVICES, PRECISIONS
 from tilewright.workflows.console import (
+    SIDES,
+    VARIABLES,
     Command,
     FileName,
     Kinds,
     Number,
     Outputs,
     Size,
+    as_axes,
+    as_number,
+    as_sides,
+    as_weights,
+    as_window,
     interruptible,
     is_quiet,
+    listening,
     on_interrupt,
     print_result,
     printing,
+    reading_options,
     to_json_text,
 )
 
 DURABILITIES = ("full", "none")
-SIDES = ("columns", "rows")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".zarr")
-PASSAGES = ("line", "paragraph")
 MOST_ROUNDS = 64
 BENCHES = {
     "gemm": "the matrix product on one device, against the vendor's library",
@@ -45,6 +52,7 @@ BENCHES = {
     "dot": "the dot product on one device, against the vendor's library",
     "io": "reading and writing Zarr arrays, against zarr-python",
     "e2e": "the whole product from Zarr to Zarr, against dask.array",
+    "control": "handing out and recording tiles on hundreds of simulated workers",
     "corpus": "counting text files on a cluster, against dask.delayed with bincount",
 }
 """Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
@@ -70,7 +78,7 @@ class Group(click.Group):
         return list(self.commands)
 
 
-class Placed(Command):
+class JobCommand(Command):
     """A command that takes a profile. By one of kind slurm it is run as a batch job, and followed."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -88,17 +96,22 @@ class Placed(Command):
 
     def work(self, ctx: click.Context) -> Any:
         from tilewright.pipeline.cluster.cluster import BatchProfileError
-        from tilewright.workflows.batch.place import Wish, run_as_job, settled
+        from tilewright.workflows.batch import INSIDE
 
         words = ctx.meta[_WORDS]
-        wish = Wish(*(ctx.meta.get(f"{_WORDS}.{name}", False) for name in Wish._fields))
-        if settled(ctx.params, words, wish):
-            return None
+        detach, dry_run = (ctx.meta.get(f"{_WORDS}.{name}", False) for name in ("detach", "dry_run"))
+        if detach or dry_run or INSIDE in os.environ:
+            from tilewright.workflows.batch.place import only_prints_script
+
+            if only_prints_script(ctx.params, words, detach=detach, dry_run=dry_run):
+                return None
         try:
             return super().work(ctx)
         except BatchProfileError as asked:
             batch = asked
-        return run_as_job(batch, words, detach=wish.detach)
+        from tilewright.workflows.batch.place import run_as_job
+
+        return run_as_job(batch, words, detach=detach)
 
 
 _WORDS = "tilewright.words"
@@ -213,7 +226,7 @@ def storing(c: str) -> Iterator[Any]:
     """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
     from tilewright.pipeline.product.output import partial_path
     from tilewright.pipeline.store.arrays import local_path
-    from tilewright.workflows.progress import Counting, listening
+    from tilewright.workflows.progress import Counting
 
     path = local_path(c)
     outputs = Outputs(*filter(None, [path]))
@@ -237,7 +250,7 @@ def cli() -> None:
     """Multiply Zarr matrices larger than a GPU, and count text corpora, on one GPU or on many."""
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
@@ -268,7 +281,6 @@ def matmul(
     from tilewright.pipeline.product import job
     from tilewright.pipeline.product.request import Request
     from tilewright.workflows import matmul as workflow
-    from tilewright.workflows.progress import listening
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
     if plan_only:
@@ -283,54 +295,21 @@ def matmul(
     print_result(run, as_json=as_json)
 
 
-def _numbers(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """The number that a text is, or the text."""
-    for read in (int, float):
-        try:
-            return read(value) if value is not None else None
-        except ValueError:
-            continue
-    return value
-
-
-def _sides(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """What follows --center or --scale, as ``tilewright.gram`` has it."""
-    if value is None or value == _VARIABLES:
-        return value is not None
-    side, found, path = value.partition("=")
-    return {side: path} if found and side in SIDES else value
-
-
-def _axes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """The axes that follow --sum-over."""
-    return value.split(",") if value is not None and "," in value else value
-
-
-def _weights(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """What follows --weights, as ``tilewright.gram`` has it."""
-    if value is None or os.path.exists(value):
-        return value
-    axis, found, path = value.partition("=")
-    return {axis: path} if found and "/" not in axis else value
-
-
-_VARIABLES = "variables"
-"""What --center and --scale mean alone."""
-
 variables_options = options(
     click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
                  help="What the variables of the result are; the other side is summed over."),
-    click.option("--sum-over", metavar="AXES", callback=_axes,
+    click.option("--sum-over", metavar="AXES", callback=as_axes,
                  help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
                  " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
-    click.option("--missing", metavar="CODE", callback=_numbers,
-                 help="The number that stands for a missing one, such as -1, or nan."),
+    click.option("--missing", metavar="CODE", callback=as_number,
+                 help="The number that stands for a missing one, such as -1, or nan; or a stored mask of bool."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
-    click.option("--weights", metavar="[AXIS=]ARRAY", callback=_weights,
+    click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
                  help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
                  " for each place of one of the axes that are."),
-    click.option("--window", metavar="W", callback=_numbers, help="A band of the result; not there yet."),
+    click.option("--window", metavar="W[,W]", callback=as_window,
+                 help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
 )  # fmt: skip
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
                                help="What becomes of constant columns, or rows, that are scaled.")  # fmt: skip
@@ -358,27 +337,27 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
     print_result(run, as_json=as_json)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
 @click.option(
     "--center",
     is_flag=False,
-    flag_value=_VARIABLES,
+    flag_value=VARIABLES,
     metavar="[SIDE|ARRAY]",
-    callback=_sides,
+    callback=as_sides,
     help="Subtract the mean of each variable; columns, rows or both: theirs; or a stored vector's numbers.",
 )
 @click.option(
     "--scale",
     is_flag=False,
-    flag_value=_VARIABLES,
+    flag_value=VARIABLES,
     metavar="[SIDE|ARRAY]",
-    callback=_sides,
+    callback=as_sides,
     help="Divide by the deviation of each variable; columns or rows: theirs; or multiply by a stored"
     " vector's numbers.",
 )
-@click.option("--divide", metavar="N", callback=_numbers, help=divide_help)
+@click.option("--divide", metavar="N", callback=as_number, help=divide_help)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
@@ -390,17 +369,17 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     _run_gram("gram", arrays, as_json, **shared)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
-@click.option("--divide", metavar="N", default="n-1", show_default=True, callback=_numbers, help=divide_help)
+@click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
 @options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""
     _run_gram("cov", arrays, as_json, **shared)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options, constant_option, gram_dtype_option, precision_option, cluster_options)
 @options(device_option, memory_option, outcome_options)
@@ -421,7 +400,7 @@ search_options = options(
 )  # fmt: skip
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("x")
 @click.argument("out")
 @options(search_options)
@@ -435,7 +414,7 @@ search_options = options(
 @click.option(
     "--sum-over",
     metavar="AXES",
-    callback=_axes,
+    callback=as_axes,
     help="The axes of the samples, by their dimensions' names or by numbers, with commas between them, in place of"
     " --of.",
 )
@@ -444,8 +423,8 @@ search_options = options(
 @click.option(
     "--missing",
     metavar="CODE",
-    callback=_numbers,
-    help="The number that stands for a missing one, such as -1, or nan; it counts as the mean.",
+    callback=as_number,
+    help="The number that stands for a missing one, such as -1, or nan, or a stored mask; it counts as the mean.",
 )
 @click.option(
     "--weights",
@@ -469,7 +448,6 @@ def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **sh
     opens.
     """
     from tilewright.workflows import eofs as workflow
-    from tilewright.workflows.progress import listening
 
     on_interrupt(lambda: f"nothing is kept of {out}")
     with listening(quiet=is_quiet()) as listener:
@@ -499,14 +477,13 @@ def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **sh
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
     from tilewright.workflows.matmul import plan_matmul
-    from tilewright.workflows.progress import listening
 
     with listening(quiet=is_quiet()) as listener:
         planned = plan_matmul(a, b, listener=listener, **shared)
     print_result(planned, as_json=as_json)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
@@ -516,7 +493,6 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
 @json_option
 def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
     """Check that C = A B without computing it again. Exit status 1 where it does not, or nothing could be compared."""
-    from tilewright.workflows.progress import listening
     from tilewright.workflows.verify import verify as check
 
     with listening(quiet=is_quiet()) as listener:
@@ -526,7 +502,7 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("c")
 @click.option("--a", metavar="A", help="Compare C with A times B, and not with its checksums.")
 @click.option("--b", metavar="B")
@@ -534,7 +510,6 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 def audit(c: str, as_json: bool, **shared: Any) -> None:
     """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one."""
     from tilewright.workflows.audit import audit as look
-    from tilewright.workflows.progress import listening
 
     with listening(quiet=is_quiet()) as listener:
         outcome = look(c, listener=listener, **shared)
@@ -543,7 +518,7 @@ def audit(c: str, as_json: bool, **shared: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
@@ -558,7 +533,6 @@ def repair(
 
     C stands as it was until the repaired one takes its place.
     """
-    from tilewright.workflows.progress import listening
     from tilewright.workflows.repair import repair as put_right
 
     on_interrupt(lambda: f"{c} is as it was; the same command goes on with what is repaired")
@@ -575,7 +549,7 @@ def repair(
     print_result(outcome, as_json=as_json)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
     "--by",
@@ -586,41 +560,7 @@ def repair(
     " with U+FFFD where the bytes are no UTF-8.",
 )
 @click.option("--per-document", is_flag=True, help="One row of counts for each document.")
-@click.option(
-    "--raw", is_flag=True, help="Count all files as they are stored, without decompressing or opening them."
-)
-@click.option(
-    "--encoding",
-    metavar="NAME",
-    help="Python's name for the encoding of all texts. Without it they are UTF-8, or what a byte order mark says.",
-)
-@click.option(
-    "--field",
-    multiple=True,
-    metavar="NAME",
-    help="Count the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be given"
-    " several times.",
-)
-@click.option(
-    "--id-field",
-    metavar="NAME",
-    help="The field, column or WARC header that identifies a document, to be kept with --per-document.",
-)
-@click.option(
-    "--split-on", type=click.Choice(PASSAGES), help="Make a document of each line, or of each paragraph."
-)
-@click.option(
-    "--include",
-    multiple=True,
-    metavar="PATTERN",
-    help="Count only files below folders, and members of archives, with such names ('*.txt') or paths ('a/**/*.txt').",
-)
-@click.option(
-    "--exclude",
-    multiple=True,
-    metavar="PATTERN",
-    help="Leave out files and members with such names or paths.",
-)
+@options(*reading_options)
 @click.option(
     "--out", type=FileName(*OUT_ENDINGS), metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr."
 )
@@ -650,7 +590,7 @@ def histogram(
     """Count the bytes, letters, pairs or characters of files, and of all files below folders."""
     from tilewright.pipeline.text.kept_counts import State, state_of_output
     from tilewright.workflows import histogram as workflow
-    from tilewright.workflows.progress import Counting, listening
+    from tilewright.workflows.progress import Counting
 
     given = click.get_current_context().get_parameter_source("bars")
     if plot is None and given is not click.core.ParameterSource.DEFAULT:
@@ -716,7 +656,7 @@ def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> 
     print_result(workflow(counts, out, overwrite=overwrite), as_json=as_json)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.argument("x")
 @click.argument("y")
 @click.option("--state", metavar="FILE", help="Keep finished pieces in this file, and go on from there.")
@@ -731,7 +671,7 @@ def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **sha
     where none is large enough NumPy's type widened to 64 bits; all else has numpy.vdot's dtype.
     """
     from tilewright.workflows.dot import timed_dot
-    from tilewright.workflows.progress import Counting, listening
+    from tilewright.workflows.progress import Counting
 
     if no_resume and state is None:
         raise click.UsageError("--no-resume is about what --state has kept: give that too")
@@ -787,7 +727,7 @@ def settings(as_json: bool) -> None:
     print_result(settings_here(), as_json=as_json)
 
 
-@cli.command(cls=Placed)
+@cli.command(cls=JobCommand)
 @click.option(
     "--output", metavar="FOLDER", default="demo-output", show_default=True, help="Where results go."
 )
@@ -795,7 +735,6 @@ def settings(as_json: bool) -> None:
 def demo(output: str, as_json: bool, **shared: Any) -> None:
     """Count Python's own standard library, multiply the counts, verify, and find its most similar modules."""
     from tilewright.workflows.demo import demo as run_demo
-    from tilewright.workflows.progress import listening
 
     on_interrupt(lambda: f"what was finished is in {output}; the next run replaces it")
     with listening(quiet=is_quiet()) as listener:

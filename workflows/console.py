@@ -22,11 +22,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from tilewright.pipeline.cluster.endings import request_end
+
+if TYPE_CHECKING:
+    from tilewright.pipeline.events import Event, Listener
 
 INTERRUPTED_STATUS, TERMINATED_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What shells report for a process that Ctrl-C ended, and for one that it was asked to end."""
@@ -274,6 +277,28 @@ def is_quiet() -> bool:
     return bool(click.get_current_context().meta.get(_QUIET, False))
 
 
+@contextmanager
+def listening(*, quiet: bool = False) -> Iterator[Listener]:
+    """A listener that shows what happens on standard error for as long as the block runs: by a live display on a
+    terminal, by a few plain lines anywhere else."""
+    if quiet or sys.stderr is None:  # None: closed by whoever started this process
+        yield _quiet
+    elif sys.stderr.isatty():
+        from tilewright.workflows.display import displaying
+
+        with displaying() as listener:
+            yield listener
+    else:
+        from tilewright.workflows.progress import Lines
+
+        yield Lines()
+
+
+def _quiet(event: Event) -> None:
+    """Ignores all events: `events.log_notices` would log some, and Python prints what is logged where no handler takes
+    it."""
+
+
 def import_dask() -> None:
     """Import Dask, which reads its configuration then. Raises Failed for one that it cannot read."""
     try:
@@ -399,3 +424,91 @@ class Kinds(click.Choice):
         from tilewright.kernels.histograms.tokens import KINDS
 
         return tuple(KINDS)
+
+
+SIDES = ("columns", "rows")
+VARIABLES = "variables"
+"""What --center and --scale mean alone."""
+
+
+def as_number(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """The number that a text is, or the text."""
+    for read in (int, float):
+        try:
+            return read(value) if value is not None else None
+        except ValueError:
+            continue
+    return value
+
+
+def as_sides(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --center or --scale, as ``tilewright.gram`` has it."""
+    if value is None or value == VARIABLES:
+        return value is not None
+    side, found, path = value.partition("=")
+    return {side: path} if found and side in SIDES else value
+
+
+def as_axes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """The axes that follow --sum-over."""
+    return value.split(",") if value is not None and "," in value else value
+
+
+def as_weights(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --weights, as ``tilewright.gram`` has it."""
+    if value is None or os.path.exists(value):
+        return value
+    axis, found, path = value.partition("=")
+    return {axis: path} if found and "/" not in axis else value
+
+
+def as_window(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --window, as ``tilewright.gram`` has it."""
+    if value is None or "," not in value:
+        return as_number(ctx, parameter, value)
+    return tuple(as_number(ctx, parameter, part) for part in value.split(","))
+
+
+PASSAGES = ("line", "paragraph")
+
+reading_options = (
+    click.option(
+        "--raw",
+        is_flag=True,
+        help="Count all files as they are stored, without decompressing or opening them.",
+    ),
+    click.option(
+        "--encoding",
+        metavar="NAME",
+        help="Python's name for the encoding of all texts. Without it they are UTF-8, or what a byte order mark says.",
+    ),
+    click.option(
+        "--field",
+        multiple=True,
+        metavar="NAME",
+        help="Count the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be"
+        " given several times.",
+    ),
+    click.option(
+        "--id-field",
+        metavar="NAME",
+        help="The field, column or WARC header that identifies a document, to be kept with --per-document.",
+    ),
+    click.option(
+        "--split-on", type=click.Choice(PASSAGES), help="Make a document of each line, or of each paragraph."
+    ),
+    click.option(
+        "--include",
+        multiple=True,
+        metavar="PATTERN",
+        help="Count only files below folders, and members of archives, with such names ('*.txt') or paths"
+        " ('a/**/*.txt').",
+    ),
+    click.option(
+        "--exclude",
+        multiple=True,
+        metavar="PATTERN",
+        help="Leave out files and members with such names or paths.",
+    ),
+)
+"""How the files of a corpus are read."""

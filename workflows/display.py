@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
-from tilewright.workflows.tally import Tally
+from tilewright.workflows.progress import WorkProgress
 
 
 @contextmanager
@@ -30,8 +30,8 @@ class _Rates(ProgressColumn):
     """The rates of a task, counted from its events rather than from the display's own clock."""
 
     def render(self, task: Task) -> Text:
-        tally: Tally = task.fields["tally"]
-        return Text(tally.rates(time.perf_counter()))
+        work: WorkProgress = task.fields["work"]
+        return Text(work.rates(time.perf_counter()))
 
 
 class Display:
@@ -39,7 +39,7 @@ class Display:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._running: dict[str, tuple[Tally, Task]] = {}
+        self._running: dict[str, tuple[WorkProgress, Task]] = {}
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Notice):
@@ -47,12 +47,12 @@ class Display:
         elif isinstance(event, WorkPlanned):
             if event.name in self._running:  # begun anew under another plan
                 self._progress.remove_task(self._running.pop(event.name)[1].id)
-            tally = Tally(event, time.perf_counter())
-            number = self._progress.add_task(event.name, total=event.total, completed=event.done, tally=tally)
-            self._running[event.name] = tally, self._progress.tasks[self._progress.task_ids.index(number)]
+            work = WorkProgress(event, time.perf_counter())
+            number = self._progress.add_task(event.name, total=event.total, completed=event.done, work=work)
+            self._running[event.name] = work, self._progress.tasks[self._progress.task_ids.index(number)]
         elif isinstance(event, UnitDone) and event.name in self._running:
-            tally, task = self._running[event.name]
-            tally.add(event)
+            work, task = self._running[event.name]
+            work.add(event)
             self._progress.advance(task.id)
         elif isinstance(event, WorkDone) and event.name in self._running:
             _, task = self._running.pop(event.name)

@@ -153,7 +153,8 @@ def eofs(
     constant
         What happens to a variable without variance that is scaled: ``error``, or ``zero``, by which it counts as 0.
     missing
-        What stands for a missing number: a number as it is stored, or ``"nan"``. Means and deviations are of those that
+        What stands for a missing number: a number as it is stored, or ``"nan"``; or a mask, as for ``tilewright.gram``,
+        of which places that it leaves nothing of have 0 in the EOFs. Means and deviations are of those that
         are there, and the others count as the mean.
     weights
         One for each variable, 0 or more, in memory or the path of a stored vector: its squares count so many times in

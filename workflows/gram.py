@@ -72,8 +72,11 @@ def gram(
         What is multiplied by afterwards: True divides each variable by its standard deviation, whose divisor is that of
         ``divide``; ``columns`` or ``rows`` each column, or row. Or factors, given as for ``center``.
     missing
-        What stands for a missing number: a number as it is stored, or ``"nan"``. Means and deviations are of those that
-        are there. (A mask array cannot be given yet.)
+        What stands for a missing number: a number as it is stored, or ``"nan"``. Or a mask, an array of bool or the
+        path of a stored one, which is True where a number is missing: of X's shape, or one that broadcasts to it along
+        its last axes, or along those that its dimensions' names are of, such as a (lat, lon) mask of land. Of two
+        matrices ``{"X": mask, "Y": mask}``. Beside a mask NaN is missing too; lines of which a mask leaves nothing
+        count as 0. Means and deviations are of numbers that are there.
     missing_as
         ``mean``: a missing number is taken for the mean that is subtracted, so it counts as 0 once it is centred, and
         without ``center`` as 0. ``pairwise``: each element is formed of the pairs of numbers that are both there, and
@@ -90,7 +93,10 @@ def gram(
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
         more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied.
     window
-        Not there yet: only a band of C.
+        Only a band of C is computed and stored: the elements whose column is at most so many before or behind their
+        row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
+        computed, and chunks that do not are not stored, so C is as large as the band. Only a band that reaches as far
+        before as behind is symmetric, and takes half the work.
     sum_over
         The axes that are summed over, one or a list, by the names of their dimensions or by number, in place of ``of``.
         X may then have any number of dimensions, such as (time, lat, lon) or (variants, samples, ploidy): the axes that

@@ -1,16 +1,18 @@
-"""Listeners for people, on standard error: a live display on a terminal, a few plain lines anywhere else."""
+"""How far a piece of work has come, counted from its events, and a listener that says so in lines."""
 
 from __future__ import annotations
 
 import errno
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import click
 
+from tilewright.kernels.numbers import counted, format_count, format_nbytes, format_seconds
 from tilewright.pipeline.events import (
+    LEAST_BUSY_SHARE,
     Event,
     Listener,
     Notice,
@@ -18,29 +20,52 @@ from tilewright.pipeline.events import (
     WorkDone,
     WorkPlanned,
 )
-from tilewright.workflows.tally import Tally, in_all
 
 LINE_SECONDS = 10.0
-"""Where there is no terminal: the least time between two lines about the same work."""
+"""The least time between two lines about the same work."""
 
 
-@contextmanager
-def listening(*, quiet: bool = False) -> Iterator[Listener]:
-    """A listener that shows what happens on standard error for as long as the block runs."""
-    if quiet or sys.stderr is None:  # None: closed by whoever started this process
-        yield _quiet
-    elif sys.stderr.isatty():
-        from tilewright.workflows.display import displaying
+@dataclass
+class WorkProgress:
+    """How far a piece of work has come."""
 
-        with displaying() as listener:
-            yield listener
-    else:
-        yield Lines()
+    planned: WorkPlanned
+    started: float
+    done: int = 0
+    """Units finished in this run."""
+    nbytes: int = 0
+    operations: int = 0
+    busy_seconds: float = 0.0
+    """Seconds in which stages of those units were busy."""
+    staged: bool = False
+    """Whether units tell of stages."""
+
+    def add(self, unit: UnitDone) -> None:
+        self.done += 1
+        self.nbytes += unit.nbytes
+        self.operations += unit.operations
+        self.busy_seconds += sum(unit.stages.values())
+        self.staged |= bool(unit.stages)
+
+    def rates(self, now: float) -> str:
+        """Units, bytes a second, operations a second and the time left, as far as they say something: what is left of
+        work that its workers have hardly begun depends on when they have time for it."""
+        elapsed = max(now - self.started, 1e-9)
+        parts = [f"{self.planned.done + self.done}/{in_all(self.planned)}"]
+        if self.nbytes:
+            parts.append(f"{format_nbytes(self.nbytes / elapsed)}/s")
+        if self.operations:
+            parts.append(f"{format_count(self.operations / elapsed)}op/s")
+        left = self.planned.total - self.planned.done - self.done
+        hardly_begun = self.staged and self.busy_seconds < LEAST_BUSY_SHARE * elapsed
+        if self.done and left and not hardly_begun:
+            parts.append(f"{format_seconds(left * elapsed / self.done)} left")
+        return ", ".join(parts)
 
 
-def _quiet(event: Event) -> None:
-    """Ignores all events: `events.log_notices` would log some, and Python prints what is logged where no handler takes
-    it."""
+def in_all(planned: WorkPlanned) -> str:
+    """How many units there are, with their name, which an event has in the plural."""
+    return counted(planned.total, planned.unit.removesuffix("s"))
 
 
 class Counting:
@@ -71,23 +96,23 @@ class Counting:
 
 
 class Lines:
-    """Notices as they come, and how far the work has come every `LINE_SECONDS`."""
+    """Where there is no terminal: notices as they come, and how far the work has come every `LINE_SECONDS`."""
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[Tally, float]] = {}
+        self._running: dict[str, tuple[WorkProgress, float]] = {}
 
     def __call__(self, event: Event) -> None:
         now = time.perf_counter()
         if isinstance(event, Notice):
             _print(event.message)
         elif isinstance(event, WorkPlanned):
-            self._running[event.name] = Tally(event, now), now
+            self._running[event.name] = WorkProgress(event, now), now
         elif isinstance(event, UnitDone) and event.name in self._running:
-            tally, last = self._running[event.name]
-            tally.add(event)
+            work, last = self._running[event.name]
+            work.add(event)
             if now - last >= LINE_SECONDS:
-                _print(f"{event.name}: {tally.rates(now)}")
-                self._running[event.name] = tally, now
+                _print(f"{event.name}: {work.rates(now)}")
+                self._running[event.name] = work, now
         elif isinstance(event, WorkDone):
             self._running.pop(event.name, None)
 

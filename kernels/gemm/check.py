@@ -68,12 +68,11 @@ def result_dtype(
         A factor's type or ``dtype`` is not among ``elements``, the factors have no common type, or one of them does not
         cast to ``dtype``.
     """
-    allowed = ", ".join(dtype_name(one) for one in elements)
     for name, found in zip(names, (a, b), strict=True):
         if found.newbyteorder("=") not in elements:
             hint = f"; view it as uint8: {name}.view(numpy.uint8)" if found == np.bool_ else ""
             raise DTypeError(
-                f"{name} holds {found}, which cannot be multiplied here; allowed are {allowed}{hint}"
+                f"{name} holds {found}, which cannot be multiplied here; allowed are {_listed(elements)}{hint}"
             )
     if dtype is None:
         return _default(a, b, names, k)
@@ -89,14 +88,21 @@ def result_dtype(
 
 def element(dtype: Any, elements: Sequence[np.dtype] = ELEMENTS) -> np.dtype:
     """What a caller's ``dtype`` means, or DTypeError where that is no element type, or none of ``elements``."""
-    allowed = ", ".join(dtype_name(one) for one in elements)
     try:
         wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
     except Exception:  # NumPy has one for each way of spelling a type wrong
-        raise DTypeError(f"dtype={shown(dtype)} is not an element type; allowed are {allowed}") from None
+        raise DTypeError(
+            f"dtype={shown(dtype)} is not an element type; allowed are {_listed(elements)}"
+        ) from None
     if wanted not in elements:
-        raise DTypeError(f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {allowed}")
+        raise DTypeError(
+            f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {_listed(elements)}"
+        )
     return wanted
+
+
+def _listed(elements: Sequence[np.dtype]) -> str:
+    return ", ".join(dtype_name(one) for one in elements)
 
 
 def _as_numpy_knows(dtype: np.dtype) -> np.dtype:

@@ -6,7 +6,6 @@ is read once more, at the memory's speed, some sixty times that of the bus that 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -18,11 +17,10 @@ from numba import cuda
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.elements import numba_type
 from tilewright.kernels.gemm.base import COMPLEX, FLOATS, INTEGERS, Variant
-from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
-from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.contents import Contents, Sought
+from tilewright.kernels.passes.launcher import Launcher
 from tilewright.kernels.passes.masked import Masks
 
 THREADS = 32 if SIMULATOR else 256
@@ -158,7 +156,6 @@ def contents_function(dtype: np.dtype) -> Any:
     return contents_kernel
 
 
-@functools.cache
 def signature(dtype: np.dtype) -> Any:
     number = numba_type(dtype)
     line, words = numba.types.Array(number, 1, "A"), numba_type(wide_dtype(dtype))
@@ -173,15 +170,7 @@ def signature(dtype: np.dtype) -> Any:
     )
 
 
-@functools.cache
-def kernel(dtype: np.dtype) -> Any:
-    return compile_kernel(contents_function(dtype), signature(dtype))
-
-
-def prepare(dtype: np.dtype) -> None:
-    """Compile and load the kernel for matrices of this dtype on the current GPU; nothing is launched."""
-    if not SIMULATOR:
-        kernel(dtype).function(current_device())
+KERNELS = Launcher(contents_function, signature)
 
 
 def mask_arrays(dtype: np.dtype, masks: Masks | None) -> tuple[np.ndarray, np.ndarray]:
@@ -210,10 +199,10 @@ def add_contents(
         return
     grid = min(MOST_BLOCKS, rows * ceil_div(columns, THREADS * EACH))
     arguments = matrix, values, limits, overflow, extent, counts
-    enqueue(kernel(np.dtype(matrix.dtype)), grid, THREADS, stream, 0, *arguments)
+    KERNELS.enqueue((np.dtype(matrix.dtype),), grid, THREADS, stream, *arguments)
 
 
 def variants() -> Iterable[Variant]:
     """What tests compile to machine code: a kernel for each dtype of a stored matrix."""
     for dtype in DTYPES:
-        yield Variant(f"contents {dtype}", contents_function(dtype), signature(dtype))
+        yield KERNELS.variant(f"contents {dtype}", dtype)

@@ -7,7 +7,6 @@ One pass at the speed of memory, in float64 whatever the sums are of. Every oper
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -18,9 +17,7 @@ from numba import cuda
 
 from tilewright.kernels.elements import conversion, numba_type
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
-from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.passes.launcher import Launcher
 from tilewright.kernels.passes.transform_device import EACH, THREADS, dealt, operations_of
 
 CENTERED, SCALED, OWN, CONSTANT_IS_ZERO = 1, 2, 4, 8
@@ -30,7 +27,7 @@ SUMS = tuple(np.dtype(code) for code in ("f4", "f8"))
 """Dtypes of sums, and of what they become."""
 
 
-def combine_function() -> Any:
+def combine_function(sums: np.dtype, stored: np.dtype) -> Any:
     """The plain function of the kernel that forms a tile: see `combine`. Grid and block as for
     `transform_device.transform_function`."""
     wide = np.dtype(np.float64)
@@ -102,22 +99,13 @@ def combine_function() -> Any:
     return combine_kernel
 
 
-@functools.cache
 def combine_signature(sums: np.dtype, stored: np.dtype) -> Any:
     block = numba.types.Array(numba_type(sums), 2, "A")
     target = numba.types.Array(numba_type(stored), 2, "A")
     return numba.void(*[block] * 6, target, *[numba.float64] * 3, numba.int64, numba.int32, numba.int32)
 
 
-@functools.cache
-def combine_kernel(sums: np.dtype, stored: np.dtype) -> Any:
-    return compile_kernel(combine_function(), combine_signature(sums, stored))
-
-
-def prepare_combine(sums: np.dtype, stored: np.dtype) -> None:
-    """Compile and load the kernel for tiles of these dtypes on the current GPU; nothing is launched."""
-    if not SIMULATOR:
-        combine_kernel(sums, stored).function(current_device())
+COMBINE = Launcher(combine_function, combine_signature)
 
 
 def combine(
@@ -141,14 +129,14 @@ def combine(
     rows, columns = target.shape
     if rows * columns == 0:
         return
-    kernel = combine_kernel(np.dtype(sums[0].dtype), np.dtype(target.dtype))
+    dtypes = np.dtype(sums[0].dtype), np.dtype(target.dtype)
     grid, width = dealt(rows, columns)
     arguments = *sums, target, float(unit), float(margin), float(ddof), diagonal, flags, width
-    enqueue(kernel, grid, THREADS, stream, 0, *arguments)
+    COMBINE.enqueue(dtypes, grid, THREADS, stream, *arguments)
 
 
 def variants() -> Iterable[Variant]:
     """What tests compile to machine code."""
     for sums in SUMS:
         for stored in SUMS:
-            yield Variant(f"pairs of {sums} to {stored}", combine_function(), combine_signature(sums, stored))
+            yield COMBINE.variant(f"pairs of {sums} to {stored}", sums, stored)

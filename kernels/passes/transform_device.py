@@ -7,7 +7,6 @@ itself (`ptx/floats.py`), as in NumPy: the compiler would else make one of a mul
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -18,10 +17,9 @@ from numba import cuda
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.elements import conversion, numba_type
 from tilewright.kernels.gemm.base import COMPLEX, FLOATS, INTEGERS, Variant
-from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
-from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.numbers import ceil_div, power_of_two
+from tilewright.kernels.passes.launcher import Launcher
 
 THREADS = 32 if SIMULATOR else 256
 EACH = 4
@@ -226,7 +224,6 @@ def transform_function(stored: np.dtype, dtype: np.dtype) -> Any:
     return transform_kernel
 
 
-@functools.cache
 def transform_signature(stored: np.dtype, dtype: np.dtype) -> Any:
     line = numba.types.Array(numba_type(dtype), 1, "A")
     return numba.void(
@@ -243,15 +240,7 @@ def transform_signature(stored: np.dtype, dtype: np.dtype) -> Any:
     )
 
 
-@functools.cache
-def transform_kernel(stored: np.dtype, dtype: np.dtype) -> Any:
-    return compile_kernel(transform_function(stored, dtype), transform_signature(stored, dtype))
-
-
-def prepare_transform(stored: np.dtype, dtype: np.dtype) -> None:
-    """Compile and load the kernel for panels of these dtypes on the current GPU; nothing is launched."""
-    if not SIMULATOR:
-        transform_kernel(stored, dtype).function(current_device())
+TRANSFORM = Launcher(transform_function, transform_signature)
 
 
 def transform(
@@ -275,10 +264,10 @@ def transform(
     rows, columns = source.shape
     if rows * columns == 0:
         return
-    kernel = transform_kernel(np.dtype(source.dtype), np.dtype(target.dtype))
+    dtypes = np.dtype(source.dtype), np.dtype(target.dtype)
     grid, width = dealt(rows, columns)
     arguments = source, target, *offsets, float(offset), *factors, missing, flags, width
-    enqueue(kernel, grid, THREADS, stream, 0, *arguments)
+    TRANSFORM.enqueue(dtypes, grid, THREADS, stream, *arguments)
 
 
 def dealt(rows: int, columns: int) -> tuple[int, int]:
@@ -480,23 +469,13 @@ def _number_dtype(wide: np.dtype) -> np.dtype:
     return wide if wide.kind in "iu" else np.dtype(np.complex128 if wide.kind == "c" else np.float64)
 
 
-@functools.cache
 def finish_signature(sums: np.dtype, wide: np.dtype, stored: np.dtype, before: np.dtype) -> Any:
     line = numba.types.Array(numba_type(_number_dtype(wide)), 1, "A")
     matrices = [numba.types.Array(numba_type(dtype), 2, "A") for dtype in (sums, stored, before)]
     return numba.void(*matrices, *[line] * 7, numba.int32, numba.int32)
 
 
-@functools.cache
-def finish_kernel(sums: np.dtype, wide: np.dtype, stored: np.dtype, before: np.dtype) -> Any:
-    dtypes = sums, wide, stored, before
-    return compile_kernel(finish_function(*dtypes), finish_signature(*dtypes))
-
-
-def prepare_finish(sums: np.dtype, wide: np.dtype, stored: np.dtype, before: np.dtype) -> None:
-    """Compile and load the kernel for tiles of these dtypes on the current GPU; nothing is launched."""
-    if not SIMULATOR:
-        finish_kernel(sums, wide, stored, before).function(current_device())
+FINISH = Launcher(finish_function, finish_signature)
 
 
 def finish(
@@ -523,7 +502,7 @@ def finish(
     dtypes = np.dtype(sums.dtype), wide, np.dtype(target.dtype), np.dtype(before.dtype)
     grid, width = dealt(rows, columns)
     arguments = sums, target, before, *vectors, numbers, flags, width
-    enqueue(finish_kernel(*dtypes), grid, THREADS, stream, 0, *arguments)
+    FINISH.enqueue(dtypes, grid, THREADS, stream, *arguments)
 
 
 def diagonal_function(stored: np.dtype) -> Any:
@@ -539,22 +518,13 @@ def diagonal_function(stored: np.dtype) -> Any:
     return diagonal_kernel
 
 
-@functools.cache
 def diagonal_signature(stored: np.dtype) -> Any:
     element = numba_type(stored)
     matrix, vector = (numba.types.Array(element, dimensions, "A") for dimensions in (2, 1))
     return numba.void(matrix, vector, numba.int32, numba.int32)
 
 
-@functools.cache
-def diagonal_kernel(stored: np.dtype) -> Any:
-    return compile_kernel(diagonal_function(stored), diagonal_signature(stored))
-
-
-def prepare_diagonal(stored: np.dtype) -> None:
-    """Compile and load the kernel for tiles of this dtype on the current GPU; nothing is launched."""
-    if not SIMULATOR:
-        diagonal_kernel(stored).function(current_device())
+DIAGONAL = Launcher(diagonal_function, diagonal_signature)
 
 
 def put_diagonal(target: Any, diagonal: Any, down: int, across: int, stream: Any) -> None:
@@ -565,8 +535,8 @@ def put_diagonal(target: Any, diagonal: Any, down: int, across: int, stream: Any
     """
     length = diagonal.shape[0]
     if length:
-        kernel = diagonal_kernel(np.dtype(target.dtype))
-        enqueue(kernel, ceil_div(length, THREADS), THREADS, stream, 0, target, diagonal, down, across)
+        dtypes = (np.dtype(target.dtype),)
+        DIAGONAL.enqueue(dtypes, ceil_div(length, THREADS), THREADS, stream, target, diagonal, down, across)
 
 
 def variants() -> Iterable[Variant]:
@@ -575,7 +545,7 @@ def variants() -> Iterable[Variant]:
         for stored in SOURCES:
             if stored.kind != "c" or dtype.kind == "c":
                 name = f"transform {stored} to {dtype}"
-                yield Variant(name, transform_function(stored, dtype), transform_signature(stored, dtype))
+                yield TRANSFORM.variant(name, stored, dtype)
     single, double = np.dtype(np.float32), np.dtype(np.float64)
     of_integers = [(sums, double, stored) for sums in INTEGERS[2:] for stored in (single, double)]
     alike = [(dtype, dtype, dtype) for dtype in (*TRANSFORMED, *INTEGERS)]
@@ -583,6 +553,6 @@ def variants() -> Iterable[Variant]:
         for before in dict.fromkeys((stored, sums)):
             dtypes = sums, wide, stored, before
             name = f"finish {sums} as {stored} in {wide}, to {before}"
-            yield Variant(name, finish_function(*dtypes), finish_signature(*dtypes))
+            yield FINISH.variant(name, *dtypes)
     for stored in (*TRANSFORMED, *INTEGERS):
-        yield Variant(f"diagonal of {stored}", diagonal_function(stored), diagonal_signature(stored))
+        yield DIAGONAL.variant(f"diagonal of {stored}", stored)

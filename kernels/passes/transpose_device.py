@@ -7,7 +7,6 @@ second tile nor a second way to the files is needed.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,9 +16,8 @@ from numba import cuda
 
 from tilewright.kernels.elements import conversion
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import enqueue
 from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.passes.launcher import Launcher
 
 SIDE = 32
 """Side of the blocks: a warp reads and writes whole lines of one."""
@@ -90,16 +88,12 @@ def transpose_function(dtype: np.dtype) -> Any:
     return transpose_kernel
 
 
-@functools.cache
 def signature(dtype: np.dtype) -> Any:
     strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
     return numba.void(strided, strided, *[numba.types.boolean] * 3)
 
 
-@functools.cache
-def kernel(dtype: np.dtype) -> Any:
-    """The kernel for elements of this dtype, compiled at its first launch."""
-    return compile_kernel(transpose_function(dtype), signature(dtype))
+KERNELS = Launcher(transpose_function, signature)
 
 
 def transpose(
@@ -118,11 +112,11 @@ def transpose(
     if not rows or not columns:
         return
     grid = ceil_div(rows, SIDE) * ceil_div(columns, SIDE)
-    enqueue(
-        kernel(np.dtype(lower.dtype)), grid, (SIDE, LINES), stream, 0, lower, upper, swap, same, conjugate
+    KERNELS.enqueue(
+        (np.dtype(lower.dtype),), grid, (SIDE, LINES), stream, lower, upper, swap, same, conjugate
     )
 
 
 def variants(dtypes: Iterable[np.dtype]) -> Iterable[Variant]:
     for dtype in dtypes:
-        yield Variant(f"transpose {dtype}", transpose_function(dtype), signature(dtype))
+        yield KERNELS.variant(f"transpose {dtype}", dtype)

@@ -23,9 +23,8 @@ import xxhash
 from numba import cuda
 
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
-from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.passes.launcher import Launcher
 
 BLOCK_NBYTES, STRIPE_NBYTES, LANES = 1024, 64, 8
 STRIPES = BLOCK_NBYTES // STRIPE_NBYTES
@@ -334,22 +333,13 @@ def xxh3_function(unit: int) -> Any:
     return xxh3_kernel
 
 
-@functools.cache
 def signature(unit: int) -> Any:
     u64 = numba.uint64
     units = numba.types.Array(numba.from_dtype(np.dtype(f"u{min(unit, 8)}")), 1, "C")
     return numba.void(units, u64, numba.types.Array(u64, 2, "C"), numba.types.Array(u64, 1, "C"), units)
 
 
-@functools.cache
-def kernel(unit: int) -> Any:
-    return compile_kernel(xxh3_function(unit), signature(unit))
-
-
-def prepare(unit: int) -> None:
-    """Compile and load the kernel for parts that are multiples of so many bytes; nothing is launched."""
-    if not SIMULATOR:
-        kernel(unit).function(current_device())
+KERNELS = Launcher(xxh3_function, signature)
 
 
 def enqueue_hashes(panel: Any, table: Table, parts: Any, results: Any, few: Any, stream: Any) -> None:
@@ -360,10 +350,10 @@ def enqueue_hashes(panel: Any, table: Table, parts: Any, results: Any, few: Any,
     """
     if len(table.parts):
         grid = min(MOST_BLOCKS, len(table.parts))
-        enqueue(kernel(table.unit), grid, THREADS, stream, 0, panel, table.pitch, parts, results, few)
+        KERNELS.enqueue((table.unit,), grid, THREADS, stream, panel, table.pitch, parts, results, few)
 
 
 def variants() -> Iterable[Variant]:
     """What tests compile to machine code."""
     for unit in UNITS:
-        yield Variant(f"xxh3 by {unit} bytes", xxh3_function(unit), signature(unit))
+        yield KERNELS.variant(f"xxh3 by {unit} bytes", unit)

@@ -307,7 +307,7 @@ def compare(
         unchecked = 0
     else:
         with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted
-            errors, skipped = _relative_errors(found, expected, norms, product.norms, allowed, probe)
+            errors, skipped = relative_errors(found, expected, norms, product.norms, allowed, probe)
         errors[product.strays] = np.inf
         unchecked = _unchecked(np.any(skipped, axis=2), special, probe)
     place_row, place_group, _ = (
@@ -394,7 +394,7 @@ def _unchecked(skipped: np.ndarray, special: np.ndarray, probe: Probe) -> int:
     return int(in_usual + in_infinite)
 
 
-def _relative_errors(
+def relative_errors(
     found: np.ndarray,
     expected: np.ndarray,
     norms: np.ndarray,

@@ -27,6 +27,7 @@ from tilewright.pipeline.check.verify import ClientTasks, Sample, Verification
 from tilewright.pipeline.cluster.watch import threads_of
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, log_notices, on_waiting
+from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.plan.pairs import (
     CONSTANT_MARGIN,
@@ -114,12 +115,13 @@ def verify_pairs(
     depth: int,
     listener: Listener = log_notices,
     seed: int | None = None,
+    band: Band | None = None,
 ) -> Verification:
     """Check C (m × n), of op(A) (m × k) and op(B) (k × n), all three stored, by tasks on the client's workers.
 
     fused: with ``pairwise``. sums: what is summed in. cuts: where rows, and columns, of tiles begin, and where the last
     one ends. depth: of the panels that tiles are summed from. seed: of the rows that are drawn; None: another one each
-    time.
+    time. band: what alone of C was wanted; what lies outside, where it is stored, must be 0.
 
     Raises DamagedError where a chunk cannot be decoded; DamagedProductError where it is C's.
     """
@@ -130,6 +132,9 @@ def verify_pairs(
     right = as_stored_matrix(b, transpose=transposed[1])
     m, k, n = left.rows, left.columns, right.columns
     most = max(1, LINES_NBYTES // max(1, k * left.dtype.itemsize))
+    if band is not None:  # rows that have nothing in it are not drawn
+        m = min(m, n + band.before)
+        cuts = [*(start for start in cuts[0] if start < m), m], cuts[1]
     rows = drawn_rows(m, cuts[0], most, np.random.default_rng(seed)) if m and n else np.zeros(0, np.int64)
     waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
     at_once = max(threads_of(client, waiting=waiting).values())
@@ -154,6 +159,7 @@ def verify_pairs(
         transposed,
         tuple(cuts[1]),
         min(k, depth + ceil_div(k, depth)),
+        band,
     )
     outcomes: list[_Compared] = []
     with closing(
@@ -168,18 +174,20 @@ def verify_pairs(
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     every_tile = {*np.searchsorted(cuts[0], rows, side="right")} == {*range(1, len(cuts[0]))}
-    return replace(_verification(outcomes, job, (m, n), every_tile), seconds=seconds)
+    elements = int(np.subtract(*reversed(_in_band(job, slice(0, n)))).sum())
+    return replace(_verification(outcomes, job, (m, elements), every_tile), seconds=seconds)
 
 
 def _verification(
-    outcomes: Sequence[_Compared], job: _Rows, sides: tuple[int, int], every_tile: bool
+    outcomes: Sequence[_Compared], job: _Rows, sizes: tuple[int, int], every_tile: bool
 ) -> Verification:
-    m, n = sides
+    """sizes: C's rows, and the elements of the rows that were drawn."""
+    m, elements = sizes
     worst = max(outcomes, key=lambda one: (one.largest, -one.worst[0]), default=None)
     relative = float(job.allowed(1.0, 0.0))
     largest = 0.0 if worst is None else worst.largest * relative
     unchecked = sum(one.unchecked for one in outcomes)
-    conclusive = m * n == 0 or unchecked < len(job.rows) * n
+    conclusive = elements == 0 or unchecked < elements
     return Verification(
         passed=bool(largest <= relative and conclusive),
         conclusive=conclusive,
@@ -211,6 +219,7 @@ class _Rows:
     """Where columns of tiles begin, and where the last one ends."""
     terms: int
     """Additions that an element goes through at most: in its panel, and then from panel to panel."""
+    band: Band | None = None
 
     def allowed(self, scale: Any, norms: Any) -> Any:
         """What a sum may deviate by: C's, and as much again the one that it is compared with.
@@ -231,6 +240,15 @@ class _Compared:
     unchecked: int
     wrong: tuple[tuple[int, int, int, int], ...]
     """First and last + 1 row and column of what is wrong of each row of a tile."""
+
+
+def _in_band(job: _Rows, columns: slice) -> tuple[np.ndarray, np.ndarray]:
+    """First and last + 1 of these columns that each of the rows has in the band; all of them where there is none."""
+    if job.band is None:
+        return np.full(len(job.rows), columns.start), np.full(len(job.rows), columns.stop)
+    first, stop = job.band.stretches(job.rows, job.rows + 1, columns.stop)
+    first = np.maximum(first, columns.start)
+    return first, np.maximum(first, stop)
 
 
 def _stretches(length: int, step: int) -> list[slice]:
@@ -265,6 +283,12 @@ def _lines(part: slice, a: StoredArray, transpose: bool, rows: np.ndarray) -> np
 
 def _compare(columns: slice, job: _Rows, b: StoredArray, c: zarr.Array[Any]) -> _Compared:
     """What a task does then: compute the rows of C over these columns, and compare them."""
+    if job.band is not None:
+        first, stop = _in_band(job, columns)
+        some = np.flatnonzero(stop > first)
+        if not len(some):
+            return _Compared(0.0, (0, columns.start, columns.stop), 0, ())
+        job = replace(job, rows=job.rows[some], lines=job.lines[some])
     one, other = job.fused.transforms
     assert one is not None
     assert other is not None
@@ -376,12 +400,19 @@ def _compared(
     errors = np.where(doubtful, np.where(np.abs(found) > 1, np.inf, 0.0), errors)
     errors = np.where(special, np.where(np.isfinite(found), np.inf, 0.0), errors)
     errors = np.where(none, np.where(np.isnan(found), 0.0, np.inf), errors)
+    unchecked = (overflows | doubtful | special) & ~none
+    if job.band is not None:
+        places = np.arange(columns.start, columns.stop)
+        first, stop = (edges[:, np.newaxis] for edges in _in_band(job, columns))
+        outside = (places < first) | (places >= stop)
+        errors = np.where(outside, np.where(stored == 0, 0.0, np.inf), errors)
+        unchecked &= ~outside
     row, column = np.unravel_index(int(np.argmax(errors)), errors.shape)
     at = columns.start + int(column)
     return _Compared(
         float(errors[row, column]),
         (int(job.rows[row]), at, at + 1),
-        int(np.count_nonzero((overflows | doubtful | special) & ~none)),
+        int(np.count_nonzero(unchecked)),
         _wrong_parts(job, errors > 1, columns.start),
     )
 

@@ -194,11 +194,12 @@ def in_order(
 def task_rows(matrix: StoredMatrix, line_nbytes: int, tasks: int) -> int:
     """Rows of a task: whole chunks, about ``TASK_NBYTES`` of them, but no more rows than ``ROWS_NBYTES`` allows for
     results of ``line_nbytes`` each of so many tasks."""
-    strip = matrix.unit[0] * max(1, matrix.columns) * matrix.dtype.itemsize
     most = max(1, ROWS_NBYTES // (tasks * LINE_COPIES * line_nbytes))
-    if most < matrix.unit[0]:
+    unit = matrix.unit[0] if matrix.part is None or matrix.part[0] > most else matrix.part[0]
+    if most < unit:
         return most
-    return matrix.unit[0] * max(1, min(TASK_NBYTES // strip, most // matrix.unit[0]))
+    strip = unit * max(1, matrix.columns) * matrix.dtype.itemsize
+    return unit * max(1, min(TASK_NBYTES // strip, most // unit))
 
 
 def check_nbytes(
@@ -248,7 +249,8 @@ def part_nbytes(
 ) -> int:
     """The most that one part of a matrix takes while it is processed: as stored, as decoded and as the loops take it,
     with ``more_nbytes`` an element besides, and its results, which are added up after those of the parts before it."""
-    rows, columns = min(matrix.unit[0], rows, matrix.rows), min(matrix.unit[1], matrix.columns)
+    part = matrix.part or matrix.unit
+    rows, columns = min(part[0], rows, matrix.rows), min(part[1], matrix.columns)
     dtype = matrix.dtype
     if matrix.plain:
         rows = min(rows, ceil_div(READ_NBYTES, max(1, columns * dtype.itemsize)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait as futures_wait
@@ -70,8 +70,9 @@ class NotHeardError(OSError):
 def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile.
 
-    ``ask`` is called where the client gives coroutines, on its event loop, if the cluster is listened to
-    (`heartbeats.listened_to`): then who is silent is named, and no longer waited for behind the deadline.
+    ``ask`` is called where the client gives coroutines, on its event loop. Nothing is waited for once the connection
+    is lost; and if the cluster is listened to (`heartbeats.listened_to`), who is silent is named, and no longer waited
+    for behind the deadline.
     """
     with cluster_errors(client):
         return unchanged_answer_of(client, ask)
@@ -80,17 +81,26 @@ def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
 def unchanged_answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """As ``answer_of``, but what Dask raises is raised as it is."""
     heartbeats = heartbeats_of(client)
-    if heartbeats is None:
-        return ask()
+    check_connected(client)
     answer: ConcurrentFuture[Answer] = begin(client, _asked(ask))
     try:
         while not answer.done():
             futures_wait([answer], LOOK_SECONDS)
-            if not answer.done():
+            if answer.done():
+                break
+            check_connected(client)
+            if heartbeats is not None:
                 heartbeats.look()
         return answer.result()
     finally:
         answer.cancel()  # where nobody waits for it any more
+
+
+def check_connected(client: Client) -> None:
+    """Raise ClusterError where the client has no scheduler any more. Dask would try to reach it for half a minute, and
+    again for each question; it has cancelled all tasks by then."""
+    if client.status != "running":
+        raise _closed(client)
 
 
 async def _asked(ask: Callable[[], Any]) -> Any:
@@ -118,7 +128,16 @@ def cluster_errors(client: Client) -> Iterator[None]:
         raise _closed(client) from error
 
 
+def _lost(client: Client) -> ClusterError:
+    where = client.scheduler.address
+    return ClusterError(
+        f"the connection to the scheduler at {where} was lost; bring a cluster up and run it again"
+    )
+
+
 def _closed(client: Client) -> ClusterError:
+    if client.status == "connecting":  # Dask's word for a connection that was lost
+        return _lost(client)
     return ClusterError(
         f"the client is {client.status}: its scheduler went away, or somebody closed it; connect to a cluster anew and"
         " run it again"
@@ -161,6 +180,7 @@ def run_on_all(
             if not left - heartbeats.silent().keys() - set(unawaited):
                 break
             futures_wait([asked[worker] for worker in left], LOOK_SECONDS, FIRST_COMPLETED)
+            check_connected(client)
             heartbeats.look()
     return {worker: _answer_or_error(answer) for worker, answer in asked.items()}
 
@@ -215,16 +235,39 @@ def answers_of(function: Callable[..., Any], answered: dict[str, Any]) -> dict[s
 
 
 def _other_code(found: Sequence[identity.Differs]) -> OtherCodeError:
-    """The error about workers that run another Tilewright than this process."""
+    """The error about workers that run another Tilewright than this process, or other versions of what both pickle
+    by."""
+    ours = identity.HERE
+    libraries = [one for one in found if one.code.tilewright == ours.tilewright]
+    if len(libraries) == len(found):
+        named = [f"worker {one.worker} has {_and(one.code.others(ours))}" for one in found[:MOST_NAMED]]
+        if len(found) > MOST_NAMED:
+            named.append(f"{counted(len(found) - MOST_NAMED, 'other worker')} other versions, too")
+        here = dict.fromkeys(text for one in found for text in ours.others(one.code))
+        return OtherCodeError(
+            f"{', '.join(named)}, and this process {_and(here)}; what passes between them is pickled by these, so"
+            " install the same on all workers and here, and start anew what was running before"
+        )
     named = [f"worker {one.worker} runs Tilewright {one.code}" for one in found[:MOST_NAMED]]
     if len(found) > MOST_NAMED:
         named.append(f"{counted(len(found) - MOST_NAMED, 'other worker')} another one")
     checkout = ""
-    if any(one.code.version == identity.HERE.version for one in found):
+    if any(one.code.version == ours.version for one in found):
         checkout = f" (from a checkout: the same files in {' and '.join(identity.LAYERS)})"
     return OtherCodeError(
-        f"{', '.join(named)}, and this process {identity.HERE}; their results could differ, so install the same"
+        f"{', '.join(named)}, and this process {ours}; their results could differ, so install the same"
         f" version{checkout} on all workers and here, and start anew what was running before"
+    )
+
+
+def _and(words: Iterable[str]) -> str:
+    return " and ".join(words)
+
+
+def _unreadable(worker: str, error: str) -> OtherCodeError:
+    return OtherCodeError(
+        f"worker {worker} cannot unpickle its work: {error}; it lacks a library that this process has, or has another"
+        " version of it: install the same there, and start the worker anew"
     )
 
 
@@ -241,25 +284,58 @@ class _Failed:
     message: str
 
 
-def tried(
-    ours: identity.Code, function: Callable[..., Result], *arguments: Any
-) -> Result | _Failed | identity.Differs:
-    """``function(*arguments)``; what every task does.
+class Packer:
+    """Pickles calls: a function, and its arguments as far as the first future. What is the same object as in the call
+    before is not pickled again.
 
-    Not on a worker that does not run ``ours``, the code of the client: it has joined since the others were asked, or
-    was started anew. It returns a `identity.Differs`.
+    Neither Dask nor its scheduler then looks into what a call is about: the scheduler would unpickle it all, and pickle
+    it for the worker. And where a worker cannot unpickle it, that is noticed by code of ours, see `tried`.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[tuple[Any, bytes]] = []
+
+    def __call__(
+        self, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> tuple[tuple[bytes, ...], Sequence[Any]]:
+        """What `tried` takes: the pickled part, and the other arguments as they are."""
+        count = next(
+            (place for place, one in enumerate(arguments) if isinstance(one, Future)), len(arguments)
+        )
+        before, self._last = self._last, []
+        for place, part in enumerate((function, *arguments[:count])):
+            same = place < len(before) and before[place][0] is part
+            self._last.append(before[place] if same else (part, pickle.dumps(part)))
+        return tuple(data for _, data in self._last), arguments[count:]
+
+
+def tried(
+    ours: identity.Code, packed: tuple[bytes, ...], *arguments: Any
+) -> Any | _Failed | identity.Differs | identity.Unreadable:
+    """What every task does: call the function that is packed, with the arguments that are packed with it (`Packer`),
+    and these.
+
+    Not on a worker that does not run ``ours``, the code of the client, or cannot unpickle the call: it has joined since
+    the others were asked, or was started anew. It returns a `identity.Differs`, or a `identity.Unreadable`.
 
     An error of `LASTING` is returned as a `_Failed`, not raised: Dask would retry the task, and log each attempt. Nor
     does a `_Failed` keep the error's frames, which hold buffers. A task that gets one as an argument returns it, and so
-    a `identity.Differs`.
+    the others.
     """
     if ours != identity.HERE:
         return identity.Differs(identity.address_of(get_worker()), identity.HERE)
     for argument in arguments:
-        if isinstance(argument, (_Failed, identity.Differs)):
+        if isinstance(argument, _Failed | identity.Differs | identity.Unreadable):
             return argument
     try:
-        return function(*arguments)
+        function, *unpacked = map(pickle.loads, packed)
+    except MemoryError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        return identity.Unreadable(identity.address_of(get_worker()), identity.HERE, told)
+    try:
+        return function(*unpacked, *arguments)
     except LASTING as error:
         return _Failed(type(error), str(error))
     except Exception as error:
@@ -309,6 +385,8 @@ def result_of(
             raise result.kind(result.message)
         if isinstance(result, identity.Differs):
             raise _other_code([result])
+        if isinstance(result, identity.Unreadable):
+            raise _unreadable(result.worker, result.error)
         return result
     except TilewrightError:
         raise
@@ -316,10 +394,7 @@ def result_of(
         if future.client.status in ("closing", "closed"):  # which cancels all that it holds
             raise _closed(future.client) from error
         if CONNECTION_LOST in str(error):  # its text is long, and the same for every task
-            raise ClusterError(
-                f"the connection to the scheduler at {future.client.scheduler.address} was lost; bring a cluster up"
-                " and run it again"
-            ) from error
+            raise _lost(future.client) from error
         if isinstance(error, CancelledError) and future.status == "finished":
             raise _not_fetched(future, error) from error
         raise ClusterError(

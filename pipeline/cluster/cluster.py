@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import multiprocessing
 import os
@@ -22,12 +23,12 @@ from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Nanny, Worker, utils
 from distributed.core import Server
 from distributed.deploy import Cluster as DeployCluster
-from distributed.security import Security
 from distributed.worker_memory import parse_memory_limit
 
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
+from tilewright.pipeline.cluster import hush, lifeline
 from tilewright.pipeline.cluster.local import (
     LOOPBACK,
     LoopbackWorker,
@@ -39,6 +40,7 @@ from tilewright.pipeline.cluster.local import (
     start,
 )
 from tilewright.pipeline.cluster.profiles import Profile, load_profiles, profiles_file
+from tilewright.pipeline.cluster.security import cause, security_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 Cluster: TypeAlias = "str | Client | DeployCluster"
 """A profile's name, a scheduler's address, a client, or a cluster that Dask or one of its libraries has started."""
 
-CONNECT_SECONDS = 30
+CONNECT_SECONDS = 20
 ANSWER_SECONDS = 5
 """How long a scheduler may take to answer before somebody is told that it is waited for."""
 LEAST_WORKER_NBYTES = 192 * 2**20
@@ -303,6 +305,8 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         # Its own workers would import it once more, and so on; the first process would wait for all of them.
         raise ClusterError(f"{called}: {UNGUARDED}")
     try:
+        if profile.get("security") is not None:
+            profile["security"] = security_of(called, profile["security"], started=True)
         _check_counts(called, profile)
         _check_keys(called, kind, profile)
         _check_times(called, profile)
@@ -323,13 +327,13 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": CPU_COUNT} | profile | {"env": environment}
-            options |= _dashboard(options)
+            options |= _dashboard(options) | _preloads(options)
             allow_open_files(options["n_workers"])
             server = start(LocalCluster, stack.enter_context(quiet(options)))
         else:
             cuda_cluster, gpus = _cuda_cluster()
             allow_open_files(profile.get("n_workers", gpus))
-            options = profile | _dashboard(profile, wanted=True)
+            options = profile | _dashboard(profile, wanted=True) | _preloads(profile)
             server = start(cuda_cluster, stack.enter_context(quiet(options)))
     except TilewrightError:
         raise
@@ -352,8 +356,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             raise ClusterError(f"{called}: its worker did not start ({why})") from error
         hint = f"; {UNGUARDED}" if _started_by_a_script() else ""
         raise ClusterError(f"{called}: its worker processes did not start ({why}){hint}") from error
-    hushed = kind != "local" and bool(profile.get("silence_logs", True)) and not details_wanted()
-    return stack.enter_context(client_of(server, hushed=hushed))
+    return stack.enter_context(client_of(server))
 
 
 def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, Any]:
@@ -367,6 +370,22 @@ def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, An
     own = profile.get("worker_dashboard_address"), profile.get("worker_class")
     if own == (None, None) and not profile.get("processes", True):
         found["worker_class"] = LoopbackWorker
+    return found
+
+
+def _preloads(profile: dict[str, Any]) -> dict[str, Any]:
+    """What worker processes preload: what the profile says, or else Dask's configuration, and what we have them do. A
+    plugin of the client's would wait for good for a worker that is stopped as it is registered."""
+    hushed = bool(profile.get("silence_logs", True)) and not details_wanted()
+    ours = [lifeline.NAME, *([hush.NAME] if hushed else [])]
+    found: dict[str, Any] = {}
+    for key in ("preload", "preload_argv"):
+        given = profile.get(key)
+        given = dask.config.get(f"distributed.worker.{key.replace('_', '-')}") if given is None else given
+        found[key] = [given] if isinstance(given, str) else list(given)
+    found["preload"][:0] = ours
+    if found["preload_argv"] and not isinstance(found["preload_argv"][0], str):  # else all get the same
+        found["preload_argv"][:0] = [[]] * len(ours)
     return found
 
 
@@ -561,7 +580,7 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
     if scheduler_file and not Path(scheduler_file).is_file():
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
     if "security" in options:
-        options["security"] = _security(called, options["security"])
+        options["security"] = security_of(called, options["security"], started=False)
     options = {"timeout": CONNECT_SECONDS} | options
     seconds = parse_timedelta(options["timeout"])
     try:
@@ -576,12 +595,20 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         where = options.get("address") or scheduler_file
         secured = f" (with what {called} says of security)" if "security" in options else ""
-        if str(where).startswith("tls://") and not secured:
-            secured = (
-                "; give a profile its security: {tls_ca_file: ..., tls_client_cert: ..., tls_client_key: ...}"
-            )
-        why = error if str(error) else f"it did not answer within {seconds:g} s (timeout, in a profile)"
+        why = str(error) or f"it did not answer within {seconds:g} s (timeout, in a profile)"
+        if reason := cause(error, _address_of(str(where)), options.get("security")):
+            secured = f"; {reason}{secured}"
         raise ClusterError(f"cannot reach the scheduler at {where}: {why}{secured}") from error
+
+
+def _address_of(where: str) -> str:
+    """The address itself, or that which a scheduler has written to a file."""
+    if "://" in where:
+        return where
+    try:
+        return str(json.loads(Path(where).read_text(encoding="utf-8"))["address"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
 
 
 @contextmanager
@@ -604,46 +631,3 @@ def _telling_who_is_waited_for(where: Any, seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _security(called: str, given: Any) -> Security:
-    """What a profile says of the connection's encryption, as Dask wants it. Of files that there are not Dask says
-    nothing, or not which.
-
-    Raises
-    ------
-    ClusterError
-        It is none, or its certificates cannot be used.
-    """
-    key = f"{called}: security"
-    if given is True:
-        raise ClusterError(
-            f"{key}: {given!r} would make new certificates, which a running scheduler does not know; give the files of"
-            " its own: {tls_ca_file: ..., tls_client_cert: ..., tls_client_key: ...}"
-        )
-    if given is False:
-        given = {}
-    if not isinstance(given, dict):
-        raise ClusterError(
-            f"{key}: {given!r} is no mapping, such as {{tls_ca_file: ..., tls_client_cert: ..., tls_client_key: ...}};"
-            " give it one, or leave it out"
-        )
-    _check_known(key, frozenset(Security.__slots__), given)
-    files = ("tls_ca_file", "tls_client_cert", "tls_client_key")
-    try:
-        security = Security(**given)
-        for name in files:
-            path = getattr(security, name)
-            if path is not None and not isinstance(path, str):
-                raise ClusterError(f"{key}: {name}: {path!r} is no path; give it one")
-            if path and "\n" not in path and not Path(path).is_file():
-                raise ClusterError(f"{key}: {name}: there is no file {path}; give it the path of one")
-        context = security.get_connection_args("client")["ssl_context"]
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        raise ClusterError(f"{key}: {given} cannot be used: {error}; mend it there") from error
-    if context is None and given and security.require_encryption:
-        missing = [name for name in files[:2] if not getattr(security, name)]
-        raise ClusterError(
-            f"{key}: {given} lacks {' and '.join(missing)}; give it the files of the scheduler's certificates"
-        )
-    return security

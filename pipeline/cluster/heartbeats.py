@@ -43,6 +43,7 @@ END_SECONDS = 0.5
 """How long an answer is waited for that is on its way at the end; it takes milliseconds."""
 
 SETTING = "tilewright.worker-deadline"
+SCHEDULER_SETTING = "tilewright.scheduler-deadline"
 
 
 class Heartbeats:
@@ -55,6 +56,7 @@ class Heartbeats:
         self.tell = tell
         self._deadline: float = config.get("worker-deadline")
         self._patience = min(SILENT_SECONDS, self._deadline / 2)
+        self._scheduler_deadline: float = config.get("scheduler-deadline")
         self._seen: dict[str, float] = {}
         """For each worker, the scheduler's time of its last heartbeat."""
         self._quiet: dict[str, float] = {}
@@ -150,17 +152,17 @@ class Heartbeats:
         self._check_any_left(limit)
 
     def _look_at_scheduler(self) -> None:
-        seconds, where = self._unanswered, self._where
-        if seconds >= self._deadline:
+        seconds, where, deadline = self._unanswered, self._where, self._scheduler_deadline
+        if seconds >= deadline:
             raise ClusterError(
-                f"the scheduler at {where} has not answered for {seconds:.0f} s ({SETTING}): it is stopped, overloaded"
-                " or cut off; see what it does, or bring a cluster up, and run it again"
+                f"the scheduler at {where} has not answered for {seconds:.0f} s ({SCHEDULER_SETTING}): it is stopped,"
+                " overloaded or cut off; see what it does, or bring a cluster up, and run it again"
             )
-        named = seconds >= self._patience
+        named = seconds >= min(SILENT_SECONDS, deadline / 2)
         if named and not self._scheduler_named:
             self.tell(
                 f"the scheduler at {where} has not answered for {seconds:.0f} s; it goes on when it does, and ends when"
-                f" it has not for {self._deadline:g} s ({SETTING})"
+                f" it has not for {deadline:g} s ({SCHEDULER_SETTING})"
             )
         elif self._scheduler_named and not seconds:
             self.tell(f"the scheduler at {where} answers again")

@@ -8,8 +8,10 @@ a version that lacks one of them cannot unpickle what it is asked, which the cli
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import metadata
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from inspect import isawaitable, signature
@@ -23,17 +25,40 @@ LAYERS = ("kernels", "pipeline")
 """Those that run on workers."""
 
 
+COMPARED = {"zarr": 2, "numcodecs": 2, "numpy": 1, "dask": 3, "distributed": 3}
+"""Libraries whose objects travel pickled, and how many parts of their versions have to be the same: NumPy's arrays are
+pickled alike since 2.0, and Dask promises nothing from one release to the next. Python itself pickles by minor version:
+what is pickled by value holds its byte code."""
+
+MISSING = "none"
+"""The version of a library that is not installed."""
+
+
 @dataclass(frozen=True)
 class Code:
-    """What Tilewright a process runs.
+    """What Tilewright a process runs, and by which libraries it pickles.
 
-    Of Tilewright alone: any NumPy or Numba that it works with gives the same integers, and floats that differ by their
-    rounding, as those of another processor do; one that it does not work with fails by itself.
+    Numba, and NumPy's minor version, are not compared: any that works with Tilewright gives the same integers, and
+    floats that differ by their rounding, as those of another processor do; one that it does not work with fails by
+    itself.
     """
 
     version: str
     sources: str
     """A hash of its `LAYERS`, by which checkouts of the same version differ; or why there is none."""
+    pickles: tuple[tuple[str, str], ...] = ()
+    """Python and the libraries of `COMPARED`, and as much of their versions as has to be the same."""
+    installed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """The whole versions of these."""
+
+    @property
+    def tilewright(self) -> tuple[str, str]:
+        return self.version, self.sources
+
+    def others(self, than: Code) -> list[str]:
+        """What it has other versions of, with these, as `zarr 3.1.6`."""
+        theirs, whole = dict(than.pickles), dict(self.installed)
+        return [f"{name} {whole.get(name, part)}" for name, part in self.pickles if theirs.get(name) != part]
 
     def __str__(self) -> str:
         return f"{self.version} (sources {self.sources})"
@@ -46,6 +71,16 @@ class Differs:
     worker: str
     """Where other workers reach it."""
     code: Code
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """What comes from a worker that runs the same, and cannot unpickle what it is to do."""
+
+    worker: str
+    code: Code
+    error: str
+    """What it failed with."""
 
 
 class NoAnswerError(Exception):
@@ -74,10 +109,21 @@ def _modules(folder: Traversable, below: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _code_here() -> Code:
+    installed = {"Python": platform.python_version()} | {name: _installed(name) for name in COMPARED}
+    parts = {"Python": 2} | COMPARED
+    pickles = tuple((name, ".".join(of.split(".")[: parts[name]])) for name, of in installed.items())
     try:
-        return Code(__version__, hash_of_sources(files("tilewright")))
+        sources = hash_of_sources(files("tilewright"))
     except OSError as error:  # raised here, it would be taken for a failed connection
-        return Code(__version__, f"that cannot be read: {error}")
+        sources = f"that cannot be read: {error}"
+    return Code(__version__, sources, pickles, tuple(installed.items()))
+
+
+def _installed(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return MISSING
 
 
 HERE = _code_here()

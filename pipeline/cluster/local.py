@@ -6,27 +6,29 @@ import asyncio
 import errno
 import logging
 import os
-import re
 import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing import active_children, resource_tracker
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
-from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed import Client, LocalCluster, Worker
 from distributed.core import Status
 from distributed.utils import LoopRunner, sync
 
 from tilewright.kernels.numbers import counted
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.heartbeats import SETTING, SILENT_SECONDS
+from tilewright.pipeline.cluster.hush import WORKERS, FailuresRaised
 from tilewright.pipeline.cluster.profiler import PROFILER_HANGS
+from tilewright.pipeline.cluster.standstill import Standstill, is_stopped
 from tilewright.pipeline.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -42,9 +44,6 @@ class LoopbackWorker(Worker):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options | {"dashboard": False, "dashboard_address": f"{LOOPBACK}:0"})
 
-
-WORKERS = "distributed.worker"
-"""What Dask's workers log under."""
 
 CLOSE_SECONDS = 30
 """How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
@@ -65,6 +64,8 @@ JOIN_SECONDS = 120
 """How long worker processes may take in which no further one joins, unless ``death_timeout`` says how long they are to
 try. They take seconds; where all that they import comes from a slow disk, a minute. Dask hangs for good where one of
 them cannot be started, and where one is not there in its ``death_timeout``."""
+STANDSTILL_LOOK_SECONDS = 1
+"""How often it is looked whether worker processes stand still that are being started."""
 FAILED = "Failed to start process: "
 """What Dask's nannies log, before an error, where a process cannot be started."""
 FAILED_SECONDS = 0.5
@@ -94,9 +95,8 @@ are equal."""
 
 
 @contextmanager
-def client_of(server: LocalCluster, *, hushed: bool = False) -> Iterator[Client]:
-    """A client of a cluster that was just started here; at the end both are ended. hushed: its workers are processes,
-    which are not to log what tasks of ours fail with.
+def client_of(server: LocalCluster) -> Iterator[Client]:
+    """A client of a cluster that was just started here; at the end both are ended.
 
     Dask ends its parts while messages between them are under way, and tells of each that it then misses: so workers
     send no heartbeats any more when they are told to end, and the event loop goes on until nobody on it waits to send.
@@ -109,8 +109,6 @@ def client_of(server: LocalCluster, *, hushed: bool = False) -> Iterator[Client]
         try:
             with Client(server) as client:
                 try:
-                    if hushed:
-                        client.register_plugin(Hush())
                     yield client
                 except KeyboardInterrupt:
                     seconds = INTERRUPTED_SECONDS
@@ -214,44 +212,14 @@ def _stopped_processes(server: LocalCluster) -> dict[str, int]:
     found = {}
     for nanny in list(server.workers.values()):
         pid, address = getattr(nanny, "pid", None), getattr(nanny, "worker_address", None)
-        if pid is not None and address is not None and _is_stopped(pid):
+        if pid is not None and address is not None and is_stopped(pid):
             found[address] = pid
     return found
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:  # it has ended, or this system has no such files
-        return False
-    return told.rpartition(")")[2].split()[0] in "Tt"  # behind the name, which may hold anything
 
 
 def details_wanted() -> bool:
     """Whether Tilewright's own logs are wanted in every detail, as with ``--debug``."""
     return logging.getLogger("tilewright").isEnabledFor(logging.DEBUG)
-
-
-class FailuresRaised(logging.Filter):
-    """Drops what a worker logs of each attempt at a task of ours that fails: pages, about an error that is raised to
-    the caller."""
-
-    OURS = re.compile(r" tried\(")
-    """In the text of a task: the function that every one of ours calls."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not str(record.msg).startswith("Compute Failed") or not isinstance(record.args, tuple):
-            return True
-        return not any(self.OURS.search(str(argument)) for argument in record.args[:3])
-
-
-class Hush(WorkerPlugin):
-    """Has a worker process drop those too."""
-
-    name = "tilewright-hush"
-
-    def setup(self, worker: Worker) -> None:
-        logging.getLogger(WORKERS).addFilter(FailuresRaised())
 
 
 class _Quiet:
@@ -348,17 +316,19 @@ def _open_files() -> int:
     return len(os.listdir("/dev/fd"))
 
 
-def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
+def start(kind: type[LocalCluster], options: dict[str, Any], *, patient: bool = True) -> LocalCluster:
     """A cluster that is ready. Ctrl-C, SIGTERM or another exception that comes to this thread meanwhile gives it up.
 
     Dask does not end a cluster that an exception has left half started, and tells so by a traceback when Python ends.
     So it starts on a thread that no signal's exception comes to. What has begun is waited for, a while, and ended. It
     is started again where a signal's handler only takes a note, and raises nothing.
 
+    patient: whether it is started once more where a worker process stands still, which Dask would wait for.
+
     Raises
     ------
     RuntimeError
-        Its workers do not join.
+        Its workers do not join, or one of them stands still.
     Exception
         Whatever ``kind`` raises.
     """
@@ -379,7 +349,7 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
     given_up = late = False
     try:
         with _no_profiler(), _signals_noted() as noted, _errors_noted() as errors:
-            joining = _Joining(server, options)
+            joining = _Joining(server, options, others)
             # A daemon: where it stands for good, Python does not wait for it at its end.
             threading.Thread(target=begin, name="start of a cluster", daemon=True).start()
             while not started.done() and not noted and joining.may_go_on() and not _process_error(errors):
@@ -391,6 +361,9 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
                 given_up = True
                 most = FAILED_SECONDS if _process_error(errors) else GIVE_UP_SECONDS
                 _give_up(server, started, others, 0 if late else START_SECONDS, most)
+        if late and patient and joining.given_up:
+            logger.warning("%s; the workers are started anew, once", joining.told(errors))
+            return start(kind, options, patient=False)
         if late:
             raise RuntimeError(joining.told(errors))
         if given_up:
@@ -430,21 +403,35 @@ def _process_error(errors: list[str]) -> str:
 
 
 class _Joining:
-    """How the workers of a cluster that is being started come to it: says once that they are waited for."""
+    """How the workers of a cluster that is being started come to it: says once that they are waited for, and which of
+    them stand still."""
 
-    def __init__(self, server: LocalCluster, options: dict[str, Any]) -> None:
-        self._server = server
+    def __init__(
+        self, server: LocalCluster, options: dict[str, Any], others: Set[BaseProcess] = frozenset()
+    ) -> None:
+        """others: worker processes that were there before."""
+        self._server, self._others = server, others
+        self._alone = options.get("processes") is False
         self._what = "the worker has" if options.get("processes") is False else "worker processes have"
         death = parse_timedelta(options.get("death_timeout"))
         # All are started at once, so that each has been given up by then, and the others' end waited for.
         self._seconds = JOIN_SECONDS if death is None else death + START_SECONDS
         self._joined = 0
-        self._begun = self._last = time.monotonic()
+        self._begun = self._last = self._looked = time.monotonic()
         self._told = False
+        self._standstill = Standstill(lambda: time.monotonic())
+        self._deadline: float = config.get("worker-deadline")
+        self._named: set[int] = set()
+        self.given_up: dict[int, float] = {}
+        """Worker processes that stood still for too long, and for how many seconds."""
 
     def may_go_on(self) -> bool:
-        """Whether one has joined lately, or has time to; to be asked again and again."""
+        """Whether one has joined lately, or has time to, and none stands still for good; to be asked again and
+        again."""
         now = time.monotonic()
+        if not self._alone and now - self._looked >= STANDSTILL_LOOK_SECONDS:
+            self._looked = now
+            self._look_at_processes()
         scheduler = getattr(self._server, "scheduler", None)  # half started, it lacks this or that
         joined = len(getattr(scheduler, "workers", None) or ())
         if joined > self._joined:  # one that dies and comes back is no further one
@@ -456,10 +443,31 @@ class _Joining:
                 " joins within %.0f s",
                 *(self._what, now - self._begun, joined, self._seconds),
             )
-        return now - self._last < self._seconds
+        return now - self._last < self._seconds and not self.given_up
+
+    def _look_at_processes(self) -> None:
+        """Name those that stand still, and give them up behind the deadline. Those that have joined are among them:
+        Dask waits for the word of each that it has."""
+        pids = [process.pid for process in _worker_processes() - self._others if process.pid is not None]
+        quiet = self._standstill.look(pids)
+        for pid, seconds in quiet.items():
+            if seconds >= min(SILENT_SECONDS, self._deadline / 2) and pid not in self._named:
+                self._named.add(pid)
+                logger.warning(
+                    "worker process %d stands still as it starts, for %.0f s now: it is stopped, or waits for a disk;"
+                    " it is given up after %g s (%s)",
+                    *(pid, seconds, self._deadline, SETTING),
+                )
+        self.given_up = {pid: seconds for pid, seconds in quiet.items() if seconds >= self._deadline}
 
     def told(self, errors: list[str]) -> str:
         """Why it does not go on; ``errors``: what Dask has said meanwhile."""
+        if self.given_up:
+            named = ", ".join(map(str, sorted(self.given_up)))
+            return (
+                f"worker process {named} stood still for {max(self.given_up.values()):.0f} s as it started, and is"
+                f" given up ({SETTING}); see what stops it, or whether the disk answers that it imports from"
+            )
         if failure := _process_error(errors):
             room = (
                 "; free room in /dev/shm, where each takes some"

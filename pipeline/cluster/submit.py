@@ -24,6 +24,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster import identity, watch
 from tilewright.pipeline.cluster.answers import (
     OtherCodeError,
+    Packer,
     Result,
     ResultLateError,
     answer_of,
@@ -220,6 +221,8 @@ class _Task:
     """The fetch of its result, if under way."""
     since: float = 0.0
     """When it was submitted, by the monotonic clock."""
+    late: bool = False
+    """Whether its result has not come in time once: nobody waits for it any more."""
 
 
 class TasksUnderWay(Generic[Result]):
@@ -242,6 +245,7 @@ class TasksUnderWay(Generic[Result]):
         self._client, self._function, self._key = client, function, key
         self._waiting, self._drain = waiting, drain
         self._retries = config.get("retries")
+        self._pack = Packer()
         self._tasks: dict[Future, _Task] = {}
         self._counts: Counter[str | None] = Counter()
         self._copies: dict[int, list[Future]] = {}
@@ -309,22 +313,15 @@ class TasksUnderWay(Generic[Result]):
                 if not drained:
                     self._submit_next(feed)
                 continue
-            future = next(self._completed)
-            if future not in self._tasks:
-                continue  # it was submitted again
-            try:
-                result = self._result_of(future)
-            except ResultLateError:
-                late.append(future)  # others first
-                continue
-            self._lookout.seen()
-            task = self._forget(future)
-            future.release()
-            self._give_up_copies(task.place)
-            insort(self._seconds, time.monotonic() - task.since)
-            if not drained:
+            results, failed, not_here = self._results_of(self._completed.next_batch())
+            late += not_here  # others first
+            if results:
+                self._lookout.seen()
+            if results and failed is None and not drained:
                 self._submit_next(feed)
-            yield task.place, result
+            yield from results
+            if failed is not None:
+                raise failed
         if self._drain is not None and self._drain.requested:
             self._drain.end()
         _check_all_came(left(), self._key)
@@ -333,7 +330,8 @@ class TasksUnderWay(Generic[Result]):
     def _submit(self, task: _Task, name: str, **where: Any) -> None:
         options = {"key": name, "pure": False, "retries": self._retries} | where
         with cluster_errors(self._client):
-            future = self._client.submit(tried, identity.HERE, self._function, *task.call, **options)
+            packed, futures = self._pack(self._function, task.call)
+            future = self._client.submit(tried, identity.HERE, packed, *futures, **options)
         self._tasks[future] = replace(task, since=time.monotonic())
         self._counts[task.worker] += 1
         self._copies.setdefault(task.place, []).append(future)
@@ -360,7 +358,11 @@ class TasksUnderWay(Generic[Result]):
     def _submit_anew(self, task: _Task, kind: str, **where: Any) -> None:
         """Submit a call once more, under a name that no task of the run has had."""
         self._submitted += 1
-        self._submit(replace(task, fetch=None), f"{self._key}-{task.place}-{kind}-{self._submitted}", **where)
+        self._submit(
+            replace(task, fetch=None, late=False),
+            f"{self._key}-{task.place}-{kind}-{self._submitted}",
+            **where,
+        )
 
     def _submit_again(self) -> None:
         # Dask gives a task whose worker is gone to another. Where there is none at all, the task waits for that very
@@ -433,19 +435,52 @@ class TasksUnderWay(Generic[Result]):
     def _any_begun(self) -> bool:
         return watch.any_begun(self._client, [future.key for future in self._tasks])
 
-    def _result_of(self, future: Future) -> Result:
-        """The result of a task that is done. Raises `ResultLateError` where it has not come by then: the fetch goes on,
-        and the next time nobody waits for it. If the result was lost, Dask computes it again, and the task may have to
+    def _results_of(
+        self, ready: Sequence[Future]
+    ) -> tuple[list[tuple[int, Result]], Exception | None, list[Future]]:
+        """The places and results of tasks that are done, which are no longer under way; what the first of the others
+        has failed with; and those tasks whose results have not come within `watch.LOOK_SECONDS`.
+
+        All are fetched at once, which Dask makes one question to the scheduler: the more tasks end at a time, the less
+        each takes.
+        """
+        until = time.monotonic() + watch.LOOK_SECONDS
+        with cluster_errors(self._client):
+            for future in ready:
+                task = self._tasks.get(future)  # none where it was submitted again
+                if task is not None and task.fetch is None:
+                    self._tasks[future] = replace(task, fetch=fetch_of(self._client, future))
+        results: list[tuple[int, Result]] = []
+        late: list[Future] = []
+        for future in ready:
+            if future not in self._tasks:
+                continue  # or the result of its copy has just come
+            try:
+                result = self._result_of(future, until)
+            except ResultLateError:
+                late.append(future)
+                continue
+            except Exception as error:
+                return results, error, late
+            task = self._forget(future)
+            future.release()
+            self._give_up_copies(task.place)
+            insort(self._seconds, time.monotonic() - task.since)
+            results.append((task.place, result))
+        return results, None, late
+
+    def _result_of(self, future: Future, until: float) -> Result:
+        """The result of a task that is done. Raises `ResultLateError` where it has not come by ``until``, and had not
+        at an earlier time: the fetch goes on. If the result was lost, Dask computes it again, and the task may have to
         be submitted again."""
         task = self._tasks[future]
-        seconds = watch.LOOK_SECONDS if task.fetch is None else 0.0
+        seconds = 0.0 if task.late else max(0.0, until - time.monotonic())
         with cluster_errors(self._client):
-            fetch = task.fetch or fetch_of(self._client, future)
-        try:
-            result: Result = result_of(future, self._retries, fetch, seconds)
-        except ResultLateError:
-            self._tasks[future] = replace(task, fetch=fetch)
-            raise
+            try:
+                result: Result = result_of(future, self._retries, task.fetch, seconds)
+            except ResultLateError:
+                self._tasks[future] = replace(task, late=True)
+                raise
         return result
 
 
@@ -508,24 +543,21 @@ def run_combined(
     to_do = enumerate(groups)
     copied = 0
 
+    pack = Packer()
+
+    def submit(work: Callable[..., Any], call: tuple[Any, ...], name: str, **options: Any) -> Future:
+        packed, futures = pack(work, call)
+        return client.submit(tried, identity.HERE, packed, *futures, key=name, **options)
+
     def submit_group(place: int, name: str, **where: Any) -> Future:
         head, calls = groups[place]
         options = {"pure": False, "retries": retries} | where
         with cluster_errors(client):
             parts = [
-                client.submit(
-                    tried, identity.HERE, function, *call, **{"key": f"{key}-{place}-{name}{part}"} | options
-                )
+                submit(function, call, f"{key}-{place}-{name}{part}", **options)
                 for part, call in enumerate(calls)
             ]
-            future = client.submit(
-                tried,
-                identity.HERE,
-                combine,
-                *head,
-                *parts,
-                **{"key": f"{key}-{place}-{name}".rstrip("-")} | options,
-            )
+            future = submit(combine, (*head, *parts), f"{key}-{place}-{name}".rstrip("-"), **options)
         places[future] = place
         # Only `combine` needs them: those that this client holds too would stay until the end of the run.
         for part_future in parts:

@@ -27,10 +27,12 @@ from tilewright.pipeline.gram.axes import (
     side_left,
     summed_axes,
 )
+from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
+from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
-from tilewright.pipeline.store.region import Flattened, StoredArray
+from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -87,9 +89,9 @@ class GramRequest:
         check_choice("of", self.of, SIDES)
         check_choice("missing_as", self.missing_as, MISSING_AS)
         check_choice("constant", self.constant, CONSTANTS)
-        _check_not_there_yet(self)
         return replace(
             self,
+            window=as_window(self.window),
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),
@@ -100,13 +102,16 @@ class GramRequest:
         """The product of the two factors, without anything that is made of their numbers. arrays: the matrices, by
         role."""
         given = {"X": self.x} if self.y is None else {"X": self.x, "Y": self.y}
-        factors = [array if isinstance(array, Flattened) else given[role] for role, array in arrays.items()]
+        factors = [
+            array if isinstance(array, Flattened | Masked) else given[role] for role, array in arrays.items()
+        ]
         options: dict[str, Any] = {
             "a": factors[0],
             "b": factors[-1],
             "out": self.out,
             "transpose_a": self.of == "columns",
             "transpose_b": self.of == "rows",
+            "window": self.window,
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,
@@ -227,6 +232,7 @@ def open_matrices(request: GramRequest) -> Matrices:
         that is 0.
     """
     arrays, of, summed, x = _matrices(request)
+    arrays = _beside_masks(request, arrays)
     axis = axis_of(other(of))
     lengths = {role: int(array.shape[axis]) for role, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -252,15 +258,6 @@ def open_matrices(request: GramRequest) -> Matrices:
             f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
         )
     return matrices
-
-
-def _check_not_there_yet(request: GramRequest) -> None:
-    """Raise OptionError for what is planned and cannot be done."""
-    if request.window is not None:
-        raise OptionError(
-            f"window={shown(request.window)}: a band of C cannot be computed alone yet; leave window (--window) out,"
-            " and all of C is computed"
-        )
 
 
 def _check_pairs(request: GramRequest, matrices: Matrices) -> None:
@@ -325,6 +322,18 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
     return {role: as_matrix(array, axes[role], of) for role, array in opened.items()}, of, axes["X"], x
 
 
+def _beside_masks(request: GramRequest, arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+    """The matrices, with the masks that are given for them. Raises as `masks.open_mask`."""
+    missing = request.missing
+    if not isinstance(missing, GivenMasks):
+        return arrays
+    masks = missing.of(tuple(arrays))
+    return {
+        role: with_mask(unmasked(array), masks[role], role) if role in masks else array
+        for role, array in arrays.items()
+    }
+
+
 def _is_values(value: Any) -> bool:
     """Whether an argument is, or names, one number a line."""
     return isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
@@ -352,25 +361,20 @@ def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
     )
 
 
-def _checked_missing(value: Any) -> Missing:
-    if value is None:
-        return None
+def _checked_missing(value: Any) -> Missing | GivenMasks:
+    if value is None or isinstance(value, GivenMasks):
+        return value
     if isinstance(value, str) and value.lower() == "nan":
         return "nan"
-    if isinstance(value, zarr.Array | list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
-        raise OptionError(
-            "missing: a mask array cannot be applied yet; give the number that stands for a missing one, or 'nan'"
-        )
-    if isinstance(value, str | os.PathLike):
-        raise OptionError(
-            f"missing={shown(value)} is neither a number nor 'nan'; the name of a stored mask cannot be given yet"
-        )
+    if (found := given_masks(value)) is not None:
+        return found
     if isinstance(value, np.ndarray):
         value = value[()]
     number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise OptionError(
-            f"missing={shown(value)} is neither a number nor 'nan'; give what stands for a missing element"
+            f"missing={shown(value)} is neither a number, nor 'nan', nor a mask; give what stands for a missing"
+            " element, or an array of bool that is True where one is missing"
         )
     return "nan" if number != number else number
 
@@ -416,7 +420,11 @@ def _treatment(request: GramRequest, array: StoredArray, of: str, role: str) -> 
             f" {scaled[0]} once {other(scaled[0])} are centred are not found in one pass over X; give them as factors"
             f" ({{{scaled[0]!r}: values}})"
         )
-    missing = request.missing if request.missing is None else _code(request.missing, array, role)
+    missing: Missing = None
+    if isinstance(array, Masked):
+        missing = array.missing
+    elif request.missing is not None and not isinstance(request.missing, GivenMasks):
+        missing = _code(request.missing, array, role)
     return Treatment(centered, offsets, scaled[0] if scaled else None, factors, missing)
 
 

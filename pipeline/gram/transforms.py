@@ -24,6 +24,7 @@ from tilewright.pipeline.gram.statistics import Wanted
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.region import Masked, unmasked
 
 EXACT = 2**53
 """Integers up to this are exact in double precision."""
@@ -88,7 +89,7 @@ def result_dtype(matrices: Matrices, form: Form, asked: Any) -> Any:
     """
     if form == "plain":
         return asked
-    dtypes = [array.dtype.newbyteorder("=") for array in matrices.arrays.values()]
+    dtypes = [unmasked(array).dtype.newbyteorder("=") for array in matrices.arrays.values()]
     if matrices.counts_pairs:
         return _pairs_dtype(matrices, dtypes, asked)
     return _transformed_dtype(matrices, form, dtypes, asked)
@@ -149,6 +150,8 @@ def wanted_of(matrices: Matrices, role: str, form: Form) -> Wanted | None:
 def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str) -> None:
     """Raise OptionError for lines that have no mean, or no variance, where that is needed; it names the first few.
 
+    Lines of which a mask leaves nothing, such as places on land, need none: they count as 0.
+
     constant: as in `options.GramRequest`.
     """
     treatment, name = matrices.treatments[role], name_of(matrices.arrays[role])
@@ -156,7 +159,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
-        if len(empty):
+        if len(empty) and not isinstance(matrices.arrays[role], Masked):
             what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
                 f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
@@ -395,8 +398,8 @@ def _factors(matrices: Matrices, role: str, found: Statistics) -> dict[str, np.n
 
 
 def _diagonal(matrices: Matrices, found: Mapping[str, Statistics]) -> np.ndarray | None:
-    """What the diagonal of a correlation matrix holds, to the last bit: 1, but 0 for constant variables, and NaN for
-    those that hold it. None of any other matrix."""
+    """What the diagonal of a correlation matrix holds, to the last bit: 1, but 0 for constant variables and those of
+    which a mask leaves nothing, and NaN for those that hold it. None of any other matrix."""
     treatment = matrices.treatments["X"]
     of = matrices.of
     if (
@@ -409,7 +412,7 @@ def _diagonal(matrices: Matrices, found: Mapping[str, Statistics]) -> np.ndarray
     if not isinstance(matrices.divide, str):
         return None
     moments = found["X"][of]
-    known = np.where(moments.constant, 0.0, 1.0)
+    known = np.where(moments.constant | (moments.count == 0), 0.0, 1.0)
     return np.where(np.isfinite(moments.second), known, np.nan)
 
 

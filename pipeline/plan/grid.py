@@ -4,16 +4,24 @@ A run that goes on with less memory than C was begun with cuts every tile into s
 each. The sides of the smaller ones need not divide those of the larger: each larger tile is cut from its own start, and
 its last row and column of tiles is what is left. So the cuts of a side are *nested*, and no old tile lies in two new
 ones.
+
+A symmetric C = op(A) op(A)ᵀ is cut alike in rows and columns, into a grid of g × g tiles, and those on and below the
+diagonal, a triangle, are computed. So op(A) consists of g *blocks* of rows; block x is what row x of tiles needs of A,
+and column x of B. A tile on the diagonal takes A's panels for both.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+
+from tilewright.pipeline.plan.band import Band, TileRows
 from tilewright.pipeline.plan.inputs import Geometry
-from tilewright.pipeline.plan.layout import triangle_count, triangle_position
 
 
 @dataclass(frozen=True)
@@ -105,17 +113,26 @@ def _place(element: int, strides: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """The tiles of a C: all of them, or those on and below the diagonal of a symmetric one."""
+    """The tiles of a C: all of them, or those on and below the diagonal of a symmetric one; and of these only those
+    that touch a band."""
 
     rows: Cuts
     columns: Cuts
     symmetric: bool = False
+    band: Band | None = None
 
     @classmethod
-    def of(cls, sides: tuple[int, int], geometry: Geometry, *, symmetric: bool = False) -> TileGrid:
+    def of(
+        cls,
+        sides: tuple[int, int],
+        geometry: Geometry,
+        *,
+        symmetric: bool = False,
+        band: Band | None = None,
+    ) -> TileGrid:
         """The grid of a C of these sides."""
         rows, columns = zip(*geometry.within, (geometry.tile_rows, geometry.tile_columns), strict=True)
-        return cls(Cuts(sides[0], rows), Cuts(sides[1], columns), symmetric)
+        return cls(Cuts(sides[0], rows), Cuts(sides[1], columns), symmetric, band)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,7 +140,14 @@ class TileGrid:
         return self.rows.count, self.columns.count
 
     @property
+    def in_band(self) -> TileRows | None:
+        """Which tiles touch the band, if there is one."""
+        return None if self.band is None else _in_band(self)
+
+    @property
     def count(self) -> int:
+        if (banded := self.in_band) is not None:
+            return banded.tile_count
         rows, columns = self.shape
         return triangle_count(rows) if self.symmetric else rows * columns
 
@@ -142,8 +166,13 @@ class TileGrid:
         a row or a column."""
         row_starts, column_starts = self.rows.starts(), self.columns.starts()
         grid_columns = len(column_starts) - 1
+        banded = self.in_band
         for index in range(self.count) if indices is None else indices:
-            if self.symmetric:
+            if banded is not None:
+                i = int(np.searchsorted(banded.before, index, side="right")) - 1
+                place = index - int(banded.before[i])
+                j = int(banded.stop[i]) - 1 - place if i % 2 else int(banded.first[i]) + place
+            elif self.symmetric:
                 i, j = triangle_position(index)
             else:
                 i, j = divmod(index, grid_columns)
@@ -153,6 +182,9 @@ class TileGrid:
 
     def index(self, i: int, j: int) -> int:
         """The place of a tile in the order of work, from its row and column of the grid."""
+        if (banded := self.in_band) is not None:
+            place = int(banded.stop[i]) - 1 - j if i % 2 else j - int(banded.first[i])
+            return int(banded.before[i]) + place
         if self.symmetric:
             return triangle_count(i) + (i - j if i % 2 else j)
         grid_columns = self.columns.count
@@ -167,17 +199,30 @@ class TileGrid:
         """The indices of the tiles that make up a tile of a grid that this one `refines`."""
         rows = range(self.rows.place(tile.row_start), self.rows.place(tile.row_stop - 1) + 1)
         columns = range(self.columns.place(tile.column_start), self.columns.place(tile.column_stop - 1) + 1)
-        return [self.index(i, j) for i in rows for j in columns if not self.symmetric or j <= i]
+        return [self.index(i, j) for i in rows for j in columns if self._has(i, j)]
+
+    def _has(self, i: int, j: int) -> bool:
+        """Whether there is a tile in this row and column of the grid."""
+        if (banded := self.in_band) is not None:
+            return bool(banded.first[i] <= j < banded.stop[i])
+        return not self.symmetric or j <= i
 
     def refines(self, other: TileGrid) -> bool:
         """Whether every tile of another grid of the same C consists of whole tiles of this one."""
         if self == other:
             return True
-        return self.symmetric == other.symmetric and all(
+        return (self.symmetric, self.band) == (other.symmetric, other.band) and all(
             ours.length == theirs.length
             and all(ours.start(ours.place(start)) == start for start in theirs.starts()[:-1])
             for ours, theirs in ((self.rows, other.rows), (self.columns, other.columns))
         )
+
+
+@lru_cache(maxsize=16)
+def _in_band(grid: TileGrid) -> TileRows:
+    assert grid.band is not None, "what this is asked of"
+    rows, columns = (np.array(cuts.starts(), np.int64) for cuts in (grid.rows, grid.columns))
+    return TileRows.of(grid.band, rows, columns, symmetric=grid.symmetric)
 
 
 def nest(
@@ -192,3 +237,27 @@ def nest(
             kept.append(outer)
             inner = outer
     return tuple(reversed(kept))
+
+
+def triangle_count(grid: int) -> int:
+    """Tiles on and below the diagonal of a grid of so many rows."""
+    return grid * (grid + 1) // 2
+
+
+def triangle_position(index: int) -> tuple[int, int]:
+    """Row and column of a tile in the order of work: row by row, every second one from the diagonal backwards: so
+    a row begins beside where the one before it ended."""
+    i = (math.isqrt(8 * index + 1) - 1) // 2
+    j = index - triangle_count(i)
+    return i, i - j if i % 2 else j
+
+
+def triangle_area(side: int, tile: int) -> int:
+    """Elements of all tiles on and below the diagonal, where a C of this side is cut into tiles of that."""
+    whole, rest = divmod(side, tile)
+    return (side * side + whole * tile * tile + rest * rest) // 2
+
+
+def square_unit(unit: tuple[int, int], side: int) -> int:
+    """The side of the smallest square tile that consists of whole stored pieces of C, as does its mirror image."""
+    return max(1, min(math.lcm(*unit), side))

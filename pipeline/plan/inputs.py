@@ -1,4 +1,5 @@
-"""What a plan is made from (stored matrices, and what workers have) and what it decides (a geometry)."""
+"""What a plan and its placement are made from (stored matrices; what workers have, and which share a host) and what it
+decides (a geometry)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+
+from tilewright.kernels.choices import DeviceKind
 
 TILE_BUFFERS = 4
 """The most tiles of C that a GPU holds: one being multiplied, the others being written, so that no thread waits for the
@@ -28,10 +31,13 @@ class StoredMatrix:
     """Rows × columns of what is read or written as one piece: a chunk for reading, a shard for writing."""
     plain: bool = False
     """Whether part of a chunk can be read without the rest, since there is nothing to decode."""
+    part: tuple[int, int] | None = None
+    """Rows × columns of what a thread reads at once, where that is several pieces: chunks of a shard from a server."""
 
     @property
     def transposed(self) -> StoredMatrix:
-        return replace(self, rows=self.columns, columns=self.rows, unit=self.unit[::-1])
+        part = None if self.part is None else self.part[::-1]
+        return replace(self, rows=self.columns, columns=self.rows, unit=self.unit[::-1], part=part)
 
     def step(self, axis: int) -> int:
         """The shortest stretch along an axis that can be read without waste."""
@@ -60,10 +66,56 @@ class StoredMatrix:
     def unit_nbytes(self) -> int:
         return self.unit[0] * self.unit[1] * self.dtype.itemsize
 
+    @property
+    def part_nbytes(self) -> int:
+        """Of what a thread reads at once."""
+        rows, columns = self.part or self.unit
+        return rows * columns * self.dtype.itemsize
 
-def no_workspace(rows: int, columns: int, depth: int) -> int:
-    """Workspace of a kernel that needs none."""
-    return 0
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a plan has to know about a worker."""
+
+    device: DeviceKind
+    """``cuda`` or ``cpu``: what ``auto`` means there."""
+    name: str
+    """The GPU's name, or ``CPU``."""
+    device_free_nbytes: int | None
+    """Free memory of its GPU; None on a CPU."""
+    host_limit_nbytes: int | None
+    """The worker's memory limit; None: it has none."""
+    cores: int
+    """Cores that a product on its CPU uses: OMP_NUM_THREADS where that is set (as Dask does for several processes of a
+    host), else all."""
+    usable_cores: int = 1
+    """Cores that its process may use, regardless of OMP_NUM_THREADS."""
+    host_cores: int = 1
+    """All cores of its host."""
+    address: str = ""
+    """Where other workers reach it."""
+    pause_nbytes: int | None = None
+    """From so many bytes of its process on Dask gives it no more tasks; None: it always does."""
+    threads: int = 1
+    """Dask's, each of which runs a task."""
+
+
+@dataclass(frozen=True)
+class Sharers:
+    """Workers of one host that need the same panels of A, and of B, as a tile does, its own worker included."""
+
+    a: tuple[str, ...] = ()
+    b: tuple[str, ...] = ()
+
+    def reached_from(self, worker: str) -> Sharers:
+        """These for a worker of the same host; none for a worker of another, to which Dask gave the tile instead."""
+        here = all(host_of(other) == host_of(worker) for other in self.a + self.b)
+        return self if here else Sharers()
+
+
+def host_of(address: str) -> str:
+    """The part of a worker's address that it shares with other workers of its host."""
+    return address.rpartition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -94,8 +146,9 @@ class Limits:
     """Bytes of all write threads' encoders besides pieces of C: tables and windows, by the level of C's codec."""
     check_nbytes: int = 0
     """What the check of C needs in a worker's process, after the product; 0 where C is not checked."""
-    workspace_nbytes: Callable[[int, int, int], int] = no_workspace
-    """Workspace bytes the kernel needs to add a panel of this depth into a tile or cell of these rows and columns."""
+    workspace_nbytes: Callable[[int, int, int], int] | None = None
+    """Workspace bytes the kernel needs to add a panel of this depth into a tile or cell of these rows and columns;
+    None: it never needs any."""
     line_nbytes: int = 1
     """Alignment in memory of the lines of cells, so that a kernel treats all cells alike: `LINE_NBYTES` on a GPU. CPU
     libraries do not depend on addresses."""
@@ -126,7 +179,7 @@ class FusedDtypes:
         tiles = 0 if finished == self.sums.itemsize else finished
         before = 0 if self.before is None else self.before.itemsize
         both = self.hermitian or self.accumulators > 1
-        return FusedNbytes(a, b, tiles, before, both, self.accumulators - 1)
+        return FusedNbytes(a, b, tiles, before, both, self.accumulators)
 
 
 class FusedNbytes(NamedTuple):
@@ -139,13 +192,8 @@ class FusedNbytes(NamedTuple):
     before: int = 0
     both: bool = False
     """Whether a tile on the diagonal of a symmetric C needs one of A and one of B."""
-    more_sums: int = 0
-    """Accumulators of a tile besides the first."""
-
-    @property
-    def sums(self) -> int:
-        """All accumulators of a tile."""
-        return 1 + self.more_sums
+    sums: int = 1
+    """Accumulators of a tile."""
 
 
 NO_FUSED_NBYTES = FusedNbytes()

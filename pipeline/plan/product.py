@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
-from tilewright.pipeline.plan.grid import Tile, TileGrid
+from tilewright.pipeline.plan.band import Band
+from tilewright.pipeline.plan.band_tiling import band_geometry, finer_band_geometry
+from tilewright.pipeline.plan.grid import Tile, TileGrid, square_unit
 from tilewright.pipeline.plan.inputs import (
     NO_FUSED_NBYTES,
     FusedDtypes,
@@ -26,13 +29,7 @@ from tilewright.pipeline.plan.inputs import (
     StoredMatrix,
     accumulator_dtype,
 )
-from tilewright.pipeline.plan.layout import (
-    PANEL_BUFFERS,
-    Layout,
-    Memory,
-    square_unit,
-)
-from tilewright.pipeline.plan.residency import hold, reads
+from tilewright.pipeline.plan.memory import PANEL_BUFFERS, Layout, Memory, hold, reads
 from tilewright.pipeline.plan.tiling import best_geometry, finer_geometry, panel_depth
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -140,6 +137,14 @@ class MatmulPlan:
     accumulators: int = 1
     """How many sums a tile is made of: more than one where each element is formed of the pairs of numbers that are both
     there. All of them are added up from the same panels; together they are one of ``c_buffers``."""
+    window: tuple[int, int] | None = None
+    """Where only a band of C is wanted: how many columns before its diagonal, and behind it. Tiles are those that touch
+    it, and of them the stored pieces that do (`band.py`)."""
+
+    @property
+    def band(self) -> Band | None:
+        """``window``, to reckon with."""
+        return None if self.window is None else Band(*self.window)
 
     @property
     def sums(self) -> np.dtype:
@@ -157,10 +162,10 @@ class MatmulPlan:
         a, b = self.operand_dtypes
         return np.dtype(a or self.a_dtype), np.dtype(b or self.b_dtype)
 
-    @property
+    @cached_property
     def tile_grid(self) -> TileGrid:
         """How C is cut into tiles."""
-        return TileGrid.of((self.m, self.n), self.geometry, symmetric=self.symmetric)
+        return TileGrid.of((self.m, self.n), self.geometry, symmetric=self.symmetric, band=self.band)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -172,7 +177,7 @@ class MatmulPlan:
         """Where k is cut into parts: how many tiles the workers compute and add up at a time."""
         return _sums_under_way(self.k_parts, self.workers)
 
-    @property
+    @cached_property
     def geometry(self) -> Geometry:
         """What a later run must keep in order to resume with this run's tiles."""
         return Geometry(
@@ -190,7 +195,7 @@ class MatmulPlan:
         """What decides the bits of its tiles."""
         return Recipe(self.panel_depth, self.k_parts, self.cell_rows, self.cell_columns, self.on_host)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """How panels, as they are stored, and tiles, as they are summed, lie in memory."""
         return self._layout(np.dtype(self.a_dtype), np.dtype(self.b_dtype), self.sums)
@@ -244,7 +249,8 @@ class MatmulPlan:
 
     def tile_write_nbytes(self, tile: Tile) -> int:
         """Bytes of C, before they are encoded, that one tile gives."""
-        return len(self.regions(tile)) * tile.rows * tile.columns * np.dtype(self.c_dtype).itemsize
+        area = tile.rows * tile.columns if self.band is None else self.band.area(tile.region, self.c_unit)
+        return len(self.regions(tile)) * area * np.dtype(self.c_dtype).itemsize
 
     def tile_operations(self, tile: Tile) -> int:
         """One tile's share of ``operations``."""
@@ -273,8 +279,12 @@ class MatmulPlan:
         looks at B where it is A.
 
         The first column, and row, of tiles lies in that of any larger tiles they are cut from. So where finished larger
-        tiles are kept, what these have looked at is not looked at again, and the rest is.
+        tiles are kept, what these have looked at is not looked at again, and the rest is. Of a band's tiles, which are
+        squares, those on the diagonal look, and behind the end of C's shorter side the last of each row, or column.
         """
+        if self.window is not None:
+            rows, columns = (count - 1 for count in self.grid)
+            return tile.j == min(tile.i, columns), tile.i == min(tile.j, rows) and not self.symmetric
         return tile.j == 0, tile.i == 0 and not self.symmetric
 
     def cells(self, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
@@ -298,6 +308,16 @@ class MatmulPlan:
             return f"of {self.accumulators} sums a tile in {self.sums}, over the pairs that are both there"
         return f"of sums in {self.sums}" + (
             f", added to what C held before, {self.before_dtype}" if self.before_dtype else ""
+        )
+
+    def _band_text(self) -> str:
+        """A few words on the band."""
+        assert self.window is not None, "what this is asked of"
+        before, after = self.window
+        share = self.write_nbytes / (self.m * self.n * np.dtype(self.c_dtype).itemsize or 1)
+        return (
+            f"{before} columns before the diagonal to {after} behind it; what lies outside is 0, {share:.1%} of C is"
+            " stored"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -336,6 +356,7 @@ class MatmulPlan:
                 f"{left}  by  {right}  =  {self.m} × {self.n} {self.c_dtype}"
                 + (", Hermitian" if self.hermitian else ", symmetric") * self.symmetric,
             ),
+            *([("band", self._band_text())] if self.window is not None else []),
             *([("epilogue", self._epilogue())] if self.finished else []),
             *([("dtype of C", self.c_dtype_reason)] if self.c_dtype_reason else []),
             ("operations", f"{self.operations:.3e}"),
@@ -429,6 +450,7 @@ def plan_tiles(
     symmetric: bool = False,
     keep: Geometry | None = None,
     fused: FusedDtypes | None = None,
+    band: Band | None = None,
 ) -> MatmulPlan:
     """Choose tiles and panels for C = A B, with ``a`` and ``b`` given after op.
 
@@ -440,7 +462,8 @@ def plan_tiles(
     earlier run: it is used if it fits into memory, else each of its tiles is cut into smaller ones that do. It is
     ignored where its tiles and cells are not whole stored pieces of C.
 
-    ``fused`` is None of a product without transforms and epilogue.
+    ``fused`` is None of a product without transforms and epilogue. ``band`` is what alone is wanted of C, and k is not
+    cut then; where C is symmetric, the band is too.
 
     Raises
     ------
@@ -456,8 +479,9 @@ def plan_tiles(
             f" the columns of op(A) must equal the rows of op(B)"
         )
     m, n, k = a.rows, b.columns, a.columns
-    unit = (square_unit(c_unit, n),) * 2 if symmetric else c_unit
-    if keep and not (_cuts_between(keep, (m, n), unit) and (not symmetric or _is_square(keep))):
+    square = symmetric or band is not None
+    unit = (square_unit(c_unit, max(m, n)),) * 2 if square else c_unit
+    if keep and not (_cuts_between(keep, (m, n), unit) and (not square or _is_square(keep, (m, n)))):
         keep = None  # two tasks would write the same stored piece, or a piece would lie in two cells
     sums_dtype = accumulator_dtype(c_dtype) if fused is None else fused.sums
     items = a.dtype.itemsize, b.dtype.itemsize, sums_dtype.itemsize
@@ -469,19 +493,28 @@ def plan_tiles(
     cell = (keep.cell_rows, keep.cell_columns) if keep else None
     best = keep
     memory = Memory((m, n), items, keep.panel_depth if keep else 1, transposed, limits, cell, symmetric, more)
+    memory = replace(memory, band=band)
     if best is None or memory.nbytes(best.tile_rows, best.tile_columns, 1) > limits.device_nbytes:
-        depth = panel_depth(a, b, items, transposed, unit, limits, symmetric=symmetric, fused=more)
+        depth = panel_depth(
+            *_as_deep_for(a, b, unit, band), items, transposed, unit, limits, symmetric=symmetric, fused=more
+        )
         memory = replace(memory, depth=depth, cell=None)
-        if keep:
+        if band is not None:
+            best = band_geometry(a, b, unit[0], memory, limits)
+            best = finer_band_geometry(unit[0], memory, limits, keep, best) if keep else best
+        elif keep:
             best = finer_geometry(a, b, unit, memory, limits, keep)
         else:
             best = best_geometry(a, b, unit, memory, limits, exact=sums_dtype.kind in "iub")
     if best is None:
-        fitting = fitting_unit(a, b, sums_dtype, unit, limits, transposed, symmetric=symmetric, fused=more)
+        fitting = fitting_unit(
+            a, b, sums_dtype, unit, limits, transposed, symmetric=symmetric, square=square, fused=more
+        )
         raise _no_tile_fits(memory, c_unit, unit, fitting)
     tile_rows, tile_columns, depth, k_parts, cell_rows, cell_columns, within = best
     memory = replace(memory, depth=depth, cell=(cell_rows, cell_columns))
-    count = TileGrid.of((m, n), best, symmetric=symmetric).count * k_parts
+    tile_grid = TileGrid.of((m, n), best, symmetric=symmetric, band=band)
+    count = tile_grid.count * k_parts
     if count > MOST_TILES:
         raise _too_many_tiles(memory, best, count)
     held = hold(memory, best, ceil_div(k, depth), limits.workers)
@@ -493,7 +526,7 @@ def plan_tiles(
     sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2] * more.sums
     if k_parts > 1:  # of tiles that are added up, each is finished into a buffer of its own
         finishing = ceil_div(_sums_under_way(k_parts, limits.workers), limits.workers)
-        combined = items[2] if more.more_sums else 0
+        combined = items[2] if more.sums > 1 else 0
         sums += finishing * tile_rows * tile_columns * (more.tile + more.before + combined)
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
     fixed += vectors_nbytes
@@ -522,8 +555,9 @@ def plan_tiles(
             f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory or fewer threads, leave"
             " the check out (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
         )
-    bound = _leading_bound(limits.device_nbytes // more.sums, a, b, symmetric=symmetric)
-    return MatmulPlan(
+    area = m * n if band is None else band.area((slice(0, m), slice(0, n)), (1, 1))
+    bound = _leading_bound(limits.device_nbytes // more.sums, a, b, area, symmetric=symmetric)
+    plan = MatmulPlan(
         m=m,
         n=n,
         k=k,
@@ -564,7 +598,35 @@ def plan_tiles(
         finished=fused is not None and fused.finished,
         hermitian=fused is not None and fused.hermitian,
         accumulators=more.sums,
+        window=None if band is None else (band.before, band.after),
     )
+    if band is None:
+        return plan
+    return replace(
+        plan,
+        write_nbytes=band.area((slice(0, m), slice(0, n)), c_unit) * c_dtype.itemsize,
+        operations=_operations_of(tile_grid) * k * more.sums,
+    )
+
+
+def _operations_of(grid: TileGrid) -> int:
+    """Multiplications and additions of all tiles of a band, for each element of k: as ``tile_operations``."""
+    banded = grid.in_band
+    assert banded is not None, "there is a band"
+    rows, columns = (np.array(cuts.starts(), np.int64) for cuts in (grid.rows, grid.columns))
+    heights = np.diff(rows)
+    whole = int((2 * heights * (columns[banded.stop] - columns[banded.first])).sum())
+    return whole - int((heights * (heights - 1)).sum()) if grid.symmetric else whole
+
+
+def _as_deep_for(
+    a: StoredMatrix, b: StoredMatrix, unit: tuple[int, int], band: Band | None
+) -> tuple[StoredMatrix, StoredMatrix]:
+    """The product whose panels are as deep: where a band is wanted, of tiles as large as that is wide."""
+    if band is None:
+        return a, b
+    side = max(unit[0], band.width)
+    return replace(a, rows=min(a.rows, side)), replace(b, columns=min(b.columns, side))
 
 
 def _operand_names(fused: FusedDtypes | None) -> tuple[str, str]:
@@ -597,17 +659,18 @@ def fitting_unit(
     transposed: tuple[bool, bool],
     *,
     symmetric: bool = False,
+    square: bool = False,
     fused: FusedNbytes = NO_FUSED_NBYTES,
 ) -> tuple[int, int] | None:
     """The sides of a stored piece of C, halved until a tile of one such piece fits with panels of depth 1; None if none
-    does. Both are halved at once where C is symmetric."""
+    does. Both are halved at once where tiles are ``square``."""
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
     memory = Memory((a.rows, b.columns), items, 1, transposed, limits, symmetric=symmetric, fused=fused)
     rows, columns = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))
     while memory.nbytes(rows, columns, 1) > limits.device_nbytes:
         if rows == columns == 1:
             return None
-        if symmetric:
+        if symmetric or square:
             rows, columns = ceil_div(rows, 2), ceil_div(columns, 2)
         else:
             rows, columns = (ceil_div(rows, 2), columns) if rows >= columns else (rows, ceil_div(columns, 2))
@@ -627,9 +690,13 @@ def _cuts_between(geometry: Geometry, sides: tuple[int, int], c_unit: tuple[int,
     )
 
 
-def _is_square(geometry: Geometry) -> bool:
+def _is_square(geometry: Geometry, sides: tuple[int, int]) -> bool:
+    """Whether tiles and cells are squares, but for those that one side of C is too short for."""
     lengths = *geometry.within, geometry[:2], (geometry.cell_rows, geometry.cell_columns)
-    return all(rows == columns for rows, columns in lengths)
+    return all(
+        rows == columns or (rows == sides[0] < columns) or (columns == sides[1] < rows)
+        for rows, columns in lengths
+    )
 
 
 def _no_tile_fits(
@@ -677,21 +744,22 @@ def _coding_nbytes(
     A thread that goes through a codec holds one stored piece twice: encoded, and decoded or gathered. A streaming
     decoder needs less: however large its window, it fills no more than it decodes.
     """
-    pieces = [max((op.unit_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
+    pieces = [max((op.part_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
     pieces += [c_unit_nbytes] * limits.write_threads
     coders = 0 if limits.on_host else limits.write_threads * CODER_NBYTES
     return 2 * sum(sorted(pieces, reverse=True)[:lanes]) + max(0, limits.encoders_nbytes - coders)
 
 
-def _leading_bound(nbytes: int, a: StoredMatrix, b: StoredMatrix, *, symmetric: bool) -> int:
+def _leading_bound(nbytes: int, a: StoredMatrix, b: StoredMatrix, area: int, *, symmetric: bool) -> int:
     """Bytes of 2mnk/sqrt(M) elements of the wider dtype, where M elements fit into ``nbytes``; at least A and B once.
-    Where C is symmetric, of n²k/sqrt(2M); at least A once.
+    Where C is symmetric, of n²k/sqrt(2M); at least A once. ``area`` is how many elements of C are wanted, mn or n² of
+    all.
 
     Any schedule must read this much up to terms of lower order, which are left out.
     """
-    m, n, k = a.rows, b.columns, a.columns
+    k = a.columns
     itemsize = max(a.dtype.itemsize, b.dtype.itemsize)
     elements = max(1, nbytes // itemsize)
     if symmetric:
-        return max(int(n * n * k / math.sqrt(2 * elements)) * itemsize, a.nbytes)
-    return max(int(2 * m * n * k / math.sqrt(elements)) * itemsize, a.nbytes + b.nbytes)
+        return max(int(area * k / math.sqrt(2 * elements)) * itemsize, a.nbytes)
+    return max(int(2 * area * k / math.sqrt(elements)) * itemsize, a.nbytes + b.nbytes)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
-from tilewright.pipeline.plan.grid import TileGrid, nest
+from tilewright.pipeline.plan.grid import TileGrid, nest, triangle_area, triangle_count
 from tilewright.pipeline.plan.inputs import (
     NO_FUSED_NBYTES,
     FusedNbytes,
@@ -26,8 +26,7 @@ from tilewright.pipeline.plan.inputs import (
     Limits,
     StoredMatrix,
 )
-from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory, triangle_area, triangle_count
-from tilewright.pipeline.plan.residency import hold, reads
+from tilewright.pipeline.plan.memory import PANEL_BUFFERS, Memory, hold, reads
 
 TILE_OPERATIONS = 2**34
 """The fewest operations worth a tile of its own in a small product: a tenth of a second on a few cores."""
@@ -256,7 +255,8 @@ def best_geometry(
     operations = (n * (n + 1) * k if memory.symmetric else 2 * m * n * k) * memory.fused.sums
     tiles = max(1, min(limits.tiles, operations // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
-    best = search(c_unit, tiles if few_workers else max(tiles, limits.workers), for_workers=not few_workers)
+    wanted = tiles if few_workers else max(tiles, limits.workers)
+    best = least if wanted == 1 else search(c_unit, wanted, for_workers=not few_workers)
     few = min(FEW_TILES, max(2, ceil_div(tiles, 2)))
     if limits.on_host and best is not None and best.k_parts == 1 and 2 * best.tiles > tiles:
         few = tiles  # a CPU multiplies for so long that reading less is not worth tiles that take four times the memory
@@ -369,6 +369,8 @@ def _best_cell(
     cells = [(rows, columns) for rows in sorted(sides[0]) for columns in sorted(sides[1])]
     if memory.symmetric:
         cells = [(rows, columns) for rows, columns in cells if rows == columns]
+    if len(cells) == 1:
+        return cells[0] if search(cells[0], 1) is not None else None
     costs = dict.fromkeys(cells, 0.0)
     workers = 1
     while workers <= min(most_workers, MOST_WORKERS_TO_COMPARE):
@@ -532,6 +534,9 @@ def _search_grid(
     def little_of_a(grid_rows: int) -> bool:
         return best is None or least_read(grid_rows)[0] + b_nbytes <= best[0]
 
+    if wanted == 1 and memory.nbytes(m, n, 1) <= nbytes:
+        compare(1)  # a C that fits whole: a single tile reads A and B once
+        return found
     highest = _first(lambda grid_rows: fewest_columns(grid_rows) > 0, 1, side_m.units)
     if highest > side_m.units:
         return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tilewright.kernels.passes.contents import NOTHING, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 
 if TYPE_CHECKING:
@@ -85,6 +84,21 @@ class PanelContent:
     parts: tuple[tuple[Corners, int], ...] | None = None
     """Each part that was read as one piece, in the array, and its `store.content.content_hash`. None where an earlier
     tile on the same worker had the panel read."""
+
+
+class StoredObject(NamedTuple):
+    """One stored object, as it was written."""
+
+    place: tuple[int, ...]
+    """Its indices in the grid of such objects."""
+    nbytes: int
+    """As stored; 0 where zarr-python stores none, since it would hold only the fill value."""
+    checksum: int
+    """XXH3, 64 bits, of these bytes."""
+
+
+NOTHING_CHECKSUM = 0x2D06800538D394C2
+"""XXH3 of no bytes."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Freivalds' check, block by block."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,7 +18,9 @@ from tilewright.pipeline.check.locate import wrong_blocks
 from tilewright.pipeline.check.verify import find_damaged
 from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.band import Band
+from tilewright.pipeline.plan.told import StoredObject
+from tilewright.pipeline.product.banded import WINDOW, piece_region, stored_outside
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     Past,
@@ -143,6 +145,7 @@ def audit_by_checksums(
     """
     start = time.perf_counter()
     metadata = changed_metadata(array, record)
+    band = band_of(record)
     unit = write_unit(array)
     bad: list[BadObject] = []
     if not metadata:
@@ -152,11 +155,15 @@ def audit_by_checksums(
         ]
         if finished:
             known = {one.place for stored in record.finished.values() for one in stored.objects}
-            whole = tuple(slice(0, side) for side in array.shape)
             bad += [
-                _bad(array, unit, piece.chunk, "the record has no checksum of it")
-                for piece in chunks_in(whole, unit)
-                if piece.chunk not in known
+                _bad(array, unit, place, "the record has no checksum of it")
+                for place in _wanted(array, unit, band)
+                if place not in known
+            ]
+        if band is not None:  # what is missing there is as it should be
+            bad += [
+                _bad(array, unit, place, "it lies outside the band, where nothing was written")
+                for place in stored_outside(array, band)
             ]
     objects = [one for stored in record.finished.values() for one in stored.objects]
     return Audit(
@@ -170,6 +177,20 @@ def audit_by_checksums(
     )
 
 
+def band_of(record: Past) -> Band | None:
+    """The band that alone was computed of a product, by its record."""
+    window = record.request.get(WINDOW)
+    return None if window is None else Band(*window)
+
+
+def _wanted(array: zarr.Array[Any], unit: tuple[int, ...], band: Band | None) -> Iterator[tuple[int, ...]]:
+    """The places of all objects that C should have."""
+    whole = tuple(slice(0, side) for side in array.shape)
+    for piece in chunks_in(whole, unit):
+        if band is None or band.touches(piece_region(piece.chunk, unit, array.shape)):
+            yield piece.chunk
+
+
 def _bad(
     array: zarr.Array[Any],
     unit: tuple[int, ...],
@@ -177,11 +198,9 @@ def _bad(
     reason: str,
     tile: int | None = None,
 ) -> BadObject:
-    (top, bottom), (left, right) = (
-        (index * side, min((index + 1) * side, length))
-        for index, side, length in zip(place, unit, array.shape, strict=True)
-    )
-    return BadObject(array.metadata.encode_chunk_key(place), (top, bottom), (left, right), reason, tile)
+    rows, columns = piece_region(place, unit, array.shape)
+    name = array.metadata.encode_chunk_key(place)
+    return BadObject(name, (rows.start, rows.stop), (columns.start, columns.stop), reason, tile)
 
 
 def faults(
@@ -241,7 +260,7 @@ def audit_by_products(
         found = wrong_blocks(client, a, b, c, (unit[0], unit[1]), listener=listener, **options)
     except DamagedProductError:
         # What cannot be decoded cannot be compared: name all such chunks first.
-        regions = [_region(c, unit, place) for place in pieces]
+        regions = [piece_region(place, unit, c.shape) for place in pieces]
         bad = [
             _bad(c, unit, pieces[place], "it cannot be decoded")
             for place in find_damaged(client, c, regions, listener=listener)
@@ -254,11 +273,3 @@ def audit_by_products(
         for top, _, left, _ in found.wrong
     ]
     return replace(done, bad=tuple(bad), seconds=time.perf_counter() - start, conclusive=found.conclusive)
-
-
-def _region(array: zarr.Array[Any], unit: tuple[int, ...], place: tuple[int, ...]) -> tuple[slice, slice]:
-    rows, columns = (
-        slice(index * side, min((index + 1) * side, length))
-        for index, side, length in zip(place, unit, array.shape, strict=True)
-    )
-    return rows, columns

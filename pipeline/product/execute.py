@@ -39,6 +39,9 @@ from tilewright.pipeline.worker import tasks
 
 logger = logging.getLogger(__name__)
 
+TileTask = Callable[..., TileReport | DeviceMemoryError]
+"""What a worker does for a tile, with the arguments of `tasks.multiply_tile`."""
+
 LIMITING_SHARE = 0.8
 """A thread that is busy for at least this share of the time limits a run; below it, threads wait for one another."""
 
@@ -49,6 +52,7 @@ def _tile_results(
     tiles: list[Tile],
     left_behind: dict[str, set[int]],
     *,
+    task: TileTask,
     waiting: Tell,
     lost: Lost,
     drain: Drain,
@@ -58,7 +62,7 @@ def _tile_results(
     key = f"tile-{product.run}"
     if product.fused.nbytes <= SENT_NBYTES:
         yield from _results_with(
-            client, product, tiles, left_behind, (), key, waiting=waiting, lost=lost, drain=drain
+            client, product, tiles, left_behind, (), key, task=task, waiting=waiting, lost=lost, drain=drain
         )
         return
     # Long vectors go to each worker once, not along with each task.
@@ -70,7 +74,7 @@ def _tile_results(
     ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
         ordered = list(left.values())
         results = _results_with(
-            client, bare, ordered, left_behind, held, key, waiting=waiting, lost=lost, drain=drain
+            client, bare, ordered, left_behind, held, key, task=task, waiting=waiting, lost=lost, drain=drain
         )
         with closing(results):
             for number, report in results:
@@ -89,6 +93,7 @@ def _results_with(
     held: Sequence[Future],
     key: str,
     *,
+    task: TileTask,
     waiting: Tell,
     lost: Lost,
     drain: Drain,
@@ -104,7 +109,7 @@ def _results_with(
         least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
         return run_placed(
             client,
-            tasks.multiply_tile,
+            task,
             placement,
             call,
             key=key,
@@ -175,7 +180,9 @@ def run_placed(
 
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
         nonlocal threads
-        before, threads = threads, heard() if len(placement) else threads
+        if not len(placement):
+            return
+        before, threads = threads, heard()
         if threads.keys() != before.keys():
             placement.share_among(list(threads))
         for take, more in ((placement.own, 1), (placement.others, 0)):
@@ -355,12 +362,14 @@ def run_tiles(
     record: Callable[[TileReport], None],
     keep: Callable[[bytes], None] | None = None,
     see: Callable[[int, Sequence[PanelContent]], None] | None = None,
+    task: TileTask = tasks.multiply_tile,
 ) -> tuple[MatmulRun, Found]:
     """Compute every tile of the plan that is not finished yet. Returns the run, of which only the check and what is
     found in C are still to be told, and what these tiles found.
 
     ``record`` is called with each tile's report, once it is stored; before that ``see``, with what its panels held, and
-    ``keep``, where C is in a session's fork, with what the tile has changed there. When this ends, by success, error or
+    ``keep``, where C is in a session's fork, with what the tile has changed there. ``task`` computes a tile where k is
+    not cut; a benchmark of all the rest gives one that computes nothing. When this ends, by success, error or
     Ctrl-C, the workers hold nothing of the run any more.
 
     Raises
@@ -396,7 +405,14 @@ def run_tiles(
         with ExitStack() as stack:
             drain = stack.enter_context(draining(lambda wait: listener(Waiting(f"matmul: {wait}")), "tile"))
             results = _tile_results(
-                client, product, list(todo.values()), left_behind, waiting=waiting, lost=lost, drain=drain
+                client,
+                product,
+                list(todo.values()),
+                left_behind,
+                task=task,
+                waiting=waiting,
+                lost=lost,
+                drain=drain,
             )
             stack.enter_context(
                 closing(results)

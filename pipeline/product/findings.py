@@ -22,7 +22,7 @@ from tilewright.kernels.numbers import format_nbytes
 from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.check.verify import Verification
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap, planned_wrap
 from tilewright.pipeline.plan.told import Found

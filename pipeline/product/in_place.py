@@ -14,16 +14,21 @@ from typing import Any, NamedTuple
 import zarr
 from zarr.storage import LocalStore
 
-from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store.arrays import UNREADABLE, Source, anchored, name_of
+from tilewright.pipeline.errors import OutputExistsError, StoreError
+from tilewright.pipeline.store.arrays import (
+    UNFINISHED,
+    UNFINISHED_NAME,
+    UNREADABLE,
+    Source,
+    anchored,
+    name_of,
+)
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
-from tilewright.pipeline.store.locks import Lease, lock_folder, take_lease, unlock_folder
+from tilewright.pipeline.store.locks import LEASE_NAME, Lease, lock_folder, take_lease, unlock_folder
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
-
-UNFINISHED_NAME = "tilewright-unfinished"
-"""The mark beside a growing array at a URL."""
-UNFINISHED = b"an unfinished product of Tilewright\n"
-"""What it holds; where the store removes nothing, the mark of a finished one is empty."""
+from tilewright.pipeline.store.probe import KEY_START
+from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.trouble import told_of
 
 
 class InPlace(NamedTuple):
@@ -71,30 +76,42 @@ def given_in_place(target: zarr.Array[Any]) -> InPlace:
 
 
 def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: bool) -> InPlace:
-    """A new array at a URL, with the mark that it grows. Raises as `given_in_place`."""
+    """A new array at a URL, with the mark that it grows: which is there before what stood there goes, and before
+    there is an array. Raises as `given_in_place`, and OutputExistsError for what is not to be replaced."""
     objects = objects_at(url)
     lease = take_lease(objects)
     try:
         try:
-            if not overwrite and is_unfinished(objects):
-                overwrite = True
-                # Its metadata first: from here on there is no array of which nobody would know that it is ours.
-                for name in METADATA_NAMES.values():
-                    objects.drop(name)
-            if not overwrite:
+            if not is_unfinished(objects):
+                _check_replaceable(objects, url, overwrite)
                 objects.put(UNFINISHED_NAME, UNFINISHED)
-            array = create(url, overwrite=overwrite)
+            objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
+            array = create(openable(url), overwrite=False)
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(f"output: cannot create {url}: {error}") from error
-        if overwrite:  # that removes all that was there
-            lease.renew()
-            objects.put(UNFINISHED_NAME, UNFINISHED)
+            raise StoreError(f"output: cannot create {url}: {told_of(error)}") from error
     except BaseException:
         lease.release()
         raise
     return InPlace(array, lease=lease)
+
+
+def _check_replaceable(objects: Objects, url: str, overwrite: bool) -> None:
+    """Raise OutputExistsError where something stands at a URL that is not to be replaced: an array without
+    ``overwrite``, and whatever is no array, lest a typo delete a bucket."""
+    found = [data for name in METADATA_NAMES.values() if (data := objects.get(name)) is not None]
+    if found and not overwrite:  # another run has finished it since we looked
+        raise OutputExistsError(
+            f"output: {url} exists; choose another path, or ask to overwrite it (--overwrite)"
+        )
+    if any(b'"array"' in data or b'"chunks"' in data for data in found):
+        return
+    others = [name for name in objects.names("") if name != LEASE_NAME and not name.startswith(KEY_START)]
+    if others:
+        raise OutputExistsError(
+            f"output: {url} is not a Zarr array, and holds {others[0]}, so it is not replaced; choose another path"
+        )
 
 
 def resume_in_place(target: Source) -> InPlace | None:
@@ -127,13 +144,13 @@ def growing_in_place(target: Source) -> zarr.Array[Any] | None:
     try:
         if not is_unfinished(objects_at(os.fspath(target))):
             return None
-        return zarr.open_array(os.fspath(target), mode="r+")
+        return zarr.open_array(openable(os.fspath(target)), mode="r+")
     except (FileNotFoundError, *UNREADABLE):
         return None
     except StoreError:
         raise
     except Exception as error:  # a file system of fsspec's may raise anything
-        raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
+        raise StoreError(f"output: cannot open {name_of(target)}: {told_of(error)}") from error
 
 
 def _check_takes_chunks(array: zarr.Array[Any]) -> None:

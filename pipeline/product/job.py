@@ -35,13 +35,13 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Teller, on_waiting
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, StoredObject, TileReport
 from tilewright.pipeline.product.audit import changed_metadata
+from tilewright.pipeline.product.banded import WINDOW
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
-from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
+from tilewright.pipeline.product.execute import MatmulRun, TileTask, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
     findings_of,
@@ -115,14 +115,17 @@ class Job:
     """Of the factors before the first tile."""
     tell: Teller
     repair: Repair | None = None
+    task: TileTask = tasks.multiply_tile
 
 
-def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
+def multiply(
+    request: Request, repair: Repair | None = None, *, task: TileTask = tasks.multiply_tile
+) -> MatmulRun:
     """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does.
 
     repair: it is computed only to replace what is damaged in C (`repair.py`). Then no other tile is computed again:
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
-    has the very bytes that were written.
+    has the very bytes that were written. task: as in `run_tiles`.
     """
     request = request.checked()
     out: Any = request.out  # which the check of it refuses where it is None
@@ -149,7 +152,7 @@ def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
             tell.warn(note)
         if factors.before is None:
             inputs = fingerprint_of(factors)  # as late as can be: nobody waits for a cluster any more
-        job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair)
+        job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair, task)
         try:
             return _attempt(job, facts)
         except _TooLarge as failed:
@@ -277,6 +280,8 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
         "names": product_names(factors.a, factors.b, *factors.transposed),
         "masks": [repr(masks_of(array)) for array in (factors.a, factors.b)],
     }
+    if factors.band is not None:
+        request[WINDOW] = list(factors.band)
     if factors.fused:
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
     if factors.before is None:
@@ -411,7 +416,8 @@ def _fill(
     product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:
         ledger = None
-        journal = journal_in(output.array, FILE_NAME)
+        lease = None if output.in_place is None else output.in_place.lease
+        journal = journal_in(output.array, FILE_NAME, None if lease is None else lease.check)
         if journal is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
@@ -523,7 +529,9 @@ def _run_all(
 
     def compute(product: Product) -> tuple[MatmulRun, Found]:
         finished, listener = watch.finished, job.request.listener
-        return run_tiles(job.client, product, device_name, finished, listener, record, keep, watch.see)
+        return run_tiles(
+            job.client, product, device_name, finished, listener, record, keep, watch.see, job.task
+        )
 
     run, found = compute(product)
     while len(watch.finished) < product.plan.tile_count:

@@ -20,8 +20,7 @@ from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.inputs import Recipe
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND
+from tilewright.pipeline.plan.told import NOTHING_FOUND, StoredObject
 from tilewright.pipeline.product.ledger import Group, Past, Stored
 from tilewright.pipeline.store.objects import fault_of
 
@@ -40,7 +39,7 @@ NONE_KEPT = Kept(0, {})
 
 def grid_of(plan: MatmulPlan, past: Past) -> TileGrid:
     """The tiles of the earlier run."""
-    return TileGrid.of((plan.m, plan.n), past.geometry, symmetric=plan.symmetric)
+    return TileGrid.of((plan.m, plan.n), past.geometry, symmetric=plan.symmetric, band=plan.band)
 
 
 def goes_on(plan: MatmulPlan, past: Past) -> bool:

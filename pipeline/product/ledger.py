@@ -36,8 +36,7 @@ from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.inputs import Geometry, Recipe
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found, StoredObject
 from tilewright.pipeline.product.inputs import Hashes
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, FILE_NAME
 from tilewright.pipeline.store.appearance import Appearance

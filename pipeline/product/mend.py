@@ -3,7 +3,7 @@ once more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from distributed import Client
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.band import verify_band
 from tilewright.pipeline.check.locate import wrong_blocks
 from tilewright.pipeline.check.pairs import verify_pairs
 from tilewright.pipeline.check.verify import Verification, find_damaged, verify_product
@@ -36,7 +37,7 @@ class Check:
 
     def run(self) -> Verification:
         """Raises as `verify_product`."""
-        factors, grid = self.factors, self.plan.tile_grid
+        factors, grid, band = self.factors, self.plan.tile_grid, self.plan.band
         if factors.fused.pairwise is not None:
             return verify_pairs(
                 self.client,
@@ -50,12 +51,22 @@ class Check:
                 cuts=(grid.rows.starts(), grid.columns.starts()),
                 depth=self.plan.panel_depth,
                 listener=self.listener,
+                band=band,
+            )
+        if band is not None:
+            options = self._options
+            transposed = options.pop("transpose_a"), options.pop("transpose_b")
+            cuts = grid.rows.starts()
+            return verify_band(
+                self.client, factors.a, factors.b, self.c, band, transposed=transposed, cuts=cuts, **options
             )
         return verify_product(self.client, self.factors.a, self.factors.b, self.c, **self._options)
 
     def wrong_tiles(self, outcome: Verification) -> set[int]:
         """Those with numbers that are not A times B's. outcome: of `run`. Raises as `verify_product`."""
         plan, grid = self.plan, self.plan.tile_grid
+        if plan.band is not None:  # whose rows are compared as a whole
+            return {tile for tile, region in self._regions if _share(region, outcome.wrong)}
         if outcome.sampled is not None:  # which names tiles
             return {grid.holding(top, left) for top, _, left, _ in outcome.wrong}
         # Tiles that were cut from larger ones do not lie at multiples of their sides, but consist of stored pieces.
@@ -85,6 +96,15 @@ class Check:
             "before": self.factors.before,
             "listener": self.listener,
         }
+
+
+def _share(region: tuple[slice, slice], blocks: Iterable[tuple[int, int, int, int]]) -> bool:
+    """Whether a region has any element in common with these blocks, each its first and last + 1 row and column."""
+    rows, columns = region
+    return any(
+        rows.start < bottom and top < rows.stop and columns.start < right and left < columns.stop
+        for top, bottom, left, right in blocks
+    )
 
 
 def mended(

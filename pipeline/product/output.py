@@ -33,6 +33,7 @@ from tilewright.pipeline.store.arrays import (
     UNREADABLE,
     Source,
     anchored,
+    check_bucket,
     check_source,
     is_bare_chain,
     local_path,
@@ -57,6 +58,8 @@ from tilewright.pipeline.store.locks import (
     unlock_folder,
 )
 from tilewright.pipeline.store.objects import folder_of, objects_of
+from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.trouble import told_of
 from tilewright.pipeline.store.sessions import Gathered, session_of
 from tilewright.pipeline.transfer.files import exchange, sync_files, sync_folder, with_remedy
 
@@ -457,11 +460,11 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     if overwrite:
         return
     try:
-        found = zarr.open(os.fspath(target), mode="r")
+        found = zarr.open(openable(os.fspath(target)), mode="r")
     except (FileNotFoundError, BaseZarrError):
-        return
+        return check_bucket(target, "output")
     except Exception as error:  # a file system of fsspec's may raise anything
-        raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
+        raise StoreError(f"output: cannot open {name_of(target)}: {told_of(error)}") from error
     if not isinstance(found, zarr.Array) or not is_unfinished(objects_of(found)):
         raise exists_error(name_of(target))
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.plan.facts import Sharers, host_of
 from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.inputs import Sharers, host_of
 from tilewright.pipeline.plan.product import MatmulPlan
 
 
@@ -32,9 +32,10 @@ def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[T
     """
     tiles = list(tiles)
     places = _Places.of(plan, tiles)
-    counts = [
-        count for count in range(1, workers + 1) if workers % count == 0 and count <= max(1, plan.grid[1])
-    ]
+    counts = [1]  # of a band of C, adjacent rows need nearly the same columns
+    if plan.window is None:
+        most = max(1, plan.grid[1])
+        counts = [count for count in range(1, workers + 1) if workers % count == 0 and count <= most]
     deals = (_deal(plan, places, workers, count) for count in counts)
     if len(counts) == 1:
         deal = next(deals)

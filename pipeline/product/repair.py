@@ -31,8 +31,8 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Teller
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products
+from tilewright.pipeline.plan.told import StoredObject
+from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, band_of
 from tilewright.pipeline.product.durability import sync_many
 from tilewright.pipeline.product.inputs import Fingerprint
 from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
@@ -77,6 +77,7 @@ def repair_by_checksums(request: Request, c: zarr.Array[Any], path: Path, record
         As ``matmul`` raises.
     """
     start = time.perf_counter()
+    request = replace(request, window=band_of(record))
     factors = open_factors(request)
     now = fingerprint_of(factors)
     _check_same_product(c, factors, record.request, now)
@@ -88,7 +89,7 @@ def repair_by_checksums(request: Request, c: zarr.Array[Any], path: Path, record
         )
     if not found.bad:
         return found
-    grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric)
+    grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric, band=factors.band)
     bad = _tiles_of(found, grid)
     good = {index: stored for index, stored in record.finished.items() if index not in bad}
     written = {one.place: one for stored in record.finished.values() for one in stored.objects}
@@ -183,8 +184,11 @@ def _check_same_product(
 
 
 def _tiles_of(found: Audit, grid: TileGrid) -> set[int]:
+    """The tiles to compute again; what lies outside a band belongs to none, and is only left out."""
     return {
-        one.tile if one.tile is not None else grid.holding(one.rows[0], one.columns[0]) for one in found.bad
+        one.tile if one.tile is not None else grid.holding(one.rows[0], one.columns[0])
+        for one in found.bad
+        if grid.band is None or grid.band.touches((slice(*one.rows), slice(*one.columns)))
     }
 
 
@@ -268,7 +272,8 @@ def _begin(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, durabl
 def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     """What is finished of C, and of what a stopped repair was to replace it by. Raises OutputExistsError where another
     run was to do so, or in other tiles."""
-    cut = TileGrid.of((grid.rows.length, grid.columns.length), there.geometry, symmetric=grid.symmetric)
+    sides = grid.rows.length, grid.columns.length
+    cut = TileGrid.of(sides, there.geometry, symmetric=grid.symmetric, band=grid.band)
     same = there.digest == past.digest and there.c_unit == past.c_unit and cut.refines(grid)
     if not (same and there.request.get(REPAIR)):
         raise OutputExistsError(

@@ -20,27 +20,31 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.band import check_band_nbytes
 from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
 from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
+from tilewright.pipeline.check.vectors import vector_count
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.band import Band
+from tilewright.pipeline.plan.band_tiling import band_chunks
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     FusedDtypes,
     Geometry,
     Limits,
     StoredMatrix,
+    WorkerFacts,
     accumulator_dtype,
-    no_workspace,
 )
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
+from tilewright.pipeline.product.banded import check_given_band, checked_band
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_pairwise,
@@ -61,7 +65,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -106,6 +110,8 @@ class Request:
     pairwise: Pairwise | None = None
     """What is formed of the pairs of numbers that are both there, in place of an epilogue; both factors of real numbers
     have transforms then."""
+    window: tuple[int, int] | None = None
+    """How many columns of C before its diagonal are wanted, and behind it; None: all of C."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -153,6 +159,8 @@ class Factors:
     """Of a symmetric product: whether C's mirror image is its conjugate."""
     before: zarr.Array[Any] | None = None
     """What C held, where that is added to it."""
+    band: Band | None = None
+    """What of C is wanted; None: all."""
 
     @property
     def sums(self) -> np.dtype:
@@ -231,7 +239,9 @@ def open_factors(request: Request) -> Factors:
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
     epilogue = checked_epilogue(request.epilogue, shape, dtypes, before)
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
-    mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose else ""
+    band = checked_band(request.window, shape)
+    even = band is None or band.before == band.after
+    mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose and even else ""
     return Factors(
         left,
         right,
@@ -245,6 +255,7 @@ def open_factors(request: Request) -> Factors:
         dtypes.sums,
         mirror == "hermitian",
         before,
+        band,
     )
 
 
@@ -256,6 +267,8 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
         check_growing_place(path)
     if isinstance(out, zarr.Array):
         check_given_output(out, factors.shape, factors.dtype)
+        if factors.band is not None:
+            check_given_band(out, factors.band)
     check_shared_output(out)
 
 
@@ -263,7 +276,12 @@ def _check_distinct(out: Source, factors: Factors) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
-    for role, factor in factors.roles.items():
+    masks = {
+        f"{role}'s mask": factor.mask
+        for role, factor in factors.roles.items()
+        if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
+    }
+    for role, factor in (factors.roles | masks).items():
         if isinstance(out, zarr.Array) and is_same_array(out, factor):
             raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
         factor_kind, theirs = store.location(factor)
@@ -322,7 +340,10 @@ def plan_for(
         c_unit = (unit[0], unit[1])
     else:
         share = limits.device_nbytes // len(factors.fused.forms)  # for each of a tile's sums
-        c_unit = output_chunks(a, b, c_dtype.itemsize, share, square=factors.symmetric)
+        square = factors.symmetric or factors.band is not None
+        c_unit = output_chunks(a, b, c_dtype.itemsize, share, square=square)
+        if factors.band is not None:
+            c_unit = band_chunks(c_unit, factors.band)
     given = out if isinstance(out, zarr.Array) else None
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(
@@ -331,7 +352,7 @@ def plan_for(
             "read-threads",
             facts,
             all(store.is_local(array) for array in (left, right)),
-            [op.unit_nbytes for op in (a, b) if not op.plain],
+            [op.part_nbytes for op in (a, b) if not op.plain],
         ),
         tile_buffers=_tile_buffers(facts, out),
         lanes=_lanes(facts),
@@ -362,6 +383,7 @@ def plan_for(
             symmetric=factors.symmetric,
             keep=keep,
             fused=factors.fused_dtypes,
+            band=factors.band,
         )
 
     if past is not None:
@@ -392,7 +414,7 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
         nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
     workspace = (
-        no_workspace
+        None
         if on_host
         else partial(
             workspace_nbytes,
@@ -430,6 +452,9 @@ def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None
     host = _least(fact.host_limit_nbytes for fact in facts)
     tasks = max(fact.threads for fact in facts)
     fused = factors.fused
+    if factors.band is not None and fused.pairwise is None:
+        vectors = vector_count(config.get("verify-rounds"), factors.dtype)
+        return check_band_nbytes(a, b, c, vectors, fused.nbytes, tasks)
     if fused.pairwise is not None:
         return check_pairs_nbytes(a, b, c, fused, tasks)
     return check_nbytes(

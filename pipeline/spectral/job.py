@@ -50,7 +50,7 @@ from tilewright.pipeline.spectral.options import (
 from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
 from tilewright.pipeline.store.arrays import Source, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
-from tilewright.pipeline.store.region import Flattened, StoredArray
+from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.transfer.files import with_remedy
 
@@ -120,7 +120,7 @@ def eofs(request: EofRequest) -> EofRun:
     search = request.search
     matrices = request.matrices()
     x = matrices.arrays["X"]
-    dtype = product_dtype(x.dtype, search.dtype, "X", name_of(x))
+    dtype = product_dtype(unmasked(x).dtype, search.dtype, "X", name_of(x))
     variables = int(x.shape[axis_of(matrices.of)])
     weights = None
     if request.weights is not None:
@@ -155,7 +155,7 @@ def eofs(request: EofRequest) -> EofRun:
         folder = growing / eof_group.THIN
         if search.scratch is not None:
             folder = stack.enter_context(_scratch(search))
-        source = x if isinstance(x, Flattened) else request.x
+        source = x if isinstance(x, Flattened | Masked) else request.x
         matrix = Streamed(client, search, source, x, anomalies.transform, folder, tell)
         matrix.spent.passes += 1
         matrix.spent.read_nbytes += math.prod(x.shape) * x.dtype.itemsize
@@ -393,7 +393,7 @@ def _attributes(
         "of": matrices.of,
         "center": request.center,
         "scale": request.scale,
-        "missing": request.missing,
+        "missing": "mask" if isinstance(matrix.array, Masked) else request.missing,
         "weights": None if request.weights is None else "given",
         "sample_weights": None if request.sample_weights is None else "given",
         "method": method,

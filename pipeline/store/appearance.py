@@ -21,7 +21,7 @@ from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import metadata_name, name_of, unwrapped, write_unit
 from tilewright.pipeline.store.origin import origin_of
-from tilewright.pipeline.store.region import StoredArray, base_of
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, base_of
 from tilewright.pipeline.store.waiting import answer_of
 
 CHUNK_KEY = re.compile(r"(c[/.])?\d+([/.]\d+)*")
@@ -68,6 +68,8 @@ def appearance_of(array: StoredArray, *, status: bool = False) -> Appearance:
 
     Raises StoreError where a file or folder cannot be inspected.
     """
+    if isinstance(array, Masked):
+        return _of_both(appearance_of(array.array, status=status), array, status)
     array = base_of(array)
     origin = origin_of(array)
     if origin.folder is not None:
@@ -79,6 +81,20 @@ def appearance_of(array: StoredArray, *, status: bool = False) -> Appearance:
         files = iter([_archive(origin.file, status)] if origin.file is not None else _tags(array))
     place = json.dumps(origin.place, sort_keys=True, default=repr).encode()
     return Appearance(_digest([place]), _digest([metadata]), _digest(map(os.fsencode, files)))
+
+
+def _of_both(numbers: Appearance, array: Masked, status: bool) -> Appearance:
+    """How an array looks together with its mask, given how it looks itself."""
+    along = json.dumps(array.axes)
+    if isinstance(array.mask, HeldMask):
+        held = hashlib.sha256(array.mask.bits).hexdigest()
+        mask = Appearance("", json.dumps(array.mask.shape), held)
+    else:
+        mask = appearance_of(array.mask, status=status)
+    mask = mask._replace(metadata=mask.metadata + along)
+    return Appearance(
+        *(_digest([one.encode(), other.encode()]) for one, other in zip(numbers, mask, strict=True))
+    )
 
 
 def _digest(lines: Any) -> str:

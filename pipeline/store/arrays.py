@@ -10,10 +10,12 @@ import math
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeAlias
 
 import zarr
+from zarr.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
@@ -21,15 +23,20 @@ from tilewright.kernels.arguments import shown
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import StoredMatrix
-from tilewright.pipeline.store.chunks import METADATA_NAMES, layout_of, matrix_order
+from tilewright.pipeline.store.byte_ranges import block_of
+from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
-from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
+from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, openable, store_at
+from tilewright.pipeline.store.remote.patience import AtUrl
+from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
+from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array: a path, a URL, or an open array."""
 
-Given: TypeAlias = "Source | Flattened"
+Given: TypeAlias = "Source | Flattened | Masked"
 """The same, or what a part of the pipeline makes of it."""
 
 UNREADABLE = (
@@ -56,20 +63,27 @@ MOST_NBYTES = 2**63 - 1
 LOCAL_URLS = ("file://", "local://")
 """How URLs of local paths begin, by fsspec's names."""
 
+UNFINISHED_NAME = "tilewright-unfinished"
+"""The mark beside a growing array at a URL."""
+UNFINISHED = b"an unfinished product of Tilewright\n"
+"""What it holds; where the store removes nothing, the mark of a finished one is empty."""
+
 GIVEN_NAME = "_tilewright_given_name"
 """The attribute of a local store that keeps the user's name for its folder, whose path we made absolute."""
 
 
 def name_of(source: Given) -> str:
     """What to call an array in messages: its path or URL."""
-    if isinstance(source, Flattened):
-        source = source.array
+    if isinstance(source, Flattened | Masked):
+        source = base_of(source)
     if isinstance(source, zarr.Array):
         if isinstance(source.store, LocalStore):
             given = os.fspath(getattr(source.store, GIVEN_NAME, source.store.root))
             if given.startswith(LOCAL_URLS):  # of which a Path would drop a slash
                 return f"{given}/{source.path}".rstrip("/")
             return str(Path(given) / source.path)
+        if isinstance(source.store, AtUrl):
+            return f"{source.store.url}/{source.path}".rstrip("/")
         if isinstance(source.store, FsspecStore):
             fs, path = beneath(source.store.fs, f"{source.store.path}/{source.path}".rstrip("/"))
             # fsspec's archives keep the file that they lie in, without which all of them have one name.
@@ -109,24 +123,33 @@ def location(source: Given) -> tuple[str, PurePath]:
 
     For a local disk ``""`` and the path with links resolved; else a protocol, or the store's type, and the path there.
     """
-    if isinstance(source, Flattened):
-        source = source.array
+    if isinstance(source, Flattened | Masked):
+        source = base_of(source)
     if not isinstance(source, zarr.Array):
         path = local_path(source)
         if path is not None:
             return "", path.resolve()
+        if is_s3(text := os.fspath(source)):
+            return _in_bucket(text)
         from fsspec.core import url_to_fs  # imported here since few use a URL
 
         try:
-            return _location(*url_to_fs(os.fspath(source)))
+            return _location(*url_to_fs(text))
         except Exception:  # a file system of fsspec's may raise anything; opening it says what is wrong
-            return "", PurePosixPath(os.fspath(source))
+            return "", PurePosixPath(text)
+    if isinstance(source.store, AtUrl):
+        return _in_bucket(name_of(source))
     store = unwrapped(source.store)
     if isinstance(store, LocalStore):
         return "", (store.root / source.path).resolve()
     if isinstance(store, FsspecStore):
         return _location(store.fs, f"{store.path}/{source.path}")
     return type(store).__name__, PurePosixPath(str(source.store_path))
+
+
+def _in_bucket(url: str) -> tuple[str, PurePath]:
+    """The location of a URL of S3, as fsspec has it."""
+    return "s3", PurePosixPath(url.partition("://")[2])
 
 
 def _location(fs: Any, path: str) -> tuple[str, PurePath]:
@@ -199,16 +222,19 @@ def check_source(source: Any, role: str) -> None:
         )
 
 
-def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -> zarr.Array[Any]:
+def open_array(
+    source: Source, *, ndim: int, role: str, or_more: bool = False, growing: bool = False
+) -> zarr.Array[Any]:
     """Open an array for reading and check that it holds numbers in ``ndim`` dimensions, ``or_more``.
 
-    A relative path is made absolute, for workers that run in other folders; messages use the name as given.
+    A relative path is made absolute, for workers that run in other folders; messages use the name as given. growing:
+    also a product at a URL that is not finished.
 
     Raises
     ------
     StoreError
-        Nothing is there, it cannot be read, it is a group and not an array, its chunks hold no element, or ``source``
-        is not a path.
+        Nothing is there, it cannot be read, it is an unfinished product, or a group and not an array, its chunks hold
+        no element, or ``source`` is not a path.
     ShapeError, DTypeError
         The array has another number of dimensions, or holds no numbers.
     """
@@ -225,6 +251,7 @@ def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -
         if there := what_is_there(name, local_path(source), ndim):
             raise StoreError(f"{role}: {name} {there}") from error
         if isinstance(error, FileNotFoundError):
+            check_bucket(source, role)
             raise StoreError(
                 f"{role}: there is no Zarr array at {name}; give the path of an array"
             ) from error
@@ -233,8 +260,9 @@ def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -
             f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
         ) from error
     except Exception as error:  # besides the system's, whatever a file system of fsspec's raises
-        told = with_remedy(error) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"{role}: cannot open {name}: {told}") from error
+        raise StoreError(f"{role}: cannot open {name}: {_cannot(error, source)}") from error
+    if not growing:
+        _check_finished(role, source, array)
     _check_sides(role, name, array)
     if not isinstance(array.metadata.attributes, Mapping):
         raise StoreError(
@@ -268,6 +296,42 @@ def open_array(source: Source, *, ndim: int, role: str, or_more: bool = False) -
     return array
 
 
+def check_bucket(source: Source, role: str) -> None:
+    """Raise StoreError where the bucket is missing that a URL of S3 names, in which nothing was found."""
+    if isinstance(source, zarr.Array) or not is_s3(url := os.fspath(source)):
+        return
+    try:
+        answer_of(look_at_bucket(store_at(url, True)), url)
+    except Exception as error:
+        if trouble_of(error).kind is not Kind.MISSING:
+            raise StoreError(f"{role}: cannot open {url}: {told_of(error)}") from error
+
+
+def _cannot(error: Exception, source: Source) -> str:
+    """Why an array cannot be opened, and what to do about it."""
+    if not isinstance(source, zarr.Array) and local_path(source) is None:
+        return told_of(error)
+    return with_remedy(error) if isinstance(error, OSError) else str(error)
+
+
+def _check_finished(role: str, source: Source, array: zarr.Array[Any]) -> None:
+    """Raise StoreError for a product at a URL that a run has begun, and not finished: what it lacks reads as zeros."""
+    if isinstance(source, zarr.Array) or is_local(array):
+        return
+    key = f"{array.path}/{UNFINISHED_NAME}".lstrip("/")
+    try:
+        found = answer_of(array.store.get(key, default_buffer_prototype()), f"{name_of(array)}/{key}")
+    except Exception as error:
+        if trouble_of(error).passing:
+            raise StoreError(f"{role}: cannot open {name_of(source)}: {told_of(error)}") from error
+        return  # to those who may not list a bucket, S3 forbids what is not there
+    if found is not None and found.to_bytes() == UNFINISHED:
+        raise StoreError(
+            f"{role}: {name_of(source)} is an unfinished product: the run that writes it goes on, or was stopped; wait"
+            " for it, or finish it by the same command"
+        )
+
+
 def _check_sides(role: str, name: str, array: zarr.Array[Any]) -> None:
     """Raise StoreError for sides that no array has: zarr-python takes what the metadata say."""
     for what, sides in (("shape", array.shape), ("chunks", array.chunks), ("shards", array.shards or ())):
@@ -284,7 +348,7 @@ def _opened(source: Source) -> zarr.Array[Any]:
         return anchored(source)
     text, path = os.fspath(source), local_path(source)
     if path is None:
-        return zarr.open_array(text, mode="r")
+        return zarr.open_array(openable(text), mode="r")
     for entry in METADATA_FILES:
         _check_no_other(path / entry)
     # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL; and a URL of a
@@ -307,15 +371,26 @@ def _check_no_other(file: Path) -> None:
 
 def open_matrix(source: Given, role: str) -> StoredArray:
     """As `open_array`, of a matrix: what is seen as one already stays as it is."""
-    return source if isinstance(source, Flattened) else open_array(source, ndim=2, role=role)
+    return source if isinstance(source, Flattened | Masked) else open_array(source, ndim=2, role=role)
 
 
 def read_unit(array: StoredArray) -> tuple[int, ...]:
     """Sides of what is read as one piece: the chunk (in a shard, the inner chunk), or of an array that is seen as a
     matrix the least rectangle of whole chunks."""
+    array = unmasked(array)
     if isinstance(array, Flattened):
         return array.unit
     return tuple(max(1, side) for side in array.chunks)
+
+
+def part_unit(array: StoredArray) -> tuple[int, ...]:
+    """Sides of what one thread reads at once: `read_unit`, or of shards in a store that is not local several of their
+    chunks."""
+    array, unit = unmasked(array), read_unit(array)
+    if isinstance(array, Flattened) or is_local(array) or array.shards is None:
+        return unit
+    layout = encoding_of(array, name_of(array), Path())
+    return unit if layout is None else tuple(max(1, side) for side in block_of(layout))
 
 
 def write_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
@@ -329,6 +404,12 @@ def as_stored_matrix(array: StoredArray, *, transpose: bool = False) -> StoredMa
     unit = read_unit(array)
     dtype = array.dtype.newbyteorder("=")
     stored = StoredMatrix(rows, columns, dtype, (unit[0], unit[1]), is_plain(array))
+    if not is_local(array):
+        part, inner = part_unit(array), unmasked(array)
+        shard = None if isinstance(inner, Flattened) else inner.shards
+        stored = replace(
+            stored, part=(part[0], part[1]), shard=None if shard is None else (shard[0], shard[1])
+        )
     return stored.transposed if transpose else stored
 
 
@@ -338,6 +419,7 @@ def is_plain(array: StoredArray) -> bool:
     Of an array that is seen as a matrix not where chunks interleave its rows: a part of a row would be read element by
     element, or with all that lies between.
     """
+    array = unmasked(array)
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         layout = layout_of(array.array, name_of(array))
@@ -353,8 +435,8 @@ def check_shared(source: Given, role: str, *, written: bool = False, copied: boo
     A ZIP file is opened again, in the caller's mode: "w" empties it; what was added in "a" is not in its directory yet,
     and reads as zeros. ``copied``: a copy along with every task will do.
     """
-    if isinstance(source, Flattened):
-        source = source.array
+    if isinstance(source, Flattened | Masked):
+        source = base_of(source)
     pickled = isinstance(source, zarr.Array) and isinstance(_keeper(source), MemoryStore)
     if in_memory(source) and not (copied and pickled):
         raise StoreError(

@@ -18,7 +18,7 @@ import zarr
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.store.arrays import UNREADABLE, is_local, name_of, place_of
-from tilewright.pipeline.store.region import Flattened, StoredArray
+from tilewright.pipeline.store.region import Flattened, StoredArray, unmasked
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -337,6 +337,7 @@ def _range(pair: list[Any], dtype: np.dtype, turned: bool) -> tuple[Any, Any] | 
 def dimension_names(array: StoredArray) -> Names:
     """The names of an array's dimensions. Axes that are flattened into one have theirs joined, such as ``lat_lon``; of
     those without one, ``axis_`` and the number."""
+    array = unmasked(array)
     if isinstance(array, Flattened):
         named = dimension_names(array.array)
         return tuple(
@@ -390,6 +391,7 @@ def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
     """What a side of a matrix, its rows (0) or columns (1), is made of: the names and lengths of several axes, the last
     one fastest, and the places of the vectors of their coordinates, as far as these are found beside the array. None
     where it is one axis."""
+    array = unmasked(array)
     if not isinstance(array, Flattened):
         return None
     axes = (array.rows, array.columns)[side]

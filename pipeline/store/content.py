@@ -9,7 +9,7 @@ import xxhash
 
 from tilewright.pipeline.plan.told import Corners, PanelContent
 from tilewright.pipeline.store.arrays import write_unit
-from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
+from tilewright.pipeline.store.region import Flattened, StoredArray, base_of, unmasked
 
 COPIED_NBYTES = 2**18
 LONG_ROW_NBYTES = 4096
@@ -51,7 +51,7 @@ def chunks_text(array: StoredArray, corners: Corners) -> str:
     'chunks (0, 0) to (0, 1)'
     """
     top, bottom, left, right = corners
-    base = base_of(array)
+    base, array = base_of(array), unmasked(array)
     unit = write_unit(base)
     if isinstance(array, Flattened):
         first, last = array.touched((slice(top, bottom), slice(left, right)), unit)

@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -163,8 +164,10 @@ class _Segment(NamedTuple):
 class ObjectJournal:
     """Segments in a folder below an array's path. Threads may append at once."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, check: Callable[[], None] | None = None) -> None:
+        """check: raises where this run may write there no more."""
         self.name = f"{objects.name}/{SEGMENTS_NAME}"
+        self._check = check
         self._objects = objects
         self._next: _Segment | None = None
         """None while it is not open for writing."""
@@ -219,6 +222,8 @@ class ObjectJournal:
         self._thread.start()
 
     def append(self, data: bytes, *, sync: bool) -> None:
+        if self._check is not None:
+            self._check()
         with self._changed:
             self._waiting += data
             self._changed.notify()
@@ -286,13 +291,13 @@ class ObjectJournal:
             self._objects.drop(self._key(segment))
 
 
-def journal_in(array: zarr.Array[Any], name: str) -> Journal | None:
+def journal_in(array: zarr.Array[Any], name: str, check: Callable[[], None] | None = None) -> Journal | None:
     """The journal of an array that is written in place, or was; None where its store has no place for one.
 
-    name: of its file, where it is in files.
+    name: of its file, where it is in files. check: raises where this run may write there no more.
     """
     folder = folder_of(array)
     if folder is not None:
         return FileJournal(folder / name)
     objects = objects_of(array)
-    return None if objects is None else ObjectJournal(objects)
+    return None if objects is None else ObjectJournal(objects, check)

@@ -2,9 +2,10 @@
 
 The lock keeps out runs of this host. A lease is an object beside the array that names its run's process, which writes
 it anew every `BEAT_SECONDS`. A run that finds one waits for the next beat: where it comes, the other lives; where it
-does not, the other is over. No clocks are compared, and of a process of this machine it is seen at once. Two runs that
-begin within the same moment may both get in; the one whose record is no longer the newest at its end is told so
-(`journal.py`).
+does not, the other is over. No clocks are compared, and of a process of this machine it is seen at once. It is written
+only if it is still as it was seen, so that of two runs which begin within the same moment one gets in; a run that was
+taken for dead, and is not, finds that at its next beat. Stores that know no such conditions may let both in: there the
+one whose record is no longer the newest at its end is told so (`journal.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import psutil
 
 from tilewright.pipeline.errors import OutputExistsError, StoreError
 from tilewright.pipeline.store.objects import Objects
+from tilewright.pipeline.store.remote.conditional import Tagged
 from tilewright.pipeline.transfer.files import sync_folder
 
 logger = logging.getLogger(__name__)
@@ -123,17 +125,31 @@ def not_ours(partial: Path) -> OutputExistsError:
 class Lease:
     """The right to write to an array, until `release`."""
 
-    def __init__(self, objects: Objects, token: str) -> None:
-        self._objects, self._token = objects, token
+    def __init__(self, objects: Objects, token: str, before: Tagged | None) -> None:
+        """before: what was there when nobody had it."""
+        self._objects, self._token, self._seen = objects, token, before
         self._beat = 0
+        self._lost: OutputExistsError | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tilewright-lease", daemon=True)
 
     def renew(self) -> None:
-        """Write the object now. Raises StoreError."""
+        """Write the object now. Raises OutputExistsError where another run has taken it, StoreError."""
         self._beat += 1
         holder = {**_this_process(), "token": self._token, "beat": self._beat}
-        self._objects.put(LEASE_NAME, json.dumps(holder).encode())
+        data = json.dumps(holder).encode()
+        written = self._objects.put_if(LEASE_NAME, data, self._seen)
+        if written is None:
+            there = self._objects.tagged(LEASE_NAME)
+            other = _said_by(there)
+            if other is not None and other.get("token") != self._token:
+                self._lost = _written_by(self._objects, other)
+                raise self._lost
+            # It is our own, of an earlier beat whose answer was lost, or somebody has removed it.
+            written = self._objects.put_if(LEASE_NAME, data, there)
+            if written is None:
+                raise _written_by(self._objects, _said_by(self._objects.tagged(LEASE_NAME)) or {})
+        self._seen = written
 
     def begin(self) -> None:
         _held.add(self._token)
@@ -144,10 +160,18 @@ class Lease:
             raise
         self._thread.start()
 
+    def check(self) -> None:
+        """Raise OutputExistsError where another run has taken it meanwhile: this one was taken for dead."""
+        if self._lost is not None:
+            raise self._lost
+
     def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
                 self.renew()
+            except OutputExistsError:
+                if self._lost is not None:
+                    return  # said by `check`
             except StoreError as error:  # if that lasts, tiles cannot be written either
                 logger.debug("%s", error)
 
@@ -156,6 +180,8 @@ class Lease:
         self._ended.set()
         self._thread.join()
         _held.discard(self._token)
+        if self._lost is not None:
+            return
         try:
             self._objects.drop(LEASE_NAME)
         except StoreError as error:
@@ -178,16 +204,18 @@ def take_lease(
     StoreError
         The store cannot be read or written.
     """
-    found = _holder(objects)
+    there = objects.tagged(LEASE_NAME)
+    found = _said_by(there)
     if found is not None and _is_over(found) is None:
         seconds = PATIENCE_BEATS * BEAT_SECONDS
         say(f"waiting {seconds:.0f} s to see whether the run that wrote to {objects.name} is over")
         wait(seconds)
-        if _holder(objects) not in (None, found):
+        there = objects.tagged(LEASE_NAME)
+        if _said_by(there) not in (None, found):
             raise _written_by(objects, found)
     elif found is not None and not _is_over(found):
         raise _written_by(objects, found)
-    lease = Lease(objects, uuid.uuid4().hex)
+    lease = Lease(objects, uuid.uuid4().hex, there)
     lease.begin()
     return lease
 
@@ -199,11 +227,10 @@ def _written_by(objects: Objects, holder: dict[str, Any]) -> OutputExistsError:
     )
 
 
-def _holder(objects: Objects) -> dict[str, Any] | None:
+def _said_by(there: Tagged | None) -> dict[str, Any] | None:
     """What the object says; None where there is none, or it says nothing."""
-    data = objects.get(LEASE_NAME)
     try:
-        found = json.loads(data) if data else None
+        found = json.loads(there.data) if there is not None and there.data else None
     except ValueError:
         return None
     return found if isinstance(found, dict) and found else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,17 +11,24 @@ import zarr
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
 from zarr.core.buffer import Buffer
+from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
-from tilewright.pipeline.store.arrays import in_one_line, name_of, unwrapped
+from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
+from tilewright.pipeline.store.arrays import name_of, unwrapped
+from tilewright.pipeline.store.remote.conditional import ConflictError, Tagged, put_if, tagged
+from tilewright.pipeline.store.remote.opening import store_at
+from tilewright.pipeline.store.remote.trouble import told_of
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.checksum import checksum_of_file, new_checksum
 from tilewright.pipeline.transfer.files import NotAFileError
 
 Found = TypeVar("Found")
+
+REMOVED_AT_ONCE = 32
+"""Objects that are removed at the same time."""
 
 
 def object_path(array: zarr.Array[Any], place: tuple[int, ...]) -> Path:
@@ -46,9 +53,9 @@ def objects_at(url: str) -> Objects:
     """The objects of an array at a URL, whether or not there is one yet. Raises StoreError for a URL that leads
     nowhere."""
     try:
-        return Objects(FsspecStore.from_url(url), "", url)
+        return Objects(store_at(url), "", url)
     except Exception as error:
-        raise StoreError(f"output: cannot open {url}: {in_one_line(error)}") from error
+        raise StoreError(f"output: cannot open {url}: {told_of(error)}") from error
 
 
 def objects_of(array: zarr.Array[Any]) -> Objects | None:
@@ -75,6 +82,35 @@ class Objects:
     def put(self, key: str, data: bytes) -> None:
         value = default_buffer_prototype().buffer.from_bytes(data)
         self._answer(self._store.set(self._key(key), value), "write", key)
+
+    def tagged(self, key: str) -> Tagged | None:
+        """What an object holds, with the server's tag; None where there is none."""
+        return self._answer(tagged(self._store, self._key(key)), "read", key)
+
+    def put_if(self, key: str, data: bytes, before: Tagged | None) -> Tagged | None:
+        """Write an object if it still is what was seen of it, or is not there (None), as `conditional.put_if` does;
+        returns what is there then, None where that is somebody else's."""
+
+        async def put() -> Tagged | None:
+            try:
+                return await put_if(self._store, self._key(key), data, before)
+            except ConflictError:
+                return None
+
+        return self._answer(put(), "write", key)
+
+    def clear(self, first: Sequence[str], kept: Sequence[str]) -> None:
+        """Remove all objects there but those ``kept``, these ``first``."""
+        for key in first:
+            self.drop(key)
+
+        async def cleared() -> None:
+            start = self._key("")
+            keys = [key async for key in self._store.list_prefix(start)]
+            gone = [key for key in keys if key.removeprefix(start) not in kept]
+            await concurrent_map([(key,) for key in gone], self._store.delete, REMOVED_AT_ONCE)
+
+        self._answer(cleared(), "remove", "")
 
     def delete(self, key: str) -> None:
         """Also one that is not there."""
@@ -112,7 +148,7 @@ class Objects:
         try:
             return answer_of(asking, f"{self.name}/{key}")
         except Exception as error:  # a server's library may raise anything
-            raise StoreError(f"output: cannot {verb} {self.name}/{key}: {in_one_line(error)}") from error
+            raise StoreError(f"output: cannot {verb} {self.name}/{key}: {told_of(error)}") from error
 
 
 class NotingStore(WrapperStore[Store]):

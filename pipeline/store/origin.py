@@ -20,8 +20,18 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
-from tilewright.pipeline.store.arrays import beneath, kind_of, location, names_itself, protocols, unwrapped
-from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
+from tilewright.pipeline.store.arrays import (
+    beneath,
+    kind_of,
+    location,
+    name_of,
+    names_itself,
+    protocols,
+    unwrapped,
+)
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.remote.opening import endpoint_of_s3
+from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.sessions import session_of
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
@@ -48,6 +58,8 @@ class Origin:
 def origin_of(array: StoredArray) -> Origin:
     """Where an array's data come from, by its innermost store."""
     array = base_of(array)
+    if isinstance(array.store, AtUrl):
+        return _of_bucket(name_of(array))
     store = unwrapped(array.store)
     if isinstance(store, LocalStore):
         return _of_folder(str(store.root / array.path))
@@ -71,6 +83,8 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
     False also where that cannot be told: of two stores of a kind that we do not know, or of two wrappers, which may
     give other bytes than the store beneath.
     """
+    if isinstance(one, Masked) or isinstance(other, Masked):
+        return isinstance(one, Masked) and isinstance(other, Masked) and _are_alike(one, other)
     if _axes(one) != _axes(other):
         return False
     one, other = base_of(one), base_of(other)
@@ -78,6 +92,8 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
         return False
     if one.store is other.store:
         return one.path == other.path
+    if isinstance(one.store, AtUrl) and isinstance(other.store, AtUrl):
+        return bool(origin_of(one).place == origin_of(other).place)
     kind = type(one.store)
     if kind is not type(other.store):
         return False
@@ -88,12 +104,27 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
     return kind is ObjectStore and one.path == other.path and bool(one.store == other.store)
 
 
+def _are_alike(one: Masked, other: Masked) -> bool:
+    if one is other:
+        return True
+    if isinstance(one.mask, HeldMask) or isinstance(other.mask, HeldMask):
+        same = one.mask == other.mask
+    else:
+        same = is_same_array(one.mask, other.mask)
+    return same and one.axes == other.axes and is_same_array(one.array, other.array)
+
+
 def _axes(array: StoredArray) -> tuple[tuple[int, ...], ...] | None:
     return (array.rows, array.columns) if isinstance(array, Flattened) else None
 
 
 def _metadata(array: zarr.Array[Any]) -> str:
     return json.dumps(array.metadata.to_dict(), sort_keys=True, default=str)
+
+
+def _of_bucket(url: str) -> Origin:
+    """Of a URL of S3, by whatever library it is read: by its bucket and path, and the server."""
+    return Origin(["s3", url.partition("://")[2], endpoint_of_s3()])
 
 
 def _of_folder(path: str) -> Origin:

@@ -25,7 +25,7 @@ import zarr
 from distributed.protocol import pickle
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import LocalStore
 
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import StoreError
@@ -41,7 +41,8 @@ from tilewright.pipeline.store.arrays import (
     name_of,
     names_itself,
 )
-from tilewright.pipeline.store.region import Flattened, StoredArray, base_of
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.sessions import (
     Gathered,
     changes_in,
@@ -97,7 +98,12 @@ def shared_inputs(arrays: Mapping[str, Given], *, copied: bool = False) -> dict[
     """
     shared: dict[str, Given] = {}
     forks: dict[int, Store] = {}  # by the identity of the given store: an array that is given twice stays one
-    for role, array in arrays.items():
+
+    def as_shared(role: str, array: Any) -> Any:
+        if isinstance(array, Masked):
+            held = isinstance(array.mask, HeldMask)
+            mask = array.mask if held else as_shared(f"{role}'s mask", array.mask)
+            return replace(array, array=as_shared(role, array.array), mask=mask)
         check_shared(array, role, copied=copied)
         session, given = session_of(array), base_of(array)
         if session is not None and not session.read_only and not is_fork(session):
@@ -105,7 +111,15 @@ def shared_inputs(arrays: Mapping[str, Given], *, copied: bool = False) -> dict[
             forks[id(given.store)] = fork
             given = in_store(given, fork)
         _pickled(given, given.store, role, name_of(array))
-        shared[role] = cast(Given, replace(array, array=given) if isinstance(array, Flattened) else given)
+        return replace(array, array=given) if isinstance(array, Flattened) else given
+
+    masked: dict[int, Masked] = {}  # as forks
+    for role, array in arrays.items():
+        if isinstance(array, Masked):
+            masked[id(array)] = masked.get(id(array)) or as_shared(role, array)
+            shared[role] = cast(Any, masked[id(array)])
+        else:
+            shared[role] = as_shared(role, array)
     return shared
 
 
@@ -121,7 +135,13 @@ def check_shared_output(out: Source) -> None:
 def check_read_alike(ask: Ask, arrays: Mapping[str, StoredArray]) -> None:
     """Raise StoreError where a worker does not find in its copy of an input, given by its role, what the caller finds
     there: its metadata, and whether there is a first chunk and how that begins."""
-    for role, array in ((role, base_of(given)) for role, given in arrays.items()):
+    every = {role: base_of(given) for role, given in arrays.items()}
+    every |= {
+        f"{role}'s mask": given.mask
+        for role, given in arrays.items()
+        if isinstance(given, Masked) and not isinstance(given.mask, HeldMask)
+    }
+    for role, array in every.items():
         if not _is_known(array):
             pickled = _pickled(array, array.store, role, name_of(array))
             _check_look(ask, pickled, array.store, _keys_of(array), role, name_of(array))
@@ -157,9 +177,9 @@ def _is_known(array: zarr.Array[Any]) -> bool:
 
 
 def _store_at(url: str | os.PathLike[str]) -> Store:
-    """The store that zarr makes of a URL."""
+    """The store of a URL, as its array would be opened."""
     try:
-        return FsspecStore.from_url(os.fspath(url))
+        return store_at(os.fspath(url))
     except Exception as error:
         raise StoreError(f"output: cannot open {name_of(url)}: {in_one_line(error)}") from error
 

@@ -1,5 +1,6 @@
-"""A region of an array as the parts of chunks that it touches, shared by reading and writing; and arrays of more than
-two dimensions as matrices, whose regions are boxes of the array."""
+"""A region of an array as the parts of chunks that it touches, shared by reading and writing; arrays of more than two
+dimensions as matrices, whose regions are boxes of the array; and arrays some of whose elements a mask declares
+missing."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import zarr
@@ -236,10 +238,123 @@ class Flattened:
         return first, tuple((stop - 1) // side for (_, stop), side in zip(extents, unit, strict=True))
 
 
-StoredArray: TypeAlias = "zarr.Array[Any] | Flattened"
-"""What is read: a stored array itself, or one that is seen as a matrix."""
+@dataclass(frozen=True)
+class HeldMask:
+    """A mask that is small enough to go along with every task: a bit an element, row by row."""
+
+    bits: bytes
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, mask: np.ndarray) -> HeldMask:
+        return cls(np.packbits(mask).tobytes(), mask.shape)
+
+    def whole(self) -> np.ndarray:
+        """Whether each element is missing: not to be written to."""
+        return _unpacked(self)
+
+
+@lru_cache(maxsize=4)
+def _unpacked(mask: HeldMask) -> np.ndarray:
+    bits = np.frombuffer(mask.bits, np.uint8)
+    return np.unpackbits(bits, count=math.prod(mask.shape)).view(bool).reshape(mask.shape)
+
+
+WIDER = {"i1": "i2", "u1": "i2", "i2": "i4", "u2": "i4", "i4": "i8", "u4": "i8", "i8": "f8", "u8": "f8"}
+"""What integers are read as beside a mask: a type with a number that none of them is. Of 64 bits there is none but
+NaN; such integers are multiplied in double precision wherever some of them are missing."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A stored matrix in which a mask says what is missing: there it reads as ``missing``, elsewhere as it is stored.
+
+    Its parts are those of the matrix, so that a mask in larger chunks may be decoded for several of them.
+    """
+
+    array: zarr.Array[Any] | Flattened
+    mask: zarr.Array[Any] | HeldMask
+    """True where an element is missing."""
+    axes: tuple[int, ...]
+    """For each axis of the mask the axis of the stored array that it lies along: as long as that, or 1 element for all
+    of it. Along other axes the mask is the same everywhere."""
+    ndim: ClassVar[int] = 2
+
+    @property
+    def dtype(self) -> np.dtype:
+        found = self.array.dtype.newbyteorder("=")
+        return np.dtype(WIDER.get(found.str[1:], found))
+
+    @property
+    def missing(self) -> int | Literal["nan"]:
+        """The number that stands for what is missing."""
+        return "nan" if self.dtype.kind in "fc" else int(np.iinfo(self.dtype).min)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.array.shape
+        return rows, columns
+
+    @property
+    def size(self) -> int:
+        return self.array.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def store(self) -> Any:
+        return self.array.store
+
+    @property
+    def path(self) -> str:
+        return self.array.path
+
+    @property
+    def metadata(self) -> Any:
+        return self.array.metadata
+
+    @property
+    def attrs(self) -> Any:
+        return self.array.attrs
+
+    def boxes(
+        self, region: Sequence[slice], block: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, tuple[slice, ...]]]:
+        """For each box of a region of the matrix, held as ``block``: the view of it, with the axes of the stored array,
+        and what of the mask goes there."""
+        boxes: Iterator[tuple[np.ndarray, tuple[slice, ...]]]
+        if isinstance(self.array, Flattened):
+            boxes = ((self.array.block(block, box), box.region) for box in self.array.boxes(region))
+        else:
+            boxes = iter([(block, tuple(region))])
+        for view, extent in boxes:
+            yield (
+                view,
+                tuple(
+                    extent[axis] if length > 1 or base_of(self).shape[axis] == 1 else slice(0, 1)
+                    for axis, length in zip(self.axes, self.mask.shape, strict=True)
+                ),
+            )
+
+    def laid_along(self, part: np.ndarray) -> np.ndarray:
+        """A part of the mask with the axes of the stored array, those that it lacks of one element: a view."""
+        ordered = part.transpose(np.argsort(self.axes))
+        sides = dict(zip(sorted(self.axes), ordered.shape, strict=True))
+        return ordered.reshape([sides.get(axis, 1) for axis in range(base_of(self).ndim)])
+
+
+StoredArray: TypeAlias = "zarr.Array[Any] | Flattened | Masked"
+"""What is read: a stored array itself, one that is seen as a matrix, or one beside a mask."""
+
+
+def unmasked(stored: StoredArray) -> zarr.Array[Any] | Flattened:
+    """The same without its mask."""
+    return stored.array if isinstance(stored, Masked) else stored
 
 
 def base_of(stored: StoredArray) -> zarr.Array[Any]:
     """The array that is stored."""
+    stored = unmasked(stored)
     return stored.array if isinstance(stored, Flattened) else stored

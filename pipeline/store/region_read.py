@@ -2,9 +2,9 @@
 
 One function has several ways to do it. Uncompressed chunks in local files go straight from the file to the caller's
 buffer, in parallel and with no copy in between. Those encoded by codecs that we know are read by one call and decoded
-by another, in shards too (`chunks.py`). Of remote stores, parts of chunks are asked for
-(`byte_ranges.py`). Everything else (rarer codecs, whole remote chunks) goes through zarr-python, which knows
-them all. For a GPU the same parts are described by where their bytes lie, for loops that read them from the files.
+by another, in shards too (`chunks.py`). Of remote stores, parts of chunks are asked for, and the chunks of a shard
+together (`byte_ranges.py`). Everything else (rarer codecs) goes through zarr-python, which knows them all. For a GPU
+the same parts are described by where their bytes lie, for loops that read them from the files.
 
 An array of more dimensions that is seen as a matrix (`region.Flattened`) takes the same ways where its chunks are
 rectangles of that matrix. Where they are not, a part of a region is a rectangle of whole chunks, as far as they lie in
@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from tilewright.pipeline.store.arrays import (
     metadata_name,
     name_of,
     out_of_sight,
+    part_unit,
     read_unit,
     write_unit,
 )
@@ -61,11 +63,15 @@ from tilewright.pipeline.store.region import (
     SCRAP_NBYTES,
     ChunkPart,
     Flattened,
+    HeldMask,
+    Masked,
     StoredArray,
     base_of,
     chunk_name,
     chunks_in,
+    unmasked,
 )
+from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
     ANY_LENGTH,
@@ -123,34 +129,63 @@ def region_reads(
     The buffer that a part is read into has the array's dtype in native byte order and contiguous rows, which may lie
     further apart.
     """
+    if isinstance(array, Masked):
+        return [
+            RegionRead(part.target, partial(_read_masked, array, region, part))
+            for part in region_reads(array.array, region, in_loops=in_loops)
+        ]
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         return _flattened_reads(array, region, in_loops)
-    pieces = chunks_in(region, read_unit(array))
+    pieces = chunks_in(region, part_unit(array))
     indexes: dict[str, np.ndarray] = {}
     if layout is None:
-        chunk = _reader(base_of(array), in_loops)
-        return [RegionRead(piece.target, partial(_read_piece, chunk, piece)) for piece in pieces]
+        read = _reader(base_of(array), in_loops)
+        unit = read_unit(array)
+        return [RegionRead(piece.target, partial(_read_block, read, region, unit, piece)) for piece in pieces]
     if layout.plain:
         return [read for piece in pieces for read in _plain_reads(layout, indexes, piece)]
     return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
 
 
-Reader: TypeAlias = "Callable[[tuple[int, ...], Wanted], None]"
-"""Reads what is wanted of a chunk, which is named by its indices."""
+Reader: TypeAlias = "Callable[[Sequence[tuple[tuple[int, ...], Wanted]]], None]"
+"""Reads what is wanted of chunks, which are named by their indices."""
 
 
 def _reader(array: zarr.Array[Any], in_loops: bool) -> Reader:
     """What reads parts of an array's chunks, in the way that suits it; threads may share one."""
     layout = layout_of(array, name_of(array))
     if layout is not None:
-        return partial(_read_direct, layout, {}, in_loop=in_loops)
+        return partial(_each, partial(_read_direct, layout, {}, in_loop=in_loops))
     ranges = None if is_local(array) else byte_ranges_of(array, name_of(array))
-    return partial(_read_through_zarr, array, ranges)
+    if ranges is None:
+        return partial(_each, partial(_read_through_zarr, array))
+    return partial(_read_ranges, array, ranges)
 
 
-def _read_piece(read: Reader, piece: ChunkPart, target: np.ndarray) -> None:
+def _each(
+    read: Callable[[tuple[int, ...], Wanted], None], chunks: Sequence[tuple[tuple[int, ...], Wanted]]
+) -> None:
+    """Read chunks one after the other."""
+    for chunk, wanted in chunks:
+        read(chunk, wanted)
+
+
+def _read_piece(
+    read: Callable[[tuple[int, ...], Wanted], None], piece: ChunkPart, target: np.ndarray
+) -> None:
     read(piece.chunk, [(piece.inside, target)])
+
+
+def _read_block(
+    read: Reader, region: Sequence[slice], unit: tuple[int, ...], piece: ChunkPart, target: np.ndarray
+) -> None:
+    """Read a piece of a region that consists of parts of several chunks."""
+    place = [
+        slice(whole.start + part.start, whole.start + part.stop)
+        for whole, part in zip(region, piece.target, strict=True)
+    ]
+    read([(part.chunk, [(part.inside, target[part.target])]) for part in chunks_in(place, unit)])
 
 
 def _flattened_reads(view: Flattened, region: Sequence[slice], in_loops: bool) -> list[RegionRead]:
@@ -191,16 +226,57 @@ def _read_flattened(view: Flattened, read: Reader, region: Sequence[slice], targ
         block = view.block(target, box)
         for piece in chunks_in(box.region, read_unit(view.array)):
             wanted.setdefault(piece.chunk, []).append((piece.inside, block[piece.target]))
-    for chunk, parts in wanted.items():
-        read(chunk, parts)
+    read(list(wanted.items()))
+
+
+def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, target: np.ndarray) -> None:
+    """Read a part of a region, and put what stands for a missing element wherever the mask says so."""
+    stored = array.array.dtype.newbyteorder("=")
+    held = target if target.dtype == stored else np.empty(target.shape, stored)
+    part.read(held)
+    if held is not target:
+        target[...] = held
+    where = [
+        slice(whole.start + inside.start, whole.start + inside.stop)
+        for whole, inside in zip(region, part.target, strict=True)
+    ]
+    gone = np.empty(target.shape, bool)
+    boxes = list(array.boxes(where, gone))
+    found = _mask_parts(array.mask, {_key(extent): extent for _, extent in boxes})
+    for view, extent in boxes:
+        view[...] = array.laid_along(found[_key(extent)])
+    target[gone] = np.nan if array.missing == "nan" else array.missing
+
+
+def _key(extent: Sequence[slice]) -> tuple[int, ...]:
+    return tuple(edge for part in extent for edge in (part.start, part.stop))
+
+
+def _mask_parts(
+    mask: zarr.Array[Any] | HeldMask, wanted: dict[tuple[int, ...], tuple[slice, ...]]
+) -> dict[tuple[int, ...], np.ndarray]:
+    """Parts of a mask, each chunk of it read once."""
+    if isinstance(mask, HeldMask):
+        whole = mask.whole()
+        return {key: whole[extent] for key, extent in wanted.items()}
+    parts = {
+        key: np.empty([part.stop - part.start for part in extent], bool) for key, extent in wanted.items()
+    }
+    pieces: dict[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]] = {}
+    for key, extent in wanted.items():
+        for piece in chunks_in(extent, read_unit(mask)):
+            pieces.setdefault(piece.chunk, []).append((piece.inside, parts[key][piece.target]))
+    _reader(mask, in_loops=False)(list(pieces.items()))
+    return parts
 
 
 def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slice, ...]]:
     """Where the parts of `region_reads` go in the region, by whatever way they are read."""
+    array = unmasked(array)
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         return list(_flattened_targets(array, region))
-    pieces = chunks_in(region, read_unit(array))
+    pieces = chunks_in(region, part_unit(array))
     if layout is not None and layout.plain:
         return [part.target for piece in pieces for part in _split(piece, layout.dtype.itemsize)]
     return [piece.target for piece in pieces]
@@ -208,7 +284,7 @@ def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slic
 
 def reads_parts(array: StoredArray) -> bool:
     """Whether a part of a chunk is read alone; if not, the whole chunk is read, and decoded, for any part of it."""
-    base = base_of(array)
+    base, array = base_of(array), unmasked(array)
     if is_local(array):
         return is_plain(array)
     ranges = byte_ranges_of(base, name_of(array))
@@ -553,75 +629,99 @@ def _selection(array: zarr.Array[Any], part: tuple[slice, ...], target: Any) -> 
     return reading
 
 
-def _read_through_zarr(
-    array: zarr.Array[Any], ranges: ByteRanges | None, chunk: tuple[int, ...], wanted: Wanted
-) -> None:
+def _read_through_zarr(array: zarr.Array[Any], chunk: tuple[int, ...], wanted: Wanted) -> None:
     if len(wanted) > 1:  # it is asked for once
-        inside = tuple(
-            slice(min(part.start for part in parts), max(part.stop for part in parts))
-            for parts in zip(*(box for box, _ in wanted), strict=True)
-        )
+        inside = _around([box for box, _ in wanted])
         held = np.empty([part.stop - part.start for part in inside], array.dtype.newbyteorder("="))
-        _read_through_zarr(array, ranges, chunk, [(inside, held)])
-        for box, goes_to in wanted:
-            within = [
-                slice(part.start - whole.start, part.stop - whole.start)
-                for part, whole in zip(box, inside, strict=True)
-            ]
-            goes_to[...] = held[tuple(within)]
+        _read_through_zarr(array, chunk, [(inside, held)])
+        _pick(held, inside, wanted)
         return
     ((inside, out),) = wanted
     part = tuple(
         slice(index * side + want.start, index * side + want.stop)
         for index, side, want in zip(chunk, read_unit(array), inside, strict=True)
     )
+    with _reading(array, chunk):
+        # zarr decodes into the target itself: no second copy of the chunk's part is made.
+        wrapped: Any = out
+        target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
+        answer_of(_selection(array, part, target), f"chunk {chunk_name(chunk)} of {name_of(array)}")
+        if _may_be_missing(array, out):
+            _check_there(array)
+
+
+@contextmanager
+def _reading(array: zarr.Array[Any], chunk: tuple[int, ...]) -> Iterator[None]:
+    """Raise what reading a chunk raises as an error that names it."""
     try:
-        if ranges is None or not _read_ranges(ranges, chunk, inside, out):
-            # zarr decodes into the target itself: no second copy of the chunk's part is made.
-            wrapped: Any = out
-            target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
-            answer_of(_selection(array, part, target), f"chunk {chunk_name(chunk)} of {name_of(array)}")
-        _check_not_missed(array, out)
+        yield
     except (StoreError, CancelledError):
         raise  # the array is out of sight, or nobody needs it any more
     except Exception as error:
         if is_out_of_memory(error):
             raise  # the chunk may be sound
-        place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
-        file_name = array.metadata.encode_chunk_key(tuple(place))
+        unit = zip(chunk, read_unit(array), write_unit(array), strict=True)
+        file_name = array.metadata.encode_chunk_key(
+            tuple(place * side // whole for place, side, whole in unit)
+        )
         damaged = _is_damage(error, array.store)
         advice = DAMAGED if damaged else NOT_ANSWERED
         message = _unreadable(chunk, name_of(array), file_name, array.shards is not None, error, advice)
+        if not damaged and not is_local(array) and (trouble := trouble_of(error)).kind is not Kind.OTHER:
+            where = f"{'in shard ' * (array.shards is not None)}{name_of(array)}/{file_name}"
+            message = f"chunk {chunk_name(chunk)} of {name_of(array)} cannot be read ({where}): {trouble}"
         # What a remote store gave may have been cut short on its way.
         raise (DamagedError if damaged and is_local(array) else StoreError)(message) from error
 
 
+def _around(boxes: Sequence[tuple[slice, ...]]) -> tuple[slice, ...]:
+    """The least box that holds some others."""
+    return tuple(
+        slice(min(part.start for part in parts), max(part.stop for part in parts))
+        for parts in zip(*boxes, strict=True)
+    )
+
+
+def _pick(held: np.ndarray, around: Sequence[slice], wanted: Wanted) -> None:
+    """Copy what is wanted of a chunk from the box of it that is held."""
+    for box, goes_to in wanted:
+        within = (
+            slice(part.start - whole.start, part.stop - whole.start)
+            for part, whole in zip(box, around, strict=True)
+        )
+        goes_to[...] = held[tuple(within)]
+
+
 def _read_ranges(
-    ranges: ByteRanges, chunk: tuple[int, ...], inside: tuple[slice, ...], target: np.ndarray
-) -> bool:
-    """Read a box of a chunk, and no more of it than must be; returns whether that was done. If not, all of the chunk is
-    wanted."""
+    array: zarr.Array[Any], ranges: ByteRanges, chunks: Sequence[tuple[tuple[int, ...], Wanted]]
+) -> None:
+    """Read what is wanted of some chunks of a store that is not local, and no more of plain ones than must be."""
     layout = ranges.layout
-    if layout.codecs:
-        data = ranges.chunk(chunk)
-        if data is None:
-            target[...] = layout.fill_value
-        else:
-            _decode_part(layout, data, [(inside, target)])
-        return True
-    stretch, shape, picked = lines_of(layout, inside)
+    around = {chunk: _around([box for box, _ in wanted]) for chunk, wanted in chunks}
+    lines = {} if layout.codecs else {chunk: lines_of(layout, box) for chunk, box in around.items()}
     item = layout.dtype.itemsize
-    if layout.shards is None and (stretch.stop - stretch.start) * item == layout.chunk_nbytes:
-        return False
-    data = ranges.part(chunk, stretch.start * item, stretch.stop * item)
-    if data is None:
-        target[...] = layout.fill_value
-        return True
-    order = layout.order or tuple(range(target.ndim))
-    found = data.view(layout.dtype).reshape(shape)[picked]
-    found = found.reshape([target.shape[axis] for axis in order])
-    target[...] = found.transpose(np.argsort(order))
-    return True
+    asked: dict[tuple[int, ...], tuple[int, int] | None] = dict.fromkeys(around)
+    for chunk, (stretch, _, _) in lines.items():
+        asked[chunk] = stretch.start * item, stretch.stop * item
+    with _reading(array, chunks[0][0]):
+        found, there = ranges.read(asked)
+    for chunk, wanted in chunks:
+        data = found[chunk]
+        with _reading(array, chunk):
+            if data is None:
+                _fill(wanted, layout.fill_value)
+            elif layout.codecs:
+                _decode_part(layout, data, wanted)
+            else:
+                _, shape, picked = lines[chunk]
+                box = around[chunk]
+                order = layout.order or tuple(range(len(box)))
+                part = data.view(layout.dtype).reshape(shape)[picked]
+                part = part.reshape([box[axis].stop - box[axis].start for axis in order])
+                _pick(part.transpose(np.argsort(order)), box, wanted)
+    if not there:
+        with _reading(array, chunks[0][0]):
+            _check_there(array)
 
 
 def _is_damage(error: Exception, store: Store) -> bool:
@@ -640,19 +740,19 @@ def _is_damage(error: Exception, store: Store) -> bool:
     return not any(module.startswith("zarr.storage.") for module in modules)
 
 
-def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:
-    """Raise StoreError where zarr may have read missing chunks, and the array itself is gone.
-
-    zarr does not say that a chunk is missing: it reads as the fill value. Parts of nothing else are rare, so only these
-    cost a question to the store.
-    """
+def _may_be_missing(array: zarr.Array[Any], read: np.ndarray) -> bool:
+    """Whether zarr may have read missing chunks, of which it does not say so: they read as the fill value. Parts of
+    nothing else are rare, so only these cost a question to the store."""
     fill = array.fill_value if array.fill_value is not None else 0
 
     def is_fill(part: np.ndarray) -> Any:
         return (part == fill) | ((part != part) & (fill != fill))  # NaN is a fill value too
 
-    if not (is_fill(read[(0,) * read.ndim]) and np.all(is_fill(read))):
-        return
+    return bool(is_fill(read[(0,) * read.ndim]) and np.all(is_fill(read)))
+
+
+def _check_there(array: zarr.Array[Any]) -> None:
+    """Raise StoreError where chunks are missing since the array itself is gone."""
     name = metadata_name(array)
     if isinstance(array.store, LocalStore):
         check_in_sight(name_of(array), array.store.root / array.path, name)

@@ -23,7 +23,7 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import RunEndedError, StoreError
-from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
+from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store.arrays import check_in_sight, in_store, metadata_name, name_of, write_unit
 from tilewright.pipeline.store.chunks import (
     ChunkLayout,
@@ -36,6 +36,7 @@ from tilewright.pipeline.store.chunks import (
 )
 from tilewright.pipeline.store.objects import NotingStore, object_path, objects_of
 from tilewright.pipeline.store.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
+from tilewright.pipeline.store.remote.trouble import told_of
 from tilewright.pipeline.transfer.checksum import checksum_of_descriptor, checksum_of_file, new_checksum
 from tilewright.pipeline.transfer.files import with_remedy
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
@@ -68,7 +69,7 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
     except Exception as error:
         raise StoreError(
             f"cannot write {', '.join(f'{s.start}:{s.stop}' for s in region)} of {name_of(array)}:"
-            f" {type(error).__name__}: {error}"
+            f" {f'{type(error).__name__}: {error}' if isinstance(array.store, LocalStore) else told_of(error)}"
         ) from error
 
 

@@ -148,7 +148,8 @@ def list_corpus(
         whose length is given as 0 though it has bytes, no files at all, or something that is no path.
     """
     try:
-        given = [os.fsdecode(path) for path in paths]
+        # Plain texts: a subclass such as NumPy's is taken for bytes where folders are listed.
+        given = [str.__str__(os.fsdecode(path)) for path in paths]
     except TypeError as error:
         raise CorpusError(
             f"a corpus is named by one path or several, and {shown(paths)} is neither: {error}"

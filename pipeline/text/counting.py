@@ -26,7 +26,7 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.events import Listener, Notice
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.text.blocks import (
@@ -65,8 +65,7 @@ from tilewright.pipeline.text.kept_counts import (
     what_is_left,
 )
 from tilewright.pipeline.text.totals import Counts, Rows, Totals, are_files, joined, rows_of
-from tilewright.pipeline.thread_buffers import thread_buffer
-from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.threads import run_all, thread_buffer
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tilewright.pipeline.text.corpus import Piece, read_range
-from tilewright.pipeline.thread_buffers import thread_buffer
+from tilewright.pipeline.threads import thread_buffer
 from tilewright.pipeline.transfer.checksum import new_checksum
 
 COMPARED_NBYTES = 2**22

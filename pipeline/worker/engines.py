@@ -21,8 +21,7 @@ import zarr
 from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.grid import Tile
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.plan.told import Product, StoredObject
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.region_write import region_writes

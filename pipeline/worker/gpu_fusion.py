@@ -190,13 +190,13 @@ class GpuFusion:
         """Compile and load the kernels that will be launched."""
         for transform in self._transforms:
             if transform is not None:
-                kernels.prepare_transform(*transform.dtypes)
+                kernels.TRANSFORM.prepare(*transform.dtypes)
         if self._epilogue is not None:
-            kernels.prepare_finish(*self._epilogue.dtypes)
+            kernels.FINISH.prepare(*self._epilogue.dtypes)
             if self._epilogue.diagonal is not None:
-                kernels.prepare_diagonal(self._epilogue.dtypes[2])
+                kernels.DIAGONAL.prepare(self._epilogue.dtypes[2])
         if self._pairs is not None:
-            pairs_device.prepare_combine(*self._pairs.dtypes)
+            pairs_device.COMBINE.prepare(*self._pairs.dtypes)
 
     def scratch(self, operand: int, panel: Placed) -> Placed:
         return self._buffers.operand(operand, panel) if self._transforms[operand] is not None else panel

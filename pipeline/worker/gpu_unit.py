@@ -27,6 +27,7 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
+from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
@@ -152,7 +153,7 @@ class _Looks:
         """Compile and load the kernels that will be launched."""
         for dtype, sought in zip(self.dtypes, self.sought, strict=True):
             if sought:
-                self.kernels.prepare(dtype)
+                self.kernels.KERNELS.prepare(dtype)
 
     def words(self, slot: int, matrix: int = 0) -> int:
         """The address of a tile's words for A (0), B (1) or C (2)."""
@@ -245,7 +246,7 @@ class _Hashes:
 
     def prepare(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
         """Compile and load the kernel that will be launched for a panel like this one."""
-        self._kernels.prepare(self._table(panel, parts).unit)
+        self._kernels.KERNELS.prepare(self._table(panel, parts).unit)
 
     def begin(self, panel: Placed, parts: Sequence[PanelPart]) -> Callable[[], list[int]]:
         self._cuda.current_context()  # attaches the thread to the GPU
@@ -464,6 +465,16 @@ class CudaUnit:
             lower, upper = (as_device_array(tile.cut(*piece)) for piece in (below, above))
             options = {"swap": swap, "same": below == above, "conjugate": self._product.plan.hermitian}
             transpose(lower, upper, self._mirror_stream, **options)
+        self._mirror_stream.synchronize()
+
+    def clear_outside(self, tile: Placed, region: tuple[slice, slice], band: Band) -> None:
+        from tilewright.kernels.passes.band_device import clear_outside
+
+        self._cuda.current_context()  # attaches the thread to the GPU
+        for rows, columns in whole_lines(tile):
+            below = region[0].start + rows.start - region[1].start - columns.start
+            matrix = as_device_array(tile.cut(rows, columns))
+            clear_outside(matrix, below - band.before, below + band.after, self._mirror_stream)
         self._mirror_stream.synchronize()
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:

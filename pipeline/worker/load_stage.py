@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from tilewright.pipeline.plan.grid import Tile
-from tilewright.pipeline.plan.layout import Lines
+from tilewright.pipeline.plan.memory import Lines
 from tilewright.pipeline.plan.told import Corners, Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.content import panel_content

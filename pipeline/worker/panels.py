@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.gpu.device_array import DeviceRegion, address
-from tilewright.pipeline.plan.layout import Lines
+from tilewright.pipeline.plan.memory import Lines
 from tilewright.pipeline.plan.told import PanelContent
 
 PanelPart = tuple[int, int, int, int]

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from distributed import Worker
 
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.plan.facts import Sharers
+from tilewright.pipeline.plan.inputs import Sharers
 from tilewright.pipeline.worker.panels import Arrival, PanelKey, PanelPart, Placed, part_nbytes
 from tilewright.pipeline.worker.units import SharedMemory
 

@@ -23,10 +23,10 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
-from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.inputs import Sharers
 from tilewright.pipeline.plan.told import Product, TileReport
-from tilewright.pipeline.tracebacks import clear_frames
+from tilewright.pipeline.threads import clear_frames
 from tilewright.pipeline.worker.compute_stage import ComputeStage
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
 from tilewright.pipeline.worker.load_stage import LoadStage

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import dask
+from dask.system import CPU_COUNT
 from distributed import Client
 
 from tilewright.kernels.cpu.loops import start_compiler, usable_cores
@@ -16,8 +17,8 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
-from tilewright.pipeline.plan.facts import WorkerFacts, cores_here, pause_nbytes
-from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import arrival_of, close_idle_engines, collect_leftovers
 from tilewright.pipeline.worker.peers import answer_peers
@@ -112,6 +113,17 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
     threads = dask_worker.state.nthreads
     return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker), pause, threads)
+
+
+def pause_nbytes(limit_nbytes: int | None, fraction: float | bool | None) -> int | None:
+    """From how many bytes on Dask gives a worker no more tasks. fraction: of its limit, as Dask's setting gives it."""
+    return int(limit_nbytes * fraction) if limit_nbytes and fraction else None
+
+
+def cores_here() -> int:
+    """Cores that BLAS uses in this process. Dask starts several processes of one host with OMP_NUM_THREADS=1."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdigit() and int(threads) > 0 else CPU_COUNT
 
 
 def free_what_is_over(device: str) -> None:

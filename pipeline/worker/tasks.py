@@ -18,11 +18,11 @@ from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.cluster.pool import make_room
 from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.inputs import Sharers
 from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.plan.transform import Fused
-from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import (
     close_engine,

@@ -12,9 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
-from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.inputs import Sharers
 from tilewright.pipeline.plan.told import (
     NOTHING_FOUND,
     STAGES,
@@ -22,6 +21,7 @@ from tilewright.pipeline.plan.told import (
     Corners,
     Found,
     PanelContent,
+    StoredObject,
     TileReport,
 )
 from tilewright.pipeline.worker.panels import PanelBuffer, PanelPart, Placed

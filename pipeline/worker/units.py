@@ -21,9 +21,9 @@ from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.passes.contents import NOTHING, Contents, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
+from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import Corners, Found, Product
+from tilewright.pipeline.plan.told import Corners, Found, Product, StoredObject
 from tilewright.pipeline.store.content import content_hash
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads
@@ -155,6 +155,9 @@ class DeviceUnit(Protocol):
     def mirror(self, tile: Placed, *, swap: bool) -> None:
         """Copy what is below the diagonal of a finished square tile above it; with ``swap``, transpose the tile. Done
         when this returns."""
+
+    def clear_outside(self, tile: Placed, region: tuple[slice, slice], band: Band) -> None:
+        """Put 0 for what of a finished tile, which is this region of C, lies outside a band. Done when this returns."""
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
         """Store one piece of a finished tile; each line of the piece is contiguous in memory. Called by many threads at
@@ -376,6 +379,11 @@ class HostUnit:
         for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
             lower, upper = tile.cut(*below), tile.cut(*above)
             transpose(lower, upper, swap=swap, same=below == above, conjugate=self._product.plan.hermitian)
+
+    def clear_outside(self, tile: Placed, region: tuple[slice, slice], band: Band) -> None:
+        for rows, columns in whole_lines(tile):
+            top, left = region[0].start + rows.start, region[1].start + columns.start
+            band.clear_outside(tile.cut(rows, columns), top, left)
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
         def bands() -> Iterator[np.ndarray]:

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import zarr
 
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.region_write import (
@@ -21,7 +22,7 @@ from tilewright.pipeline.store.region_write import (
 )
 from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.threads import run_all
-from tilewright.pipeline.worker.fusion import accumulators
+from tilewright.pipeline.worker.fusion import accumulators, within
 from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.tile_job import TileJob
@@ -89,17 +90,26 @@ class WriteStage:
             with self._unit.fusion.finishing(target, job.tile.region, bring) as tile:
                 if plan.on_diagonal(job.tile):
                     self._unit.mirror(tile, swap=False)
+                if plan.band is not None and not plan.band.holds(regions[0]):
+                    self._unit.clear_outside(tile, regions[0], plan.band)
                 if looks is not None:
                     looks.at_tile(tile)
-                moves += self._saved(region_writes(c, regions[0], self._product.drafts), tile, dtype, looks)
+                moves += self._saved(self._pieces(c, regions[0]), tile, dtype, looks)
                 job.found = look.found(times=len(regions))
                 for mirrored in regions[1:]:
                     # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
                     square = Placed(tile.flat, (job.tile.columns, job.tile.columns), tile.lines)
                     self._unit.mirror(square, swap=True)
-                    moves += self._saved(region_writes(c, mirrored, self._product.drafts), square, dtype)
+                    moves += self._saved(self._pieces(c, mirrored), square, dtype)
         job.stored = tuple(move.stored for move in moves if move.stored is not None)
         job.changes = changes_in(c)
+
+    def _pieces(self, c: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
+        """The stored pieces of a region of C, but for those that a band does not touch."""
+        pieces = region_writes(c, region, self._product.drafts)
+        if (band := self._plan.band) is None:
+            return pieces
+        return [piece for piece in pieces if band.touches(within(region, piece.source))]
 
     def _bring_before(self, job: TileJob, moves: list[Move], place: Placed) -> None:
         """Read what C held in a job's place."""

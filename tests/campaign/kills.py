@@ -130,9 +130,10 @@ def _until_hit(lane: Lane, client: int, change: int, seconds: float) -> int | No
 
 
 def _victims(lane: Lane, kill: Kill, client: int, before: set[int]) -> list[int]:
-    workers = [pid for pid in lane.served() if pid not in before]
     if kill.cluster == "site":
-        workers.append(lane.site.worker)
+        workers = [*lane.site.served(), lane.site.worker]
+    else:
+        workers = _started_by_a_command(lane, before)
     stopped = lane.orders.stopped
     if kill.target == "worker" and workers:
         return [stopped if stopped in workers else workers[int(kill.which * len(workers))]]
@@ -145,11 +146,15 @@ def _victims(lane: Lane, kill: Kill, client: int, before: set[int]) -> list[int]
     return of.get(kill.target, [])
 
 
+def _started_by_a_command(lane: Lane, before: set[int]) -> list[int]:
+    """Worker processes that the case's command has started. before: those that were there before it."""
+    return sorted({*lane.served()} - before - {*lane.site.served()})
+
+
 def _orphans(lane: Lane, before: set[int]) -> list[int]:
     for _ in processes.looks(ORPHANS_SECONDS):
-        if not set(lane.served()) - before:
+        if not (orphans := _started_by_a_command(lane, before)):
             return []
-    orphans = sorted(set(lane.served()) - before)
     for pid in orphans:
         processes.send(pid, signal.SIGKILL)
     return orphans

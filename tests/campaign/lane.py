@@ -183,14 +183,22 @@ class Site:
                 orders=self.lane.orders_path,
                 role=WORKER,
             )
-        if not self.nanny or not processes.is_alive(self.nanny):
-            if self.nanny:
-                processes.end(self.nanny)
-            self.nanny = processes.fork(lambda: _worker(self.address), log / "nanny.log")
         for _ in processes.looks(processes.LIMIT_SECONDS):
-            if self.lane.served():
+            if not self.nanny or not processes.is_alive(self.nanny):  # or it was about to end
+                if self.nanny:
+                    processes.end(self.nanny)
+                self.nanny = processes.fork(lambda: _worker(self.address), log / "nanny.log")
+            if self.served():
                 return
         raise RuntimeError(f"no worker of a nanny starts:\n{(log / 'nanny.log').read_text()}")
+
+    def served(self) -> list[int]:
+        """The worker processes of the nanny: between the two there are pipes. A process of the fork server has no other
+        tie to who asked for it, and a nanny starts its worker anew at any time."""
+        if not self.nanny:
+            return []
+        pipes = processes.pipes_of(self.nanny) - processes.pipes_of(os.getpid())  # what all were born with
+        return [pid for pid in self.lane.served() if pipes & processes.pipes_of(pid)]
 
     def _start_scheduler(self) -> None:
         file = self.lane.home / "scheduler.json"

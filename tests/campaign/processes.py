@@ -197,5 +197,14 @@ def children_of(pid: int) -> list[int]:
     return sorted(found)
 
 
+def pipes_of(pid: int) -> set[str]:
+    """The pipes that a process has an end of."""
+    try:
+        ends = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:  # it has ended, or has just closed one
+        return set()
+    return {end for end in ends if end.startswith("pipe:")}
+
+
 def fork_server_pid() -> int:
     return forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined,no-any-return]

@@ -135,6 +135,20 @@ def test_the_nth_change_of_the_file_system_stops_the_process(tmp_path: Path) -> 
     assert told.changes[changes.CLIENT] == 4
 
 
+def test_a_pipe_ties_a_process_to_the_one_that_started_it() -> None:
+    """By which the worker of a nanny is told from those that a command has started."""
+    with (
+        subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as child,
+        subprocess.Popen(["cat"]) as other,
+    ):
+        try:
+            here = processes.pipes_of(os.getpid())
+            assert here & processes.pipes_of(child.pid) - processes.pipes_of(other.pid)
+        finally:
+            child.kill(), other.kill()
+    assert not processes.pipes_of(child.pid)
+
+
 def test_cuts_that_cannot_be_made_are_told_of_with_the_reason() -> None:
     told = table.summary([{"kind": "cuts", "seed": 0, "not_run": "mounting takes root", "broken": []}])
     assert "power cuts: not run: mounting takes root" in told

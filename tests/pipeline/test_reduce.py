@@ -33,7 +33,7 @@ from tilewright.pipeline.reduce import (
     end_if_given_up,
     reduce_pieces,
 )
-from tilewright.pipeline.thread_buffers import thread_buffer
+from tilewright.pipeline.threads import thread_buffer
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import free_what_is_over, survey
 

@@ -30,7 +30,7 @@ from tilewright.pipeline.product.output import Output
 from tilewright.pipeline.store.probe import HEAD_NBYTES
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.worker import tasks
-from tilewright.workflows import cli, plots, progress
+from tilewright.workflows import cli, plots
 from tilewright.workflows.bench.common import BenchReport
 from tilewright.workflows.cli import main
 
@@ -114,7 +114,7 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 
 if __name__ == "__main__":  # worker processes import this file too
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background commands of a shell ignore it
-    progress.listening = listening
+    cli.listening = listening
     local_cluster.START_SECONDS = float(os.environ.get("START_SECONDS", local_cluster.START_SECONDS))  # type: ignore[misc]
     waited = os.environ.get("INTERRUPTED_SECONDS", local_cluster.INTERRUPTED_SECONDS)
     local_cluster.INTERRUPTED_SECONDS = float(waited)  # type: ignore[misc]

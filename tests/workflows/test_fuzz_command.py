@@ -3,13 +3,13 @@ nothing behind."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +228,22 @@ def written(line: list[str]) -> Iterator[str]:
 
 
 def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        with suppress(NotADirectoryError):  # below a file, as behind --help
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
             path.unlink(missing_ok=True)
+    except OSError as error:
+        # Below a file, as behind --help, or no name that a file can have: nothing is there.
+        if error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+
+
+def test_what_cannot_be_there_need_not_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("nothing", "x" * 300, "file/below", "file"):
+        remove(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def check_streams(status: int, out: str, errors: str, debug: bool = False) -> None:

@@ -11,7 +11,10 @@ import zarr
 
 import tilewright as tw
 from tests.pipeline.gram import naive
+from tests.pipeline.plan.test_band import mask
 from tests.workflows.products import put
+from tilewright.pipeline.plan.band import Band
+from tilewright.pipeline.product.banded import as_window
 
 pytestmark = pytest.mark.gpu
 
@@ -55,6 +58,26 @@ def test_a_gram_matrix_on_a_gpu_is_that_of_the_definition(
         return
     scale = np.abs(expected).max() + np.abs(naive.gram(x, **{**options, "center": False})).max()
     np.testing.assert_allclose(found, expected, rtol=0, atol=100 * np.finfo(found.dtype).eps * scale)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "f4", "f8", "c8"])
+@pytest.mark.parametrize("window", [30, (0, 130)])
+@pytest.mark.parametrize("memory", [None, "400KiB"])
+def test_a_band_on_a_gpu_is_that_of_the_definition(
+    tmp_path: Path, dtype: str, window: Any, memory: str | None
+) -> None:
+    x = values(dtype)
+    path = naive.put(tmp_path / "x.zarr", x, (64, 64))
+    options: dict[str, Any] = {"center": True, "divide": "n-1"}
+    run = tw.gram(path, tmp_path / "c.zarr", window=window, device="cuda", device_memory=memory, **options)
+    assert run.verification is not None
+    assert run.verification.passed
+    assert run.read_nbytes <= run.plan.read_nbytes
+    found = zarr.open_array(tmp_path / "c.zarr")[...]
+    expected = np.where(mask(300, 300, Band(*as_window(window))), naive.gram(x, **options), 0)
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=100 * np.finfo(found.dtype).eps * np.abs(naive.gram(x)).max() / 700
+    )
 
 
 @pytest.mark.parametrize("dtype", ["i1", "f4", "f8"])

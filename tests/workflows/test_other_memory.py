@@ -84,11 +84,12 @@ CHANGES: dict[str, tuple[int, dict[str, int], bool, bool]] = {
     "more memory": (10**6, {}, True, True),
     "fewer tiles": (TIGHT, {"tilewright.tiles": 3}, True, True),
     "more tiles": (TIGHT, {"tilewright.tiles": 200}, True, True),
+    "another profile": (TIGHT, {}, True, True),
     "another device": (TIGHT, {}, True, False),
     "another device with less memory": (LESS, {}, False, False),
 }
 """By what changes: the memory, what is set, whether the tiles are those of the earlier run, and whether the bits are
-those of one plan."""
+those of one plan. What may change of the inputs is in `test_inputs_by_content.py`."""
 
 
 @pytest.mark.parametrize("dtype", ["f4", pytest.param("i4", marks=pytest.mark.slow)])
@@ -112,6 +113,8 @@ def test_twelve_of_twelve_tiles_are_kept(
     memory, settings, same_tiles, same_bits = CHANGES[change]
     if "device" in change:
         alter_head(out, device="cuda")
+    if "profile" in change:
+        options["cluster"] = "local"
     before = pieces_of(past, (96, 64))
     written.clear()
     with dask.config.set(settings):
@@ -119,6 +122,7 @@ def test_twelve_of_twelve_tiles_are_kept(
             tmp_path / "a", tmp_path / "b", out, device_memory=memory, listener=events.append, **options
         )
     assert f"an earlier run finished {DONE} of {count} tiles" in told(events)
+    assert same_tiles is False or run.resumed == DONE
     assert dtype != "f4" or (run.plan.geometry == past.geometry) is same_tiles
     planned = next(event for event in events if isinstance(event, WorkPlanned) and event.name == "matmul")
     assert (planned.done, planned.total) == (run.resumed, run.plan.tile_count)

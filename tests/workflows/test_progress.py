@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned, on_waiting
-from tilewright.workflows import progress
+from tilewright.workflows import console, progress
+from tilewright.workflows.console import listening
 from tilewright.workflows.display import Display, display
-from tilewright.workflows.progress import Counting, Lines, listening
-from tilewright.workflows.tally import Tally
+from tilewright.workflows.progress import Counting, Lines, WorkProgress
 
 PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
 
@@ -39,26 +39,24 @@ def test_units_of_one_piece_of_work_are_counted_from_its_last_plan_on() -> None:
 
 
 def test_rates_leave_out_what_an_earlier_run_did() -> None:
-    tally = Tally(PLANNED, started=100.0)
-    assert tally.rates(101.0) == "4/10 tiles"
-    tally.add(unit(0))
-    tally.add(unit(1))
-    assert tally.rates(104.0) == "6/10 tiles, 512 KiB/s, 2.5 Gop/s, 8.00 s left"
+    work = WorkProgress(PLANNED, started=100.0)
+    assert work.rates(101.0) == "4/10 tiles"
+    work.add(unit(0))
+    work.add(unit(1))
+    assert work.rates(104.0) == "6/10 tiles, 512 KiB/s, 2.5 Gop/s, 8.00 s left"
 
 
 @pytest.mark.parametrize(("busy", "estimate"), [(0.2, False), (0.5, True)])
 def test_what_is_left_is_not_told_of_work_that_waited_for_its_workers(busy: float, estimate: bool) -> None:
-    tally = Tally(PLANNED, started=0.0)
-    tally.add(
-        UnitDone("matmul", 0, "worker", busy, 2**20, 5 * 10**9, {"read": busy / 2, "compute": busy / 2})
-    )
-    assert ("left" in tally.rates(100.0)) == estimate
+    work = WorkProgress(PLANNED, started=0.0)
+    work.add(UnitDone("matmul", 0, "worker", busy, 2**20, 5 * 10**9, {"read": busy / 2, "compute": busy / 2}))
+    assert ("left" in work.rates(100.0)) == estimate
 
 
 def test_the_last_unit_has_nothing_left() -> None:
-    tally = Tally(WorkPlanned("histogram", 1, 0, "pieces", 1, 0), started=0.0)
-    tally.add(UnitDone("histogram", 0, "worker", 1.0, 0, 0, {}))
-    assert tally.rates(1.0) == "1/1 piece"
+    work = WorkProgress(WorkPlanned("histogram", 1, 0, "pieces", 1, 0), started=0.0)
+    work.add(UnitDone("histogram", 0, "worker", 1.0, 0, 0, {}))
+    assert work.rates(1.0) == "1/1 piece"
 
 
 def test_lines_are_rare_and_notices_are_not(
@@ -134,7 +132,7 @@ def test_only_a_terminal_gets_a_display(
 ) -> None:
     with listening() as listener:
         assert isinstance(listener, Lines)
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)
     with listening() as listener:
         assert isinstance(listener, Display)
         listener(Notice("said"))

@@ -22,8 +22,6 @@ from tilewright.workflows.batch.profile import BatchProfile
 
 VERSION = 1
 """Of the files."""
-INSIDE = "TILEWRIGHT_JOB_PROFILES"
-"""In the environment of a job's command: the file with the profile of the job's own cluster."""
 INSIDE_PROFILE = "job"
 INSIDE_TRY = "TILEWRIGHT_JOB_TRY"
 """Which try of the job it is, from 1."""
@@ -83,6 +81,20 @@ class JobFolder:
     def stop_file(self, attempt: int) -> Path:
         """Is there once a task of a try was asked to end."""
         return self.path / f"stop-{attempt}"
+
+    def certificate(self, attempt: int) -> Path:
+        """Of a try's own making, as is the key."""
+        return self.path / f"certificate-{attempt}.pem"
+
+    def key(self, attempt: int) -> Path:
+        return self.path / f"key-{attempt}.pem"
+
+    def remove_certificates(self) -> None:
+        """Those of all tries; what cannot be removed stays, and opens nothing once its try is over."""
+        for pattern in ("certificate-*.pem", "key-*.pem"):
+            for path in self.path.glob(pattern):
+                with suppress(OSError):
+                    path.unlink()
 
     def dask_log(self, who: str) -> Path:
         return self.path / f"{who}.log"

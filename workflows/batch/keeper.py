@@ -25,16 +25,17 @@ import yaml
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiler import profiler_off
 from tilewright.pipeline.errors import ClusterError
-from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch import INSIDE, slurm
+from tilewright.workflows.batch.certificates import certificates, environment_of
+from tilewright.workflows.batch.children import ending_with_parent
 from tilewright.workflows.batch.folder import (
-    INSIDE,
     INSIDE_PROFILE,
     INSIDE_TRY,
     JobFolder,
     Progress,
     Submitted,
 )
-from tilewright.workflows.batch.profile import BatchProfile
+from tilewright.workflows.batch.profile import LOOPBACK, BatchProfile
 
 LOOK_SECONDS = 0.2
 """How often the processes are looked at."""
@@ -76,6 +77,8 @@ class Keeper:
     stopping: str = ""
     """How the job was asked to end; empty where it was not."""
     _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _certificates: dict[str, str] = field(default_factory=dict)
+    """Files, under their names in Dask's ``Security``."""
 
     @property
     def profile(self) -> BatchProfile:
@@ -93,6 +96,7 @@ class Keeper:
             reason, status = self._run()
         finally:
             self._end_all()
+            self.folder.remove_certificates()
         return self._end(reason, status)
 
     def stop(self, how: str) -> None:
@@ -102,7 +106,13 @@ class Keeper:
     def _run(self) -> tuple[str, int]:
         """Why the job ends, if the command itself does not say, and its status."""
         address = self.folder.scheduler_file(self.attempt)
-        self._start("scheduler", self._scheduler_command(address), QUIET)
+        self.folder.remove_certificates()  # of a try whose node has failed
+        try:
+            self._certificates = certificates(self.profile, self.folder, self.attempt)
+        except (ClusterError, OSError) as error:
+            return f"it has no certificates: {error}", 1
+        encrypted = environment_of(self._certificates)
+        self._start("scheduler", self._scheduler_command(address), QUIET | encrypted)
         until = time.monotonic() + SCHEDULER_SECONDS
         while not (address.is_file() and address.stat().st_size):
             if self._asked_to_end():
@@ -115,7 +125,7 @@ class Keeper:
                     1,
                 )
             time.sleep(LOOK_SECONDS)
-        self._start("workers", self._workers_command(), QUIET | self._cores())
+        self._start("workers", self._workers_command(), QUIET | encrypted | self._cores())
         self._start("command", self._client_command(address), self._settings())
         return self._watch()
 
@@ -173,10 +183,13 @@ class Keeper:
 
     def _scheduler_command(self, address: Path) -> list[str]:
         where = [] if self.profile.interface is None else ["--interface", self.profile.interface]
-        # Certificates of the job's own would be made here, and handed to all three.
+        if self.profile.host is not None:
+            where = ["--host", self.profile.host]
+        if self._certificates:
+            where += ["--protocol", "tls"]
         options = ["--scheduler-file", str(address), "--port", "0", *where]
-        # What it serves by HTTP gets a free port too, also without a dashboard.
-        options += ["--no-dashboard", "--dashboard-address", ":0"]
+        # What it serves by HTTP, also without a dashboard, is not encrypted; it gets a free port too.
+        options += ["--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0"]
         return [sys.executable, "-m", "dask", "scheduler", *options]
 
     def _workers_command(self) -> list[str]:
@@ -189,7 +202,9 @@ class Keeper:
         return ["srun", *options, sys.executable, "-m", LAUNCHER, str(self.folder.path), str(self.attempt)]
 
     def _client_command(self, address: Path) -> list[str]:
-        existing = {"kind": "existing", "scheduler_file": str(address)}
+        existing: dict[str, Any] = {"kind": "existing", "scheduler_file": str(address)}
+        if self._certificates:
+            existing["security"] = dict(self._certificates)
         self.folder.profiles.write_text(
             yaml.safe_dump({"profiles": {INSIDE_PROFILE: existing}}), encoding="utf-8"
         )
@@ -211,13 +226,16 @@ class Keeper:
         return found
 
     def _start(self, who: str, command: list[str], more: Mapping[str, str]) -> None:
-        environment = profiler_off() | dict(self.environment) | dict(more)
+        options: dict[str, Any] = {
+            "env": profiler_off() | dict(self.environment) | dict(more),
+            "preexec_fn": ending_with_parent(),
+        }
         if who == "command":
-            self._started[who] = subprocess.Popen(command, env=environment)
+            self._started[who] = subprocess.Popen(command, **options)
             return
         with self.folder.dask_log(who).open("ab") as log:
             self._started[who] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options
             )
 
     def _ended(self, who: str) -> str | None:

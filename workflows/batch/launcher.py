@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tilewright.workflows.batch.children import ending_with_parent
 from tilewright.workflows.batch.folder import JobFolder
 
 NANNIES = "tilewright.workflows.batch.nannies"
@@ -27,7 +28,8 @@ def main(path: str, attempt: int) -> int:
         folder.stop_file(attempt).touch()
 
     signal.signal(signal.SIGTERM, note)
-    with subprocess.Popen([sys.executable, "-m", NANNIES, path, str(attempt)]) as nannies:
+    command = [sys.executable, "-m", NANNIES, path, str(attempt)]
+    with subprocess.Popen(command, preexec_fn=ending_with_parent()) as nannies:
         status = nannies.wait()
     if status:
         how = f"by signal {-status}" if status < 0 else f"with exit status {status}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.workflows.batch.folder import JobFolder
-from tilewright.workflows.batch.profile import BatchProfile
+from tilewright.workflows.batch.profile import LOOPBACK, BatchProfile
 
 DEATH_SECONDS = 60
 """How long workers look for their scheduler before they end: by then the job has ended too."""
@@ -31,9 +31,10 @@ def options_of(profile: BatchProfile, scheduler_file: Path, task: str) -> dict[s
         "interface": profile.interface,
         "name": f"{os.environ.get('SLURMD_NODENAME', 'node')}-{task}",
         "death_timeout": DEATH_SECONDS,
+        "host": profile.host,
         "dashboard": False,
-        # Certificates of the job's own would be handed over here, as `security`.
-    }
+        "dashboard_address": f"{LOOPBACK}:0",  # what they serve by HTTP all the same is not encrypted
+    }  # and certificates by the environment, where Dask's settings look for them
 
 
 async def run(profile: BatchProfile, scheduler_file: Path, task: str) -> None:

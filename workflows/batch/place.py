@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -16,9 +16,8 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import BatchProfileError
 from tilewright.pipeline.cluster.profiles import load_profiles
 from tilewright.pipeline.errors import ClusterError
-from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch.folder import (
-    INSIDE,
     INSIDE_PROFILE,
     INSIDE_TRY,
     JobFolder,
@@ -33,45 +32,38 @@ from tilewright.workflows.batch.script import job_script
 from tilewright.workflows.console import is_quiet, on_interrupt
 
 
-class Wish(NamedTuple):
-    """What the options of a command say of its job."""
-
-    detach: bool
-    dry_run: bool
-
-
-def settled(params: dict[str, Any], words: list[str], wish: Wish) -> bool:
+def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool, dry_run: bool) -> bool:
     """Whether all that was asked for is a job's script, which is then printed.
 
     Of a command that runs inside a job, the profile becomes that of the job's own cluster, and what earlier tries of
     the job have left is kept.
 
-    params: the command's. words: the command and its arguments, as they were given.
+    params: the command's. words: the command and its arguments, as they were given. detach, dry_run: the options.
 
     Raises
     ------
     ClusterError
         The profile asks for what Slurm does not have.
     click.UsageError
-        There is a wish, and the profile is not of kind slurm.
+        One of the options is given, and the profile is not of kind slurm.
     """
     if inside := os.environ.get(INSIDE):
         params |= {"cluster": INSIDE_PROFILE, "cluster_file": inside}
         if "no_resume" in params and int(os.environ[INSIDE_TRY]) > 1:
             params["no_resume"] = False
         return False
-    if not any(wish):
+    if not (detach or dry_run):
         return False
     name = params["cluster"]
     profile = None if "://" in name else load_profiles(params["cluster_file"]).get(name)
     if profile is None or profile.options["kind"] != "slurm":
-        option = "--detach" if wish.detach else "--dry-run"
+        option = "--detach" if detach else "--dry-run"
         raise click.UsageError(f"{option} is about a batch job, and {name!r} is no profile of kind slurm")
-    if wish.dry_run:
+    if dry_run:
         found = read_profile(profile.called(name), profile.options)
         folder = JobFolder(jobs_folder() / name_of(words[0], time.time()))
         click.echo(job_script(found, folder, words[0], config.get("grace-seconds")), nl=False)
-    return wish.dry_run
+    return dry_run
 
 
 def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> None:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.arguments import as_count, shown
@@ -19,6 +20,7 @@ CPUS_A_TASK = 4
 GPU_THREADS, CPU_THREADS = 4, 2
 """Threads of a worker, as in the profiles ``cuda`` and ``cpu``."""
 TRIES = 10
+LOOPBACK = "127.0.0.1"
 OTHERS_MIB = 512
 """What the job's scheduler and the command take on its first node; left free on all, so that workers are alike."""
 LEAST_WORKER_MIB = 512
@@ -64,13 +66,17 @@ class BatchProfile:
     qos: str | None = None
     constraint: str | None = None
     interface: str | None = None
-    """The network that scheduler and workers talk over, such as ``ib0``."""
+    """The network that scheduler and workers talk over, such as ``ib0``. Without one it is that of the host's name, or
+    loopback where all of the job is on one node."""
     threads_per_worker: int | None = None
     activate: str | None = None
     """The line of the script that makes ``python`` that of an environment with Tilewright; without it the script names
     the interpreter that submits."""
     tries: int = TRIES
     """How often the job may start, the first time included."""
+    security: bool | dict[str, str] = True
+    """Files of certificates, by absolute paths under their names in Dask's ``Security``; or True, for certificates that
+    each try of the job makes for itself; or False, for connections without encryption."""
     extra: tuple[str, ...] = ()
     """Further options of sbatch, each with its dashes."""
 
@@ -95,6 +101,11 @@ class BatchProfile:
     def workers(self) -> int:
         """Workers of the whole job."""
         return self.nodes * (self.gpus or self.ntasks_per_node)
+
+    @property
+    def host(self) -> str | None:
+        """What all of the job's processes listen at, where one address is enough for them."""
+        return LOOPBACK if self.nodes == 1 and self.interface is None else None
 
     @property
     def threads(self) -> int:
@@ -168,7 +179,7 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
         _check_line(called, key, given, "a name")
     _check_line(called, "activate", given, "a line of the shell, such as source ~/env/bin/activate")
     found = {key: value for key, value in given.items() if key != "extra"}
-    found |= _gpus(called, given) | _memory(called, given) | _time(called, given)
+    found |= _gpus(called, given) | _memory(called, given) | _time(called, given) | _security(called, given)
     profile = BatchProfile(**found, extra=_extra(called, given.get("extra", ())))
     if profile.gpus and "ntasks_per_node" in given:
         raise ClusterError(
@@ -250,6 +261,29 @@ def _time(called: str, given: Mapping[str, Any]) -> dict[str, str]:
             " hours:minutes:seconds, or days-hours, in quotes"
         )
     return {"time": value}
+
+
+def _security(called: str, given: Mapping[str, Any]) -> dict[str, bool | dict[str, str]]:
+    value = given.get("security", True)
+    if isinstance(value, bool):
+        return {"security": value}
+    # Not at the top, since it imports Dask, which the launcher of a job's workers does without.
+    from tilewright.pipeline.cluster.security import EXAMPLE, FILES, security_of, shared
+
+    security_of(called, value, started=True)
+    for name, path in value.items():
+        if name not in FILES or "\n" in str(path):
+            what = "is no file" if name not in FILES else "is a text and no file"
+            raise ClusterError(
+                f"{called}: security: {name} {what}, which is all that a job hands on to its nodes; give files,"
+                f" {EXAMPLE}, or true for certificates of the job's own, or false for no encryption"
+            )
+    files = {name: str(Path(path).absolute()) for name, path in shared(value).items() if path is not None}
+    if not files:
+        raise ClusterError(
+            f"{called}: security: {value!r} names no file; give some, {EXAMPLE}, or say true or false"
+        )
+    return {"security": files}
 
 
 def _extra(called: str, value: Any) -> tuple[str, ...]:

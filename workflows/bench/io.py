@@ -31,7 +31,7 @@ from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.gpu.device_choice import resolve_device
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.plan.inputs import Limits
-from tilewright.pipeline.plan.layout import Lines
+from tilewright.pipeline.plan.memory import Lines
 from tilewright.pipeline.plan.product import plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import as_stored_matrix

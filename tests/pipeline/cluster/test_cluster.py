@@ -271,16 +271,6 @@ def test_other_memory_limits_are_none_of_ours(tmp_path: Path) -> None:
         assert own.nthreads()
 
 
-def test_an_option_whose_library_is_missing_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    missing = failing(ImportError("Security.temporary requires cryptography"))
-    monkeypatch.setattr(cluster_module, "LocalCluster", missing)
-    path = profile_file(tmp_path, safe={"kind": "cpu", "security": True})
-    with pytest.raises(ClusterError, match=r"'safe' of .*refused its options .*requires cryptography"):
-        open_cluster("safe", path).__enter__()
-
-
 def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
     path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1, "dashboard_address": ":0"})
     with open_cluster("one", path) as own:
@@ -502,7 +492,7 @@ def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: P
         pass
 
 
-@pytest.mark.parametrize(("key", "given"), [("security", [1]), ("host", 5), ("worker_class", 5)])
+@pytest.mark.parametrize(("key", "given"), [("host", 5), ("worker_class", 5)])
 def test_a_cluster_that_refuses_its_options_is_not_called_unclosed(
     key: str, given: Any, tmp_path: Path
 ) -> None:
@@ -656,52 +646,6 @@ def test_what_is_no_path_of_a_scheduler_file_is_refused(given: Any, tmp_path: Pa
 def test_what_is_no_file_of_profiles_is_refused(path: Any) -> None:
     with pytest.raises(OptionError, match=r"^cluster_file \(--cluster-file\): .* is not a path"):
         load_profiles(path)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (True, "True would make new certificates, which a running scheduler does not know; give"),
-        ("yes please", "'yes please' is no mapping"),
-        ({"tls_ca_fil": "a.pem"}, "has no option 'tls_ca_fil'; did you mean 'tls_ca_file'?"),
-        ({"require_encryption": True}, "lacks tls_ca_file and tls_client_cert; give"),
-        ({"tls_ca_file": "nope.pem"}, "tls_ca_file: there is no file nope.pem"),
-        ({"tls_ca_file": 5}, "tls_ca_file: 5 is no path"),
-        ({"tls_ca_file": "empty.pem"}, "lacks tls_client_cert; give"),
-        ({"tls_ca_file": "empty.pem", "tls_client_cert": "empty.pem"}, "} cannot be used: "),
-        ({"tls_min_version": 1}, "} cannot be used: tls_min_version=1 is not supported"),
-    ],
-)
-def test_what_is_no_security_is_refused_by_name(
-    given: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty.pem").touch()
-    options = {"kind": "existing", "address": "tls://127.0.0.1:1", "timeout": 0.2, "security": given}
-    path = profile_file(tmp_path, site=options)
-    with (
-        pytest.raises(ClusterError, match=rf"profile 'site' of .*: security.*{re.escape(said)}"),
-        open_cluster("site", path),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("given", [False, {}, {"require_encryption": False}])
-def test_a_connection_may_be_left_without_encryption(given: Any, tmp_path: Path) -> None:
-    with LocalCluster(n_workers=1, processes=False, protocol="tcp://", dashboard_address=":0") as cluster:
-        options = {"kind": "existing", "address": cluster.scheduler_address, "security": given}
-        with open_cluster("site", profile_file(tmp_path, site=options)) as own:
-            assert own.submit(sum, [1, 2]).result() == 3
-
-
-def test_encryption_that_the_address_does_not_go_with_is_told_of(tmp_path: Path) -> None:
-    options = {"kind": "existing", "address": "tcp://127.0.0.1:1"}
-    with (
-        dask.config.set({"distributed.comm.require-encryption": True}),
-        pytest.raises(ClusterError, match=r"tcp://127\.0\.0\.1:1: encryption required"),
-        open_cluster("site", profile_file(tmp_path, site=options)),
-    ):
-        pass
 
 
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:

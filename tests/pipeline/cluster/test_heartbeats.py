@@ -70,7 +70,8 @@ def soon(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
     monkeypatch.setattr(heartbeats, "SILENT_SECONDS", SILENT)
     monkeypatch.setattr(heartbeats, "BEATS", 0)
     monkeypatch.setattr(answers, "LOOK_SECONDS", 0.01)
-    with dask.config.set({"tilewright.worker-deadline": DEADLINE}):
+    deadlines = ("tilewright.worker-deadline", "tilewright.scheduler-deadline")
+    with dask.config.set(dict.fromkeys(deadlines, DEADLINE)):
         yield
 
 
@@ -145,7 +146,7 @@ def test_a_silent_scheduler_is_named_and_given_up(scripted: Scripted) -> None:
         assert not heard.silent(), "of workers nobody could hear"
         scripted.answers = False
         with pytest.raises(
-            ClusterError, match=r"tcp://scheduler:1 has not answered for .* \(tilewright.worker-dead"
+            ClusterError, match=r"tcp://scheduler:1 has not answered for .* \(tilewright.scheduler-dead"
         ):
             look_until(heard, lambda: False)
         scripted.answers = True

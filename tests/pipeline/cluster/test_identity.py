@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -260,7 +261,7 @@ def test_a_message_names_a_few_workers() -> None:
 
 
 def test_what_a_process_runs_is_known_by_its_modules_alone(tmp_path: Path) -> None:
-    assert identity.Code(tw.__version__, identity.hash_of_sources(PACKAGE)) == identity.HERE
+    assert identity.HERE.tilewright == (tw.__version__, identity.hash_of_sources(PACKAGE))
     package = tmp_path / "tilewright"
     copytree(PACKAGE, package, ignore=ignore_patterns("__pycache__"))
     assert identity.hash_of_sources(package) == identity.HERE.sources
@@ -287,6 +288,54 @@ def test_sources_that_cannot_be_read_are_no_failed_connection(monkeypatch: pytes
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(identity, "hash_of_sources", unreadable)
-    assert identity._code_here() == identity.Code(
-        tw.__version__, "that cannot be read: [Errno 13] Permission denied"
+    assert identity._code_here().tilewright == (
+        tw.__version__,
+        "that cannot be read: [Errno 13] Permission denied",
     )
+
+
+def test_other_libraries_are_named_with_both_versions() -> None:
+    pickles = dict(identity.HERE.pickles) | {"zarr": "3.4", "Python": "3.13"}
+    whole = dict(identity.HERE.installed) | {"zarr": "3.4.1", "Python": "3.13.2"}
+    other = replace(identity.HERE, pickles=tuple(pickles.items()), installed=tuple(whole.items()))
+    assert other != identity.HERE
+    ours = dict(identity.HERE.installed)
+    text = str(answers._other_code([identity.Differs("tcp://host:1", other)]))
+    assert text.startswith("worker tcp://host:1 has Python 3.13.2 and zarr 3.4.1, and this process")
+    assert f"Python {ours['Python']} and zarr {ours['zarr']}; what passes between them is pickled" in text
+    more = [identity.Differs(f"tcp://host:{number}", other) for number in range(5)]
+    assert ", 2 other workers other versions, too, and this process " in str(answers._other_code(more))
+
+
+def test_versions_that_pickle_alike_are_no_difference() -> None:
+    assert {name for name, _ in identity.HERE.pickles} == {"Python", *identity.COMPARED}
+    whole = dict(identity.HERE.installed) | {"zarr": dict(identity.HERE.pickles)["zarr"] + ".999"}
+    assert replace(identity.HERE, installed=tuple(whole.items())) == identity.HERE
+    assert identity._installed("tilewright-that-nobody-has") == identity.MISSING
+
+
+class Secret:
+    """An object that workers cannot unpickle."""
+
+    def __reduce__(self) -> Any:
+        return unlocked, ()
+
+
+def unlocked() -> None:
+    raise ImportError("no module that has it")
+
+
+@pytest.mark.parametrize("kind", ["bounded", "sent", "combined"])
+def test_a_worker_that_cannot_unpickle_its_work_says_so_by_name(client: Client, kind: str) -> None:
+    (worker, *_) = client.nthreads()
+    secret = Secret()
+    runs: dict[str, Callable[[], Generator[Any, None, None]]] = {
+        "bounded": lambda: run_bounded(client, added, [(secret,)], key="secret"),
+        "sent": lambda: run_sent(client, added, [(secret,)], (1,), key="secret"),
+        "combined": lambda: run_combined(client, added, added, [((), [(secret,)])], window=1, key="secret"),
+    }
+    found = (
+        rf"^worker {re.escape(worker.partition(':')[0])}\S+ cannot unpickle its work: ImportError: no module"
+    )
+    with pytest.raises(ClusterError, match=found), closing(runs[kind]()) as run:
+        list(run)

@@ -53,7 +53,7 @@ from tilewright.pipeline.events import (
     on_waiting,
 )
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
@@ -267,7 +267,9 @@ def test_a_result_that_takes_long_is_waited_for(client: Client, monkeypatch: pyt
 
     monkeypatch.setattr(submit, "fetch_of", slow)
     assert sorted(bounded(client)) == [(place, 2 * place) for place in range(7)]
-    assert Counter(waited) == {0.02: 7, 0: 28}, "only the first time others wait for it"
+    assert len(waited) == 35
+    assert 0 < max(waited) <= 0.02, "results that are there together are waited for together"
+    assert waited.count(0) >= 28, "only the first time others wait for it"
     assert len(fetched) == len(set(fetched)) == 7, "what is on its way is not asked for again"
 
 

@@ -40,7 +40,10 @@ def here(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"of": "lines"}, OptionError, "of='lines' is unknown; it may be 'columns', 'rows'"),
-    ({"window": 5}, OptionError, "window=5: a band of C cannot be computed alone yet; leave window"),
+    ({"window": -1}, OptionError, "window=-1: give how many variables before and behind each are wanted"),
+    ({"window": 1.5}, OptionError, "window=1.5: give how many variables"),
+    ({"window": True}, OptionError, "window=True: give how many variables"),
+    ({"window": (1, 2, 3)}, OptionError, r"window=\(1, 2, 3\): give how many variables"),
     ({"missing_as": "pairwise"}, OptionError, "missing_as='pairwise': nobody said what stands for a missing"),
     ({"missing_as": "zero"}, OptionError, "missing_as='zero' is unknown; it may be 'mean', 'pairwise'"),
     ({"constant": "nan"}, OptionError, "constant='nan' is unknown; it may be 'error', 'zero'"),
@@ -89,11 +92,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"scale": "columns", "center": "both"}, OptionError, "scale='columns' beside center='both'"),
     ({"missing": "NA"}, OptionError, "missing='NA' is neither a number nor 'nan'"),
-    ({"missing": True}, OptionError, "missing=True is neither a number nor 'nan'"),
+    ({"missing": True}, OptionError, "missing=True is neither a number, nor 'nan', nor a mask"),
     (
-        {"missing": np.zeros((6, 4), bool)},
-        OptionError,
-        "missing: a mask array cannot be applied yet; give the number",
+        {"missing": np.zeros((4, 6), bool)},
+        ShapeError,
+        r"missing: the mask has shape \(4, 6\), and X, .*\(6, 4\)",
     ),
     ({"x": "u.zarr", "missing": -1}, OptionError, "missing=-1: X, u.zarr, holds uint8, .* from 0 to 255"),
     ({"x": "u.zarr", "missing": 0.5}, OptionError, "missing=0.5: X, u.zarr, holds uint8"),

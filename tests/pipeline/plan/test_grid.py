@@ -18,7 +18,7 @@ from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.grid import Cuts, Tile, TileGrid, nest
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 
 F4 = np.dtype("f4")

@@ -25,7 +25,7 @@ from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan import product as plan_module
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import LINE_NBYTES, PANEL_BUFFERS, Memory
+from tilewright.pipeline.plan.memory import LINE_NBYTES, PANEL_BUFFERS, Memory, hold, reads
 from tilewright.pipeline.plan.product import (
     BARE_PROCESS_NBYTES,
     CODER_NBYTES,
@@ -36,12 +36,11 @@ from tilewright.pipeline.plan.product import (
     fitting_unit,
     plan_tiles,
 )
-from tilewright.pipeline.plan.residency import hold, reads
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.panels import PanelCache
 from tilewright.pipeline.worker.units import tile_slots
 
-F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")
+F4, F8, I2, I8 = (np.dtype(code) for code in ("f4", "f8", "i2", "i8"))
 
 
 def matrix(rows: int, columns: int, unit: tuple[int, int], dtype: np.dtype = F4) -> StoredMatrix:
@@ -484,6 +483,26 @@ def test_the_work_of_planning_does_not_grow_with_the_number_of_tiles(
         with mock.patch.object(plan_module, "MOST_TILES", math.inf), at_most_calls(MOST_CALLS):
             plan = plan_tiles(a, b, F4, c_unit, limits)
         assert plan.device_peak_nbytes <= nbytes
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@given(st.integers(1, 5000), st.integers(1, 5000), units, units, units, st.booleans())
+def test_a_product_that_fits_whole_is_one_tile_and_searched_for_no_other(
+    symmetric: bool,
+    m: int,
+    k: int,
+    a_unit: tuple[int, int],
+    b_unit: tuple[int, int],
+    c_unit: tuple[int, int],
+    on_host: bool,
+) -> None:
+    a = matrix(m, k, a_unit, I2)
+    b = a.transposed if symmetric else matrix(k, m, b_unit, I2)
+    limits = Limits(1, 2**40, on_host=on_host, tiles=1, line_nbytes=1 if on_host else LINE_NBYTES)
+    with at_most_calls(3000):
+        plan = plan_tiles(a, b, I8, c_unit, limits, transpose_b=symmetric, symmetric=symmetric)
+    assert (plan.tile_rows, plan.tile_columns) == (plan.cell_rows, plan.cell_columns) == (m, m)
+    assert plan.read_nbytes == (a.nbytes if symmetric else a.nbytes + b.nbytes)
 
 
 @contextmanager

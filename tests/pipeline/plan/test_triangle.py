@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.grid import Tile, triangle_area, triangle_count, triangle_position
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import LINE_NBYTES, triangle_area, triangle_count, triangle_position
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.product.placement import Placement, divide
 from tilewright.pipeline.worker.panels import PanelCache

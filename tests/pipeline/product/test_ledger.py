@@ -17,8 +17,7 @@ from tilewright.kernels.passes.contents import Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import Found
+from tilewright.pipeline.plan.told import Found, StoredObject
 from tilewright.pipeline.product.kept import with_their_groups
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,

@@ -14,8 +14,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.plan.facts import WorkerFacts
-from tilewright.pipeline.plan.inputs import Geometry, Limits
+from tilewright.pipeline.plan.inputs import Geometry, Limits, WorkerFacts
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import request as requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -16,12 +17,21 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from zarr.codecs import BytesCodec
 from zarr.storage import FsspecStore
 
 from tests.pipeline.store.stored_arrays import CODECS, KINDS, as_remote, chunk_file, encoded, stored
 from tilewright.pipeline.errors import DamagedError, StoreError
-from tilewright.pipeline.store.byte_ranges import byte_ranges_of
+from tilewright.pipeline.store.byte_ranges import (
+    JOINED_NBYTES,
+    REQUEST_NBYTES,
+    block_of,
+    byte_ranges_of,
+    joined,
+)
+from tilewright.pipeline.store.chunks import ChunkLayout, Shards
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.waiting import read_while
 
@@ -128,17 +138,50 @@ def test_of_a_plain_chunk_the_lines_that_are_needed_are_asked_for(
 def test_the_index_of_a_shard_is_asked_for_once(
     codecs: str, tmp_path: Path, asked: list[tuple[str, int]]
 ) -> None:
-    full = np.arange(64 * 64, dtype="f8").reshape(64, 64)
-    array = remote(encoded(tmp_path / "x", codecs, full, (16, 16), shards=(32, 64)))
-    region = (slice(0, 64), slice(0, 48))
+    """Of shards that are too large to be read whole for it."""
+    full = np.arange(1024 * 1024, dtype="f8").reshape(1024, 1024)
+    array = remote(encoded(tmp_path / "x", codecs, full, (64, 64), shards=(512, 1024)))
+    region = (slice(0, 1024), slice(0, 256))
     np.testing.assert_array_equal(read_region(array, region), full[region])
-    assert len(asked) == 2 + 4 * 3
-    index_nbytes = 16 * 8 + 4
+    index_nbytes = 16 * 8 * 16 + 4
     assert asked.count(("c/0/0", index_nbytes)) == asked.count(("c/1/0", index_nbytes)) == 1
+    assert len(asked) == 4
     if codecs == "3 none":
         del asked[:]
         read_region(array, (slice(3, 4), slice(0, 16)))
         assert asked == [("c/0/0", index_nbytes), ("c/0/0", 16 * 8)]
+
+
+def test_small_shards_are_asked_for_whole(tmp_path: Path, asked: list[tuple[str, int]]) -> None:
+    full = np.arange(64 * 64, dtype="f8").reshape(64, 64)
+    array = remote(encoded(tmp_path / "x", "3 none", full, (16, 16), shards=(32, 64)))
+    np.testing.assert_array_equal(read_region(array, (slice(0, 64), slice(0, 48))), full[:, :48])
+    assert sorted(asked) == [("c/0/0", 32 * 64 * 8 + 16 * 8 + 4), ("c/1/0", 32 * 64 * 8 + 16 * 8 + 4)]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 8 * REQUEST_NBYTES), st.integers(1, REQUEST_NBYTES)), max_size=12))
+def test_stretches_hold_all_extents_and_lie_far_apart(extents: list[tuple[int, int]]) -> None:
+    stretches = joined(extents)
+    for offset, nbytes in extents:
+        assert sum(one.start <= offset and offset + nbytes <= one.stop for one in stretches) == 1
+    for one, other in itertools.pairwise(stretches):
+        assert other.start - one.stop > REQUEST_NBYTES
+    for one in stretches:
+        assert one.start in {offset for offset, _ in extents}
+        assert one.stop in {offset + nbytes for offset, nbytes in extents}
+
+
+@settings(max_examples=60)
+@given(st.tuples(st.integers(1, 64), st.integers(1, 64)), st.integers(1, 2 * JOINED_NBYTES))
+def test_blocks_divide_a_shard_and_are_not_too_large(counts: tuple[int, int], nbytes: int) -> None:
+    layout = ChunkLayout(
+        "x", Path(), "zarr.json", str, (1, nbytes), np.dtype("u1"), 0, shards=Shards(counts, False, ())
+    )
+    rows, columns = block_of(layout)
+    assert counts[0] % rows == 0 == counts[1] * nbytes % columns
+    assert columns % nbytes == 0
+    assert rows * columns <= max(JOINED_NBYTES, nbytes)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from zarr.codecs import ZstdCodec
 
 from tests.pipeline.store.stored_arrays import KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
+from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store import region_write
 from tilewright.pipeline.store.arrays import write_unit
 from tilewright.pipeline.store.chunks import Zstd

@@ -6,6 +6,7 @@ import errno
 import gzip
 import itertools
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,44 @@ def test_dots_behind_a_link_lead_where_the_system_says(
     assert [document.nbytes for document in corpus.documents] == [3, 4]
     assert all(os.path.isabs(document.path) for document in corpus.documents)
     assert corpus.notes == ("2 files named more than once, counted once",)
+
+
+class Text(str):
+    """A text that is not as it seems."""
+
+    def __str__(self) -> str:
+        return "other"
+
+    def split(self, *arguments: Any, **options: Any) -> Any:
+        raise TypeError("no")
+
+
+class Named:
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+
+KINDS_OF_PATHS: dict[str, Callable[[str], Any]] = {
+    "text of NumPy's": np.str_,
+    "bytes": os.fsencode,
+    "bytes of NumPy's": lambda path: np.bytes_(os.fsencode(path)),
+    "subclass": Text,
+    "path": Path,
+    "path of its own": lambda path: Named(np.str_(path)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_PATHS)
+def test_paths_of_any_class_give_plain_texts(kind: str, tmp_path: Path) -> None:
+    make, folder = KINDS_OF_PATHS[kind], str(tmp_path / "folder")
+    files = [str(write(tmp_path / "folder" / name, b"x")) for name in ("one", "two")]
+    for texts in ([folder], files, [folder, files[0]]):
+        documents = list_corpus([make(text) for text in texts]).documents
+        assert documents == list_corpus(texts).documents
+        assert {type(text) for one in documents for text in (one.name, one.path)} == {str}
 
 
 def test_paths_of_bytes_are_paths(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.text.test_counting import count, cpu_workers, dense, documents, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.text import corpus, counting, decompress
 from tilewright.pipeline.text.corpus import Corpus, Document, Look, Piece, cut_pieces, list_corpus, reader
 from tilewright.pipeline.text.counting import count_corpus, count_piece

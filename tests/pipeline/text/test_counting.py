@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CorpusError, PlanError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus

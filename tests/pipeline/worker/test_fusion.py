@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from tilewright.pipeline.plan.inputs import FusedDtypes, Geometry, Limits
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms, Pairwise, combined
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product

@@ -16,8 +16,7 @@ import pytest
 from tests.pipeline.worker.test_engines import ENDS, Held, registry, told_of_closing
 from tests.pipeline.worker.test_stream import engine, factors
 from tilewright.pipeline.plan.told import Product
-from tilewright.pipeline.threads import run_all
-from tilewright.pipeline.tracebacks import clear_frames
+from tilewright.pipeline.threads import clear_frames, run_all
 from tilewright.pipeline.worker import engines
 from tilewright.pipeline.worker.load_stage import LoadsUnderWay
 from tilewright.pipeline.worker.survey import free_what_is_over

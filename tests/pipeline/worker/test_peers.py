@@ -24,10 +24,9 @@ from hypothesis import strategies as st
 from tests.pipeline.product.test_placement import plan_of
 from tests.pipeline.worker.held_contents import assert_contents
 from tests.pipeline.worker.test_stream import fail_one_load
-from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.grid import Tile
-from tilewright.pipeline.plan.inputs import Geometry, Limits
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.inputs import Geometry, Limits, Sharers
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.product.placement import Placement

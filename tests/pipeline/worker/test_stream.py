@@ -19,10 +19,9 @@ import pytest
 import zarr
 
 from tests.pipeline.worker.held_contents import assert_contents
-from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.grid import Tile
-from tilewright.pipeline.plan.inputs import Geometry, Limits
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.inputs import Geometry, Limits, WorkerFacts
+from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.product.execute import covered

@@ -17,7 +17,7 @@ import zarr
 from tilewright.kernels.gpu import peer_memory
 from tilewright.kernels.passes.contents import HALF_OVERFLOW, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import LINE_NBYTES, Lines
+from tilewright.pipeline.plan.memory import LINE_NBYTES, Lines
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.plan.transform import NOT_FUSED

@@ -11,14 +11,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from tilewright.pipeline.errors import ClusterError
+from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch import keeper as keeper_module
-from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch.certificates import certificates, environment_of
 from tilewright.workflows.batch.folder import (
-    INSIDE,
     INSIDE_PROFILE,
     INSIDE_TRY,
     JobFolder,
@@ -26,6 +27,7 @@ from tilewright.workflows.batch.folder import (
     Submitted,
 )
 from tilewright.workflows.batch.keeper import Keeper
+from tilewright.workflows.batch.nannies import options_of
 from tilewright.workflows.batch.profile import BatchProfile, read_profile
 from tilewright.workflows.batch.slurm import Look
 
@@ -70,8 +72,9 @@ def keeper(
     command: str = "exit 0",
     attempt: int = 1,
     tries: int = 3,
+    security: bool | dict[str, str] = False,
 ) -> Shells:
-    submitted = Submitted(("matmul",), BatchProfile(tries=tries), "/", 0.0, "7")
+    submitted = Submitted(("matmul",), BatchProfile(tries=tries, security=security), "/", 0.0, "7")
     found = Shells(folder, submitted, "7", attempt, {"PATH": "/usr/bin:/bin"})
     found.shells = {"scheduler": scheduler, "workers": workers, "command": command}
     return found
@@ -113,8 +116,9 @@ def test_a_job_without_its_cluster_ends_with_the_reason(
 
 
 def test_what_the_command_says_of_a_lost_cluster_is_waited_for(
-    folder: JobFolder, capfd: pytest.CaptureFixture[str]
+    folder: JobFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keeper_module, "CLIENT_SECONDS", 20)
     kept = keeper(
         folder, scheduler="echo {} > $0; sleep 0.3", command="sleep 0.4; echo tiles are kept; exit 1"
     )
@@ -222,6 +226,7 @@ def test_what_is_started_has_its_cores_its_address_and_its_settings(folder: JobF
     assert address != folder.scheduler_file(1)
     scheduler = " ".join(kept._scheduler_command(address))
     assert f"--scheduler-file {address} --port 0 --interface ib0" in scheduler
+    assert "--dashboard-address 127.0.0.1:0" in scheduler, "it is not encrypted"
     srun = kept._workers_command()
     assert srun[0] == "srun"
     assert {"--nodes=3", "--ntasks=6", "--ntasks-per-node=2", "--cpus-per-task=5"} <= set(srun)
@@ -243,6 +248,104 @@ def test_what_is_started_has_its_cores_its_address_and_its_settings(folder: JobF
     )
     assert kept._cores() == {}
     assert kept._settings()["DASK_TILEWRIGHT__WORKERS"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("options", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"nodes": 2}, None),
+        ({"interface": "ib0"}, None),
+        ({"gpus_per_node": 4}, "127.0.0.1"),
+    ],
+)
+def test_a_job_of_one_node_listens_on_loopback_unless_told_otherwise(
+    folder: JobFolder, options: dict[str, object], host: str | None
+) -> None:
+    profile = read_profile("p", options)
+    kept = Keeper(folder, Submitted(("dot",), profile, "/", 0.0, "7"), "7", 1, {})
+    command = kept._scheduler_command(folder.scheduler_file(1))
+    assert command[command.index("--host") + 1 :][:1] == [host] if host else "--host" not in command
+    given = options_of(profile, folder.scheduler_file(1), "0")
+    assert given["host"] == host
+    assert given["dashboard_address"] == "127.0.0.1:0"
+
+
+def test_each_try_has_certificates_that_nobody_else_sees(
+    folder: JobFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its scheduler and workers get the names of their files by the environment, and the command by its profile."""
+    show = "stat -c '%a %s' $DASK_DISTRIBUTED__COMM__TLS__{}__KEY; env | grep REQUIRE_ENCRYPTION; "
+    kept = keeper(
+        folder,
+        scheduler=show.format("SCHEDULER") + SCHEDULER,
+        workers=show.format("WORKER") + "exec sleep 60",
+        command=f"sleep 0.3; cat {folder.key(1)} {folder.certificate(1)}",
+        security=True,
+    )
+    folder.key(7).touch()  # of a try whose node has failed
+    assert kept.keep() == 0
+    texts = capfd.readouterr().out
+    key = texts.split("-----")[2].strip()
+    for who in ("scheduler", "workers"):
+        mode, size, encrypted = folder.dask_log(who).read_text().split()
+        assert (mode, encrypted) == ("600", "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=True")
+        assert int(size) > 1000
+    assert not [path for path in folder.path.iterdir() if path.suffix == ".pem"], "none is left"
+    assert not [path for path in folder.path.iterdir() if key[:40] in path.read_text()]
+
+    Keeper._client_command(kept, folder.scheduler_file(1))
+    (profile,) = yaml.safe_load(folder.profiles.read_text())["profiles"].values()
+    assert profile["security"]["tls_client_key"] == str(folder.key(1))
+    assert keeper(folder, command=f"test ! -e {folder.key(2)}", attempt=2, security=False).keep() == 0
+
+
+def test_files_of_certificates_are_handed_on(folder: JobFolder) -> None:
+    given = {"tls_ca_file": "/c/ca.pem", "tls_client_cert": "/c/own.pem", "tls_scheduler_key": "/c/own.key"}
+    assert certificates(BatchProfile(security=given), folder, 1) == given
+    assert environment_of(given) == {
+        "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
+        "DASK_DISTRIBUTED__COMM__TLS__CA_FILE": "/c/ca.pem",
+        "DASK_DISTRIBUTED__COMM__TLS__CLIENT__CERT": "/c/own.pem",
+        "DASK_DISTRIBUTED__COMM__TLS__SCHEDULER__KEY": "/c/own.key",
+    }
+    assert certificates(BatchProfile(security=False), folder, 1) == environment_of({}) == {}
+
+
+def test_a_job_without_certificates_says_why(folder: JobFolder, capfd: pytest.CaptureFixture[str]) -> None:
+    folder.certificate(1).mkdir()  # in its place
+    assert keeper(folder, security=True).keep() == 1
+    assert "error: job 7: it has no certificates: " in capfd.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which ends them")
+def test_nothing_of_a_job_outlives_a_keeper_that_is_killed(folder: JobFolder, tmp_path: Path) -> None:
+    """Slurm may not know of what is below it."""
+    folder.write_submitted(Submitted(("dot",), BatchProfile(security=False), "/", 0.0, "7"))
+    code = (
+        "import sys; from pathlib import Path; from tilewright.workflows.batch.folder import JobFolder\n"
+        "from tilewright.workflows.batch.keeper import Keeper\n"
+        "folder = JobFolder(Path(sys.argv[1])); shell = 'echo $$ > {}; exec sleep 60'\n"
+        "class Shells(Keeper):\n"
+        "    def _scheduler_command(self, address):\n"
+        "        return ['sh', '-c', f'echo up > {address}; ' + shell.format('scheduler')]\n"
+        "    def _workers_command(self): return ['sh', '-c', shell.format('workers')]\n"
+        "    def _client_command(self, address): return ['sh', '-c', shell.format('command')]\n"
+        "Shells(folder, folder.submitted(), '7', 1, {'PATH': '/usr/bin:/bin'}).keep()\n"
+    )
+    command = [sys.executable, "-c", code, str(folder.path)]
+    names = [tmp_path / name for name in ("scheduler", "workers", "command")]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
+        try:
+            while not all(name.exists() and name.read_text() for name in names):
+                assert process.poll() is None
+                time.sleep(0.02)
+        finally:
+            process.kill()
+    started = [
+        psutil.Process(int(name.read_text())) for name in names if psutil.pid_exists(int(name.read_text()))
+    ]
+    assert not psutil.wait_procs(started, timeout=20)[1]
 
 
 def test_a_launcher_notes_sigterm_and_its_workers_take_none(folder: JobFolder, tmp_path: Path) -> None:

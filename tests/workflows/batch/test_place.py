@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.errors import ClusterError
-from tilewright.workflows.batch.folder import INSIDE, INSIDE_TRY, Submitted, job_folders, make_folder
+from tilewright.workflows.batch import INSIDE
+from tilewright.workflows.batch.folder import INSIDE_TRY, Submitted, job_folders, make_folder
 from tilewright.workflows.batch.profile import BatchProfile
 from tilewright.workflows.cli import cli
 

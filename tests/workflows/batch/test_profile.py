@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.pipeline.cluster.test_security import signed
 from tilewright.pipeline.cluster.profiles import INSTALLED_PROFILES, load_profiles
+from tilewright.pipeline.cluster.security import shared
 from tilewright.pipeline.errors import ClusterError
 from tilewright.workflows.batch.folder import JobFolder
 from tilewright.workflows.batch.profile import (
@@ -140,6 +142,10 @@ def test_each_worker_has_its_cores_and_its_memory() -> None:
         ({"account": ""}, "account: '' is not a name"),
         ({"interface": "--host"}, "interface: '--host' is not a name"),
         ({"activate": "a\nb"}, "activate: 'a\\nb' is not a line of the shell"),
+        ({"security": "yes"}, "security: 'yes' is no mapping, such as {tls_ca_file: ..., "),
+        ({"security": {"tls_ca_file": "nope.pem"}}, "security: tls_ca_file: there is no file nope.pem"),
+        ({"security": {}}, "security: {} names no file; give some, "),
+        ({"security": {"require_encryption": False}}, "security: require_encryption is no file, which is all"),
         ({"extra": {"a": 1}}, "extra: {'a': 1} is not a list of options of sbatch"),
         ({"extra": ["exclusive"]}, "extra: ['exclusive'] is not a list of options"),
         ({"extra": ["--comment='x"]}, "No closing quotation"),
@@ -153,6 +159,27 @@ def test_what_slurm_does_not_take_is_refused(options: dict[str, Any], said: str)
     with pytest.raises(ClusterError, match=re.escape(said)) as told:
         read_profile("profile 'p' of f.yaml", options)
     assert str(told.value).startswith("profile 'p' of f.yaml: ")
+
+
+def test_files_of_certificates_are_named_for_all_roles_and_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes look for them from wherever they are."""
+    files = {name: Path(path) for name, path in signed(tmp_path, "ours").items()}
+    monkeypatch.chdir(tmp_path)
+    given = {name: path.name for name, path in files.items()}
+    found = read_profile("p", {"security": given}).security
+    assert found == {name: str(tmp_path / path) for name, path in shared(given).items()}
+    assert len(found) == 7
+    assert read_profile("p", {}).security is True
+    assert read_profile("p", {"security": False}).security is False
+
+    texts = {name: path.read_text() for name, path in files.items()}
+    with pytest.raises(
+        ClusterError, match="security: tls_ca_file is a text and no file, which is all"
+    ) as told:
+        read_profile("p", {"security": texts})
+    assert "PRIVATE KEY" not in str(told.value)
 
 
 def test_a_time_without_quotes_is_refused_since_yaml_reads_another() -> None:

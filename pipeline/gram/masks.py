@@ -1,0 +1,156 @@
+"""Masks that are given in place of a number that stands for a missing one: which array they are for, along which of its
+axes they lie, and what reads as missing beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+
+from tilewright.kernels.arguments import shown
+from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError, StoreError
+from tilewright.pipeline.gram.axes import axes_text
+from tilewright.pipeline.store.arrays import UNREADABLE, name_of
+from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, base_of
+
+HELD_ELEMENTS = 2**23
+"""Masks of up to so many elements, a megabyte of bits, go along with every task; larger ones are read where they are
+stored."""
+
+
+@dataclass(frozen=True)
+class GivenMasks:
+    """Masks as they are given: one for all matrices, by the role ``""``, or one for each of some of them."""
+
+    by_role: Mapping[str, Any]
+
+    def of(self, roles: tuple[str, ...]) -> dict[str, Any]:
+        """The masks of these matrices. Raises OptionError for roles that there are not, or for one mask of two
+        matrices."""
+        if "" in self.by_role:
+            if len(roles) > 1:
+                raise OptionError(
+                    "missing: a mask of one matrix is given for two, X and Y; give {'X': mask, 'Y': mask}, or one of"
+                    " them"
+                )
+            return {roles[0]: self.by_role[""]}
+        wrong = [role for role in self.by_role if role not in roles]
+        if wrong:
+            raise OptionError(
+                f"missing: a mask is given for {shown(wrong[0])}; there {'are' if len(roles) > 1 else 'is'}"
+                f" {' and '.join(roles)}"
+            )
+        return dict(self.by_role)
+
+
+def given_masks(value: Any) -> GivenMasks | None:
+    """What was given as masks; None for what is no mask. Raises OptionError for what no mask can be."""
+    if isinstance(value, Mapping):
+        bad = [role for role, mask in value.items() if not _may_be_mask(mask)]
+        if bad or not value:
+            found = f"[{bad[0]!r}]={shown(value[bad[0]])} is no mask" if bad else ": the mapping is empty"
+            raise OptionError(
+                f"missing{found}; give for X, or Y, an array of bool, or the path of a stored one"
+            )
+        return GivenMasks(dict(value))
+    return GivenMasks({"": value}) if _may_be_mask(value) else None
+
+
+def _may_be_mask(value: Any) -> bool:
+    """Whether an argument is, or names, an array, and no single number."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, str | os.PathLike | zarr.Array | list | tuple)
+
+
+def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str) -> Masked:
+    """A matrix beside its mask.
+
+    Raises
+    ------
+    OptionError
+        Nothing is stored under the name that is given; or a mask in memory is too large to go along with tasks.
+    DTypeError
+        It holds no bool.
+    ShapeError
+        It has neither the array's shape nor one that broadcasts to it.
+    """
+    mask = _opened(given)
+    if mask.dtype != np.bool_:
+        raise DTypeError(
+            f"missing: {_called(mask)} holds {mask.dtype}; a mask holds bool, True where an element of {role} is"
+            " missing"
+        )
+    axes = _axes(mask, base_of(array), role)
+    small = mask.size <= HELD_ELEMENTS
+    if isinstance(mask, zarr.Array):
+        return Masked(array, HeldMask.of(_read(mask)) if small else mask, axes)
+    if not small:
+        raise OptionError(
+            f"missing: a mask of {' × '.join(map(str, mask.shape))} elements in memory would go along with every task,"
+            f" and has more than {HELD_ELEMENTS}; store it as a Zarr array, and give its path"
+        )
+    return Masked(array, HeldMask.of(mask), axes)
+
+
+def _opened(given: Any) -> zarr.Array[Any] | np.ndarray:
+    if isinstance(given, str | os.PathLike | zarr.Array):
+        try:
+            return _opened_at(given)
+        except StoreError as error:
+            if isinstance(given, zarr.Array) or os.path.exists(given) or "://" in os.fspath(given):
+                raise
+            raise OptionError(
+                f"missing={shown(given)} is neither a number nor 'nan', and names no stored mask"
+            ) from error
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise OptionError(f"missing={shown(given)} is no array; give a mask of bool") from error
+
+
+def _opened_at(given: Any) -> zarr.Array[Any]:
+    if isinstance(given, zarr.Array):
+        return given
+    try:
+        found = zarr.open_array(given, mode="r")
+    except FileNotFoundError as error:
+        raise StoreError(f"missing: there is no Zarr array at {given}") from error
+    except (OSError, *UNREADABLE) as error:
+        raise StoreError(f"missing: cannot open {given}: {error}") from error
+    return found
+
+
+def _read(mask: zarr.Array[Any]) -> np.ndarray:
+    try:
+        return np.asarray(mask[...])
+    except Exception as error:  # codecs and servers may raise anything
+        raise StoreError(f"missing: cannot read {name_of(mask)}: {error}") from error
+
+
+def _called(mask: zarr.Array[Any] | np.ndarray) -> str:
+    return name_of(mask) if isinstance(mask, zarr.Array) else "the mask"
+
+
+def _axes(mask: zarr.Array[Any] | np.ndarray, array: zarr.Array[Any], role: str) -> tuple[int, ...]:
+    """The array's axis for each axis of the mask: by the names of dimensions where all of the mask's are the array's,
+    else the last ones, as NumPy broadcasts."""
+    axes = tuple(range(array.ndim - mask.ndim, array.ndim))
+    if isinstance(mask, zarr.Array):
+        names, ours = dimension_names(mask), dimension_names(array)
+        if None not in names and len({*names}) == len(names) and {*names} <= {*ours}:
+            axes = tuple(ours.index(name) for name in names)
+    if mask.ndim > array.ndim or any(
+        side not in (1, array.shape[axis]) for side, axis in zip(mask.shape, axes, strict=True)
+    ):
+        raise ShapeError(
+            f"missing: {_called(mask)} has shape {tuple(mask.shape)}, and {role}, {name_of(array)}, {array.shape}; a"
+            " mask has the same, or broadcasts to it along its last axes or those of its dimensions' names: the axes of"
+            f" {role} are {axes_text(array)}"
+        )
+    return axes

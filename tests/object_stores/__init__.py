@@ -1,0 +1,1 @@
+"""Arrays in object stores, against servers that speak S3, through a proxy that delays, cuts and drops answers."""

@@ -1,0 +1,90 @@
+"""A place with inputs and profiles, and commands that are submitted from there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+import zarr
+
+from tests.slurm.jobs import RIG, ROOT, TILES, Run, slurm, wait_for
+
+os.environ["SLURM_CONF"] = f"{RIG}/etc/slurm.conf"
+
+
+@pytest.fixture
+def place(tmp_path: Path, rng: np.random.Generator) -> Iterator[Path]:
+    site = {"kind": "slurm", "nodes": 2, "gpus_per_node": 0, "cpus_per_task": 1, "time": "10", "tries": 4}
+    one = site | {"nodes": 1}
+    gpu = {"kind": "slurm", "gpus_per_node": 1, "cpus_per_gpu": 1, "time": "5", "tries": 1}
+    profiles = {
+        "site": site,
+        "short": site | {"time": "2"},
+        "patient": site | {"time": "60", "tries": 99},
+        "c1": one | {"extra": ["--nodelist=c1"]},
+        "c2": one | {"extra": ["--nodelist=c2"]},
+        "gpu": gpu | {"extra": ["--nodelist=c1"]},
+    }
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"profiles": profiles}))
+    for name, shape, chunks in (("A", (2048, 64), (256, 64)), ("B", (64, 2048), (64, 256))):
+        array = zarr.create_array(tmp_path / f"{name}.zarr", shape=shape, chunks=chunks, dtype="int64")
+        array[...] = rng.integers(-99, 99, shape)
+    yield tmp_path
+    slurm("scancel", f"--user={os.getuid()}")
+    wait_for(lambda: not slurm("squeue", "--noheader"))
+
+
+@pytest.fixture
+def submit(place: Path) -> Iterator[Callable[..., Run]]:
+    """Submits a product, and waits until it is submitted unless it is not to."""
+    started: list[Run] = []
+
+    def call(
+        seconds: float = 1,
+        profile: str = "site",
+        output: str = "C.zarr",
+        *,
+        device: str = "cpu",
+        wait: bool = True,
+        more: Mapping[str, str] = {},
+    ) -> Run:
+        command = [sys.executable, "-m", "tilewright", "matmul", "A.zarr", "B.zarr", output, "--json"]
+        command += ["--profile", profile, "--device-memory", "1MiB", "--device", device]
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "DASK_TILEWRIGHT__JOBS_FOLDER": str(place / "jobs"),
+            "DASK_TILEWRIGHT__TILES": str(TILES),
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": str([str(ROOT / "tests" / "slurm" / "slow_tiles.py")]),
+            "TILE_SECONDS": str(seconds),
+            **more,
+        }
+        name = f"run-{len(started)}"
+        with (place / f"{name}.stdout").open("w") as out, (place / f"{name}.stderr").open("w") as errors:
+            process = subprocess.Popen(
+                command, cwd=place, env=environment, stdout=out, stderr=errors, text=True
+            )
+        run = Run(place, process, name, output)
+        started.append(run)
+        if wait:
+            wait_for(lambda: "submitted as job" in run.said or process.poll() is not None)
+        return run
+
+    yield call
+    for run in started:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+
+
+@pytest.fixture
+def x(place: Path) -> Path:
+    """A vector whose product with itself is 140."""
+    path = place / "x.zarr"
+    zarr.save_array(str(path), np.arange(8))
+    return path

@@ -1,0 +1,203 @@
+"""Fields whose missing numbers a mask names: results as where a number stands for them, or where they are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from click.testing import CliRunner
+from distributed import Client, LocalCluster
+
+import tilewright as tw
+from tests.pipeline.gram import naive
+from tests.workflows.products import Stopped, stop_after
+from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError, StoreError
+from tilewright.pipeline.gram import masks
+from tilewright.workflows.cli import cli
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def with_gaps(rng: np.random.Generator, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A matrix with something in its gaps, where the gaps are, and the same with NaN."""
+    x = (20 * rng.standard_normal((50, 40)) + 7).astype(dtype)
+    gone = rng.random(x.shape) < 0.2
+    gone[:2] = gone[:, :2] = False
+    return x, gone, np.where(gone, np.nan, x.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held"),
+    [("i1", True), ("f4", False)]
+    + [
+        pytest.param(dtype, held, marks=pytest.mark.slow)
+        for dtype in ("i1", "u2", "i8", "f4", "f8")
+        for held in (True, False)
+    ],
+)
+def test_a_mask_is_as_a_number_that_stands_for_a_missing_one(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, held: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Means, covariances, pairs, of rows and of columns; of a mask that goes along, and one that is read in chunks."""
+    if not held:
+        monkeypatch.setattr(masks, "HELD_ELEMENTS", 0)
+    x, gone, holes = with_gaps(rng, "f4" if dtype == "u2" else dtype)
+    x = np.abs(x).astype(dtype)
+    holes = np.where(gone, np.nan, x.astype(np.float64))
+    path = naive.put(tmp_path / "x.zarr", x, (16, 13), compressors=None)
+    mask = naive.put(tmp_path / "mask.zarr", gone, (20, 7))
+    marked = naive.put(tmp_path / "nan.zarr", holes, (16, 13))
+    here: dict[str, Any] = {"cluster": client, "device": "cpu", "overwrite": True, "device_memory": "100KiB"}
+    for options in (
+        {},
+        {"of": "rows"},
+        {"missing_as": "pairwise"},
+    ):
+        run = tw.cov(path, tmp_path / "c.zarr", missing=mask, **options, **here)
+        assert run.verification is not None
+        assert run.verification.passed
+        tw.cov(marked, tmp_path / "d.zarr", missing="nan", **options, **here)
+        found, expected = (zarr.open_array(tmp_path / name)[...] for name in ("c.zarr", "d.zarr"))
+        eps = np.finfo(found.dtype).eps
+        np.testing.assert_allclose(found, expected, rtol=0, atol=200 * eps * np.abs(expected).max())
+        assert found.dtype == (np.float64 if dtype in ("i8", "f8") else np.float32)
+    np.testing.assert_allclose(
+        zarr.open_array(tmp_path / "c.zarr")[...], pd.DataFrame(holes).cov(), rtol=1e-4, atol=1e-3
+    )
+
+
+def field(rng: np.random.Generator, folder: Path) -> tuple[Path, Path, np.ndarray, np.ndarray]:
+    """Maps of which some places are land, where a file has whatever it has."""
+    x = rng.standard_normal((30, 6, 8)).astype("f4")
+    land = rng.random((6, 8)) < 0.4
+    path = naive.put(
+        folder / "x.zarr",
+        np.where(land, 1e20, x).astype("f4"),
+        (7, 4, 5),
+        dimension_names=["time", "lat", "lon"],
+    )
+    mask = naive.put(folder / "land.zarr", land, (3, 8), dimension_names=["lat", "lon"])
+    return path, mask, x, land
+
+
+def test_land_counts_as_nothing(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Of covariances of places and of times, of correlations and of EOFs."""
+    path, mask, x, land = field(rng, tmp_path)
+    here: dict[str, Any] = {"cluster": client, "device": "cpu"}
+    flat, sea = x.reshape(30, -1).astype("f8"), ~land.reshape(-1)
+    tw.cov(path, tmp_path / "cov.zarr", sum_over="time", missing=mask, **here)
+    found = zarr.open_array(tmp_path / "cov.zarr")[...]
+    np.testing.assert_allclose(found[np.ix_(sea, sea)], np.cov(flat[:, sea], rowvar=False), atol=1e-5)
+    assert not found[~sea].any()
+    assert not found[:, ~sea].any()
+    tw.corr(path, tmp_path / "corr.zarr", sum_over="time", missing=land, **here)
+    found = zarr.open_array(tmp_path / "corr.zarr")[...]
+    np.testing.assert_allclose(found[np.ix_(sea, sea)], np.corrcoef(flat[:, sea], rowvar=False), atol=1e-5)
+    np.testing.assert_array_equal(np.diag(found), sea)
+    area = rng.random(6) + 0.1
+    tw.gram(
+        path, tmp_path / "times.zarr", sum_over=["lat", "lon"], center="columns", missing=mask,
+        weights={"lat": area}, **here,
+    )  # fmt: skip
+    centred = (flat - flat.mean(0)) * sea
+    expected = (centred * np.repeat(area, 8)) @ centred.T
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "times.zarr")[...], expected, atol=1e-4)
+    run = tw.eofs(path, tmp_path / "eofs.zarr", k=3, sum_over="time", missing=mask, **here)
+    values = np.linalg.eigvalsh(np.cov(flat[:, sea], rowvar=False))[::-1][:3]
+    np.testing.assert_allclose(run.values, values, rtol=1e-4)
+    group = zarr.open_group(tmp_path / "eofs.zarr", mode="r")
+    components = np.asarray(group["components"][...]).reshape(3, -1)  # type: ignore[index, union-attr]
+    np.testing.assert_allclose(components[:, ~sea], 0, atol=1e-12)
+    assert "missing=mask" in group.attrs["history"]  # type: ignore[operator]
+
+
+def test_two_matrices_have_masks_of_their_own(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x, gone, holes = with_gaps(rng, "f8")
+    y = rng.standard_normal((50, 9))
+    paths = naive.put(tmp_path / "x.zarr", x, (16, 16)), naive.put(tmp_path / "y.zarr", y, (16, 16))
+    here: dict[str, Any] = {"cluster": client, "device": "cpu"}
+    tw.cov(*paths, tmp_path / "c.zarr", missing={"X": gone}, **here)
+    filled = np.where(gone, np.nanmean(holes, 0), holes)
+    both = np.cov(filled, y, rowvar=False)[:40, 40:]
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], both, atol=1e-9)
+    with pytest.raises(OptionError, match="a mask of one matrix is given for two"):
+        tw.cov(*paths, tmp_path / "d.zarr", missing=gone, **here)
+    with pytest.raises(OptionError, match="a mask is given for 'Z'; there are X and Y"):
+        tw.cov(*paths, tmp_path / "d.zarr", missing={"Z": gone}, **here)
+
+
+def test_a_run_goes_on_only_beside_the_same_mask(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x, gone, _ = with_gaps(rng, "f4")
+    path = naive.put(tmp_path / "x.zarr", x, (10, 10))
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": "6KiB"}
+    for again, kept in ((gone, True), (~gone, False)):
+        with pytest.raises(Stopped):
+            tw.gram(
+                path, tmp_path / "c.zarr", missing=gone, listener=stop_after(3), overwrite=True, **options
+            )
+        run = tw.gram(path, tmp_path / "c.zarr", missing=again, overwrite=True, **options)
+        assert (run.resumed >= 3) == kept
+        expected = np.where(again, 0, x.astype("f8"))
+        np.testing.assert_allclose(
+            zarr.open_array(tmp_path / "c.zarr")[...], expected.T @ expected, rtol=1e-4, atol=0.1
+        )
+
+
+def test_what_is_no_mask_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = naive.put(tmp_path / "x.zarr", rng.random((6, 4)), (3, 4))
+    numbers = naive.put(tmp_path / "numbers.zarr", rng.random((6, 4)), (3, 4))
+    mask = naive.put(tmp_path / "mask.zarr", rng.random((6, 4)) < 0.5, (3, 4))
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (np.zeros((4, 6), bool), ShapeError, r"the mask has shape \(4, 6\), and X, .*x.zarr, \(6, 4\)"),
+        (np.zeros(6, bool), ShapeError, r"the mask has shape \(6,\)"),
+        (np.zeros((1, 6, 4), bool), ShapeError, r"the mask has shape \(1, 6, 4\)"),
+        (numbers, DTypeError, "numbers.zarr holds float64; a mask holds bool"),
+        ([[0.5]], DTypeError, "the mask holds float64"),
+        ([[True], [True, False]], OptionError, "is no array"),
+        ("none", OptionError, "missing='none' is neither a number nor 'nan', and names no stored mask"),
+        (str(tmp_path), StoreError, "missing: "),
+        ({}, OptionError, "missing: the mapping is empty"),
+        ({"X": 5}, OptionError, r"missing\['X'\]=5 is no mask"),
+        (True, OptionError, "missing=True is neither a number, nor 'nan', nor a mask"),
+    ]
+    for missing, error, message in wrong:
+        with pytest.raises(error, match=message):
+            tw.gram(path, tmp_path / "c.zarr", missing=missing)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(masks, "HELD_ELEMENTS", 10)
+        with pytest.raises(OptionError, match="has more than 10; store it as a Zarr array"):
+            tw.gram(path, tmp_path / "c.zarr", missing=np.zeros((6, 4), bool))
+        with pytest.raises(OutputError, match="is also A's mask"):
+            tw.gram(path, mask, missing=mask, overwrite=True)
+    assert not (tmp_path / "c.zarr").exists()
+
+
+def test_a_mask_is_named_on_the_command_line(tmp_path: Path, rng: np.random.Generator) -> None:
+    path, mask, x, land = field(rng, tmp_path)
+    done = CliRunner().invoke(
+        cli,
+        f"cov {path} {tmp_path}/c.zarr --sum-over time --missing {mask} --device cpu --quiet".split(),
+    )
+    assert done.exit_code == 0, done.output
+    sea = ~land.reshape(-1)
+    expected = np.cov(x.reshape(30, -1)[:, sea], rowvar=False)
+    np.testing.assert_allclose(
+        zarr.open_array(tmp_path / "c.zarr")[...][np.ix_(sea, sea)], expected, atol=1e-5
+    )
