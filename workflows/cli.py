@@ -636,6 +636,10 @@ def histogram(
         print_result(result, as_json=as_json)  # counting may have taken hours
         raise
     print_result(result, as_json=as_json)
+    if result.bad:
+        for _, why in result.bad:
+            click.echo(f"left out: {why}", err=True)
+        raise click.exceptions.Exit(3)
 
 
 @cli.command()

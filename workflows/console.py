@@ -510,5 +510,12 @@ reading_options = (
         metavar="PATTERN",
         help="Leave out files and members with such names or paths.",
     ),
+    click.option(
+        "--on-error",
+        type=click.Choice(("stop", "report")),
+        default="stop",
+        show_default=True,
+        help="End at the first file that cannot be counted; or leave such files out, list them, and exit with 3.",
+    ),
 )
 """How the files of a corpus are read."""

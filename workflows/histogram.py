@@ -21,6 +21,8 @@ from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, open_counts
 from tilewright.pipeline.worker.survey import survey
 
+ON_ERROR = ("stop", "report")
+
 
 def histogram(
     paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
@@ -37,6 +39,7 @@ def histogram(
     split_on: str | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
+    on_error: str = "stop",
     state: str | os.PathLike[str] | State | None = None,
     resume: bool = True,
     listener: Listener = log_notices,
@@ -82,6 +85,9 @@ def histogram(
     include, exclude
         Patterns of the files below folders, and of the members of archives, that are counted, or are not: ``*.txt`` is
         of names, ``2024/**/*.txt`` of paths. Files that are named are counted unless ``exclude`` says otherwise.
+    on_error
+        ``stop`` ends the count with an error at the first file that cannot be counted; ``report`` leaves such files
+        out, whole, and lists them in ``Histogram.bad``.
     state
         A folder, made if it is not there, in which finished pieces are kept: a count that was stopped goes on from
         there, and one of a corpus that has grown since counts what is new. Files whose size and times are as they were
@@ -104,6 +110,7 @@ def histogram(
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
+    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
     per_document = check_flag("per_document", per_document)
     reading = reading_of(
         raw=raw,
@@ -136,6 +143,7 @@ def histogram(
             per_document=per_document,
             listener=listener,
             record=record,
+            on_error=on_error,
         )
 
 

@@ -7,11 +7,12 @@ into pieces, `blocks.py` reads a piece in blocks, the kernels count a block, `la
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,14 @@ from distributed.system import MEMORY_LIMIT
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import ceil_div, format_nbytes
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
+from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
+from tilewright.pipeline.text.arrival import Arrival, Work, counts_again, without
 from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
     SEPARATOR,
@@ -56,10 +59,7 @@ from tilewright.pipeline.text.formats.recognition import container_named, may_be
 from tilewright.pipeline.text.formats.sources import Found, remarks_of
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import (
-    Again,
     Left,
-    counts_in,
-    entry_of,
     everything,
     piece_again,
     what_is_left,
@@ -88,6 +88,11 @@ MOST_BLOCK_NBYTES = 2**30
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
 
+NO_CELLS = np.empty(0, np.int64)
+
+MOST_LISTED = 20
+"""Bad files whose errors are put into one."""
+
 STAGES = ("read", "count")
 LEAST_STREAM_NBYTES = 2**18
 """The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
@@ -102,10 +107,12 @@ def count_corpus(
     per_document: bool,
     listener: Listener,
     record: Record | None = None,
+    on_error: str = "stop",
 ) -> Histogram:
     """Count every document of the corpus on the client's workers, on the kind of device that all of them have.
 
-    ``record`` gets each finished piece, and what it holds of an earlier run is not counted again.
+    ``record`` gets each finished piece, and what it holds of an earlier run is not counted again. With ``on_error``
+    "report", files that cannot be counted are left out and listed; with "stop", the first ends the count.
 
     Raises
     ------
@@ -129,10 +136,11 @@ def count_corpus(
     threads = [readers if piece.is_plain else decompressors for piece in work.pieces]
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
+    arrival = Arrival(total, record, corpus, work, on_error == "report")
     if record is not None:
         for again in left.done:
-            total.add(_counts_again(record, again), np.array(again.places, np.int64))
-    arrival = _Arrival(total, record, corpus, work, kind)
+            kept, places = counts_again(record, again), np.array(again.places, np.int64)
+            arrival.add(kept, piece_again(again, corpus), places)
     reduce_pieces(
         client,
         _reduction(total),
@@ -148,6 +156,7 @@ def count_corpus(
                 neighbours,
                 bool(record),
                 corpus.reading,
+                on_error,
             )
             for place, (piece, most) in enumerate(zip(work.pieces, threads, strict=True))
         ],
@@ -158,16 +167,18 @@ def count_corpus(
         kept=record is not None,
     )
     seconds = time.perf_counter() - start
-    check_unchanged(corpus)
+    check_unchanged(corpus, set(total.bad))
     if arrival.different:
         changed = names_of(list(arrival.different))
         listener(Notice(f"{changed} changed, or came in a piece with some that did: counted anew there"))
     for remark in remarks_of(total.remarks):
         listener(Notice(remark))
     rows: Rows | None = None
-    counts, names = total.counts(), [document.name for document in corpus.documents]
     if per_document:
         counts, names, rows = total.table(corpus.documents)
+    else:
+        counts = total.counts()
+        names = [each.name for place, each in enumerate(corpus.documents) if place not in total.bad]
     return Histogram(
         by=kind.name,
         counts=counts,
@@ -179,6 +190,7 @@ def count_corpus(
         document_count=total.documents,
         undecodable=total.lost if kind.name == "codepoint" else None,
         ids=tuple(rows.ids) if rows is not None and corpus.reading.id_field else None,
+        bad=tuple((corpus.documents[place].name, why) for place, why in sorted(total.bad.items())),
     )
 
 
@@ -190,20 +202,6 @@ def _decompressors(workers: Sequence[WorkerFacts], neighbours: int) -> int:
     )
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What tasks are to do."""
-
-    pieces: list[Piece]
-    """What each task counts; ``first`` is a place in ``rows``."""
-    rows: np.ndarray
-    """int64: the places in the corpus of the documents that pieces consist of."""
-    prints: dict[int, np.ndarray]
-    """By the places of some pieces: fingerprints that they had when they were counted before."""
-    again: dict[int, Again]
-    """The same pieces, as they were kept."""
-
-
 def _work(
     workers: Sequence[WorkerFacts],
     corpus: Corpus,
@@ -212,7 +210,7 @@ def _work(
     block: int,
     per_document: bool,
     decompressors: int,
-) -> _Work:
+) -> Work:
     """What each task counts: for a GPU `TASK_BLOCKS` blocks of plain text at a time, if the corpus has as much for each
     thread. What was counted before and may have changed keeps its pieces.
 
@@ -245,7 +243,7 @@ def _work(
         prints[len(pieces)], before[len(pieces)] = again.kept.prints, again
         pieces.append(piece_again(again, corpus, first=len(rows)))
         rows += again.places
-    return _Work(pieces, np.array(rows, np.int64), prints, before)
+    return Work(pieces, np.array(rows, np.int64), prints, before)
 
 
 def _reduction(before: Totals) -> Reduction[Counts | None, Totals]:
@@ -261,45 +259,14 @@ def _reduction(before: Totals) -> Reduction[Counts | None, Totals]:
     )
 
 
-class _Arrival:
-    """Adds each piece that comes back from a task, and has a record keep it."""
-
-    def __init__(self, total: Totals, record: Record | None, corpus: Corpus, work: _Work, kind: Kind) -> None:
-        self._total, self._record, self._corpus, self._work = total, record, corpus, work
-        self._kind = kind
-        self.different: dict[str, None] = {}
-        """The names of documents whose contents were not what they had been."""
-
-    def __call__(self, place: int, part: Counts | None) -> Counts:
-        piece, again = self._work.pieces[place], self._work.again.get(place)
-        places = self._work.rows[piece.first : piece.first + len(piece.documents)]
-        if part is None:
-            assert (
-                again is not None
-            )  # only what was counted before is not counted, and then its counts are kept
-            assert self._record is not None
-            part = _counts_again(self._record, again)
-        elif again is not None:
-            self.different |= dict.fromkeys(document.name for document in piece.documents)
-        if self._record is not None:
-            changed_ns = [self._corpus.status[here].changed_ns for here in places.tolist()]
-            self._record.append(entry_of(piece, changed_ns, part))
-        self._total.add(part, places)
-        return part
-
-
-def _counts_again(record: Record, again: Again) -> Counts:
-    """The counts of a kept piece."""
-    return counts_in(record.entry(again.kept.line), again.kept.prints)
-
-
 def count_unless_as_before(
     before: np.ndarray | None, piece: Piece, *arguments: Any
 ) -> tuple[Counts | None, dict[str, float]]:
     """What a task does: `count_piece`, unless the piece still has the fingerprints that it had ``before``."""
     start = time.perf_counter()
-    if before is not None and is_as_before(piece, before, end_if_given_up()):
-        return None, {"read": time.perf_counter() - start, "count": 0.0}
+    with suppress(CorpusError):  # whoever counts it says what is wrong
+        if before is not None and is_as_before(piece, before, end_if_given_up()):
+            return None, {"read": time.perf_counter() - start, "count": 0.0}
     return count_piece(piece, *arguments)
 
 
@@ -313,6 +280,7 @@ def count_piece(
     neighbours: int = 1,
     fingerprints: bool = False,
     reading: Reading = USUAL,
+    on_error: str = "stop",
 ) -> tuple[Counts, dict[str, float]]:
     """Read and count one piece.
 
@@ -322,7 +290,85 @@ def count_piece(
     decompress.
     neighbours: workers on this one's host, itself included.
     fingerprints: whether those of what is read are wanted. There are none of large plain documents on a GPU.
+    on_error: "report" leaves out the files that cannot be counted, and says which (`Counts.bad`); "stop" raises, and
+    names the others of a piece that is no larger than a block.
     """
+    left, bad = piece, dict[int, str]()
+    for attempt in itertools.count():
+        if not left.documents:
+            rows = joined([]) if per_document else None
+            return Counts(NO_CELLS, NO_CELLS, 0, lost=0, rows=rows, bad=bad), dict.fromkeys(STAGES, 0.0)
+        try:
+            counts, stages = _count(
+                left,
+                kind,
+                device,
+                per_document,
+                block_nbytes,
+                threads,
+                neighbours,
+                fingerprints,
+                reading,
+            )
+            return replace(counts, bad=bad), stages
+        except CorpusError as error:
+            if on_error != "report":
+                if (
+                    isinstance(error, DocumentError)
+                    and len(piece.documents) > 1
+                    and piece.nbytes <= block_nbytes
+                ):
+                    raise _with_others(error, _bad_files(piece, kind, reading)) from error
+                raise
+            if left.is_part:
+                return Counts(NO_CELLS, NO_CELLS, 0, lost=0, bad={0: str(error)}), dict.fromkeys(STAGES, 0.0)
+            found = _bad_files(piece, kind, reading, bad)
+            if not found and attempt:
+                raise  # it can be read by itself, and twice not with others
+            bad |= found
+            left = without(piece, bad)
+    raise AssertionError
+
+
+def _bad_files(piece: Piece, kind: Kind, reading: Reading, known: Collection[int] = ()) -> dict[int, str]:
+    """The files of a piece that cannot be read to their ends, but for those that are known, by place, and why."""
+    check, bad = end_if_given_up(), {}
+    memory = partial(thread_buffer, "text", LANE_NBYTES + EXTRA_NBYTES, pinned=False)
+    for place, document in enumerate(piece.documents):
+        if place in known:
+            continue
+        try:
+            alone = Piece(0, (document,), 0, document.nbytes)
+            for _ in stream(alone, kind, 0, LANE_NBYTES, memory, reading=reading):
+                check()
+        except CorpusError as error:
+            bad[place] = str(error)
+    return bad
+
+
+def _with_others(error: DocumentError, bad: dict[int, str]) -> DocumentError:
+    """The same error, with what is wrong with other files."""
+    others = [why for why in bad.values() if why != str(error)]
+    if not others:
+        return error
+    more = "; ".join(others[:MOST_LISTED]) + (
+        f"; and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
+    )
+    return type(error)(f"{error}. Bad are also {counted(len(others), 'other file')} beside it: {more}")
+
+
+def _count(
+    piece: Piece,
+    kind: Kind,
+    device: str,
+    per_document: bool,
+    block_nbytes: int,
+    threads: int,
+    neighbours: int,
+    fingerprints: bool,
+    reading: Reading,
+) -> tuple[Counts, dict[str, float]]:
+    """As `count_piece`, where every file can be counted."""
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
     shares = _shares(piece, device, block_nbytes, threads)

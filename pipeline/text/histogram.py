@@ -52,6 +52,8 @@ class Histogram:
     other kinds, and where a GPU counted."""
     ids: tuple[str | None, ...] | None = None
     """Per document, what ``id_field`` says of each; None where none was asked for."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """Files that were left out, and why, where ``on_error`` is "report"."""
 
     @property
     def bins(self) -> int:
@@ -90,6 +92,7 @@ class Histogram:
             document_count=facts.get("document_count"),
             undecodable=facts.get("undecodable"),
             ids=None if facts.get("ids") is None else tuple(facts["ids"]),
+            bad=tuple((name, why) for name, why in facts.get("bad", ())),
         )
 
     def __add__(self, other: Any) -> Histogram:
@@ -130,6 +133,7 @@ class Histogram:
             "document_count": self.document_count,
             "undecodable": self.undecodable,
             "ids": None if self.ids is None else list(self.ids),
+            "bad": [list(each) for each in self.bad],
         }
 
     def __str__(self) -> str:
@@ -189,6 +193,7 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
         document_count=_sum([histogram.document_count for histogram in histograms]),
         undecodable=_sum([histogram.undecodable for histogram in histograms]),
         ids=_ids_of(histograms),
+        bad=tuple(each for histogram in histograms for each in histogram.bad),
     )
 
 

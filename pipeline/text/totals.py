@@ -155,6 +155,8 @@ class Counts:
     """Per document; None where those are the piece's files."""
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
     """`Found.remarks`."""
+    bad: dict[int, str] = field(default_factory=dict)
+    """Files that cannot be counted, by their places in the piece, and why; all else is of the piece without them."""
 
     def facts(self) -> dict[str, Any]:
         """What a record keeps of it beside counts and fingerprints, as JSON."""
@@ -192,6 +194,11 @@ class Totals:
         self._below: list[tuple[np.ndarray, np.ndarray, Counts]] = []
         """Of pieces with rows of their own: the places in the corpus of their files and of their rows' files."""
         self.nbytes = self.documents = 0
+        self.bad: dict[int, str] = {}
+        """Files that are left out, by their places in the corpus, and why."""
+        self._held: dict[int, list[Counts]] = {}
+        self._left: dict[int, int] = {}
+        """Of files of which parts are held: the parts, and how many bytes of others are to come."""
         self.lost: int | None = 0
         self.remarks: dict[str, tuple[int, str]] = {}
 
@@ -222,17 +229,33 @@ class Totals:
             self._check()
             self._below.append((places, places[part.rows.places], part))
 
+    def hold(self, part: Counts, place: int, nbytes: int, whole: int) -> None:
+        """Add ``nbytes`` of a file of ``whole``, once all parts of it are there: one may be bad, and then none counts.
+
+        place: of the file in the corpus.
+        """
+        if part.bad:
+            self.bad.setdefault(place, part.bad[0])
+            self._held.pop(place, None)
+        if place in self.bad:
+            return
+        self._held.setdefault(place, []).append(part)
+        self._left[place] = self._left.get(place, whole) - nbytes
+        if not self._left[place]:
+            for each in self._held.pop(place):
+                self.add(each, np.array([place]))
+
     def counts(self) -> np.ndarray:
-        """int64[bins], or int64[(documents, bins)]."""
-        return self._counts[0] if not self._per_document else self._counts
+        """int64[bins]: of all documents together."""
+        return self._counts[0]
 
     def table(self, documents: Sequence[Document]) -> tuple[np.ndarray, list[str], Rows | None]:
         """Counts per document, int64[(documents, bins)], the documents' names, and what else is known of each, if
         anything is. documents: the corpus's files."""
         names = [document.name for document in documents]
-        if not self._below:
+        if not self._below and not self.bad:
             return self._counts, names, None
-        within = {place for places, _, _ in self._below for place in places.tolist()}
+        within = {place for places, _, _ in self._below for place in places.tolist()} | set(self.bad)
         plain = np.array([place for place in range(len(names)) if place not in within], np.int64)
         count = len(plain)
         nothing: list[Any] = [None] * count
@@ -253,4 +276,5 @@ class Totals:
             counts[target[count + row], place] = part.values
             count += len(of)
         rows = all_rows.chosen(order)
-        return counts, rows.names([names[place] for place in rows.places.tolist()]), rows
+        listed = rows.names([names[place] for place in rows.places.tolist()])
+        return counts, listed, rows if self._below else None
