@@ -27,3 +27,7 @@ DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 
 PrecisionName: TypeAlias = Literal["full", "split", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
+
+FormName: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
+"""Unicode's normalisation forms."""
+FORMS: tuple[FormName, ...] = get_args(FormName)

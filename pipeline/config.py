@@ -45,6 +45,9 @@ MOST_NBYTES = 2**63 - 1
 MOST_ROUNDS = 64
 """With as many, an error that one round misses with a probability of a half escapes once in 2^64 times."""
 
+DEFAULT_TILES = 16
+"""The default of ``tilewright.tiles``: a larger number asks for smaller tiles, and so for a stop that costs less."""
+
 # docs/settings.md has the same, which a test compares.
 SETTINGS = (
     Setting("tilewright.device-memory", None, "bytes",
@@ -60,13 +63,16 @@ SETTINGS = (
     Setting("tilewright.panel-nbytes", "512 MiB", "bytes",
             "the size that one panel of A and B together is aimed at, where memory is plenty; of elements above four"
             " bytes, as many elements"),
-    Setting("tilewright.tiles", 16, "tiles",
+    Setting("tilewright.tiles", DEFAULT_TILES, "tiles",
             "about how many tiles C is cut into, where that is work enough for each and memory holds them; up to this"
-            " many workers cut the sums in the same places"),
+            " many workers cut the sums in the same places; of more than 16 it is said why there are fewer"),
+    Setting("tilewright.tile-seconds", None, "seconds",
+            "how long a worker may compute a tile, by what its device computes at least: C is cut into as many tiles"
+            " as that takes; unset: only what tiles says, and 30 in a batch job", least=1),
     Setting("tilewright.read-threads", None, "threads",
             "threads of one worker that read and decode chunks, or on a GPU read text; unset: 12, and for encoded"
-            " chunks on a GPU its share of the host's cores, if that is more; local files on a CPU: at most its"
-            " cores"),
+            " chunks on a GPU its share of the host's cores, if that is more; up to 32 where chunks below 5 MiB come"
+            " from an object store; local files on a CPU: at most its cores"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
     Setting("tilewright.write-threads", None, "threads",
@@ -103,6 +109,9 @@ SETTINGS = (
     Setting("tilewright.cluster-file", None, "path",
             "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any",
             argument="cluster_file"),
+    Setting("tilewright.accept-finished", False, "true or false",
+            "whether a product that stands finished in its place, with its record, is checked and accepted where the"
+            " very same is asked for again, rather than refused as existing; later tries of batch jobs do so"),
     Setting("tilewright.jobs-folder", None, "path",
             "where batch jobs keep their scripts, logs and addresses: a folder that their nodes see too; unset:"
             " tilewright/jobs in $XDG_STATE_HOME, or in ~/.local/state"),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tilewright.kernels.choices import DEVICES, PRECISIONS
+from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
@@ -44,7 +44,7 @@ MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
-OUT_ENDINGS = (".csv", ".json", ".zarr")
+OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
 MOST_ROUNDS = 64
 BENCHES = {
     "gemm": "the matrix product on one device, against the vendor's library",
@@ -203,6 +203,12 @@ epilogue_options = options(
     click.option("--column-offset", metavar="PATH", help="The same for columns."),
 )  # fmt: skip
 EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_offset")
+plan_only_option = click.option(
+    "--plan-only",
+    is_flag=True,
+    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
+    " write nothing.",
+)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 outcome_options = options(
     click.option("--no-verify", is_flag=True, help="Do not check the product."),
@@ -256,13 +262,7 @@ def cli() -> None:
 @click.argument("c")
 @options(factor_options, epilogue_options, dtype_option, precision_option)
 @options(cluster_options, device_option, memory_option)
-@click.option(
-    "--plan-only",
-    is_flag=True,
-    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
-    " write nothing.",
-)
-@options(outcome_options)
+@options(plan_only_option, outcome_options)
 def matmul(
     a: str,
     b: str,
@@ -332,6 +332,11 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
 
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
+    if shared.pop("plan_only"):
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(name, arrays, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
     with storing(arrays[-1]) as listener:
         run = getattr(workflow, name)(*arrays, listener=listener, **shared)
     print_result(run, as_json=as_json)
@@ -358,8 +363,11 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
     " vector's numbers.",
 )
 @click.option("--divide", metavar="N", callback=as_number, help=divide_help)
+@click.option(
+    "--append", is_flag=True, help="Add the rows that came to X since OUT was made, and nothing twice."
+)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
-@options(outcome_options)
+@options(plan_only_option, outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the sums of products of every two columns of X: the Gram matrix, XᵀX. With Y, of X and Y.
 
@@ -373,7 +381,8 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
 @click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
-@options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option, outcome_options)
+@options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
+@options(plan_only_option, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""
     _run_gram("cov", arrays, as_json, **shared)
@@ -382,7 +391,7 @@ def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @cli.command(cls=JobCommand)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options, constant_option, gram_dtype_option, precision_option, cluster_options)
-@options(device_option, memory_option, outcome_options)
+@options(device_option, memory_option, plan_only_option, outcome_options)
 def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the correlations of the columns of X, or of those of X with those of Y."""
     _run_gram("corr", arrays, as_json, **shared)
@@ -428,8 +437,10 @@ search_options = options(
 )
 @click.option(
     "--weights",
-    metavar="ARRAY",
-    help="A stored vector of one weight for each variable, such as its area (the cosine of the latitude).",
+    metavar="[AXIS=]ARRAY",
+    callback=as_weights,
+    help="A stored vector of one weight for each variable, such as its area; or, as lat=ARRAY, for each place of one of"
+    " the variables' axes (the cosine of the latitude).",
 )
 @click.option("--sample-weights", metavar="ARRAY", help="A stored vector of one weight for each sample.")
 @click.option(
@@ -556,13 +567,18 @@ def repair(
     type=Kinds(),
     default="byte",
     show_default=True,
-    help="What is counted: letters are A to Z, in either case; bigrams pairs of bytes; codepoints Unicode characters,"
-    " with U+FFFD where the bytes are no UTF-8.",
+    help="What is counted: letters are A to Z, in either case; bigrams pairs of bytes; codepoints characters of UTF-8;"
+    " words runs of Unicode's word characters; n-grams 2 to 5 words, characters or bytes.",
 )
+@click.option("--casefold", is_flag=True, help="Count words without regard to case, by str.casefold.")
+@click.option("--normalise", type=click.Choice(FORMS), help="Count words in this form of Unicode's.")
 @click.option("--per-document", is_flag=True, help="One row of counts for each document.")
 @options(*reading_options)
 @click.option(
-    "--out", type=FileName(*OUT_ENDINGS), metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr."
+    "--out",
+    type=FileName(*OUT_ENDINGS),
+    metavar="FILE",
+    help="Write the counts to F.csv, F.json, F.npz or F.zarr.",
 )
 @click.option("--plot", type=FileName(".png"), metavar="FILE", help="Draw the counts into F.png.")
 @click.option(
@@ -587,7 +603,7 @@ def histogram(
     as_json: bool,
     **shared: Any,
 ) -> None:
-    """Count the bytes, letters, pairs or characters of files, and of all files below folders."""
+    """Count the bytes, letters, pairs, characters, words, lines or n-grams of files, and of all files below folders."""
     from tilewright.pipeline.text.kept_counts import State, state_of_output
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.progress import Counting
@@ -649,11 +665,11 @@ def histogram(
     type=FileName(*OUT_ENDINGS),
     required=True,
     metavar="FILE",
-    help="Write the sum to F.csv, F.json or F.zarr.",
+    help="Write the sum to F.csv, F.json, F.npz or F.zarr.",
 )
 @options(overwrite_option, json_option)
 def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> None:
-    """Add up histograms of different documents, from the .json and .zarr files that they were written to."""
+    """Add up histograms of different documents, from the .json, .npz and .zarr files that they were written to."""
     from tilewright.workflows.merge import merge as workflow
 
     on_interrupt(Outputs(Path(out)).kept)

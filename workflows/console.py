@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -413,17 +412,24 @@ class FileName(click.ParamType):
         return str(value)
 
 
-class Kinds(click.Choice):
+class Kinds(click.ParamType):
     """The kinds of histogram, as the kernels list them."""
 
-    def __init__(self) -> None:
-        self.case_sensitive = True
+    name = "kind"
 
-    @cached_property
-    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         from tilewright.kernels.histograms.tokens import KINDS
 
-        return tuple(KINDS)
+        return f"[{'|'.join(KINDS)}|word|line|ngram:N[:character|:byte]]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from tilewright.kernels.errors import OptionError
+        from tilewright.kernels.histograms.token_kinds import any_kind_named
+
+        try:
+            return any_kind_named(value).name
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
 
 
 SIDES = ("columns", "rows")

@@ -74,7 +74,7 @@ class DemoRun:
             "modules": self.modules,
             "compared": self.compared,
             "similar": [asdict(pair) for pair in self.similar],
-            "letters": self.letters.counts.tolist(),
+            "letters": np.asarray(self.letters.counts).tolist(),
             "run": self.run.to_json(),
             "seconds": self.seconds,
             "files": self.files,
@@ -142,7 +142,7 @@ def demo(
             letters = histogram(modules, by="letter", **work)
         with _stage(seconds, "count pairs"):
             bigrams = histogram(modules, by="bigram", per_document=True, **work)
-            counts = letter_pairs(bigrams.counts)
+            counts = letter_pairs(np.asarray(bigrams.counts))
         with _stage(seconds, "store"):
             store_counts(
                 counts, counts_path, MADE_BY | {"documents": list(bigrams.documents)}, overwrite=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def eofs(
     scale: bool = False,
     constant: Constant = "error",
     missing: Any = None,
-    weights: Values | None = None,
+    weights: Values | Mapping[str | int, Values] | None = None,
     sample_weights: Values | None = None,
     tol: float = 1e-4,
     passes: int = 100,
@@ -159,7 +160,8 @@ def eofs(
     weights
         One for each variable, 0 or more, in memory or the path of a stored vector: its squares count so many times in
         the variance. For grid points that is the area they stand for, the cosine of the latitude; X is multiplied by
-        the root, which is what xeofs calls its weights.
+        the root, which is what xeofs calls its weights. Or those along one or more of the variables' axes, by name or
+        number, such as ``{"lat": np.cos(np.deg2rad(latitude))}``, which are multiplied.
     sample_weights
         One for each sample: means are weighted, and squares count so many times. n - 1 becomes W - (sum of the squared
         weights) / W, as of ``numpy.cov(aweights=)``. Scores are those of the samples as they are.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
 from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, Side, Values
+from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.request import Durability
 from tilewright.pipeline.store.arrays import Source
@@ -32,6 +33,7 @@ def gram(
     divide: float | str | None = None,
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
+    append: bool = False,
     sum_over: Any = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
@@ -97,6 +99,10 @@ def gram(
         row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
         computed, and chunks that do not are not stored, so C is as large as the band. Only a band that reaches as far
         before as behind is symmetric, and takes half the work.
+    append
+        Whether the rows (columns) that came to X since C was made are added to C, and nothing else is computed; C is
+        made of all of them where there is none. C's record says how many are in it, and a run that finds all of X in it
+        adds nothing. Only for sums: ``center`` and ``scale`` may be numbers that are given, ``divide`` a number.
     sum_over
         The axes that are summed over, one or a list, by the names of their dimensions or by number, in place of ``of``.
         X may then have any number of dimensions, such as (time, lat, lon) or (variants, samples, ploidy): the axes that
@@ -154,6 +160,7 @@ def gram(
         divide=divide,
         weights=weights,
         window=window,
+        append=append,
         sum_over=sum_over,
         constant=constant,
         dtype=dtype,
@@ -217,9 +224,8 @@ def cov(
         x,
         y,
         out,
-        conjugated="right",
+        **ASKED["cov"],
         of=of,
-        center=True,
         missing=missing,
         missing_as=missing_as,
         divide=divide,
@@ -286,13 +292,10 @@ def corr(
         x,
         y,
         out,
-        conjugated="right",
+        **ASKED["corr"],
         of=of,
-        center=True,
-        scale=True,
         missing=missing,
         missing_as=missing_as,
-        divide="n-1",
         weights=weights,
         window=window,
         sum_over=sum_over,
@@ -310,6 +313,22 @@ def corr(
         same_bits=same_bits,
         listener=listener,
     )
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "gram": {},
+    "cov": {"conjugated": "right", "center": True},
+    "corr": {"conjugated": "right", "center": True, "scale": True, "divide": "n-1"},
+}
+"""What each command asks of a Gram matrix."""
+
+
+def plan_only(name: str, arrays: Sequence[Source], **options: Any) -> MatmulPlan:
+    """The plan that a command of `ASKED` would follow for these matrices and this output; nothing is written. options:
+    as its function has them. Raises as that."""
+    x, *between, out = arrays
+    y = between[0] if between else None
+    return job.plan_only(GramRequest(x, out, y, **(options | ASKED[name])))
 
 
 def _run(x: Source, y: Source | None, out: Source | None, **options: Any) -> MatmulRun:

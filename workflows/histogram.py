@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.choices import DEVICES, DeviceName
-from tilewright.kernels.histograms.tokens import kind_named
+from tilewright.kernels.choices import DEVICES, DeviceName, FormName
+from tilewright.kernels.histograms.token_kinds import any_kind_named
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
@@ -40,12 +40,14 @@ def histogram(
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     on_error: str = "stop",
+    casefold: bool = False,
+    normalise: FormName | None = None,
     state: str | os.PathLike[str] | State | None = None,
     resume: bool = True,
     listener: Listener = log_notices,
 ) -> Histogram:
-    """Count the bytes, letters, pairs or characters of a corpus: every file named, and every file below a folder that
-    is neither hidden nor an earlier output.
+    """Count the bytes, letters, pairs, characters, words, lines or n-grams of a corpus: every file named, and every
+    file below a folder that is neither hidden nor an earlier output.
 
     What a file is, its first bytes say, and where they do not tell, its name. What is compressed (gzip, bzip2, xz,
     LZMA, Zstandard, LZ4) is decompressed while it is read, each by one thread and ``tilewright.decompress-threads`` of
@@ -60,8 +62,10 @@ def histogram(
     by
         ``byte`` (256 bins), ``ascii`` (128; bytes above 127 are skipped), ``letter`` (A to Z, case folded;
         all else is skipped), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first × 256 +
-        second) or ``codepoint`` (0x110000 Unicode characters, as ``bytes.decode("utf-8", errors="replace")``
-        gives them).
+        second), ``codepoint`` (0x110000 Unicode characters, as ``bytes.decode("utf-8", errors="replace")``
+        gives them), ``word`` (longest runs of Unicode's word characters, UTS #18's ``\\w``), ``line`` (as
+        ``bytes.splitlines`` has them), or ``ngram:N``, ``ngram:N:character`` or ``ngram:N:byte`` (2 to 5 adjacent
+        words, characters or bytes of a document). The last three have a bin for each that occurs.
     cluster
         A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
         such as a ``distributed.LocalCluster``, which is left open. Its workers must see the files under the same
@@ -88,6 +92,9 @@ def histogram(
     on_error
         ``stop`` ends the count with an error at the first file that cannot be counted; ``report`` leaves such files
         out, whole, and lists them in ``Histogram.bad``.
+    casefold, normalise
+        How words count, alone and in n-grams: by ``str.casefold``, and in one of Unicode's forms, ``NFC``, ``NFD``,
+        ``NFKC`` or ``NFKD``. They are found as they stand, then normalised, folded, and normalised again.
     state
         A folder, made if it is not there, in which finished pieces are kept: a count that was stopped goes on from
         there, and one of a corpus that has grown since counts what is new. Files whose size and times are as they were
@@ -122,7 +129,9 @@ def histogram(
         exclude=exclude,
     )
     keeping = _state_of(state, check_flag("resume", resume))
-    kind = kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
+    kind = any_kind_named(
+        by, casefold=casefold, normalise=normalise
+    )  # a wrong word is refused before a corpus of a million files is listed
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
     corpus = list_corpus(given, reading=reading, apart=None if keeping is None else keeping.apart)
     for note in corpus.notes:
@@ -134,7 +143,7 @@ def histogram(
     ):
         facts = survey(client, device)
         files, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
-        listener(Notice(f"counting {files} by {by} on {facts[0].name} with {workers}"))
+        listener(Notice(f"counting {files} by {kind.name} on {facts[0].name} with {workers}"))
         return count_corpus(
             client,
             corpus,

@@ -11,9 +11,10 @@ from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.fusing import Vector
-from tilewright.pipeline.product.job import multiply, plan_unplaced
+from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Source
 
@@ -136,7 +137,7 @@ def matmul(
         same_bits=same_bits,
         listener=listener,
     )
-    return multiply(
+    return multiply_or_accept(
         request.with_epilogue(
             alpha=alpha,
             beta=beta,
@@ -156,6 +157,11 @@ def plan_matmul(
     transpose_b: bool = False,
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
+    alpha: complex = 1,
+    row_scale: Source | np.ndarray | None = None,
+    column_scale: Source | np.ndarray | None = None,
+    row_offset: Source | np.ndarray | None = None,
+    column_offset: Source | np.ndarray | None = None,
     workers: int = 1,
     device: DeviceName = "auto",
     device_memory: int | str | None = None,
@@ -170,7 +176,8 @@ def plan_matmul(
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
     have (a profile's own cluster is started for that). With ``device="cuda"`` and ``device_memory`` no GPU need be
-    here: a plan for GPUs with so much memory free can be made anywhere.
+    here: a plan for GPUs with so much memory free can be made anywhere. ``alpha``, scales and offsets are as for
+    ``matmul``: by them sums of integers become floats, which a tile needs room for.
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
     many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
@@ -188,6 +195,13 @@ def plan_matmul(
         device_memory=device_memory,
         listener=listener,
     ).checked()
+    request = request.with_epilogue(
+        alpha=alpha,
+        row_scale=row_scale,
+        column_scale=column_scale,
+        row_offset=row_offset,
+        column_offset=column_offset,
+    )
     count = as_count(workers)
     if count is None or count < 1:
         raise OptionError(f"workers={shown(workers)}: a product needs a whole number of workers, one or more")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.kernels.histograms.token_lists import most_frequent
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, label
+from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, printable
 from tilewright.pipeline.text.saved_counts import write_whole
 
 BARS = {"counts": "occurrences", "percent": "share in percent", "probability": "probability"}
@@ -62,13 +63,13 @@ def plot_histogram(
     width = 0.8 if len(shown) <= MOST_LABELLED else 1.0
     drawn = axes.bar(places, heights, width=width, color=COLOUR, zorder=2)
     axes.set_ylabel(BARS[bars])
-    axes.set_xlabel(TOKENS[histogram.by])
+    axes.set_xlabel(TOKENS.get(histogram.by) or _axis(histogram.by))
     axes.grid(axis="y", color="0.88", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
     if len(shown) <= MOST_LABELLED:
         axes.set_xticks(places, names)
-    elif histogram.bins <= FEW_BINS:
+    elif histogram.tokens is None and histogram.bins <= FEW_BINS:
         marked = range(0, histogram.bins, 16)
         axes.set_xticks(marked, [f"{place:#04x}" for place in marked])
     else:
@@ -87,13 +88,20 @@ def plot_histogram(
 
 def _shown(histogram: Histogram) -> tuple[np.ndarray, list[str]]:
     """The bins to draw, in order, and their labels: every bin where they are few, else the most frequent."""
-    totals = histogram.totals
-    if histogram.bins <= FEW_BINS:
+    if histogram.tokens is not None:
+        shown = most_frequent(histogram.totals, MOST_BARS)
+    elif histogram.bins <= FEW_BINS:
         shown = np.arange(histogram.bins)
     else:
-        shown = np.sort(np.argsort(-totals, kind="stable")[: min(MOST_BARS, np.count_nonzero(totals))])
+        shown = np.sort(most_frequent(histogram.totals, MOST_BARS))
     # A dollar sign would start a formula.
-    return shown, [label(histogram.by, int(place)).replace("$", r"\$") for place in shown]
+    return shown, [printable(histogram.label(int(place))).replace("$", r"\$") for place in shown]
+
+
+def _axis(by: str) -> str:
+    """What a bar is, of tokens."""
+    ngram, n, unit = [*by.split(":"), "word"][:3] if ":" in by else (by, "", "")
+    return f"{n} adjacent {unit}s" if ngram == "ngram" else ngram
 
 
 def _heights(totals: np.ndarray, bars: str) -> np.ndarray:

@@ -156,7 +156,8 @@ def matmul(
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
     lower = check_flag("lower", lower)
     check_choice("precision", precision, PRECISIONS)
-    check_stream(stream)
+    if stream is not None:
+        check_stream(stream)
     on_device = _on_one_side(a, b, out)
     if accumulate and out is None:
         raise OptionError("accumulate=True adds to out, and no out was given")
@@ -197,6 +198,8 @@ def matmul(
 
 def _on_one_side(a: Any, b: Any, out: Any) -> bool:
     """Whether the arrays are device arrays, all of them; OptionError or OutputError if only some are."""
+    if all(type(array) is np.ndarray for array in (a, b, a if out is None else out)):
+        return False
     on_device = is_device_array(a), is_device_array(b)
     if on_device[0] != on_device[1] or (out is not None and is_device_array(out) != on_device[0]):
         kinds = ", ".join(

@@ -30,6 +30,9 @@ JOB_NBYTES = 4 << 20
 MAX_PIECE_NBYTES = 1 << 30
 """The most that is counted before the tables are added up: an entry of 32 bits can never overflow."""
 
+ROWS_ENTRIES = 1 << 18
+"""Entries of sparse rows that are put together before they are copied."""
+
 folded_bin = kept(njit(nogil=True)(tokens.folded_bin))
 character_at = kept(njit(nogil=True)(tokens.character_at))
 
@@ -234,6 +237,88 @@ def count_host(data: Any, kind: Kind, offsets: Any, start: int, stop: int) -> An
         if job.shared:
             counts[job.first : job.last] += rows
     return counts
+
+
+@kept
+@njit(nogil=True)
+def _collect(data, words, skip, offsets, first, last, code, tables, counts, found, lengths, columns, values):  # type: ignore[no-untyped-def]
+    """Count documents first .. last-1 one after the other in ``counts``, int64[bins], all zero before and after, and
+    put what each holds behind one another into ``columns`` and ``values``, the bins ascending.
+
+    ``found`` has room for the bins of one document. Returns the first document for which there is no room, and where
+    the last entry ends.
+    """
+    place = 0
+    for document in range(first, last):
+        lo = offsets[document]
+        hi = offsets[document + 1]
+        if place + min(hi - lo, len(counts)) > len(columns):
+            return document, place
+        held = 0
+        if code == BIGRAM:
+            _bigrams(data, words, skip, lo, hi, hi, counts)
+        else:
+            _codepoints(data, words, skip, lo, hi, lo, hi, tables, counts)
+        if hi - lo >= len(counts) // 16:
+            for bin_ in range(len(counts)):
+                if counts[bin_]:
+                    columns[place + held] = bin_
+                    values[place + held] = counts[bin_]
+                    counts[bin_] = 0
+                    held += 1
+        else:
+            # The document says which bins they are: looking at all of them would take longer.
+            i = lo
+            while i < (hi - 1 if code == BIGRAM else hi):
+                if code == BIGRAM:
+                    bin_ = np.int64(data[i]) << 8 | data[i + 1]
+                    i += 1
+                elif data[i] < 0x80:
+                    bin_ = np.int64(data[i])
+                    i += 1
+                else:
+                    character = character_at(data, i, lo, hi)
+                    bin_ = np.int64(character & tokens.CODE_MASK)
+                    i += character >> tokens.CODE_BITS
+                if counts[bin_]:
+                    found[held] = bin_
+                    values[place + held] = counts[bin_]
+                    counts[bin_] = 0
+                    held += 1
+            order = np.argsort(found[:held])
+            taken = values[place : place + held].copy()
+            for k in range(held):
+                columns[place + k] = found[order[k]]
+                values[place + k] = taken[order[k]]
+        lengths[document - first] = held
+        place += held
+    return last, place
+
+
+def count_rows(data: Any, kind: Kind, offsets: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What each document holds of a kind of many bins (bigram, codepoint): how many are not zero, int64[documents], and
+    document after document which these are, ascending, and their counts, int64.
+
+    ``data`` and ``offsets`` are as of `count_host`, and all documents are counted whole, by this thread.
+    """
+    offsets, data = np.ascontiguousarray(offsets, np.int64).view(), data.view()
+    data.flags.writeable = offsets.flags.writeable = False
+    skip = -data.ctypes.data % 8 if len(data) else 0
+    words = data[skip : skip + max(0, len(data) - skip) // 8 * 8].view(np.uint64)
+    counts, tables = np.zeros(kind.bins, np.int64), np.zeros(TABLES * 256, np.uint32)
+    longest = int(np.diff(offsets).max(initial=0))
+    room = max(ROWS_ENTRIES, min(longest, kind.bins))
+    columns, values = np.empty(room, np.int64), np.empty(room, np.int64)
+    found = np.empty(max(1, min(longest, kind.bins)), np.int64)
+    documents, done = len(offsets) - 1, 0
+    lengths = np.zeros(documents, np.int64)
+    parts = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    while done < documents:
+        given = (data, words, skip, offsets, done, documents, kind.code, tables)
+        until, place = _collect(*given, counts, found, lengths[done:], columns, values)
+        done = int(until)
+        parts.append((columns[:place].copy(), values[:place].copy()))
+    return lengths, np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])
 
 
 @dataclass(frozen=True)

@@ -34,3 +34,24 @@ def undecoded(
         return found
     _written(data, edges, start, stop, found)
     return counts[:, REPLACEMENT] - found
+
+
+def undecoded_rows(
+    rows: np.ndarray,
+    bins: np.ndarray,
+    values: np.ndarray,
+    kind: Kind,
+    data: np.ndarray,
+    edges: np.ndarray,
+    first: int,
+) -> dict[int, int]:
+    """As `undecoded`, for counts that are not zero of rows from ``first`` on: by rows, as far as there are any."""
+    if kind.name != "codepoint":
+        return {}
+    replaced = np.flatnonzero(bins == REPLACEMENT)
+    if not len(replaced):
+        return {}
+    written = np.zeros(len(edges) - 1, np.int64)
+    _written(data, edges, 0, len(data), written)
+    lost = values[replaced] - written[rows[replaced] - first]
+    return {row: each for row, each in zip(rows[replaced].tolist(), lost.tolist(), strict=True) if each}

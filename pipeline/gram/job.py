@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.events import Notice, on_waiting
-from tilewright.pipeline.gram.options import GramRequest, Matrices, open_matrices
+from tilewright.pipeline.gram.append import appending, check_can_append, check_made_alike, held_at, recorded
+from tilewright.pipeline.gram.options import GramRequest, Matrices, axis_of, open_matrices
 from tilewright.pipeline.gram.statistics import STATISTICS, find_statistics, thin_product
 from tilewright.pipeline.gram.transforms import (
+    NARROW_NBYTES,
     Form,
     Made,
     Statistics,
@@ -32,8 +35,11 @@ from tilewright.pipeline.gram.transforms import (
     stays_exact,
     wanted_of,
 )
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
-from tilewright.pipeline.product.job import multiply
+from tilewright.pipeline.product.job import multiply, plan_unplaced
+from tilewright.pipeline.product.job import plan_only as plan_product
 from tilewright.pipeline.product.request import Request, check_output, open_factors
 from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import name_of
@@ -51,10 +57,14 @@ def gram(request: GramRequest) -> MatmulRun:
     plain = _plain(request, matrices, dtype)
     # All that can be refused before the numbers are read, which may take as long as the product.
     out: Any = plain.out  # which the check of it refuses where it is None
+    plain = replace(plain, recorded=recorded(request, matrices))
+    if request.append:
+        check_output(out, open_factors(plain), overwrite=True)
+        return _added(request, matrices, _appended(request, matrices, form, plain))
     check_output(out, open_factors(plain), overwrite=plain.overwrite)
     wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
     if not wanted:
-        return multiply(_with(plain, _made(request, matrices, form, {}, dtype)))
+        return multiply_or_accept(_with(plain, _made(request, matrices, form, {}, dtype)))
     with (
         open_cluster(request.cluster, request.cluster_file) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
@@ -74,8 +84,68 @@ def gram(request: GramRequest) -> MatmulRun:
                         f" centred afterwards: they are multiplied as {dtype}"
                     )
                 )
-            made = _made(request, matrices, form, found, dtype, client, arrays)
-        return multiply(_with(replace(plain, cluster=client, cluster_file=None), made))
+
+            def thin(role: str, vector: np.ndarray) -> np.ndarray:
+                return thin_product(client, arrays[role], matrices.of, vector, request.listener)
+
+            made = _made(request, matrices, form, found, dtype, thin)
+        return multiply_or_accept(_with(replace(plain, cluster=client, cluster_file=None), made))
+
+
+def plan_only(request: GramRequest) -> MatmulPlan:
+    """The plan that `gram` would follow; nothing is written, and no number of X is read. Raises and tells as
+    ``product.job.plan_only``."""
+    request = request.checked()
+    matrices = open_matrices(request)
+    form = form_of(matrices)
+    dtype = result_dtype(matrices, form, request.dtype)
+    plain = replace(_plain(request, matrices, dtype), recorded=recorded(request, matrices))
+    if request.append:
+        return plan_product(_appended(request, matrices, form, plain))
+    wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
+    if not wanted:
+        return plan_product(_with(plain, _made(request, matrices, form, {}, dtype)))
+    request.listener(
+        Notice(
+            "a pass over the matrix comes first, by which means and deviations are found; what a stopped run left is"
+            " compared after it"
+        )
+    )
+    # Vectors of the lengths that they will have.
+    found = {
+        role: {
+            side: Moments.of_nothing(int(matrices.arrays[role].shape[axis_of(side)]), np.dtype(np.float64))
+            for side in want.sides
+        }
+        for role, want in wanted.items()
+    }
+    length = {role: int(array.shape[axis_of(matrices.of)]) for role, array in matrices.arrays.items()}
+    made = _made(request, matrices, form, found, dtype, thin=lambda role, _: np.zeros(length[role]))
+    return plan_product(replace(_with(plain, made), resume=False))
+
+
+def _appended(request: GramRequest, matrices: Matrices, form: Form, plain: Request) -> Request:
+    """The product that adds to C the lines of X that are not in it yet, or that makes C of all of them where there is
+    none."""
+    check_can_append(request, matrices)
+    c = held_at(request.out)
+    if c is not None:
+        check_made_alike(request, matrices, c)
+    asked = request.dtype if c is None or form == "plain" else c.dtype.newbyteorder("=")
+    if form == "exact" and any(array.dtype.itemsize > NARROW_NBYTES for array in matrices.arrays.values()):
+        form = "transformed"  # without a pass over all of X nobody knows whether sums stay exact
+    made = _made(request, matrices, form, {}, result_dtype(matrices, form, asked))
+    return _with(plain, made) if c is None else appending(request, matrices, plain, made, c)
+
+
+def _added(request: GramRequest, matrices: Matrices, product: Request) -> MatmulRun:
+    """Run such a product, unless there is nothing to add."""
+    if product.before is None or open_factors(product).k:
+        return multiply(product)
+    lines = f"{matrices.length} {matrices.summed}"
+    request.listener(Notice(f"C has all {lines} of X in it already: nothing is added"))
+    plan = plan_unplaced(replace(product, listener=lambda event: None), 1, None, None)
+    return MatmulRun.of_nothing(plan)
 
 
 def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:
@@ -96,11 +166,10 @@ def _made(
     form: Form,
     found: Mapping[str, Statistics],
     dtype: Any,
-    client: Client | None = None,
-    arrays: Mapping[str, StoredArray] | None = None,
+    thin: Callable[[str, np.ndarray], np.ndarray] | None = None,
 ) -> Made:
-    """What the product is asked for besides its factors. client, arrays: where and of what a second pass may be needed,
-    which only is so if a first one was."""
+    """What the product is asked for besides its factors. thin: makes a second pass, as for `made_exact`, which may be
+    needed if a first one was."""
     if form == "plain":
         return Made()
     if matrices.counts_pairs:
@@ -108,12 +177,11 @@ def _made(
     if form == "transformed":
         return made_transformed(matrices, found, np.dtype(dtype), request.conjugated)
 
-    def thin(role: str, vector: np.ndarray) -> np.ndarray:
-        assert client is not None
-        assert arrays is not None
-        return thin_product(client, arrays[role], matrices.of, vector, request.listener)
+    return made_exact(matrices, found, thin or _no_pass)
 
-    return made_exact(matrices, found, thin)
+
+def _no_pass(role: str, vector: np.ndarray) -> np.ndarray:
+    raise AssertionError("a second pass comes after a first one")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import check_choice, host_array, shown
+from tilewright.kernels.arguments import check_choice, check_flag, host_array, shown
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
@@ -66,6 +66,7 @@ class GramRequest:
     divide: Any = None
     weights: Values | Mapping[str | int, Values] | None = None
     window: Any = None
+    append: Any = False
     sum_over: Any = None
     constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
@@ -92,6 +93,7 @@ class GramRequest:
         return replace(
             self,
             window=as_window(self.window),
+            append=check_flag("append", self.append),
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),
@@ -246,7 +248,8 @@ def open_matrices(request: GramRequest) -> Matrices:
     treatments = {role: _treatment(request, array, of, role) for role, array in arrays.items()}
     weights = None
     if request.weights is not None:
-        weights = _weights(_of_axes(request.weights, x, summed), lengths["X"], other(of), arrays["X"])
+        given = weights_of_axes(request.weights, x, summed, "summed over")
+        weights = _weights(given, lengths["X"], other(of), arrays["X"])
     pairwise = request.missing_as == "pairwise"
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
     if matrices.counts_pairs:
@@ -488,20 +491,23 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
     return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
 
 
-def _of_axes(weights: Any, x: zarr.Array[Any], summed: tuple[int, ...]) -> Any:
-    """Weights that are given by axis, as those of the side that is summed over; others as they are."""
+def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], what: str) -> Any:
+    """Weights that are given by axis, as those of the side that consists of these axes; others as they are.
+
+    what: these axes are, in words. Raises OptionError or ShapeError.
+    """
     if not isinstance(weights, Mapping):
         return weights
     if not weights:
-        raise OptionError("weights: the mapping is empty; its keys may be axes that are summed over")
+        raise OptionError(f"weights: the mapping is empty; its keys may be axes that are {what}")
     found = {}
     for key, value in weights.items():
         axis = axis_named(x, key, "weights")
-        if axis not in summed or axis in found:
-            wrong = "given twice" if axis in found else "not summed over"
+        if axis not in axes or axis in found:
+            wrong = "given twice" if axis in found else f"not {what}"
             raise OptionError(
-                f"weights: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and summed over"
-                f" {'are' if len(summed) > 1 else 'is'} {', '.join(map(str, summed))}"
+                f"weights: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and {what}"
+                f" {'are' if len(axes) > 1 else 'is'} {', '.join(map(str, axes))}"
             )
         if not _is_values(value):
             raise OptionError(
@@ -517,7 +523,7 @@ def _of_axes(weights: Any, x: zarr.Array[Any], summed: tuple[int, ...]) -> Any:
                 f"weights[{key!r}] holds complex numbers; weights must be finite numbers of 0 or more"
             )
         found[axis] = values
-    return broadcast_weights(x, summed, found)
+    return broadcast_weights(x, axes, found)
 
 
 def _weights(value: Any, length: int, summed: str, array: StoredArray) -> np.ndarray:

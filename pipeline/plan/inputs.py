@@ -32,12 +32,17 @@ class StoredMatrix:
     plain: bool = False
     """Whether part of a chunk can be read without the rest, since there is nothing to decode."""
     part: tuple[int, int] | None = None
-    """Rows × columns of what a thread reads at once, where that is several pieces: chunks of a shard from a server."""
+    """Of a matrix that is in no local files, rows × columns of what a thread reads at once: a chunk, or several of a
+    shard."""
+    shard: tuple[int, int] | None = None
+    """Rows × columns of its shards, where it has some and is in no local files."""
 
     @property
     def transposed(self) -> StoredMatrix:
-        part = None if self.part is None else self.part[::-1]
-        return replace(self, rows=self.columns, columns=self.rows, unit=self.unit[::-1], part=part)
+        part, shard = (None if sides is None else sides[::-1] for sides in (self.part, self.shard))
+        return replace(
+            self, rows=self.columns, columns=self.rows, unit=self.unit[::-1], part=part, shard=shard
+        )
 
     def step(self, axis: int) -> int:
         """The shortest stretch along an axis that can be read without waste."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -520,3 +520,43 @@ def _count_multiples(first: int, step: int, unit: int, start: int, stop: int) ->
     period = unit // common
     steps = -first // common * pow(step // common, -1, period) % period  # to the first multiple
     return _count(first + steps * step, math.lcm(step, unit), start, stop)
+
+
+def read_requests(a: StoredMatrix, b: StoredMatrix, geometry: Geometry, held: Held) -> int:
+    """How many requests it takes to read chunks of A and B, as far as they are in no local files: one for each part of
+    theirs that a panel touches, and where parts are no whole shards, one for the index of each shard that it touches.
+
+    A few more or less where chunks that are wanted lie far apart in a shard, where others were never written, and
+    where cells cut a panel.
+    """
+    rows, columns, depth = geometry.tile_rows, geometry.tile_columns, geometry.panel_depth
+    # Rows of tiles, where C is a band, and columns are read unequally often; on average so often:
+    of_a = held.a_reads or _reads_on_average(held.rows)
+    of_b = _reads_on_average(held.b_reads)
+    found = of_a * _requests_of(a, (rows, depth)) + of_b * _requests_of(b, (depth, columns))
+    return math.ceil(found)
+
+
+def _reads_on_average(reads: Sequence[Columns]) -> float:
+    return sum(alike.number * alike.reads for alike in reads) / max(1, sum(alike.number for alike in reads))
+
+
+def _requests_of(matrix: StoredMatrix, panel: tuple[int, int]) -> int:
+    """Requests for a matrix that is read once, in panels of these sides."""
+    if matrix.part is None:
+        return 0
+    found = _parts_touched(matrix, panel, matrix.part)
+    if matrix.shard is not None and matrix.shard != matrix.part:
+        found += _parts_touched(matrix, panel, matrix.shard)
+    return found
+
+
+def _parts_touched(matrix: StoredMatrix, panel: tuple[int, int], unit: tuple[int, int]) -> int:
+    """Pieces of these sides that panels touch, each counted for every panel."""
+    found = 1
+    for side, stride, length in zip((matrix.rows, matrix.columns), panel, unit, strict=True):
+        if side == 0:
+            return 0
+        edges = (side - 1) // stride  # between panels
+        found *= ceil_div(side, length) + edges - (side - 1) // math.lcm(stride, length)
+    return found

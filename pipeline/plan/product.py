@@ -29,7 +29,7 @@ from tilewright.pipeline.plan.inputs import (
     StoredMatrix,
     accumulator_dtype,
 )
-from tilewright.pipeline.plan.memory import PANEL_BUFFERS, Layout, Memory, hold, reads
+from tilewright.pipeline.plan.memory import PANEL_BUFFERS, Layout, Memory, hold, read_requests, reads
 from tilewright.pipeline.plan.tiling import best_geometry, finer_geometry, panel_depth
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -140,6 +140,8 @@ class MatmulPlan:
     window: tuple[int, int] | None = None
     """Where only a band of C is wanted: how many columns before its diagonal, and behind it. Tiles are those that touch
     it, and of them the stored pieces that do (`band.py`)."""
+    read_requests: int = 0
+    """About how many requests reading A and B takes of object stores that they lie in."""
 
     @property
     def band(self) -> Band | None:
@@ -417,6 +419,7 @@ class MatmulPlan:
                     f" {format_nbytes(self.bound_nbytes)} ({least} once at least)"
                 ),
             ),
+            *([("requests", f"about {self.read_requests}, for chunks")] if self.read_requests else []),
             ("writes", format_nbytes(self.write_nbytes)),
         ]
         if waste > 0.005:
@@ -598,6 +601,7 @@ def plan_tiles(
         finished=fused is not None and fused.finished,
         hermitian=fused is not None and fused.hermitian,
         accumulators=more.sums,
+        read_requests=read_requests(a, b, best, held) if m and n else 0,
         window=None if band is None else (band.before, band.after),
     )
     if band is None:

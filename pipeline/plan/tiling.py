@@ -256,9 +256,18 @@ def best_geometry(
     tiles = max(1, min(limits.tiles, operations // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
     wanted = tiles if few_workers else max(tiles, limits.workers)
-    best = least if wanted == 1 else search(c_unit, wanted, for_workers=not few_workers)
+    # Somebody who asks for more tiles than by default, as for a stop to cost less, knows that more is read. Only whole
+    # tiles are recorded: parts of k make a stop no cheaper.
+    more = limits.tiles > MOST_TILES_TO_COMPARE
+    units = ceil_div(m, c_unit[0]) * ceil_div(n, c_unit[1])
+    if memory.symmetric:
+        units = triangle_count(ceil_div(n, c_unit[1]))
+    whole = 1 if more and units >= wanted else None
+    best = least if wanted == 1 else search(c_unit, wanted, k_parts=whole, for_workers=not few_workers)
     few = min(FEW_TILES, max(2, ceil_div(tiles, 2)))
-    if limits.on_host and best is not None and best.k_parts == 1 and 2 * best.tiles > tiles:
+    if more:
+        few = tiles
+    elif limits.on_host and best is not None and best.k_parts == 1 and 2 * best.tiles > tiles:
         few = tiles  # a CPU multiplies for so long that reading less is not worth tiles that take four times the memory
     cut_by_memory = least.tiles >= few
     cell = None

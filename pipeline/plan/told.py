@@ -57,7 +57,7 @@ class Product:
     drafts: str | None = None
     """The run's folder of unfinished chunks below C, as in ``Output.drafts``."""
     neighbours: int = 1
-    """Workers on the host that has most of them."""
+    """Of GPUs: workers on the host that has most of them."""
     sharing: frozenset[str] = frozenset()
     """Addresses of workers that may copy panels from each other, where they are on one host."""
     look: tuple[Sought, Sought, Sought] = (UNSOUGHT, UNSOUGHT, UNSOUGHT)

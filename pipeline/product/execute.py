@@ -269,6 +269,11 @@ class MatmulRun:
     not_finite: int = 0
     """Elements of C that are NaN or infinite."""
 
+    @classmethod
+    def of_nothing(cls, plan: MatmulPlan) -> MatmulRun:
+        """A run that found all done."""
+        return cls(plan, "none", "none", 0.0, {}, 0, 0, 0, 0, {}, plan.tile_count, None)
+
     def followed_by(self, other: MatmulRun) -> MatmulRun:
         """This run and another one of the same product right after it, which computed more of its tiles."""
         summed = ("seconds", "read_nbytes", "shared_nbytes", "write_nbytes", "operations", "workers_lost")

@@ -18,15 +18,19 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.numbers import format_nbytes
+from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
 from tilewright.kernels.passes.masked import Masks
+from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
+from tilewright.pipeline.plan.grid import triangle_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap, planned_wrap
+from tilewright.pipeline.plan.tiling import TILE_OPERATIONS
 from tilewright.pipeline.plan.told import Found
 from tilewright.pipeline.plan.transform import missing_element
+from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
@@ -112,6 +116,31 @@ def _stored_nbytes(folder: Path) -> int:
 def wrap_note(factors: Factors) -> str | None:
     """One sentence where the dtypes of the factors and k allow sums that wrap in C's, before any element is read."""
     return planned_wrap(_what(factors), factors.sums, *factors.operands, factors.k)
+
+
+def few_tiles_note(plan: MatmulPlan, past: Past | None = None) -> str | None:
+    """Why C has fewer tiles than were asked for; None where that is by default, or there are as many.
+
+    past: what an earlier run left of it, if the plan goes on with that."""
+    asked, count = config.get("tiles"), plan.tile_count
+    if asked <= config.DEFAULT_TILES or 2 * count >= asked:  # "about" so many
+        return None
+    rows, columns = plan.c_unit
+    units = ceil_div(plan.m, rows) * ceil_div(plan.n, columns)
+    if plan.symmetric:
+        units = triangle_count(ceil_div(plan.n, columns))
+    if past is not None and plan.geometry == past.geometry:
+        why = "an earlier run began with these (--no-resume begins anew)"
+    elif plan.operations // TILE_OPERATIONS < asked:
+        why = f"a tile of less than {TILE_OPERATIONS / 1e9:.0f} billion operations takes no time that a stop could cost"
+    elif units < asked:
+        why = (
+            f"no tile is smaller than a stored piece of C, {rows} × {columns}; smaller chunks of A along its rows and"
+            " of B along its columns give smaller ones"
+        )
+    else:
+        why = "a grid of more tiles would leave workers idle for longer, or read much more"
+    return f"tilewright.tiles asks for {asked} tiles, and C is cut into {count}: {why}"
 
 
 def _what(factors: Factors) -> str:

@@ -212,9 +212,9 @@ def _is_integral(epilogue: Epilogue) -> bool:
     ) and all(np.asarray(vector).dtype.kind in "iu" for vector in vectors if vector is not None)
 
 
-def mirrored(fused: Fused, *, complex_sums: bool) -> str:
+def mirrored(fused: Fused, *, complex_sums: bool, even: bool = False) -> str:
     """How a product of a matrix by its own transpose is mirrored: ``symmetric``, ``hermitian``, or, where transforms or
-    the epilogue make its halves differ, empty."""
+    the epilogue make its halves differ, empty. even: whether what C held is mirrored so."""
     one, other = fused.transforms
     if (one is None) != (other is None):
         return ""
@@ -228,7 +228,7 @@ def mirrored(fused: Fused, *, complex_sums: bool) -> str:
         hermitian = complex_sums and one.conjugate != other.conjugate
     epilogue = fused.epilogue
     if epilogue is not None:
-        if epilogue.beta:  # nobody knows whether what C held was symmetric
+        if epilogue.beta and not even:  # nobody knows whether what C held was symmetric
             return ""
         pairs = (
             (getattr(epilogue, f"row_{name}"), getattr(epilogue, f"column_{name}"))

@@ -31,7 +31,7 @@ from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.content import chunks_text, content_hash
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.waiting import reading_while
 
@@ -87,6 +87,8 @@ def fingerprint(a: StoredArray, b: StoredArray, request: dict[str, Any]) -> Fing
 def _facts(array: StoredArray) -> list[Any]:
     """Of a matrix: its shape and dtype, and of which axes it is made."""
     facts: list[Any] = [list(array.shape), array.dtype.newbyteorder("=").str]
+    if isinstance(array, Section):
+        return [*facts, _facts(array.array), list(array.rows), list(array.columns)]
     if isinstance(array, Masked):
         return [*facts, _facts(array.array), list(array.mask.shape), list(array.axes)]
     if isinstance(array, Flattened):

@@ -44,6 +44,7 @@ from tilewright.pipeline.product.durability import Durability, Keeping, sync_beg
 from tilewright.pipeline.product.execute import MatmulRun, TileTask, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
+    few_tiles_note,
     findings_of,
     not_finite_caution,
     sought_in,
@@ -77,7 +78,13 @@ from tilewright.pipeline.product.output import (
     resume_output,
     resume_output_in_place,
 )
-from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
+from tilewright.pipeline.product.request import (
+    Factors,
+    Request,
+    check_output,
+    open_factors,
+    plan_for,
+)
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -123,7 +130,8 @@ def multiply(
 ) -> MatmulRun:
     """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does.
 
-    repair: it is computed only to replace what is damaged in C (`repair.py`). Then no other tile is computed again:
+    repair: it is computed only to replace what is damaged in C (`repair.py`), or to check a C that is
+    finished (`accept.py`). Then no other tile is computed again:
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
     has the very bytes that were written. task: as in `run_tiles`.
     """
@@ -221,6 +229,8 @@ def plan_only(request: Request) -> MatmulPlan:
         tell.say(would_keep_note(plan, past, kept) + condition)
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
+    if note := few_tiles_note(plan, past):
+        tell.say(note)
     finished = kept.finished if kept is not None else ()
     tell.warn_once(cautions(factors, out, request.precision, facts, plan, finished, replaced=kept is None))
     return plan
@@ -282,6 +292,7 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
     }
     if factors.band is not None:
         request[WINDOW] = list(factors.band)
+    request |= factors.recorded
     if factors.fused:
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
     if factors.before is None:
@@ -355,6 +366,8 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     if past is not None and path is not None and lacks_mark(path):
         tell.say(f"{partial_path(path)} has lost its mark, {MARK_NAME}, which is put back")
     tell.say(_choice(facts, plan))
+    if note := few_tiles_note(plan, past):
+        tell.say(note)
     altered = _altered(path, past) if path is not None and past is not None else ""
     output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):
@@ -508,7 +521,7 @@ def product_of(factors: Factors, facts: list[WorkerFacts], plan: MatmulPlan, out
         precision=factors.precision,
         run=uuid.uuid4().hex[:12],
         drafts=output.drafts,
-        neighbours=most_neighbours(fact.address for fact in facts),
+        neighbours=most_neighbours(fact.address for fact in facts) if facts[0].device == "cuda" else 1,
         sharing=_sharing(facts),
         look=sought_in(factors),
         fused=factors.fused,
@@ -601,7 +614,8 @@ def _as_written(job: Job, ledger: Ledger | None, kept: Kept) -> bool:
     if job.repair is None or ledger is None:
         return False
     again = [stored for index, stored in ledger.tiles.items() if index not in kept.finished]
-    return all(job.repair.written.get(one.place) == one for stored in again for one in stored.objects)
+    written = job.repair.written
+    return bool(written) and all(written.get(one.place) == one for stored in again for one in stored.objects)
 
 
 def _whereabouts(output: Output) -> str:

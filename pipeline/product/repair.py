@@ -232,7 +232,7 @@ def _computed_again(
     tell = Teller(request.listener)
     left = grid.count - len(past.finished)
     tell.warn(f"{found}; computing {left} of {counted(grid.count, 'tile')} again")
-    _begin(c, path, past, grid, durable=request.durability == "full")
+    begin_again(c, path, past, grid, durable=request.durability == "full")
     try:
         run = multiply(replace(request, out=path, overwrite=True, resume=True, verify=True), repair)
     except (VerificationError, DamagedProductError):
@@ -246,7 +246,7 @@ def _computed_again(
     )
 
 
-def _begin(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, durable: bool) -> None:
+def begin_again(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, durable: bool) -> None:
     """Let C grow once more from its finished tiles, and from those that a stopped repair has computed."""
     with growing_folder(path, keeps=lambda growing: read_record(growing / FILE_NAME) is not None) as growing:
         there = read_record(growing / FILE_NAME)

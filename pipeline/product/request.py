@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -56,6 +58,7 @@ from tilewright.pipeline.product.fusing import (
 )
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import (
+    CHECKSUMS_NAME,
     check_given_output,
     check_growing_place,
     check_output_free,
@@ -65,7 +68,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -73,6 +76,10 @@ CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are
 fewer than the cores."""
 
+MOST_REMOTE_READS = 32
+"""Threads that read from stores that are not local where nobody says how many: fewer where chunks are large."""
+REMOTE_NBYTES = 64 * 2**20
+"""The bytes that these ask for together: what a link of 1.3 GB/s carries in 50 ms."""
 
 Durability: TypeAlias = Literal["full", "none"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
@@ -112,6 +119,10 @@ class Request:
     have transforms then."""
     window: tuple[int, int] | None = None
     """How many columns of C before its diagonal are wanted, and behind it; None: all of C."""
+    even: bool = False
+    """Whether what C held is known to be its own mirror image, or that of its conjugate."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What the record of C says besides of what was asked for, for `json`; part of its fingerprint."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -161,6 +172,8 @@ class Factors:
     """What C held, where that is added to it."""
     band: Band | None = None
     """What of C is wanted; None: all."""
+    recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """As in `Request`."""
 
     @property
     def sums(self) -> np.dtype:
@@ -241,7 +254,9 @@ def open_factors(request: Request) -> Factors:
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
     band = checked_band(request.window, shape)
     even = band is None or band.before == band.after
-    mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c") if own_transpose and even else ""
+    mirror = ""
+    if own_transpose and even:
+        mirror = mirrored(fused, complex_sums=dtypes.sums.kind == "c", even=request.even)
     return Factors(
         left,
         right,
@@ -256,12 +271,14 @@ def open_factors(request: Request) -> Factors:
         mirror == "hermitian",
         before,
         band,
+        request.recorded,
     )
 
 
 def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
-    check_output_free(out, overwrite=overwrite)
+    if not may_be_accepted(out, overwrite=overwrite):
+        check_output_free(out, overwrite=overwrite)
     _check_distinct(out, factors)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
@@ -272,13 +289,22 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     check_shared_output(out)
 
 
+def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
+    """Whether a finished product stands in a local output's place, with its record, that may turn out to be the one
+    that is asked for; never where ``tilewright.accept-finished`` is not set."""
+    path = store.local_path(out)
+    if path is None or overwrite or not config.get("accept-finished"):
+        return False
+    return (path / CHECKSUMS_NAME).is_file()
+
+
 def _check_distinct(out: Source, factors: Factors) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
     masks = {
         f"{role}'s mask": factor.mask
-        for role, factor in factors.roles.items()
+        for role, factor in ((role, whole_of(each)) for role, each in factors.roles.items())
         if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
     }
     for role, factor in (factors.roles | masks).items():
@@ -431,10 +457,29 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
         pause_nbytes=_least(fact.pause_nbytes for fact in facts),
         on_host=on_host,
         panel_nbytes=config.get("panel-nbytes"),
-        tiles=config.get("tiles"),
+        tiles=max(config.get("tiles"), _tiles_in_time(facts, factors)),
         workspace_nbytes=workspace,
         line_nbytes=1 if on_host else LINE_NBYTES,
     )
+
+
+LEAST_RATES = {("cpu", False): 2**33, ("cpu", True): 2**31, ("cuda", False): 2**42, ("cuda", True): 2**40}
+"""Operations that a core of a CPU, or a GPU, does a second in most products, of floats and, exactly, of integers. What
+is faster gets tiles that it computes sooner."""
+
+
+def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:
+    """How many tiles C has at least, if each is to take ``tilewright.tile-seconds`` at most; 1 where that is unset."""
+    seconds = config.get("tile-seconds")
+    if seconds is None:
+        return 1
+    m, n = factors.shape
+    operations = (1 if factors.symmetric else 2) * m * n * factors.k
+    device = facts[0].device
+    rate = LEAST_RATES[device, factors.sums.kind in "iub"]
+    if device == "cpu":
+        rate *= min(fact.cores for fact in facts)
+    return max(1, math.ceil(operations / (seconds * rate)))
 
 
 def _least(limits: Iterable[int | None]) -> int | None:
@@ -488,12 +533,16 @@ def _threads(
     local: whether these are in local files. coded: bytes of a chunk of each array that has to be decoded, or encoded.
     encoders: from a number of writing threads to the bytes that their encoders take up.
 
-    Where the CPU multiplies and the chunks are in local files, more threads than cores only hold more memory; elsewhere
+    Where chunks come from a server, each thread waits for one answer at a time. Where the CPU multiplies and the chunks
+    are in local files, more threads than cores only hold more memory; elsewhere
     threads wait for the bus, or for another host. With a GPU, decoding and encoding are all that the cores have to do;
     but what the threads hold meanwhile (lanes, coders, pieces as stored and as in memory) may take only `CODING_SHARE`
     of the worker's memory.
     """
     count = config.threads(name)
+    if name == "read-threads" and config.get(name) is None and not local:
+        # Each has a request under way: of small chunks it takes more of them to fill a link.
+        count = max(count, min(MOST_REMOTE_READS, REMOTE_NBYTES // max([1, *coded])))
     if facts[0].device == "cpu":
         return min(count, min(fact.cores for fact in facts)) if local else count
     if config.get(name) is not None or not (coded and local):

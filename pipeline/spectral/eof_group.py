@@ -14,19 +14,12 @@ import zarr
 from zarr.errors import BaseZarrError
 
 from tilewright.pipeline.errors import OutputError, StoreError
-from tilewright.pipeline.product.output import (
-    MARK_NAME,
-    check_growing_place,
-    check_no_link,
-    check_place_free,
-    growing_folder,
-    remove_growing,
-    replaced_path,
-)
+from tilewright.pipeline.product.output import check_growing_place, check_no_link, check_place_free
+from tilewright.pipeline.product.output_group import is_group_of, output_group
 from tilewright.pipeline.store.arrays import Source, check_source, local_path, location, name_of
-from tilewright.pipeline.store.groups import ended, make_groups, metadata_in
+from tilewright.pipeline.store.groups import ended
 from tilewright.pipeline.store.region import StoredArray
-from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy
+from tilewright.pipeline.transfer.files import with_remedy
 
 KIND = "tilewright_eofs"
 """The attribute of the group that says what it is: nothing else is replaced."""
@@ -88,49 +81,16 @@ def check_group_place(out: Source | None, x: StoredArray, *, overwrite: bool) ->
 
 
 def is_eof_group(path: Path) -> bool:
-    found = metadata_in(path)
-    attributes = found.get("attributes")
-    return (
-        found.get("node_type") == "group"
-        and not path.is_symlink()
-        and isinstance(attributes, Mapping)
-        and KIND in attributes
-    )
+    return is_group_of(path, KIND)
 
 
 @contextmanager
 def growing_group(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder beside the output's path, ours and locked, that gets its name when the block has ended well. In it is
-    one for thin matrices, which is removed.
-
-    Raises
-    ------
-    OutputExistsError
-        Another run writes there, or something came to stand under the output's name.
-    StoreError
-        The place cannot be written.
-    """
-    try:
-        with growing_folder(path, lambda growing: False) as growing:
-            (growing / THIN).mkdir()
-            yield growing.absolute()
-            shutil.rmtree(growing / THIN)
-            sync_files([each for each in growing.rglob("*") if each.is_file()], growing)
-            if not (overwrite and is_eof_group(path)):
-                check_place_free(path, overwrite=overwrite)
-            make_groups(path)
-            displaced = None
-            if path.exists():
-                displaced = replaced_path(path)
-                path.rename(displaced)
-            growing.rename(path)
-            (path / MARK_NAME).unlink()
-            sync_folder(path.parent)
-            if displaced is not None:
-                shutil.rmtree(displaced)
-    except BaseException:
-        remove_growing(path)
-        raise
+    """As `output_group`, with a folder for thin matrices in it, which is removed at the end."""
+    with output_group(path, KIND, overwrite=overwrite) as growing:
+        (growing / THIN).mkdir()
+        yield growing
+        shutil.rmtree(growing / THIN)
 
 
 def write_group(

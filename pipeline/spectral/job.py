@@ -124,7 +124,7 @@ def eofs(request: EofRequest) -> EofRun:
     variables = int(x.shape[axis_of(matrices.of)])
     weights = None
     if request.weights is not None:
-        weights = variable_weights(request.weights, variables, name_of(x))
+        weights = variable_weights(request.weights, x, matrices.of)
     by_samples = matrices.length < variables
     whole = request.method == "gram" or (request.method == "auto" and min(x.shape) <= GRAM_SIDE)
     # One pass finds means and variances; at the end one finds scores, and on the samples' side one EOFs before.

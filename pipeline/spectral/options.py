@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -22,12 +23,15 @@ from tilewright.pipeline.gram.options import (
     Matrices,
     Side,
     Values,
+    axis_of,
     open_matrices,
     stored_values,
+    weights_of_axes,
 )
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
+from tilewright.pipeline.store.region import Flattened, StoredArray, base_of, unmasked
 
 OVERSAMPLING = 10
 """The least number of columns of a block beyond those that are looked for. With ten more than ten, slowly decaying
@@ -106,7 +110,7 @@ class EofRequest:
     scale: Any = False
     constant: Constant = "error"
     missing: Any = None
-    weights: Values | None = None
+    weights: Values | Mapping[str | int, Values] | None = None
     """Of the variables."""
     sample_weights: Values | None = None
     method: str = "auto"
@@ -152,9 +156,14 @@ class EofRequest:
         return matrices
 
 
-def variable_weights(given: Values, variables: int, name: str) -> np.ndarray:
-    """One for each variable, 0 or more. Raises ShapeError or OptionError."""
-    found = stored_values("weights", given)
+def variable_weights(given: Values | Mapping[str | int, Values], x: StoredArray, of: str) -> np.ndarray:
+    """One for each variable, 0 or more; those that are given by axis are multiplied. Raises ShapeError or
+    OptionError."""
+    name, variables = name_of(x), int(x.shape[axis_of(of)])
+    view, axis = unmasked(x), axis_of(of)
+    axes = (view.rows, view.columns)[axis] if isinstance(view, Flattened) else (axis,)
+    along = weights_of_axes(given, base_of(x), axes, "of the variables")
+    found = stored_values("weights", along)
     if len(found) != variables:
         raise ShapeError(
             f"weights: found {len(found)} numbers; {name} needs {variables}, one for each variable (sample_weights are"

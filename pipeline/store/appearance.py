@@ -21,7 +21,7 @@ from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import metadata_name, name_of, unwrapped, write_unit
 from tilewright.pipeline.store.origin import origin_of
-from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, base_of, whole_of
 from tilewright.pipeline.store.waiting import answer_of
 
 CHUNK_KEY = re.compile(r"(c[/.])?\d+([/.]\d+)*")
@@ -68,6 +68,7 @@ def appearance_of(array: StoredArray, *, status: bool = False) -> Appearance:
 
     Raises StoreError where a file or folder cannot be inspected.
     """
+    array = whole_of(array)
     if isinstance(array, Masked):
         return _of_both(appearance_of(array.array, status=status), array, status)
     array = base_of(array)

@@ -26,7 +26,7 @@ from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.store.byte_ranges import block_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, openable, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
@@ -36,7 +36,7 @@ from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, wit
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array: a path, a URL, or an open array."""
 
-Given: TypeAlias = "Source | Flattened | Masked"
+Given: TypeAlias = "Source | Flattened | Masked | Section"
 """The same, or what a part of the pipeline makes of it."""
 
 UNREADABLE = (
@@ -74,7 +74,7 @@ GIVEN_NAME = "_tilewright_given_name"
 
 def name_of(source: Given) -> str:
     """What to call an array in messages: its path or URL."""
-    if isinstance(source, Flattened | Masked):
+    if isinstance(source, Flattened | Masked | Section):
         source = base_of(source)
     if isinstance(source, zarr.Array):
         if isinstance(source.store, LocalStore):
@@ -123,7 +123,7 @@ def location(source: Given) -> tuple[str, PurePath]:
 
     For a local disk ``""`` and the path with links resolved; else a protocol, or the store's type, and the path there.
     """
-    if isinstance(source, Flattened | Masked):
+    if isinstance(source, Flattened | Masked | Section):
         source = base_of(source)
     if not isinstance(source, zarr.Array):
         path = local_path(source)
@@ -371,7 +371,9 @@ def _check_no_other(file: Path) -> None:
 
 def open_matrix(source: Given, role: str) -> StoredArray:
     """As `open_array`, of a matrix: what is seen as one already stays as it is."""
-    return source if isinstance(source, Flattened | Masked) else open_array(source, ndim=2, role=role)
+    return (
+        source if isinstance(source, Flattened | Masked | Section) else open_array(source, ndim=2, role=role)
+    )
 
 
 def read_unit(array: StoredArray) -> tuple[int, ...]:
@@ -435,7 +437,7 @@ def check_shared(source: Given, role: str, *, written: bool = False, copied: boo
     A ZIP file is opened again, in the caller's mode: "w" empties it; what was added in "a" is not in its directory yet,
     and reads as zeros. ``copied``: a copy along with every task will do.
     """
-    if isinstance(source, Flattened | Masked):
+    if isinstance(source, Flattened | Masked | Section):
         source = base_of(source)
     pickled = isinstance(source, zarr.Array) and isinstance(_keeper(source), MemoryStore)
     if in_memory(source) and not (copied and pickled):

@@ -27,7 +27,7 @@ from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
@@ -147,8 +147,9 @@ class ChunkLayout:
 
 def layout_of(array: StoredArray, name: str) -> ChunkLayout | None:
     """How to read the array's files without zarr; None where its codecs or its store need zarr, where it is seen as a
-    matrix and its chunks are no rectangles of that, or where a mask is read beside it."""
-    if isinstance(array, Masked):
+    matrix and its chunks are no rectangles of that, where a mask is read beside it, or
+    where it is a section of another."""
+    if isinstance(array, Masked | Section):
         return None
     if isinstance(array, Flattened):
         return _of_matrix(layout_of(array.array, name), array)

@@ -29,7 +29,7 @@ from tilewright.pipeline.store.arrays import (
     protocols,
     unwrapped,
 )
-from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, Section, StoredArray, base_of
 from tilewright.pipeline.store.remote.opening import endpoint_of_s3
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.sessions import session_of
@@ -83,6 +83,13 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
     False also where that cannot be told: of two stores of a kind that we do not know, or of two wrappers, which may
     give other bytes than the store beneath.
     """
+    if isinstance(one, Section) or isinstance(other, Section):
+        return (
+            isinstance(one, Section)
+            and isinstance(other, Section)
+            and (one.rows, one.columns) == (other.rows, other.columns)
+            and is_same_array(one.array, other.array)
+        )
     if isinstance(one, Masked) or isinstance(other, Masked):
         return isinstance(one, Masked) and isinstance(other, Masked) and _are_alike(one, other)
     if _axes(one) != _axes(other):

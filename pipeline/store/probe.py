@@ -41,7 +41,15 @@ from tilewright.pipeline.store.arrays import (
     name_of,
     names_itself,
 )
-from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, StoredArray, base_of
+from tilewright.pipeline.store.region import (
+    Flattened,
+    HeldMask,
+    Masked,
+    Section,
+    StoredArray,
+    base_of,
+    whole_of,
+)
 from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.sessions import (
     Gathered,
@@ -100,6 +108,8 @@ def shared_inputs(arrays: Mapping[str, Given], *, copied: bool = False) -> dict[
     forks: dict[int, Store] = {}  # by the identity of the given store: an array that is given twice stays one
 
     def as_shared(role: str, array: Any) -> Any:
+        if isinstance(array, Section):
+            return replace(array, array=as_shared(role, array.array))
         if isinstance(array, Masked):
             held = isinstance(array.mask, HeldMask)
             mask = array.mask if held else as_shared(f"{role}'s mask", array.mask)
@@ -113,9 +123,9 @@ def shared_inputs(arrays: Mapping[str, Given], *, copied: bool = False) -> dict[
         _pickled(given, given.store, role, name_of(array))
         return replace(array, array=given) if isinstance(array, Flattened) else given
 
-    masked: dict[int, Masked] = {}  # as forks
+    masked: dict[int, Any] = {}  # as forks
     for role, array in arrays.items():
-        if isinstance(array, Masked):
+        if isinstance(array, Masked | Section):
             masked[id(array)] = masked.get(id(array)) or as_shared(role, array)
             shared[role] = cast(Any, masked[id(array)])
         else:
@@ -138,7 +148,7 @@ def check_read_alike(ask: Ask, arrays: Mapping[str, StoredArray]) -> None:
     every = {role: base_of(given) for role, given in arrays.items()}
     every |= {
         f"{role}'s mask": given.mask
-        for role, given in arrays.items()
+        for role, given in ((role, whole_of(each)) for role, each in arrays.items())
         if isinstance(given, Masked) and not isinstance(given.mask, HeldMask)
     }
     for role, array in every.items():

@@ -345,12 +345,70 @@ class Masked:
         return ordered.reshape([sides.get(axis, 1) for axis in range(base_of(self).ndim)])
 
 
-StoredArray: TypeAlias = "zarr.Array[Any] | Flattened | Masked"
-"""What is read: a stored array itself, one that is seen as a matrix, or one beside a mask."""
+@dataclass(frozen=True)
+class Section:
+    """Some rows and columns of a stored matrix, as a matrix: those that came to it since something was made of it."""
+
+    array: zarr.Array[Any] | Flattened | Masked
+    rows: tuple[int, int]
+    """The first and the last + 1."""
+    columns: tuple[int, int]
+    ndim: ClassVar[int] = 2
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def store(self) -> Any:
+        return self.array.store
+
+    @property
+    def path(self) -> str:
+        return self.array.path
+
+    @property
+    def metadata(self) -> Any:
+        return self.array.metadata
+
+    @property
+    def attrs(self) -> Any:
+        return self.array.attrs
+
+    def within(self, region: Sequence[slice]) -> tuple[slice, slice]:
+        """Where a region lies in the whole matrix."""
+        rows, columns = (
+            slice(first + part.start, first + part.stop)
+            for part, (first, _) in zip(region, (self.rows, self.columns), strict=True)
+        )
+        return rows, columns
+
+
+StoredArray: TypeAlias = "zarr.Array[Any] | Flattened | Masked | Section"
+"""What is read: a stored array itself, one that is seen as a matrix, one beside a mask, or a section of any of these.
+They are put around each other in this order."""
+
+
+def whole_of(stored: StoredArray) -> zarr.Array[Any] | Flattened | Masked:
+    """What a section is of; anything else as it is."""
+    return stored.array if isinstance(stored, Section) else stored
 
 
 def unmasked(stored: StoredArray) -> zarr.Array[Any] | Flattened:
-    """The same without its mask."""
+    """The whole matrix without its mask."""
+    stored = whole_of(stored)
     return stored.array if isinstance(stored, Masked) else stored
 
 

@@ -65,6 +65,7 @@ from tilewright.pipeline.store.region import (
     Flattened,
     HeldMask,
     Masked,
+    Section,
     StoredArray,
     base_of,
     chunk_name,
@@ -129,6 +130,8 @@ def region_reads(
     The buffer that a part is read into has the array's dtype in native byte order and contiguous rows, which may lie
     further apart.
     """
+    if isinstance(array, Section):
+        return region_reads(array.array, array.within(region), in_loops=in_loops)
     if isinstance(array, Masked):
         return [
             RegionRead(part.target, partial(_read_masked, array, region, part))
@@ -272,6 +275,8 @@ def _mask_parts(
 
 def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slice, ...]]:
     """Where the parts of `region_reads` go in the region, by whatever way they are read."""
+    if isinstance(array, Section):
+        return read_targets(array.array, array.within(region))
     array = unmasked(array)
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
@@ -312,6 +317,8 @@ def region_uploads(
     array, region: two-dimensional, as `region_reads` has them. address, pitch: where the region goes on the device, and
     the bytes from one row to the next there.
     """
+    if isinstance(array, Section):
+        return region_uploads(array.array, array.within(region), address, pitch)
     layout = layout_of(array, name_of(array))
     if layout is None or not (layout.plain or layout.zstd):
         return [], region_reads(array, region)

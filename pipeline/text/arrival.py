@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.text.corpus import Corpus, Piece
+from tilewright.pipeline.text.documents import Counts, Listing
 from tilewright.pipeline.text.kept_counts import Again, counts_in, entry_of
-from tilewright.pipeline.text.totals import Counts, Totals
+from tilewright.pipeline.text.totals import Total
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,32 @@ class Arrival:
     """Adds each piece that comes back from a task, and has a record keep it."""
 
     def __init__(
-        self, total: Totals, record: Record | None, corpus: Corpus, work: Work, reports: bool
+        self,
+        total: Total,
+        kind: Kind | TokenKind,
+        record: Record | None,
+        corpus: Corpus,
+        work: Work,
+        *,
+        per_document: bool,
+        reports: bool,
     ) -> None:
-        self._total, self._record, self._corpus, self._work = total, record, corpus, work
-        self._reports = reports
+        """reports: whether files that cannot be counted are left out. Then the parts of a file count once all of them
+        are there."""
+        self._total, self._kind, self._record, self._corpus, self._work = total, kind, record, corpus, work
+        self._per_document, self._reports = per_document, reports
+        self._held: dict[int, list[Counts]] = {}
+        self._left: dict[int, int] = {}
+        """Of files of which parts are held, by their places: the parts, and how many bytes of others are to come."""
+        self.listing = Listing(len(corpus.documents))
+        self.bad: dict[int, str] = {}
+        """Files that are left out, by their places in the corpus, and why."""
         self.different: dict[str, None] = {}
         """The names of documents whose contents were not what they had been."""
+        self.nbytes = self.counted = self.documents = 0
+        """Bytes, decoded; tokens in all; documents."""
+        self.lost: int | None = 0
+        self.remarks: dict[str, tuple[int, str]] = {}
 
     def __call__(self, place: int, part: Counts | None) -> Counts:
         piece, again = self._work.pieces[place], self._work.again.get(place)
@@ -53,7 +76,8 @@ class Arrival:
             assert self._record is not None
             part = counts_again(self._record, again)
         elif part.bad and not piece.is_part:
-            piece, places = without(piece, part.bad), self._leave_out(part.bad, places)
+            self.bad |= {int(places[at]): why for at, why in part.bad.items()}
+            piece, places = without(piece, part.bad), np.delete(places, list(part.bad))
         elif again is not None:
             self.different |= dict.fromkeys(document.name for document in piece.documents)
         if self._record is not None and piece.documents and not (piece.is_part and part.bad):
@@ -64,15 +88,33 @@ class Arrival:
 
     def add(self, part: Counts, piece: Piece, places: np.ndarray) -> None:
         """Add what was counted of a piece. places: int64, of its documents in the corpus."""
-        if self._reports and piece.is_part:
-            self._total.hold(part, int(places[0]), piece.nbytes, piece.documents[0].nbytes)
-        else:
-            self._total.add(part, places)
+        if not (self._reports and piece.is_part):
+            self._add(part, places)
+            return
+        place = int(places[0])
+        if part.bad:
+            self.bad.setdefault(place, part.bad[0])
+            self._held.pop(place, None)
+        if place in self.bad:
+            return
+        self._held.setdefault(place, []).append(part)
+        self._left[place] = self._left.get(place, piece.documents[0].nbytes) - piece.nbytes
+        if not self._left[place]:
+            for each in self._held.pop(place):
+                self._add(each, places)
 
-    def _leave_out(self, bad: dict[int, str], places: np.ndarray) -> np.ndarray:
-        """Note which files of a piece are bad; returns the places of the others."""
-        self._total.bad |= {int(places[place]): why for place, why in bad.items()}
-        return np.delete(places, list(bad))
+    def _add(self, part: Counts, places: np.ndarray) -> None:
+        rows, columns = part.entries(self._kind)
+        if self._per_document:
+            rows = self.listing.rows_of(part, places)[rows]
+        self._total.add(rows, columns, part.values, part.tokens)
+        self.nbytes += part.nbytes
+        self.counted += int(part.values.sum())
+        self.documents += part.documents
+        self.lost = None if self.lost is None or part.lost is None else self.lost + part.lost
+        for what, (count, name) in part.remarks.items():
+            before, first = self.remarks.get(what, (0, name))
+            self.remarks[what] = (before + count, first)
 
 
 def counts_again(record: Record, again: Again) -> Counts:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.text.corpus import Piece, read_range
 from tilewright.pipeline.text.fingerprints import Fingerprints, begin
@@ -75,7 +76,7 @@ def turn_to_read(piece: Piece) -> AbstractContextManager[object]:
 
 def read_at_once(
     piece: Piece,
-    kind: Kind,
+    kind: Kind | TokenKind,
     gap: int,
     memory: Callable[[int], np.ndarray],
     prints: Fingerprints | None = None,
@@ -104,7 +105,7 @@ def read_at_once(
     return _whole(data, 0, edges)
 
 
-def with_margins(piece: Piece, kind: Kind) -> tuple[int, int]:
+def with_margins(piece: Piece, kind: Kind | TokenKind) -> tuple[int, int]:
     """The range of its document that a part needs: its own bytes, and those that tokens at its edges reach to."""
     (document,) = piece.documents
     return max(0, piece.start - kind.before), min(document.nbytes, piece.stop + kind.after)
@@ -112,7 +113,7 @@ def with_margins(piece: Piece, kind: Kind) -> tuple[int, int]:
 
 def stream(
     piece: Piece,
-    kind: Kind,
+    kind: Kind | TokenKind,
     gap: int,
     nbytes: int,
     buffer: Callable[[], np.ndarray],

@@ -23,7 +23,7 @@ import numpy as np
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
-from tilewright.pipeline.text import decompress
+from tilewright.pipeline.text.formats import decompress
 from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, names_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.transfer.files import (

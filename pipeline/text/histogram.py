@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from distributed.system import MEMORY_LIMIT
 
+from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, most_frequent
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.text.read_counts import read_counts
+from tilewright.pipeline.text.sparse_counts import SparseCounts
+from tilewright.pipeline.text.totals import Found, RowTotal, TokenTotal
 
 FEW_BINS = 256
 """Up to this many bins, all are listed, with their labels; of more, only those that occur."""
@@ -24,6 +28,8 @@ JSON_COUNTS = 2**16
 
 BAR_WIDTH = 40
 MOST_BARS = 26
+MOST_LABEL = 40
+"""Characters of a label: a line may be long."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +37,11 @@ class Histogram:
     """How often every bin occurs in a corpus."""
 
     by: str
-    """``byte``, ``ascii``, ``letter``, ``bigram`` or ``codepoint``."""
-    counts: np.ndarray
-    """int64[bins]; per document int64[(documents, bins)], rows in the order of ``documents``."""
+    """``byte``, ``ascii``, ``letter``, ``bigram``, ``codepoint``, ``word``, ``line`` or ``ngram:N``, with the unit of
+    n-grams where it is not ``word``."""
+    counts: np.ndarray | SparseCounts
+    """int64[bins]; per document int64[(documents, bins)], rows in the order of ``documents``, and of more than 256 bins
+    sparse ones."""
     documents: tuple[str, ...]
     skipped: int
     """Bytes that have no bin: above 127 for ``ascii``, all but letters for ``letter``."""
@@ -43,6 +51,11 @@ class Histogram:
     """Name of the GPU, or ``CPU``."""
     seconds: float
     """From the first piece handed out to the last one counted; of a sum, those of its parts together."""
+    tokens: Tokens | None = None
+    """What was found by a kind whose bins are not known beforehand, a bin each, in the order of their bytes."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """By words: ``casefold`` and ``normalise``, as they were asked for, and ``unicode``, the version that says what is
+    a word."""
 
     document_count: int | None = None
     """How many documents were counted, those within files each; None where a file of an earlier release does not
@@ -62,12 +75,57 @@ class Histogram:
     @property
     def totals(self) -> np.ndarray:
         """int64[bins]: the counts of the whole corpus."""
-        return self.counts if self.counts.ndim == 1 else self.counts.sum(axis=0)
+        counts = self.counts
+        if isinstance(counts, np.ndarray) and counts.ndim == 1:
+            return counts
+        summed: np.ndarray = counts.sum(axis=0)
+        return summed
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """What to call each bin, made on first use (1.1 million of them by code point)."""
-        return tuple(label(self.by, place) for place in range(self.bins))
+        return tuple(self.label(place) for place in range(self.bins))
+
+    def label(self, place: int) -> str:
+        """What to call one bin: a token as it is, n-grams of bytes like single bytes, other bins by `label`."""
+        if self.tokens is None:
+            return label(self.by, place)
+        token = self.tokens[place]
+        return "".join(map(_byte_label, token)) if self.is_of_bytes else token.decode()
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether tokens are bytes, and no text."""
+        return self.by.endswith(":byte")
+
+    def top(self, k: int = 10) -> list[tuple[str, int]]:
+        """The ``k`` most frequent bins, the most frequent first, and how often they occur; of equally frequent ones the
+        first in the order of the bins first. Bins that do not occur are not among them."""
+        totals = self.totals
+        return [(self.label(place), int(totals[place])) for place in most_frequent(totals, k).tolist()]
+
+    def to_pandas(self) -> Any:
+        """The counts as pandas has them, each bin under its label.
+
+        A Series of all bins, or of more than 256 of those that occur. Per document a DataFrame of documents and bins,
+        and of more than 256 a Series of the counts that are not zero, by document and label. ModuleNotFoundError where
+        pandas is not installed.
+        """
+        from tilewright.pipeline.text.frames import to_pandas
+
+        return to_pandas(self)
+
+    def to_xarray(self) -> Any:
+        """The counts as a DataArray of xarray with coordinates ``bin`` and ``document``; sparse rows as a Dataset, as
+        ``--out F.zarr`` stores them. ModuleNotFoundError where xarray is not installed."""
+        from tilewright.pipeline.text.frames import to_xarray
+
+        return to_xarray(self)
+
+    def _repr_html_(self) -> str:
+        from tilewright.pipeline.text.frames import to_html
+
+        return to_html(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Histogram:
@@ -80,10 +138,10 @@ class Histogram:
         StoreError
             The file cannot be read, or holds something else.
         """
-        facts, counts = read_counts(path)
+        facts, counts, tokens = read_counts(path)
         return cls(
             by=facts["by"],
-            counts=counts.astype(np.int64, copy=False),
+            counts=counts if isinstance(counts, SparseCounts) else counts.astype(np.int64, copy=False),
             documents=tuple(facts["documents"]),
             skipped=facts["skipped"],
             nbytes=facts["nbytes"],
@@ -93,6 +151,8 @@ class Histogram:
             undecodable=facts.get("undecodable"),
             ids=None if facts.get("ids") is None else tuple(facts["ids"]),
             bad=tuple((name, why) for name, why in facts.get("bad", ())),
+            tokens=tokens,
+            options=facts.get("options", {}),
         )
 
     def __add__(self, other: Any) -> Histogram:
@@ -106,26 +166,46 @@ class Histogram:
     def to_json(self) -> dict[str, Any]:
         """Every field as JSON types; ``labels`` is null for kinds of more than 256 bins.
 
-        A bin's place in ``counts`` is its byte, letter, pair or code point.
+        A bin's place in ``counts`` is its byte, letter, pair or code point, or the place in ``tokens`` of its word,
+        line or n-gram; of bytes, each is the character of that number there. Counts of tokens per document are pairs of
+        lists for each: places, and how often.
         """
-        return self.facts() | {"counts": self.counts.tolist()}
+        found: dict[str, Any] = json.loads("".join(self.json_pieces()))
+        return found
 
     def json_pieces(self) -> Iterator[str]:
         """The text of ``json.dumps(self.to_json())`` in pieces, for counts that fit in memory once."""
-        yield json.dumps(self.facts())[:-1] + ', "counts": ['
-        step = max(1, JSON_COUNTS * len(self.counts) // max(1, self.counts.size))
-        for start in range(0, len(self.counts), step):
-            text = json.dumps(self.counts[start : start + step].tolist())[1:-1]
-            yield f", {text}" if start else text
+        yield json.dumps(self.facts())[:-1]
+        if self.tokens is None:
+            yield ', "tokens": null'
+        else:
+            encoding = encoding_of(self.by)
+            yield ', "tokens": ['
+            for start in range(0, len(self.tokens), JSON_COUNTS):
+                some = range(start, min(start + JSON_COUNTS, len(self.tokens)))
+                text = json.dumps([self.tokens[place].decode(encoding) for place in some])[1:-1]
+                yield f", {text}" if start else text
+            yield "]"
+        yield ', "counts": ['
+        if isinstance(self.counts, SparseCounts) and self.tokens is not None:
+            for row in range(len(self.counts)):
+                text = json.dumps([part.tolist() for part in self.counts.row(row)])
+                yield f", {text}" if row else text
+        else:
+            step = max(1, JSON_COUNTS * len(self.counts) // max(1, self.counts.size))
+            for start in range(0, len(self.counts), step):
+                text = json.dumps(self.counts[start : start + step].tolist())[1:-1]
+                yield f", {text}" if start else text
         yield "]}"
 
     def facts(self) -> dict[str, Any]:
         """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
         return {
             "by": self.by,
+            "options": dict(self.options),
             "bins": self.bins,
             "documents": list(self.documents),
-            "labels": list(self.labels) if self.bins <= FEW_BINS else None,
+            "labels": list(self.labels) if self.tokens is None and self.bins <= FEW_BINS else None,
             "skipped": self.skipped,
             "nbytes": self.nbytes,
             "device": self.device,
@@ -166,6 +246,12 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
             raise OptionError(
                 f"counts by {first.by} and by {other.by} do not add up; count both corpora by the same kind"
             )
+        differing = [name for name in first.options if other.options.get(name) != first.options[name]]
+        if differing:
+            said = ", ".join(
+                f"{name}={first.options[name]} and {other.options.get(name)}" for name in differing
+            )
+            raise OptionError(f"words of {said} do not add up; count both corpora with the same options")
         if other.counts.ndim != first.counts.ndim:
             raise OptionError(
                 "one of the histograms has a row of counts for each document, and another one for all; count both"
@@ -178,10 +264,7 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
             f"{counted(len(twice), 'document')} would count twice, {twice[0]} first: add counts of different"
             " documents, and where only their names are the same, count them by paths that tell them apart"
         )
-    if first.counts.ndim == 1:
-        counts = np.sum([histogram.counts for histogram in histograms], axis=0)
-    else:
-        counts = np.concatenate([histogram.counts for histogram in histograms])
+    counts, tokens = _summed(histograms)
     return Histogram(
         by=first.by,
         counts=counts,
@@ -194,6 +277,8 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
         undecodable=_sum([histogram.undecodable for histogram in histograms]),
         ids=_ids_of(histograms),
         bad=tuple(each for histogram in histograms for each in histogram.bad),
+        tokens=tokens,
+        options=first.options,
     )
 
 
@@ -208,6 +293,38 @@ def _ids_of(histograms: Sequence[Histogram]) -> tuple[str | None, ...] | None:
     return tuple(
         each for histogram in histograms for each in (histogram.ids or [None] * len(histogram.documents))
     )
+
+
+def _summed(histograms: Sequence[Histogram]) -> Found:
+    """Counts of all of them, and what tokens they are of."""
+    first = histograms[0]
+    dense = [each.counts for each in histograms if isinstance(each.counts, np.ndarray)]
+    if first.tokens is None and len(dense) == len(histograms):
+        return np.sum(dense, axis=0) if first.counts.ndim == 1 else np.concatenate(dense), None
+    if first.counts.ndim == 1:
+        total = TokenTotal(MEMORY_LIMIT // 8)
+        for histogram in histograms:
+            assert histogram.tokens is not None
+            assert isinstance(histogram.counts, np.ndarray)
+            total.add_list(histogram.tokens, histogram.counts)
+        return total.result()
+    rows = RowTotal(
+        sum(len(each.counts) for each in histograms),
+        first.bins if first.tokens is None else None,
+        MEMORY_LIMIT // 2,
+    )
+    place = 0
+    for histogram in histograms:
+        counts = histogram.counts
+        assert isinstance(counts, SparseCounts)
+        rows.add(
+            place + counts.rows(),
+            counts.indices.astype(np.int64),
+            counts.values.astype(np.int64),
+            histogram.tokens,
+        )
+        place += len(counts)
+    return rows.result()
 
 
 def label(by: str, place: int) -> str:
@@ -233,13 +350,16 @@ LABELS: dict[str, Callable[[int], str]] = {
 
 
 def bars(histogram: Histogram, most: int = MOST_BARS) -> list[str]:
-    """Lines of label, count, share and a bar, for the ``most`` frequent bins in the order of the bins."""
+    """Lines of label, count, share and a bar, for the ``most`` frequent bins: in the order of the bins, tokens by how
+    often they occur."""
     totals = histogram.totals
-    occupied = np.flatnonzero(totals)
-    shown = np.sort(occupied[np.argsort(-totals[occupied], kind="stable")[:most]])
+    occupied = np.count_nonzero(totals)
+    shown = most_frequent(totals, most)
+    if histogram.tokens is None:
+        shown = np.sort(shown)
     if not len(shown):
         return []
-    names = [label(histogram.by, int(place)) for place in shown]
+    names = [printable(histogram.label(int(place))) for place in shown]
     whole, largest = int(totals.sum()), int(totals.max())
     width, digits = max(map(len, names)), len(str(largest))
     lines = [
@@ -247,6 +367,12 @@ def bars(histogram: Histogram, most: int = MOST_BARS) -> list[str]:
         f"  {'█' * max(1, round(BAR_WIDTH * int(totals[place]) / largest))}"
         for name, place in zip(names, shown, strict=True)
     ]
-    if len(occupied) > most:
-        lines.append(f"and {len(occupied) - most} more bins")
+    if occupied > most:
+        lines.append(f"and {occupied - most} more bins")
     return lines
+
+
+def printable(text: str) -> str:
+    """A label that takes part of a line."""
+    shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text[: MOST_LABEL + 1])
+    return shown if len(shown) <= MOST_LABEL else f"{shown[: MOST_LABEL - 1]}…"

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
@@ -34,10 +36,10 @@ from tilewright.pipeline.records import (
 )
 from tilewright.pipeline.text.blocks import with_margins
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece
+from tilewright.pipeline.text.documents import Counts, facts_from
 from tilewright.pipeline.text.fingerprints import covers
 from tilewright.pipeline.text.formats.listing import names_of
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.totals import Counts, facts_from
 
 FILE_NAME = "tilewright-counts.jsonl"
 
@@ -78,7 +80,7 @@ def state_of_output(out: Path, *, resume: bool = True) -> State:
 
 @contextmanager
 def open_counts(
-    state: State | None, kind: Kind, *, per_document: bool, reading: Reading, listener: Listener
+    state: State | None, kind: Kind | TokenKind, *, per_document: bool, reading: Reading, listener: Listener
 ) -> Iterator[Record | None]:
     """The record of a count, for as long as the block runs; None where none is to be kept. The listener is told what a
     count that fails leaves there.
@@ -95,13 +97,15 @@ def open_counts(
     if state is None:
         yield None
         return
-    head = {
+    head: dict[str, Any] = {
         "work": "histogram",
         "by": kind.name,
         "per_document": per_document,
         "raw": reading.raw,
         "reading": reading.facts(),
     }
+    if isinstance(kind, TokenKind):
+        head |= kind.options
     _make(state.folder)
     resume = state.resume
     if resume and state.temporary:
@@ -193,7 +197,7 @@ def entry_of(
         ],
         np.int64,
     )
-    return {
+    entry = {
         "documents": len(documents),
         "names": _packed_texts([document.name for document in documents]),
         "paths": _packed_texts([document.path for document in documents]),
@@ -207,15 +211,27 @@ def entry_of(
         "prints": packed(part.prints.T.reshape(-1)),
         **part.facts(),
     }
+    if part.tokens is not None:
+        entry |= {
+            "tokens": packed_bytes(part.tokens.data.tobytes()),
+            "lengths": packed(np.diff(part.tokens.offsets)),
+        }
+    return entry
 
 
 def counts_in(entry: dict[str, Any], prints: np.ndarray) -> Counts:
     """What `entry_of` was given. prints: `Kept.prints`."""
+    tokens = None
+    if "tokens" in entry:
+        lengths = unpacked(entry["lengths"])
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        tokens = Tokens(np.frombuffer(unpacked_bytes(entry["tokens"]), np.uint8), offsets)
     return Counts(
         np.cumsum(unpacked(entry["cells"]), dtype=np.int64),
         unpacked(entry["values"]).astype(np.int64),
         entry["nbytes"],
         prints,
+        tokens=tokens,
         **facts_from(entry, entry["documents"]),
     )
 
@@ -271,7 +287,7 @@ def everything(corpus: Corpus) -> Left:
     return Left(whole=list(range(len(corpus.documents))))
 
 
-def what_is_left(record: Record, corpus: Corpus, kind: Kind) -> Left:
+def what_is_left(record: Record, corpus: Corpus, kind: Kind | TokenKind) -> Left:
     """Compare a corpus with what the record holds, by the documents' names, sizes and times."""
     found = [_kept(line, entry) for line, entry in record.entries()]
     if not found:
@@ -328,7 +344,7 @@ def _facts_of(places: Sequence[int], corpus: Corpus) -> np.ndarray:
     )
 
 
-def _can_be_compared(again: Again, corpus: Corpus, kind: Kind) -> bool:
+def _can_be_compared(again: Again, corpus: Corpus, kind: Kind | TokenKind) -> bool:
     """Whether the fingerprints of a piece decide whether its documents hold what they did: they are of the same length
     and all their bytes; or, of one that became longer or shorter, of a part that is still there."""
     kept, documents = again.kept, [corpus.documents[place] for place in again.places]
@@ -341,6 +357,9 @@ def _can_be_compared(again: Again, corpus: Corpus, kind: Kind) -> bool:
     start, stop = with_margins(piece_again(again, corpus), kind)
     # At the end of a document tokens end, too: what follows it now would make other ones.
     inside = kept.stop + kind.after <= min(document.nbytes, before)
+    if isinstance(kind, TokenKind):
+        # How far tokens reached is how far the piece was read; those that reached the end may go on now.
+        inside = int(kept.prints[:, 2].max(initial=before)) < min(document.nbytes, before)
     if document.nbytes != before and not inside:
         return False
     return covers(kept.prints, np.array([start]), np.array([stop]))

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.arguments import shown
-from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
+from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, in_ascending_order
+from tilewright.kernels.histograms.tokens import KINDS, Kind
 from tilewright.pipeline.config import path_text
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
+from tilewright.pipeline.product.output_group import is_group_of
 from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import region_reads
+from tilewright.pipeline.text.counts_group import GROUP_KIND, load_group
+from tilewright.pipeline.text.sparse_counts import SparseCounts
+from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.transfer.files import read_file
 
 AGAIN = "count the corpus again, or give a file that tilewright histogram wrote"
 
 
-def read_counts(source: str | os.PathLike[str]) -> tuple[dict[str, Any], np.ndarray]:
-    """The fields of a histogram beside its counts, and these: int64[bins] or int64[(documents, bins)].
+Counts = np.ndarray | SparseCounts
+Read = tuple[dict[str, Any], Counts, Tokens | None]
+
+
+def read_counts(source: str | os.PathLike[str]) -> Read:
+    """The fields of a histogram beside its counts, these, int64[bins] or int64[(documents, bins)], and its tokens where
+    those are not known beforehand.
 
     Raises
     ------
@@ -42,13 +56,13 @@ def read_counts(source: str | os.PathLike[str]) -> tuple[dict[str, Any], np.ndar
         )
     if path.suffix not in READERS:
         found = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
-        raise OptionError(f"{path} {found}; counts are read from {' and '.join(READERS)}")
-    facts, counts = READERS[path.suffix](path)
-    _check(path, facts, counts)
-    return facts, counts
+        raise OptionError(f"{path} {found}; counts are read from {ENDINGS}")
+    facts, counts, tokens = READERS[path.suffix](path)
+    _check(path, facts, counts, tokens)
+    return facts, counts, tokens
 
 
-def _read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
+def _read_json(path: Path) -> Read:
     try:
         found = json.loads(read_file(path))
     except OSError as error:
@@ -57,14 +71,68 @@ def _read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
         raise StoreError(f"{path} is no whole JSON: {error}; {AGAIN}") from error
     if not isinstance(found, dict) or "counts" not in found:
         raise StoreError(f"{path} holds no histogram: it has no counts; {AGAIN}")
+    listed, texts = found.pop("counts"), found.pop("tokens", None)
     try:
-        counts = np.array(found.pop("counts"))
-    except (ValueError, OverflowError) as error:
+        tokens = None if texts is None else _tokens(texts, str(found.get("by")))
+        if _is_sparse(found, listed):
+            return found, _sparse(listed, int(found["bins"])), tokens
+        return found, np.array(listed), tokens
+    except (ValueError, OverflowError, TypeError, KeyError) as error:
         raise StoreError(f"{path} holds no histogram: its counts are no table ({error}); {AGAIN}") from error
-    return found, counts
 
 
-def _read_zarr(path: Path) -> tuple[dict[str, Any], np.ndarray]:
+def _tokens(texts: list[str], by: str) -> Tokens:
+    return Tokens.of([text.encode(encoding_of(by)) for text in texts])
+
+
+def _is_sparse(facts: Mapping[str, Any], listed: Any) -> bool:
+    """Whether each document's counts are a pair of lists, or a row of many bins."""
+    if not isinstance(listed, list) or not listed or not isinstance(listed[0], list):
+        return False
+    return facts.get("by") not in KINDS or KINDS[facts["by"]].bins > MOST_BINS_OF_ARRAYS
+
+
+def _sparse(rows: list[Any], bins: int) -> SparseCounts:
+    """Rows of a JSON: pairs of places and counts, or all counts."""
+    parts = []
+    for row in rows:
+        if len(row) == 2 and isinstance(row[0], list):
+            places, values = (np.array(part, np.int64).reshape(-1) for part in row)
+        else:
+            whole = np.array(row, np.int64)
+            if whole.shape != (bins,):
+                raise ValueError(f"a row has {whole.size} counts, and not {bins}")
+            places = np.flatnonzero(whole)
+            values = whole[places]
+        if len(places) != len(values) or (values <= 0).any():
+            raise ValueError("a row's counts are no whole numbers of more than 0, one for each place")
+        parts.append((places, values))
+    indptr = np.cumsum([0, *(len(places) for places, _ in parts)])
+    indices = np.concatenate([np.empty(0, np.int64), *(places for places, _ in parts)])
+    values = np.concatenate([np.empty(0, np.int64), *(values for _, values in parts)])
+    return SparseCounts(indptr, indices, values, bins)
+
+
+def _read_npz(path: Path) -> Read:
+    try:
+        with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as found:
+            facts = json.loads(str(found["facts"]))
+            tokens = Tokens(found["token_bytes"], found["token_offsets"]) if "token_bytes" in found else None
+            counts: Counts = (
+                SparseCounts(found["indptr"], found["indices"], found["data"], int(found["shape"][1]))
+                if "indptr" in found
+                else found["counts"]
+            )
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; give a file of counts") from error
+    except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise StoreError(f"{path} holds no histogram: {error}; {AGAIN}") from error
+    return facts, counts, tokens
+
+
+def _read_zarr(path: Path) -> Read:
+    if is_group_of(path, GROUP_KIND):
+        return load_group(path)
     try:
         array = open_array(path, ndim=1, role="counts")
     except ShapeError:
@@ -72,32 +140,64 @@ def _read_zarr(path: Path) -> tuple[dict[str, Any], np.ndarray]:
     counts = np.empty(array.shape, array.dtype.newbyteorder("="))
     for part in region_reads(array, tuple(slice(0, side) for side in array.shape)):
         part.read(counts[part.target])
-    return dict(array.attrs), counts
+    return dict(array.attrs), counts, None
 
 
-READERS = {".json": _read_json, ".zarr": _read_zarr}
+ENDINGS = ".json, .npz and .zarr"
+READERS = {".json": _read_json, ".npz": _read_npz, ".zarr": _read_zarr}
 
 
-def _check(path: Path, facts: Mapping[str, Any], counts: np.ndarray) -> None:
+def _check(path: Path, facts: Mapping[str, Any], counts: Counts, tokens: Tokens | None) -> None:
     """Raise StoreError for what is no histogram of ours."""
 
     def fail(what: str) -> None:
         raise StoreError(f"{path} holds no histogram: {what}; {AGAIN}")
 
     by, documents = facts.get("by"), facts.get("documents")
-    if not isinstance(by, str) or by not in KINDS:
-        fail(f"it says that it counts by {shown(by)}, and not by {', '.join(KINDS)}")
+    try:
+        kind = any_kind_named(by)  # type: ignore[arg-type]
+    except OptionError:
+        fail(f"it says that it counts by {shown(by)}, and not by {', '.join(KINDS)}, word, line or ngram:N")
+    if isinstance(kind, TokenKind) != (tokens is not None):
+        fail(f"counts by {by} {'lack' if tokens is None else 'have'} tokens")
+    bins = kind.bins if isinstance(kind, Kind) else len(tokens or ())
+    if tokens is not None:
+        _check_tokens(tokens, fail)
     if not isinstance(documents, list) or not all(isinstance(name, str) for name in documents):
         fail(f"its documents are {shown(documents)}, no list of names")
-    elif counts.shape not in ((KINDS[str(by)].bins,), (len(documents), KINDS[str(by)].bins)):
+    elif counts.shape not in ((bins,), (len(documents), bins)):
         fail(
-            f"{len(documents)} documents by {by} have no counts of shape {counts.shape}, but ({KINDS[str(by)].bins},)"
-            " or that many for each"
+            f"{len(documents)} documents by {by} have no counts of shape {counts.shape}, but ({bins},) or that many for"
+            " each"
         )
-    if counts.dtype.kind not in "iu" or (counts.size and counts.min() < 0):
+    if isinstance(counts, SparseCounts):
+        _check_rows(counts, fail)
+    elif counts.dtype.kind not in "iu" or (counts.size and counts.min() < 0):
         fail("its counts are no whole numbers of 0 or more")
     for name in ("skipped", "nbytes"):
         if not isinstance(facts.get(name), int) or isinstance(facts[name], bool) or facts[name] < 0:
             fail(f"its {name} is {shown(facts.get(name))}, no number of bytes")
     if not isinstance(facts.get("device"), str) or not isinstance(facts.get("seconds"), int | float):
         fail("it does not say where and how long it was counted")
+
+
+def _check_tokens(tokens: Tokens, fail: Callable[[str], None]) -> None:
+    offsets = tokens.offsets
+    if offsets[0] != 0 or offsets[-1] != len(tokens.data) or (np.diff(offsets) < 0).any():
+        fail("its tokens are not one behind the other")
+    if not in_ascending_order(tokens):
+        fail("its tokens are not in the order of their bytes, each once")
+
+
+def _check_rows(counts: SparseCounts, fail: Callable[[str], None]) -> None:
+    indptr, indices = counts.indptr, counts.indices
+    if (
+        indptr[0] != 0
+        or indptr[-1] != len(indices)
+        or len(indices) != len(counts.values)
+        or (np.diff(indptr) < 0).any()
+        or any(each.dtype.kind not in "iu" for each in (indices, counts.values))
+        or (len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < counts.bins)
+        or (len(indices) and int(counts.values.min()) < 1)
+    ):
+        fail("its rows are no rows of bins and of whole numbers of more than 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import logging
 import os
 from collections.abc import Callable, Collection
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.histograms.token_lists import encoding_of
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.product.output import (
     absolute,
@@ -23,10 +25,13 @@ from tilewright.pipeline.product.output import (
     exists_error,
     partial_path,
 )
+from tilewright.pipeline.product.output_group import is_group_of
 from tilewright.pipeline.store.arrays import check_source
 from tilewright.pipeline.store.region_write import region_writes, write_region
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, label
+from tilewright.pipeline.text.counts_group import GROUP_KIND, store_group
+from tilewright.pipeline.text.histogram import FEW_BINS, Histogram
+from tilewright.pipeline.text.sparse_counts import SparseCounts
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +73,8 @@ def check_outputs(
         check_source(given, "output")
         folder = absolute(path).parent
         if path.suffix == ".zarr":
-            check_place_free(path, overwrite=overwrite)
+            if not (overwrite and is_group_of(path, GROUP_KIND)):
+                check_place_free(path, overwrite=overwrite)
         else:
             check_no_link(path)
             if path.is_dir():
@@ -129,8 +135,8 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwr
 
     ``overwrite`` replaces what stands there, also what came to stand there while the corpus was counted.
 
-    CSV holds one row for each bin (per document, or of more than 256 bins: for each that occurs). Zarr holds
-    ``counts`` as it is, with everything else as attributes.
+    CSV holds one row for each bin (per document, or of more than 256 bins: for each that occurs). Zarr and NumPy's npz
+    hold ``counts`` as they are, with everything else.
 
     Raises
     ------
@@ -200,16 +206,24 @@ def _save_csv(histogram: Histogram, path: Path, overwrite: bool) -> None:
         # File names may hold bytes that are no UTF-8; they go out as they came.
         with open(draft, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
+            if isinstance(histogram.counts, SparseCounts):
+                writer.writerow(["document", "bin", "label", "count"])
+                for place, name in enumerate(histogram.documents):
+                    found = (part.tolist() for part in histogram.counts.row(place))
+                    writer.writerows(
+                        (name, i, histogram.label(i), count) for i, count in zip(*found, strict=True)
+                    )
+                return
             if histogram.counts.ndim == 1:
                 writer.writerow(["bin", "label", "count"])
-                everything = histogram.bins <= FEW_BINS
+                everything = histogram.tokens is not None or histogram.bins <= FEW_BINS
                 bins = np.arange(histogram.bins) if everything else np.flatnonzero(histogram.counts)
-                writer.writerows((i, label(histogram.by, i), int(histogram.counts[i])) for i in bins.tolist())
+                writer.writerows((i, histogram.label(i), int(histogram.counts[i])) for i in bins.tolist())
                 return
             writer.writerow(["document", "bin", "label", "count"])
             for name, row in zip(histogram.documents, histogram.counts, strict=True):
                 bins = np.flatnonzero(row)
-                writer.writerows((name, i, label(histogram.by, i), int(row[i])) for i in bins.tolist())
+                writer.writerows((name, i, histogram.label(i), int(row[i])) for i in bins.tolist())
 
     write_whole(path, write, overwrite=overwrite)
 
@@ -222,7 +236,41 @@ def _save_json(histogram: Histogram, path: Path, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
+def _save_npz(histogram: Histogram, path: Path, overwrite: bool) -> None:
+    counts, tokens = histogram.counts, histogram.tokens
+    arrays: dict[str, Any] = {"facts": np.array(json.dumps(histogram.facts()))}
+    if isinstance(counts, SparseCounts):
+        # As scipy.sparse.load_npz reads them.
+        arrays |= {
+            "format": np.array(b"csr"),
+            "shape": np.array(counts.shape),
+            "indptr": counts.indptr,
+            "indices": counts.indices,
+            "data": counts.values,
+        }
+    else:
+        arrays["counts"] = counts
+    if tokens is not None:
+        arrays |= {"token_bytes": tokens.data, "token_offsets": tokens.offsets}
+
+    def write(draft: Path) -> None:
+        with open(draft, "wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    write_whole(path, write, overwrite=overwrite)
+
+
 def _save_zarr(histogram: Histogram, path: Path, overwrite: bool) -> None:
+    if histogram.tokens is not None or isinstance(histogram.counts, SparseCounts):
+        store_group(
+            histogram.counts,
+            histogram.tokens,
+            histogram.facts(),
+            path,
+            encoding=encoding_of(histogram.by),
+            overwrite=overwrite,
+        )
+        return
     store_counts(histogram.counts, path, histogram.facts(), overwrite=overwrite)
 
 
@@ -266,5 +314,6 @@ def store_counts(
 WRITERS: dict[str, Callable[[Histogram, Path, bool], None]] = {
     ".csv": _save_csv,
     ".json": _save_json,
+    ".npz": _save_npz,
     ".zarr": _save_zarr,
 }

@@ -1,280 +1,307 @@
-"""What is counted of a piece, and how that of all pieces adds up, also where a file turns out to hold many
-documents."""
+"""What the parts of a count add up to, in the process that hands out its pieces.
+
+Few bins are an array. Rows of many bins, and tokens that are not known beforehand, take the memory that is allowed for
+them; what is more goes to files (`room.py`): tokens as lists in order, which are merged at the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.records import packed, unpacked
-from tilewright.pipeline.text.corpus import Document
-from tilewright.pipeline.text.fingerprints import NONE
-from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.room import Room
+from tilewright.pipeline.text.sparse_counts import SparseCounts, narrowest
+
+if TYPE_CHECKING:
+    from tilewright.kernels.histograms.token_table import Table
+
+MOST_BINS_OF_ARRAYS = 256
+"""Kinds with more bins than this have sparse rows where each document has one."""
+
+Found = tuple[np.ndarray | SparseCounts, Tokens | None]
+"""Counts, and for tokens that were not known beforehand what they are of."""
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The documents of a piece one by one, in the order in which they stand in its files."""
+class Total(Protocol):
+    """Parts are added in any order; rows may be of any number that was not expected."""
 
-    places: np.ndarray
-    """int64: the place in the piece of each document's file."""
-    members: list[str]
-    """Within an archive, or the number of a record; empty for a file's own text."""
-    numbers: np.ndarray
-    """int64: its line, row or passage, counted from 1; 0 for a whole text."""
-    fields: list[str | None]
-    """Where several are counted."""
-    ids: list[str | None]
-    lost: np.ndarray
-    """int64: how many U+FFFD stand for what could not be decoded."""
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        """Add counts, int64, of rows and columns, all int64; each pair once. tokens: what the columns are places in."""
+        ...
 
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def names(self, documents: Sequence[str]) -> list[str]:
-        """``shard.jsonl.zst:1234``: file, member, number and field, as far as there are any. documents: the name of
-        each row's file."""
-        rows = zip(documents, self.members, self.numbers.tolist(), self.fields, strict=True)
-        return [":".join(str(part) for part in row if part) for row in rows]
-
-    def chosen(self, order: np.ndarray) -> Rows:
-        """Some of the rows, by their places."""
-        chosen = order.tolist()
-        return Rows(
-            self.places[order],
-            [self.members[i] for i in chosen],
-            self.numbers[order],
-            [self.fields[i] for i in chosen],
-            [self.ids[i] for i in chosen],
-            self.lost[order],
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "places": packed(self.places),
-            "members": self.members if any(self.members) else None,
-            "numbers": packed(self.numbers),
-            "fields": self.fields if any(self.fields) else None,
-            "ids": self.ids if any(each is not None for each in self.ids) else None,
-            "lost": packed(self.lost),
-        }
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> Rows:
-        places, numbers, lost = (
-            unpacked(entry[name]).astype(np.int64) for name in ("places", "numbers", "lost")
-        )
-        count = len(places)
-        return cls(
-            places,
-            entry["members"] or [""] * count,
-            numbers,
-            entry["fields"] or [None] * count,
-            entry["ids"] or [None] * count,
-            lost,
-        )
+    def result(self, order: np.ndarray | None = None) -> Found:
+        """What it all is; the total is not used any more. order: int64, which rows make up the result, one behind the
+        other; without it all, as they are."""
+        ...
 
 
-def no_rows() -> Rows:
-    return joined([])
+class ArrayTotal:
+    """An array of all bins."""
 
+    def __init__(self, rows: int, bins: int, *, per_document: bool, allowed: int) -> None:
+        """allowed: its memory, in bytes. Raises PlanError where that is not enough, as `add` does."""
+        self._allowed = allowed
+        self._check(rows, bins)
+        self._counts = np.zeros((rows, bins), np.int64)
+        self._per_document = per_document
 
-def joined(rows: Sequence[Rows]) -> Rows:
-    """Rows behind one another."""
-    none = np.empty(0, np.int64)
-    return Rows(
-        np.concatenate([none, *(each.places for each in rows)]),
-        list(chain.from_iterable(each.members for each in rows)),
-        np.concatenate([none, *(each.numbers for each in rows)]),
-        list(chain.from_iterable(each.fields for each in rows)),
-        list(chain.from_iterable(each.ids for each in rows)),
-        np.concatenate([none, *(each.lost for each in rows)]),
-    )
-
-
-def rows_of(found: Found, first: int, lost: dict[int, int]) -> Rows:
-    """What was found of a share of a piece, as rows.
-
-    first: the place in the piece of the share's first file. lost: what counting says of rows, to be added.
-    """
-    parts = []
-    for row in found.rows:
-        count = 1 if row.numbers is None else len(row.numbers)
-        parts.append(
-            Rows(
-                np.full(count, first + row.place, np.int64),
-                [row.member] * count,
-                np.zeros(count, np.int64) if row.numbers is None else row.numbers.astype(np.int64),
-                [None] * count if row.fields is None else list(row.fields),
-                [None] * count if row.ids is None else list(row.ids),
-                np.broadcast_to(np.asarray(row.lost, np.int64), count).copy(),
-            )
-        )
-    rows = joined(parts)
-    if lost:
-        np.add.at(rows.lost, list(lost), list(lost.values()))
-    return rows
-
-
-def are_files(rows: Rows, documents: int) -> bool:
-    """Whether the rows are the piece's files themselves, with nothing else to be said of them."""
-    return (
-        len(rows) == documents
-        and not any(rows.members)
-        and not rows.numbers.any()
-        and not rows.lost.any()
-        and not any(each is not None for each in rows.ids)
-        and bool((rows.places == np.arange(documents)).all())
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """The nonzero counts of one piece."""
-
-    cells: np.ndarray
-    """int64: row × bins + bin, each once; the row is the document's place in the piece, or in ``rows``, or 0."""
-    values: np.ndarray
-    """int64, more than 0."""
-    nbytes: int
-    """The piece's length, decoded."""
-    prints: np.ndarray = field(default_factory=lambda: NONE)
-    """The fingerprints of what was read, where they were wanted (`Fingerprints.rows`)."""
-    documents: int = 0
-    """How many documents ended in it."""
-    lost: int | None = None
-    """How many U+FFFD stand for what could not be decoded; None where that is not known."""
-    rows: Rows | None = None
-    """Per document; None where those are the piece's files."""
-    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """`Found.remarks`."""
-    bad: dict[int, str] = field(default_factory=dict)
-    """Files that cannot be counted, by their places in the piece, and why; all else is of the piece without them."""
-
-    def facts(self) -> dict[str, Any]:
-        """What a record keeps of it beside counts and fingerprints, as JSON."""
-        return {
-            "found": self.documents,
-            "lost": self.lost,
-            "rows": None if self.rows is None else self.rows.to_json(),
-            "remarks": self.remarks,
-        }
-
-
-def facts_from(entry: dict[str, Any], documents: int) -> dict[str, Any]:
-    """The arguments of `Counts` in an entry of a record; an entry of an earlier release has none of them."""
-    rows = entry.get("rows")
-    return {
-        "documents": entry.get("found", documents),
-        "lost": entry.get("lost"),
-        "rows": None if rows is None else Rows.from_json(rows),
-        "remarks": {what: (count, name) for what, (count, name) in entry.get("remarks", {}).items()},
-    }
-
-
-class Totals:
-    """What has been counted so far."""
-
-    def __init__(self, documents: int, kind: Kind, *, per_document: bool, allowed: int) -> None:
-        """documents: files of the corpus. allowed: bytes of memory for counts.
-
-        Raises PlanError where they do not suffice.
-        """
-        self._kind, self._per_document, self._allowed = kind, per_document, allowed
-        self._rows = documents if per_document else 1
-        self._check()
-        self._counts = np.zeros((self._rows, kind.bins), np.int64)
-        self._below: list[tuple[np.ndarray, np.ndarray, Counts]] = []
-        """Of pieces with rows of their own: the places in the corpus of their files and of their rows' files."""
-        self.nbytes = self.documents = 0
-        self.bad: dict[int, str] = {}
-        """Files that are left out, by their places in the corpus, and why."""
-        self._held: dict[int, list[Counts]] = {}
-        self._left: dict[int, int] = {}
-        """Of files of which parts are held: the parts, and how many bytes of others are to come."""
-        self.lost: int | None = 0
-        self.remarks: dict[str, tuple[int, str]] = {}
-
-    def _check(self) -> None:
-        needed = self._rows * self._kind.bins * np.dtype(np.int64).itemsize
+    def _check(self, rows: int, bins: int) -> None:
+        needed = rows * bins * np.dtype(np.int64).itemsize
         if needed > self._allowed:
             raise PlanError(
-                f"{self._rows} documents × {self._kind.bins} bins take {format_nbytes(needed)}, and"
-                f" {format_nbytes(self._allowed)} (half of this process's memory) are allowed; count fewer documents, a"
-                " kind with fewer bins, or not per document"
+                f"{rows} documents × {bins} bins take {format_nbytes(needed)}, and {format_nbytes(self._allowed)} (half"
+                " of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or not per"
+                " document"
             )
 
-    def add(self, part: Counts, places: np.ndarray) -> None:
-        """Add a piece. places: int64, where its files stand in the corpus."""
-        self.nbytes += part.nbytes
-        self.documents += part.documents
-        self.lost = None if self.lost is None or part.lost is None else self.lost + part.lost
-        for what, (count, name) in part.remarks.items():
-            before, first = self.remarks.get(what, (0, name))
-            self.remarks[what] = (before + count, first)
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        there, bins = self._counts.shape
+        wanted = int(rows.max(initial=-1)) + 1
+        if wanted > there:
+            self._check(wanted, bins)
+            larger = np.zeros((min(2 * wanted, max(wanted, self._allowed // (8 * bins))), bins), np.int64)
+            larger[:there] = self._counts
+            self._counts = larger
+        self._counts[rows, columns] += values
+
+    def result(self, order: np.ndarray | None = None) -> Found:
         if not self._per_document:
-            self._counts[0, part.cells] += part.values
-        elif part.rows is None:
-            row, place = np.divmod(part.cells, self._kind.bins)
-            self._counts[places[row], place] += part.values
-        else:
-            self._rows += len(part.rows) - len(places)
-            self._check()
-            self._below.append((places, places[part.rows.places], part))
+            return self._counts[0], None
+        if order is None:
+            return self._counts, None
+        there = len(self._counts)
+        counts = self._counts[np.minimum(order, there - 1)]
+        counts[order >= there] = 0  # of documents without any
+        return counts, None
 
-    def hold(self, part: Counts, place: int, nbytes: int, whole: int) -> None:
-        """Add ``nbytes`` of a file of ``whole``, once all parts of it are there: one may be bad, and then none counts.
 
-        place: of the file in the corpus.
-        """
-        if part.bad:
-            self.bad.setdefault(place, part.bad[0])
-            self._held.pop(place, None)
-        if place in self.bad:
-            return
-        self._held.setdefault(place, []).append(part)
-        self._left[place] = self._left.get(place, whole) - nbytes
-        if not self._left[place]:
-            for each in self._held.pop(place):
-                self.add(each, np.array([place]))
+class TokenTotal:
+    """Tokens of all documents together."""
 
-    def counts(self) -> np.ndarray:
-        """int64[bins]: of all documents together."""
-        return self._counts[0]
+    def __init__(self, nbytes: int, room: Room | None = None) -> None:
+        """nbytes: memory for the table, and as much again for what is in order."""
+        self._most = nbytes
+        self._room = Room(nbytes) if room is None else room
+        self._table = _new_table()
+        self._lists: list[tuple[Tokens, np.ndarray]] = []
 
-    def table(self, documents: Sequence[Document]) -> tuple[np.ndarray, list[str], Rows | None]:
-        """Counts per document, int64[(documents, bins)], the documents' names, and what else is known of each, if
-        anything is. documents: the corpus's files."""
-        names = [document.name for document in documents]
-        if not self._below and not self.bad:
-            return self._counts, names, None
-        within = {place for places, _, _ in self._below for place in places.tolist()} | set(self.bad)
-        plain = np.array([place for place in range(len(names)) if place not in within], np.int64)
-        count = len(plain)
-        nothing: list[Any] = [None] * count
-        zeros = np.zeros(count, np.int64)
-        all_rows = joined(
-            [
-                Rows(plain, [""] * count, zeros, nothing, nothing, zeros),
-                *(replace(part.rows, places=of) for _, of, part in self._below if part.rows is not None),
-            ]
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        assert tokens is not None
+        counts = np.zeros(len(tokens), np.int64)
+        counts[columns] = values
+        self._table.add(tokens.data, tokens.offsets, counts)
+        if self._table.nbytes > self._most:
+            self._put_in_order()
+
+    def add_list(self, tokens: Tokens, counts: np.ndarray) -> None:
+        """Add a list that is in order."""
+        self._lists.append((tokens, counts))
+
+    def _put_in_order(self) -> None:
+        tokens, counts, _ = listed(self._table)
+        self._table = _new_table()
+        kept = Tokens(self._room.kept(tokens.data), self._room.kept(tokens.offsets))
+        self._lists.append((kept, self._room.kept(counts)))
+        # Lists of about the same length are merged, so that there are few, and each token is merged a few times.
+        while len(self._lists) > 1 and len(self._lists[-2][0]) < 2 * len(self._lists[-1][0]):
+            self._merge_last()
+
+    def _merge_last(self) -> None:
+        from tilewright.kernels.histograms.token_order import merge_lists
+
+        (a, a_counts), (b, b_counts) = self._lists[-2:]
+        most = len(a) + len(b)
+        data = self._room.array(len(a.data) + len(b.data), np.uint8)
+        offsets, counts = self._room.array(most + 1, np.int64), self._room.array(most, np.int64)
+        offsets[0] = 0
+        tokens, nbytes = merge_lists(
+            a.data, a.offsets, a_counts, b.data, b.offsets, b_counts, data, offsets, counts
         )
-        order = np.argsort(all_rows.places, kind="stable")
-        target = np.empty_like(order)
-        target[order] = np.arange(len(order))
-        counts = np.zeros((len(order), self._kind.bins), np.int64)
-        counts[target[:count]] = self._counts[plain]
-        for _, of, part in self._below:
-            row, place = np.divmod(part.cells, self._kind.bins)
-            counts[target[count + row], place] = part.values
-            count += len(of)
-        rows = all_rows.chosen(order)
-        listed = rows.names([names[place] for place in rows.places.tolist()])
-        return counts, listed, rows if self._below else None
+        self._lists[-2:] = [(Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens])]
+
+    def result(self, order: np.ndarray | None = None) -> Found:
+        if self._table.used or not self._lists:
+            self._put_in_order()
+        while len(self._lists) > 1:
+            self._merge_last()
+        tokens, counts = self._lists.pop()
+        return counts, tokens
+
+
+class RowTotal:
+    """Sparse rows, one a document."""
+
+    def __init__(self, rows: int, bins: int | None, nbytes: int) -> None:
+        """bins: None for tokens that are not known beforehand. nbytes: memory for the entries."""
+        self._rows, self._bins, self._most = rows, bins, nbytes
+        self._room = Room(nbytes // 2)
+        self._words = _new_table() if bins is None else None
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        if tokens is not None:
+            assert self._words is not None
+            columns = self._words.add(tokens.data, tokens.offsets, np.zeros(len(tokens), np.int64))[columns]
+            if self._words.nbytes > self._most:
+                raise PlanError(
+                    f"different tokens take {format_nbytes(self._words.nbytes)}, and {format_nbytes(self._most)} are"
+                    " allowed where each document has its row; count fewer documents, or not per document"
+                )
+        rows, columns, values = _as_rows(rows, columns, values)
+        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        lengths = np.diff(first, append=len(rows))
+        self._parts.append(
+            (
+                self._room.kept(rows[first].astype(np.uint32)),
+                self._room.kept(lengths.astype(np.uint32)),
+                self._room.kept(columns.astype(np.uint32)),
+                self._room.kept(values.astype(narrowest(values))),
+            )
+        )
+
+    def result(self, order: np.ndarray | None = None) -> Found:
+        if order is not None:
+            self._put_in_order(order)
+        found: Tokens | None = None
+        rank: np.ndarray | None = None
+        bins = self._bins
+        if self._words is not None:
+            found, _, rank = listed(self._words)
+            bins = len(found)
+        assert bins is not None
+        self._join_cut_rows()
+        indptr = np.zeros(self._rows + 1, np.int64)
+        for rows, lengths, _, _ in self._parts:
+            indptr[rows.astype(np.int64) + 1] = lengths
+        np.cumsum(indptr, out=indptr)
+        indices = self._room.array(int(indptr[-1]), np.uint32)
+        dtype = max(
+            (part[3].dtype for part in self._parts), key=lambda each: each.itemsize, default=np.dtype("u1")
+        )
+        values = self._room.array(int(indptr[-1]), dtype)
+        while self._parts:
+            rows, lengths, columns, counts = self._parts.pop()
+            if not len(rows):
+                continue
+            if rank is not None and len(columns):
+                columns, counts = _renumbered(np.repeat(rows, lengths), rank[columns], counts)
+            # Rows that follow one another are copied at once.
+            begins = np.flatnonzero(np.diff(rows.astype(np.int64), prepend=-2) != 1).tolist()
+            places = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
+                to = int(indptr[rows[begin]])
+                here = slice(places[begin], places[end])
+                indices[to : to + places[end] - places[begin]] = columns[here]
+                values[to : to + places[end] - places[begin]] = counts[here]
+            self._room.given_back(columns.nbytes + counts.nbytes)
+        return SparseCounts(indptr, indices, values, bins), found
+
+    def _put_in_order(self, order: np.ndarray) -> None:
+        """Give rows the places that they have in ``order``, and drop those that it has not."""
+        most = max((int(part[0].max(initial=0)) for part in self._parts), default=0)
+        new = np.full(max(most, int(order.max(initial=0))) + 1, -1, np.int64)
+        new[order] = np.arange(len(order))
+        self._rows = len(order)
+        parts, self._parts = self._parts, []
+        for rows, lengths, columns, values in parts:
+            placed = new[rows]
+            if (np.diff(placed) > 0).all() and (placed >= 0).all():
+                self._parts.append((self._room.kept(placed.astype(np.uint32)), lengths, columns, values))
+                continue
+            each = np.repeat(placed, lengths)
+            kept = np.flatnonzero(each >= 0)
+            kept = kept[np.argsort(each[kept], kind="stable")]
+            by_place = np.argsort(placed, kind="stable")
+            by_place = by_place[placed[by_place] >= 0]
+            self._parts.append(
+                (
+                    self._room.kept(placed[by_place].astype(np.uint32)),
+                    self._room.kept(lengths[by_place]),
+                    self._room.kept(columns[kept]),
+                    self._room.kept(values[kept]),
+                )
+            )
+
+    def _join_cut_rows(self) -> None:
+        """Add up the rows of documents that were cut: several parts have them."""
+        times = np.zeros(self._rows, np.uint32)
+        for rows, *_ in self._parts:
+            times[rows] += 1
+        if times.max(initial=0) < 2:
+            return
+        whole, pieces = [], []
+        for rows, lengths, columns, values in self._parts:
+            cut = np.repeat(times[rows] > 1, lengths)
+            if not cut.any():
+                whole.append((rows, lengths, columns, values))
+                continue
+            pieces.append(
+                (np.repeat(rows, lengths)[cut].astype(np.int64), columns[cut], values[cut].astype(np.int64))
+            )
+            keep = times[rows] < 2
+            whole.append((rows[keep], lengths[keep], columns[~cut], values[~cut]))
+        self._parts = whole
+        if pieces:
+            columns = np.concatenate([piece[1] for piece in pieces]).astype(np.int64)
+            joined = _as_rows(
+                np.concatenate([piece[0] for piece in pieces]),
+                columns,
+                np.concatenate([piece[2] for piece in pieces]),
+            )
+            words, self._words = self._words, None
+            self.add(*joined, None)
+            self._words = words
+
+
+def _as_rows(
+    rows: np.ndarray, columns: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entries in the order of rows and columns, those of the same place added up."""
+    steps = np.diff(rows)
+    if not ((steps > 0) | ((steps == 0) & (np.diff(columns) > 0))).all():
+        order = np.lexsort((columns, rows))
+        rows, columns, values = rows[order], columns[order], values[order]
+        new = np.ones(len(rows), np.bool_)
+        new[1:] = (np.diff(rows) != 0) | (np.diff(columns) != 0)
+        first = np.flatnonzero(new)
+        if len(first) < len(rows):
+            rows, columns, values = rows[first], columns[first], np.add.reduceat(values, first)
+    return rows, columns, values
+
+
+def _renumbered(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of rows in the order of new columns."""
+    order = np.lexsort((columns, rows))
+    return columns[order], values[order]
+
+
+def _new_table() -> Table:
+    from tilewright.kernels.histograms.token_table import (
+        Table,  # needs Numba, which few clients have a use for
+    )
+
+    return Table(with_bytes=True)
+
+
+def listed(table: Table) -> tuple[Tokens, np.ndarray, np.ndarray]:
+    """What a table holds as a list in order, its counts, and the place there of each entry."""
+    from tilewright.kernels.histograms.token_order import in_order
+
+    used = table.used
+    return in_order(table.bytes_used, table.starts[:used], table.lengths[:used], table.counts[:used])
+
+
+def total_for(rows: int, bins: int | None, *, per_document: bool, allowed: int) -> Total:
+    """The total of a count. bins: None for tokens that are not known beforehand; allowed: its memory, in bytes.
+
+    Raises PlanError where an array would not fit.
+    """
+    if per_document and (bins is None or bins > MOST_BINS_OF_ARRAYS):
+        return RowTotal(rows, bins, allowed)
+    if bins is None:
+        return TokenTotal(allowed // 4)
+    return ArrayTotal(rows, bins, per_document=per_document, allowed=allowed)

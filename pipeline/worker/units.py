@@ -24,14 +24,13 @@ from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import Corners, Found, Product, StoredObject
-from tilewright.pipeline.store.content import content_hash
+from tilewright.pipeline.store.content import PartHashes, content_hash
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.fusion import Fusion, HostFusion, NoFusion
 from tilewright.pipeline.worker.panels import PanelPart, Placed
-from tilewright.pipeline.worker.part_hashes import PartHashes
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""

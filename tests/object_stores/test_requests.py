@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
 
+import tilewright as tw
 from tests.object_stores.proxy import Proxy
 from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import read_region
@@ -107,3 +110,28 @@ def test_zeros_that_are_stored_take_no_more_requests_than_other_numbers(url: str
     array[...] = 0
     np.testing.assert_array_equal(read(url, proxy, (slice(0, 64), slice(0, 64))), 0)
     assert len(proxy.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"chunks": (64, 64)},
+        {"chunks": (32, 32), "shards": (128, 128)},
+        {"chunks": (32, 32), "shards": (96, 160)},
+    ],
+)
+def test_a_product_takes_the_requests_that_its_plan_says(
+    how: dict[str, Any], stored: Callable[..., Any], tmp_path: Path, proxy: Proxy
+) -> None:
+    url, data = stored(**how)
+    options: dict[str, Any] = {"device": "cpu", "device_memory": 2_000_000, "verify": False}
+    with dask.config.set({"tilewright.tiles": 4}):
+        b = zarr.create_array(tmp_path / "b", data=data, chunks=(64, 64))
+        proxy.forget()
+        run = tw.matmul(url, tmp_path / "b", tmp_path / "c", **options)
+    assert run.plan.tile_count > 1
+    assert run.plan.panel_count > 1
+    # Before that, the command and its worker compare what they see of the first chunk.
+    assert proxy.count("GET", "/c/") - 2 == run.plan.read_requests > 8
+    assert f"about {run.plan.read_requests}, for chunks" in str(run.plan)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], data @ b[...])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import dask
 import numpy as np
 import pytest
@@ -625,7 +626,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         ["matmul", "a.zarr", "b.zarr", "c.zarr", "--device", "tpu"],
         ["matmul", "a.zarr", "b.zarr", "c.zarr", "--precision", "half"],
         ["histogram"],
-        ["histogram", "text.txt", "--by", "word"],
+        ["histogram", "text.txt", "--by", "sentence"],
         ["verify", "a.zarr", "b.zarr", "c.zarr", "--rounds", "0"],
         ["plan", "a.zarr", "b.zarr", "--workers", "0"],
         ["nonsense"],
@@ -874,7 +875,10 @@ def test_every_command_explains_itself(run: Run, name: str) -> None:
 
 def test_choices_are_those_of_the_layers_below() -> None:
     (by,) = (option for option in cli.histogram.params if option.name == "by")
-    assert by.type.choices == tuple(KINDS)
+    context = click.Context(cli.histogram)
+    for kind in (*KINDS, "word", "line", "ngram:3", "ngram:2:byte"):
+        assert by.type.convert(kind, by, context) == kind
+    assert all(kind in by.type.get_metavar(by, context) for kind in (*KINDS, "word", "line", "ngram:N"))
     assert cli.METHODS == spectral_options.METHODS
     assert set(cli.BARS) == set(plots.BARS)
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
@@ -1056,7 +1060,7 @@ PRODUCT = ["matmul", "a.zarr", "b.zarr", "c.zarr"]
         (
             ["histogram", "text.txt", "--out", "a.parquet"],
             "--out",
-            "ends in '.parquet'; the ending says the format and is .csv or .json or .zarr",
+            "ends in '.parquet'; the ending says the format and is .csv or .json or .npz or .zarr",
         ),
         (["histogram", "text.txt", "--out", "text"], "--out", "'text' has no ending"),
         (

@@ -346,3 +346,23 @@ def test_results_print_and_go_to_json(client: Client, tmp_path: Path, rng: np.ra
     assert "3 eigenpairs of 30 × 30" in str(pairs)
     assert pairs.to_json()["side"] == 30
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_weights_of_an_axis_are_those_of_its_places(client: Client, tmp_path: Path) -> None:
+    """Of (time, lat, lon): a number for each latitude serves all places there."""
+    rng = np.random.default_rng(4)
+    field = rng.standard_normal((30, 5, 6))
+    zarr.create_array(
+        tmp_path / "x.zarr", data=field, chunks=(10, 5, 6), dimension_names=["time", "lat", "lon"]
+    )
+    area = rng.random(5) + 0.1
+    options: dict[str, Any] = {"k": 3, "sum_over": "time", "cluster": client, "device": "cpu"}
+    by_axis = tw.eofs(tmp_path / "x.zarr", tmp_path / "a.zarr", weights={"lat": area}, **options)
+    by_place = tw.eofs(tmp_path / "x.zarr", tmp_path / "b.zarr", weights=np.repeat(area, 6), **options)
+    np.testing.assert_array_equal(by_axis.values, by_place.values)
+    for weights, message in (
+        ({"time": np.ones(30)}, "axis 'time' of .* is not of the variables; its axes are"),
+        ({"lat": np.ones(4)}, r"weights\['lat'\]: found 4 numbers; that axis of .* has 5 places"),
+    ):
+        with pytest.raises((tw.OptionError, tw.ShapeError), match=message):
+            tw.eofs(tmp_path / "x.zarr", tmp_path / "c.zarr", weights=weights, **options)

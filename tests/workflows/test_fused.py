@@ -103,7 +103,7 @@ def expected(
     return finished(epilogue, sums, WHOLE, WHOLE, wide, held), size
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_c_is_numpys(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -260,7 +260,7 @@ def check_streams(status: int, out: str, errors: str, debug: bool = False) -> No
 
 
 def test_wrong_command_lines(place: Path, client: Client) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=75)
     @given(command_lines())
     def test(line: list[str]) -> None:
         check_command(place, client, line)

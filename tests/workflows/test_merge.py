@@ -174,7 +174,11 @@ def test_other_files_are_told(tmp_path: Path) -> None:
     zarr.save_array(str(tmp_path / "deep.zarr"), np.zeros((2, 2, 2)))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (tmp_path / "f.csv", OptionError, r"\.csv says neither all documents nor what was skipped"),
-        (tmp_path / "f.parquet", OptionError, r"ends in '\.parquet'; counts are read from \.json and \.zarr"),
+        (
+            tmp_path / "f.parquet",
+            OptionError,
+            r"ends in '\.parquet'; counts are read from \.json, \.npz and \.zarr",
+        ),
         (tmp_path / "f", OptionError, "has no ending"),
         (tmp_path / "none.json", StoreError, r"cannot read .*none\.json: No such file"),
         (tmp_path / "none.zarr", StoreError, r"none\.zarr"),

@@ -132,7 +132,7 @@ def check_case(clusters: dict[int, Client], folder: Path, data: st.DataObject) -
     check_like(found, by_definition(frame, frame, center=False), scale=largest)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.data())
 def test_elements_are_those_over_their_pairs(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

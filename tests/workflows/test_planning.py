@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,20 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+import zarr
+from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
 from tests.workflows.products import put
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
+from tilewright.pipeline.events import Notice
+from tilewright.pipeline.plan.facts import cores_here
 from tilewright.pipeline.product import job
 from tilewright.pipeline.product.request import Request
 from tilewright.workflows import verify
+from tilewright.workflows.cli import cli
 
 GIB = 2**30
 
@@ -112,3 +118,113 @@ def test_a_plan_for_a_cluster_takes_its_workers_from_there(
     assert tw.plan_matmul(path, path, cluster=client, device="cpu").workers == len(client.nthreads())
     with pytest.raises(OptionError, match=f"{named} beside a cluster"):
         tw.plan_matmul(path, path, cluster=client, device="cpu", **options)
+
+
+def unread(path: Path, side: int, chunk: int) -> Path:
+    """A square matrix of which only the metadata is there."""
+    zarr.create_array(path, shape=(side, side), chunks=(chunk, chunk), dtype="float32")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("side", "chunk", "expected"),
+    [
+        (
+            1000,
+            100,
+            r"C is cut into \d+: a tile of less than 17 billion operations takes no time that a stop",
+        ),
+        (
+            40_000,
+            4000,
+            r"C is cut into \d+: no tile is smaller than a stored piece of C, 4000 × 4000; smaller chunks",
+        ),
+        (40_000, 400, None),
+    ],
+)
+def test_it_is_said_why_there_are_fewer_tiles_than_were_asked_for(
+    side: int, chunk: int, expected: str | None, tmp_path: Path
+) -> None:
+    a = unread(tmp_path / "a", side, chunk)
+    told: list[str] = []
+    request = Request(
+        a, a, tmp_path / "c", device="cpu", device_memory="1GiB", verify=False,
+        listener=lambda event: told.append(event.message) if isinstance(event, Notice) else None,
+    )  # fmt: skip
+    with dask.config.set({"tilewright.tiles": 1000}):
+        plan = job.plan_only(request)
+    notes = [note for note in told if "tilewright.tiles" in note]
+    if expected is None:
+        assert not notes
+        assert plan.tile_count > 750
+    else:
+        (note,) = notes
+        assert re.match(f"tilewright.tiles asks for 1000 tiles, and {expected}", note)
+    with dask.config.set({"tilewright.tiles": 16}):
+        told.clear()
+        job.plan_only(request)
+    assert not [note for note in told if "tilewright.tiles" in note], "nobody has asked for that"
+
+
+def test_a_tile_takes_a_worker_no_longer_than_asked_for(tmp_path: Path) -> None:
+    a = unread(tmp_path / "a", 100_000, 500)
+    counts = []
+    for seconds in (None, 60, 30):
+        with dask.config.set({"tilewright.tile-seconds": seconds}):
+            plan = tw.plan_matmul(a, a, device="cpu", workers=4, host_memory="64GiB")
+        counts.append(plan.tile_count)
+        if seconds is not None:
+            cores = cores_here()
+            assert plan.operations / plan.tile_count / cores < 2 * seconds * 2**33
+    assert counts[0] < counts[1] < counts[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gram",
+        "gram --of rows --center columns --missing 3 --divide n",
+        "cov",
+        "cov --window 5",
+        "corr --missing 3 --missing-as pairwise",
+        "gram --append",
+    ],
+)
+def test_a_gram_matrix_is_planned_as_it_is_computed(
+    tmp_path: Path, rng: np.random.Generator, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without reading a number of X, or writing anything."""
+    monkeypatch.chdir(tmp_path)
+    name, *options = words.split()
+    zarr.create_array("x.zarr", data=rng.integers(-9, 9, (60, 40)).astype("i2"), chunks=(20, 16))
+    common = [
+        "x.zarr",
+        "c.zarr",
+        *options,
+        "--device",
+        "cpu",
+        "--device-memory",
+        "40KiB",
+        "--json",
+        "--quiet",
+    ]
+    planned = CliRunner().invoke(cli, [name, *common, "--plan-only"])
+    assert planned.exit_code == 0, planned.output
+    assert not Path("c.zarr").exists()
+    assert not Path("c.zarr.partial").exists()
+    done = CliRunner().invoke(cli, [name, *common])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["plan"] == json.loads(planned.stdout)
+
+
+def test_a_plan_knows_of_scales_and_offsets(tmp_path: Path) -> None:
+    """Integers become floats by them, in a buffer that takes room."""
+    a = zarr.create_array(tmp_path / "a", data=np.ones((30, 40), "i1"), chunks=(10, 10))
+    b = zarr.create_array(tmp_path / "b", data=np.ones((40, 20), "i1"), chunks=(10, 10))
+    options: dict[str, Any] = {"device": "cpu", "device_memory": "100KiB", "listener": lambda event: None}
+    plain = tw.plan_matmul(a, b, **options)
+    scaled = tw.plan_matmul(a, b, alpha=0.5, row_scale=np.ones(30), column_offset=np.zeros(20), **options)
+    assert (plain.c_dtype, plain.finished) == ("int32", False)
+    assert (scaled.c_dtype, scaled.sum_dtype, scaled.finished) == ("float64", "int32", True)
+    with pytest.raises(tw.ShapeError, match="row_scale"):
+        tw.plan_matmul(a, b, row_scale=np.ones(29), **options)

@@ -53,6 +53,8 @@ END_SECONDS = 5
 TILES_A_WORKER = 8
 """A stop costs the tiles that are under way, so that a job has several for each worker, unless the setting
 tilewright.tiles says otherwise."""
+TILE_SECONDS = 30
+"""Nor may one be the work of an hour: a worker loses the tile that it computes, and one that it has not written yet."""
 STOPPED = 128 + signal.SIGTERM
 LAUNCHER = "tilewright.workflows.batch.launcher"
 CLIENT = "tilewright.workflows.batch.inside"
@@ -217,11 +219,14 @@ class Keeper:
     def _settings(self) -> dict[str, str]:
         """Of the command, where nobody has set them."""
         found = {INSIDE: str(self.folder.profiles), INSIDE_TRY: str(self.attempt)}
+        if self.attempt > 1:  # a node may have failed after C had its name, and before that was noted
+            found["DASK_TILEWRIGHT__ACCEPT_FINISHED"] = "true"
         for name, value, default in (
             ("WORKERS", self.profile.workers, 1),
             ("TILES", max(16, self.profile.workers * TILES_A_WORKER), 16),
+            ("TILE_SECONDS", TILE_SECONDS, None),
         ):
-            if config.get(name.lower()) == default:
+            if config.get(name.lower().replace("_", "-")) == default:
                 found[f"DASK_TILEWRIGHT__{name}"] = str(value)
         return found
 

@@ -3,9 +3,9 @@ scheduler, with many workers that compute nothing.
 
 The client is this process and does all that it does in a product: it surveys the workers, plans, hands out tiles,
 records and forces to disk what they report, and shows the progress. Scheduler and workers are Dask's, in a process
-each, and speak TCP. The workers of one simulated host have an address of their own in 127.0.0.0/8, so what depends on hosts
-happens as often as it would. Only a tile's arithmetic is left out (`stub_tile`): it writes one small file for each
-chunk of C, and reports as many panels as the plan has.
+each, and speak TCP. The workers of one simulated host have an address of their own in 127.0.0.0/8, so what depends on
+hosts happens as often as it would. Only a tile's arithmetic is left out (`stub_tile`): it writes one small file for
+each chunk of C, and reports as many panels as the plan has.
 
 So the figures are processor seconds of client and scheduler for each tile, which are what limits how many tiles a
 second can be handed out to however many GPUs; the workers' seconds are spread over their hosts, and not counted.

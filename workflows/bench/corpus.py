@@ -221,7 +221,7 @@ def _ours(client: Client, place: Path, by: str, device: DeviceName) -> tuple[np.
                 stages[stage] = stages.get(stage, 0.0) + seconds
 
     found = histogram(place, by=by, cluster=client, device=device, listener=listener)
-    return found.counts, stages
+    return np.asarray(found.counts), stages
 
 
 def peer_names(storage: str, by: str, *, gpu: bool) -> list[str]:

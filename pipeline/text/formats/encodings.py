@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats.decompress import Fill
 
 STEP_NBYTES = 2**18
 """Bytes that are decoded at a time."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.kernels.numbers import counted
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import NO_ENDS, SEPARATOR, ContentError, Found, Window
 

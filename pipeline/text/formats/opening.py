@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilewright.pipeline.errors import MalformedDocumentError
-from tilewright.pipeline.text import decompress
 from tilewright.pipeline.text.corpus import (
     STEP_NBYTES,
     Document,
@@ -23,8 +22,8 @@ from tilewright.pipeline.text.corpus import (
     read_range,
     reader,
 )
-from tilewright.pipeline.text.decompress import Fill
-from tilewright.pipeline.text.formats import tar, warc, zipped
+from tilewright.pipeline.text.formats import decompress, tar, warc, zipped
+from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.encodings import Decoded
 from tilewright.pipeline.text.formats.json_lines import JsonLines
 from tilewright.pipeline.text.formats.reading import Reading, has_hidden

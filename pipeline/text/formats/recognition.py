@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.pipeline.text import decompress
+from tilewright.pipeline.text.formats import decompress
 
 HEAD_NBYTES = 512
 """First bytes that are looked at: a header of a tar."""

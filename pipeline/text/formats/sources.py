@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tilewright.kernels.numbers import counted, format_nbytes
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats.decompress import Fill
 
 SEPARATOR = 0
 """The byte between documents that are counted as one text, where tokens span several bytes: NUL ends any UTF-8 sequence

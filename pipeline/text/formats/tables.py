@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import ARROW, ARROW_STREAM, PARQUET
 from tilewright.pipeline.text.formats.sources import NO_ENDS, SEPARATOR, ContentError, Found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.recognition import tar_checksum_fits
 from tilewright.pipeline.text.formats.sources import ContentError, Exactly, Found, Part
 

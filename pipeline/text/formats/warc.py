@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.sources import ContentError, Found, Head, Part
 
 COUNTED = ("response", "resource", "conversion", "continuation")

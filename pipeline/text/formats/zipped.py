@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from tilewright.pipeline.text import decompress
 from tilewright.pipeline.text.corpus import Document, read_range
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.formats import decompress
+from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.sources import ContentError
 
 RESTORE = "restore the file, or count its bytes as they are stored (--raw)"

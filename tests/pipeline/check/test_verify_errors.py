@@ -385,7 +385,7 @@ def run_of(kind: Callable[..., None], count: int, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_error_escapes_no_more_often_than_is_stated(kind: Callable[..., None]) -> None:
-    run_of(kind, 104, seed=30)
+    run_of(kind, 52, seed=30)
 
 
 @pytest.mark.slow

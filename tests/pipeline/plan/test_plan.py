@@ -340,6 +340,24 @@ def test_a_cpu_cuts_c_into_more_tiles_where_more_are_asked_for(gibibytes: int, t
     assert plan.tile_count >= max(16, 0.9 * tiles)
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("workers", [1, 64])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_as_many_tiles_are_made_as_are_asked_for(
+    on_host: bool, symmetric: bool, workers: int, dtype: str
+) -> None:
+    """Also where memory alone cuts C into several: a thousand that somebody asked for became twenty."""
+    kind = np.dtype(dtype)
+    a = matrix(100_000, 100_000, (500, 500), kind)
+    for tiles in (100, 1000):
+        limits = Limits(workers, 4 * 2**30, on_host=on_host, tiles=tiles)
+        b = a.transposed if symmetric else a
+        plan = plan_tiles(a, b, kind, (500, 500), limits, transpose_b=symmetric, symmetric=symmetric)
+        assert tiles <= 2 * plan.tile_count <= 4 * tiles
+        assert plan.k_parts == 1, "what is recorded are whole tiles"
+
+
 def test_a_plan_says_how_many_workers_get_no_tile() -> None:
     stored = matrix(1000, 1000, (500, 500))
     with mock.patch.multiple(tiling, TILE_OPERATIONS=1, SPLIT_NBYTES=2**40):

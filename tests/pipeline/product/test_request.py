@@ -226,7 +226,7 @@ def test_a_single_core_holds_one_tile_that_it_writes_to_files(
         ("local", "c.zarr", (2, 2)),
         ("local", None, (2, 2)),
         ("local", "s3://bucket/c.zarr", (2, 8)),
-        ("remote", "c.zarr", (12, 2)),
+        ("remote", "c.zarr", (32, 2)),
     ],
 )
 def test_a_cpu_has_a_thread_a_core_for_reads_or_writes_of_chunk_files(

@@ -335,7 +335,7 @@ def check_spoilt(place: Path, client: Client, case: tuple[str, str, Any]) -> Non
 
 
 def test_spoilt_arrays(place: Path, client: Client) -> None:
-    @settings(max_examples=120)
+    @settings(max_examples=60)
     @given(spoilt(place))
     def test(case: tuple[str, str, Any]) -> None:
         check_spoilt(place, client, case)

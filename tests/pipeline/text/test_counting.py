@@ -21,7 +21,7 @@ from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CorpusError, PlanError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.inputs import WorkerFacts
-from tilewright.pipeline.text import counting
+from tilewright.pipeline.text import counting, pieces
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
 from tilewright.pipeline.text.histogram import Histogram, label
@@ -168,9 +168,9 @@ def test_counts_that_would_not_fit_are_refused(
 ) -> None:
     for i in range(3):
         (tmp_path / f"{i}").write_bytes(b"abc")
-    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**20)
-    with pytest.raises(PlanError, match=r"3 documents × 65536 bins take 1.5 MiB, and 512 KiB"):
-        count(client, [tmp_path], "bigram", per_document=True)
+    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**12)
+    with pytest.raises(PlanError, match=r"3 documents × 256 bins take 6 KiB, and 2 KiB"):
+        count(client, [tmp_path], "byte", per_document=True)
 
 
 def test_labels_name_every_bin_once() -> None:
@@ -211,8 +211,8 @@ def test_the_threads_of_other_settings_end_and_those_in_use_do_not() -> None:
         return run_all(pool, [threading.current_thread] * 3)
 
     try:
-        idle, used = threads_of(counting._pool(2)), counting._pool(3)
-        kept = [threads_of(counting._pool(count)) for count in (4, 5)]
+        idle, used = threads_of(pieces._pool(2)), pieces._pool(3)
+        kept = [threads_of(pieces._pool(count)) for count in (4, 5)]
         for thread in idle:
             thread.join(60)
             assert not thread.is_alive()
@@ -224,4 +224,4 @@ def test_the_threads_of_other_settings_end_and_those_in_use_do_not() -> None:
             thread.join(60)
             assert not thread.is_alive()
     finally:
-        counting._pool.cache_clear()
+        pieces._pool.cache_clear()

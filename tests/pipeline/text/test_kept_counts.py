@@ -426,7 +426,7 @@ random_runs = st.lists(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(by=st.sampled_from(["byte", "bigram", "codepoint"]), per_document=st.booleans(), runs=random_runs)
 def test_whatever_is_cut_stopped_and_changed_the_counts_are_right(
     client: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -54,6 +55,34 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert_product(zarr.open_array(out)[...], a, b)
     assert not outputs.partial_path(out).exists()
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
+
+
+def test_a_finished_product_is_accepted_where_that_is_asked_for(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    """As a later try of a batch job meets it, whose node failed just after C had its name."""
+    a, _, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    asked = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    tw.matmul(a_path, b_path, out, **asked)
+    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    with pytest.raises(OutputExistsError, match="exists"):
+        tw.matmul(a_path, b_path, out, **asked)
+    with dask.config.set({"tilewright.accept-finished": True}):
+        run = tw.matmul(a_path, b_path, out, **asked, listener=events.append)
+        assert run.resumed == run.plan.tile_count
+        assert run.verification is not None
+        assert run.verification.passed
+        assert any("this very product" in event.message for event in events if isinstance(event, Notice))
+        other = put(tmp_path / "other.zarr", a + 1, (17, 13))
+        with pytest.raises(OutputExistsError, match="exists"):
+            tw.matmul(other, b_path, out, **asked)
+    assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
+    assert not outputs.partial_path(out).exists()
 
 
 @pytest.mark.parametrize("verify", [True, False])

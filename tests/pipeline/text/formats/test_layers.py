@@ -30,12 +30,13 @@ from hypothesis import strategies as st
 from tests.pipeline.text.test_counting import KNOWN, cpu_workers, dense, documents, fragments, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.events import Event, Notice
-from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import Piece, list_corpus
-from tilewright.pipeline.text.counting import count_corpus, count_piece
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.documents import Counts
 from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.text.formats.sources import Found
 from tilewright.pipeline.text.histogram import Histogram
+from tilewright.pipeline.text.pieces import count_piece
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -81,7 +82,7 @@ def warc(records: list[tuple[str, bytes]]) -> bytes:
 
 def counted_piece(
     paths: list[Path], by: str, *, per_document: bool, nbytes: int, **reading: object
-) -> tuple[np.ndarray, list[str], counting.Counts]:
+) -> tuple[np.ndarray, list[str], Counts]:
     """What one task counts, in blocks of so many bytes: the counts, and the documents' names without their folders."""
     corpus = list_corpus(paths, reading=reading_of(**reading))  # type: ignore[arg-type]
     piece = Piece(0, corpus.documents, 0, corpus.nbytes)

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.pipeline.store.content import content_hash
-from tilewright.pipeline.worker import part_hashes
-from tilewright.pipeline.worker.part_hashes import SETTLED_NS, PartHashes
+from tilewright.pipeline.store import content
+from tilewright.pipeline.store.content import SETTLED_NS, PartHashes, content_hash
 
 CORNERS = (0, 1, 0, 8)
 
@@ -29,7 +28,7 @@ class Reader:
             self.hashed += 1
             return content_hash(block)
 
-        monkeypatch.setattr(part_hashes, "content_hash", counted)
+        monkeypatch.setattr(content, "content_hash", counted)
 
     def hash(self, then: Callable[[], None] = lambda: None) -> int:
         """then: what happens right after the file was read."""
@@ -87,7 +86,7 @@ def test_a_file_of_just_now_is_hashed_every_time(reader: Reader) -> None:
 def test_of_too_many_parts_the_rest_is_hashed_every_time(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_hashes, "MOST_KNOWN", 0)
+    monkeypatch.setattr(content, "MOST_KNOWN", 0)
     assert len({reader.hash() for _ in range(3)}) == 1
     assert reader.hashed == 3
 

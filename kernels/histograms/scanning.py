@@ -1,0 +1,322 @@
+"""The loops that find words, lines and n-grams in a text and count them in tables.
+
+A loop is given the bytes from ``i`` to ``hi`` and counts the tokens that begin before ``limit``, where none is under
+way at ``i``. It stops where it cannot go on, and returns why (`DONE`, `MORE`, `ROOM`, `FULL`) and where the next call
+is to begin. ``final`` says that the document ends at ``hi``; else a token that reaches ``hi`` may go on behind it.
+
+Words are found 64 bytes at a time, in masks with a bit a byte. Bytes of ASCII get theirs from vector instructions, all
+others from the decoder of UTF-8.
+
+Texts and tables are given by their addresses (`tilewright.kernels.cpu.vectors` says why): ``i``, ``hi``, ``limit`` and
+what is returned are addresses, too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.vectors import LANES, break_mask, high_mask, load_byte, trailing_zeros, word_mask
+from tilewright.kernels.histograms.host import character_at
+from tilewright.kernels.histograms.token_table import add_at, entry_of, key_entry
+from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
+
+DONE, MORE, ROOM, FULL = range(4)
+"""Why a loop returned: all is counted; the token that begins there needs bytes behind ``hi``; the table has no room for
+the token that begins there; the array of units is full."""
+
+CUT = 1 << 31
+"""In what `step_at` returns: the sequence is whole so far, and ends with the data."""
+
+
+@njit(nogil=True)
+def step_at(p, hi):  # type: ignore[no-untyped-def]
+    """The step of the UTF-8 decoder that begins at byte p, in the form of `tokens.character_at`, and with `CUT` where
+    more bytes might make it another one."""
+    first = load_byte(p)
+    if first < 0x80:
+        return np.int64(1 << CODE_BITS | first)
+    if first < 0xC2 or first > 0xF4:
+        return np.int64(1 << CODE_BITS | REPLACEMENT)
+    low = 0x80
+    high = 0xBF
+    following = 1
+    if first >= 0xE0:
+        following = 2
+    if first >= 0xF0:
+        following = 3
+    if first == 0xE0:
+        low = 0xA0
+    elif first == 0xED:
+        high = 0x9F
+    elif first == 0xF0:
+        low = 0x90
+    elif first == 0xF4:
+        high = 0x8F
+    code = first & (0x3F >> following)
+    length = 1
+    while length <= following:
+        if p + length >= hi:
+            return np.int64(CUT | length << CODE_BITS | REPLACEMENT)
+        byte = load_byte(p + length)
+        if byte < low or byte > high:
+            return np.int64(length << CODE_BITS | REPLACEMENT)
+        code = code << 6 | byte & 0x3F
+        low = 0x80
+        high = 0xBF
+        length += 1
+    return np.int64(length << CODE_BITS | code)
+
+
+@kept
+@njit(nogil=True)
+def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[no-untyped-def]
+    """Count words. Where ``units`` has a length, their entries go there from place ``m`` on.
+
+    Returns why it stopped, where to go on, and the place behind the last unit.
+    """
+    wanted = len(units)
+    lo = i
+    end = hi
+    inside = False  # whether a word is under way, which began at `start`
+    start = i
+    block = i
+    following = i  # the first byte behind the last character that is not ASCII ...
+    covered = i  # ... and the same if it belongs to a word
+    while block < hi and (inside or block < limit):
+        size = hi - block
+        if size >= LANES:
+            size = LANES
+            mask = word_mask(block)
+            high = high_mask(block)
+        else:
+            mask = uint64(0)
+            high = uint64(0)
+            for k in range(size):
+                byte = load_byte(block + k)
+                if byte >= 0x80:
+                    high |= uint64(1) << uint64(k)
+                elif load_byte(letters + (byte >> 3)) >> (byte & 7) & 1:
+                    mask |= uint64(1) << uint64(k)
+        if high:
+            if covered > block:
+                mask |= (uint64(1) << uint64(covered - block)) - uint64(1)
+            while high:
+                p = block + trailing_zeros(high)
+                high &= high - uint64(1)
+                if p < following:
+                    continue
+                step = step_at(p, hi)
+                if step & CUT and not final:
+                    # What is behind p is not there yet.
+                    hi = p
+                    size = p - block
+                    if size < LANES:
+                        mask &= (uint64(1) << uint64(size)) - uint64(1)
+                    break
+                length = (step & (CUT - 1)) >> CODE_BITS
+                following = p + length
+                code = step & CODE_MASK
+                if load_byte(letters + (code >> 3)) >> (code & 7) & 1:
+                    covered = following
+                    k = uint64(p - block)
+                    mask |= ((uint64(1) << uint64(length)) - uint64(1)) << k
+        # A bit for each place where a word begins or ends.
+        edges = mask ^ (mask << uint64(1) | (uint64(1) if inside else uint64(0)))
+        if size < LANES:
+            edges &= (uint64(1) << uint64(size)) - uint64(1)
+        while edges:
+            p = block + trailing_zeros(edges)
+            edges &= edges - uint64(1)
+            if not inside:
+                if p >= limit:
+                    return DONE, p, m
+                start = p
+                inside = True
+                if edges == 0:
+                    break
+                p = block + trailing_zeros(edges)
+                edges &= edges - uint64(1)
+            inside = False
+            if wanted and m == wanted:
+                return FULL, start, m
+            entry = entry_of(table, start, p - start, lo, end)
+            if entry < 0:
+                return ROOM, start, m
+            add_at(table, entry, 1)
+            if wanted:
+                units[m] = entry
+                m += 1
+        block += LANES
+    if inside:
+        if not final:
+            return MORE, start, m
+        if wanted and m == wanted:
+            return FULL, start, m
+        entry = entry_of(table, start, hi - start, lo, end)
+        if entry < 0:
+            return ROOM, start, m
+        add_at(table, entry, 1)
+        if wanted:
+            units[m] = entry
+            m += 1
+        return DONE, hi, m
+    if hi < limit and not final:
+        return MORE, hi, m  # a character that is cut off, or nothing
+    return DONE, max(min(block, hi), following), m
+
+
+@kept
+@njit(nogil=True)
+def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
+    """Count lines as `scan_words` counts words: one begins at ``i``. Returns why it stopped, and where to go on."""
+    lo = i
+    end = hi
+    start = i
+    block = i
+    while block < hi and start < limit:
+        size = hi - block
+        if size >= LANES:
+            mask = break_mask(block)
+        else:
+            mask = uint64(0)
+            for k in range(size):
+                if load_byte(block + k) == 10 or load_byte(block + k) == 13:
+                    mask |= uint64(1) << uint64(k)
+        while mask:
+            p = block + trailing_zeros(mask)
+            mask &= mask - uint64(1)
+            if p < start:
+                continue  # the line feed behind a carriage return
+            if start >= limit:
+                return DONE, start
+            after = p + 1
+            if load_byte(p) == 13:
+                if after < hi:
+                    if load_byte(after) == 10:
+                        after += 1
+                elif not final:
+                    return MORE, start
+            entry = entry_of(table, start, p - start, lo, end)
+            if entry < 0:
+                return ROOM, start
+            add_at(table, entry, 1)
+            start = after
+        block += LANES
+    if start < hi and start < limit:
+        if not final:
+            return MORE, start
+        entry = entry_of(table, start, hi - start, lo, end)
+        if entry < 0:
+            return ROOM, start
+        add_at(table, entry, 1)
+        start = hi
+    if start < limit and not final:
+        return MORE, start
+    return DONE, start
+
+
+@kept
+@njit(nogil=True)
+def decode_characters(i, hi, limit, final, units):  # type: ignore[no-untyped-def]
+    """Put the code points of the characters that begin before ``hi`` and ``limit`` into ``units``, uint32; one begins
+    at ``i``. Returns why it stopped, where to go on, and how many there are."""
+    m = 0
+    end = min(hi, limit)
+    while i < end:
+        if m == len(units):
+            return FULL, i, m
+        if load_byte(i) < 0x80:
+            units[m] = load_byte(i)
+            i += 1
+        else:
+            step = step_at(i, hi)
+            if step & CUT and not final:
+                return MORE, i, m
+            units[m] = step & CODE_MASK
+            i += (step & (CUT - 1)) >> CODE_BITS
+        m += 1
+    if hi < limit and not final:
+        return MORE, i, m
+    return DONE, i, m
+
+
+@kept
+@njit(nogil=True)
+def count_ngrams(table, units, first, last, n, bits, rolling):  # type: ignore[no-untyped-def]
+    """Count the n-grams that end in ``units[first:last]``, by keys of n numbers of ``bits`` bits each.
+
+    ``rolling``, uint64[3], holds the key (k1, k0) of the last units, and how many of them there are. Returns the place
+    of the first unit whose n-gram has no room.
+    """
+    k1 = rolling[0]
+    k0 = rolling[1]
+    have = np.int64(rolling[2])
+    width = n * bits
+    one = uint64(1)
+    if width >= 64:
+        mask_0 = ~uint64(0)
+        mask_1 = (one << uint64(width - 64)) - one
+    else:
+        mask_0 = (one << uint64(width)) - one
+        mask_1 = uint64(0)
+    place = first
+    while place < last:
+        new_1 = (k1 << uint64(bits) | k0 >> uint64(64 - bits)) & mask_1
+        new_0 = (k0 << uint64(bits) | uint64(units[place])) & mask_0
+        if have >= n - 1:
+            entry = key_entry(table, new_0, new_1)
+            if entry < 0:
+                break
+            add_at(table, entry, 1)
+        k1 = new_1
+        k0 = new_0
+        have += 1
+        place += 1
+    rolling[0] = k1
+    rolling[1] = k0
+    rolling[2] = uint64(have)
+    return place
+
+
+@kept
+@njit(nogil=True)
+def first_character(data, i):  # type: ignore[no-untyped-def]
+    """The first place from byte i of ``data`` on at which a character begins, and the code of the one before it, -1
+    where there is none. ``data`` begins eight bytes before i, or with the document."""
+    for j in range(i - 1, max(i - 5, -1), -1):
+        step = character_at(data, j, 0, len(data))
+        if step:
+            return max(i, j + (step >> CODE_BITS)), step & CODE_MASK
+    return i, -1
+
+
+@kept
+@njit(nogil=True)
+def word_end(i, hi, letters):  # type: ignore[no-untyped-def]
+    """Where a word ends that goes on at ``i``; ``hi`` or above where it goes on as far as there are bytes."""
+    while i < hi:
+        step = step_at(i, hi)
+        if step & CUT:
+            return hi
+        code = step & CODE_MASK
+        if not load_byte(letters + (code >> 3)) >> (code & 7) & 1:
+            return i
+        i += step >> CODE_BITS
+    return i
+
+
+@kept
+@njit(nogil=True)
+def first_line(i, hi):  # type: ignore[no-untyped-def]
+    """The first place from ``i`` on, with a byte before it, at which a line begins; ``hi`` or above where none does."""
+    if load_byte(i - 1) == 10 or (load_byte(i - 1) == 13 and (i >= hi or load_byte(i) != 10)):
+        return i
+    while i < hi:
+        if load_byte(i) == 10:
+            return i + 1
+        if load_byte(i) == 13:
+            return i + 2 if i + 1 >= hi or load_byte(i + 1) == 10 else i + 1
+        i += 1
+    return i

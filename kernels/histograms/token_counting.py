@@ -1,0 +1,371 @@
+"""Words, lines and n-grams of texts counted on the CPU: documents go in, lists of tokens with their counts come out.
+
+`TokenCounter` takes documents whole, in stretches, or a part of one; the token at a stretch's end is kept until the
+next one comes. Its loops release the interpreter lock, and several counters may be at work at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.errors import OptionError
+from tilewright.kernels.histograms.scanning import (
+    DONE,
+    MORE,
+    ROOM,
+    count_ngrams,
+    decode_characters,
+    first_character,
+    first_line,
+    scan_lines,
+    scan_words,
+    step_at,
+    word_end,
+)
+from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
+from tilewright.kernels.histograms.token_lists import Tokens, joined
+from tilewright.kernels.histograms.token_order import ngram_texts, packed
+from tilewright.kernels.histograms.token_table import Table
+from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
+
+UNIT_BITS = {"byte": 8, "character": CODE_BITS, "word": 25}
+"""Bits of a unit's number in the key of an n-gram."""
+MOST_WORDS = 1 << UNIT_BITS["word"]
+UNITS = 1 << 16
+"""Units that are found before their n-grams are counted: as many as stay in a core's cache."""
+STRIDE_NBYTES = 2**22
+"""Bytes that are counted between two looks at how large the tables are."""
+MOST_TABLE_NBYTES = 2**28
+"""What the tables of a counter may take before it begins new ones, and keeps of the old only tokens and counts."""
+
+_NONE = np.empty(0, np.uint32)
+_NO_PLACES = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCounts:
+    """What documents hold, all of them together."""
+
+    tokens: Tokens
+    """In no particular order, and the same one may be there several times."""
+    counts: np.ndarray
+    """int64[tokens], each more than 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What each of several documents holds: sparse rows, one behind the other."""
+
+    lengths: np.ndarray
+    """int64[rows]: how many different tokens each has."""
+    columns: np.ndarray
+    """int64: their places among the tokens, ascending within a row."""
+    values: np.ndarray
+    """int64, more than 0."""
+
+
+@kept
+@njit(nogil=True)
+def _malformed(data, starts, lengths, found):  # type: ignore[no-untyped-def]
+    """Say of each token whether it is no well-formed UTF-8; returns how many are not."""
+    total = 0
+    for token in range(len(starts)):
+        i = starts[token]
+        end = i + lengths[token]
+        found[token] = False
+        while i < end:
+            if data[i] < 0x80:
+                i += 1
+                continue
+            step = step_at(data.ctypes.data + i, data.ctypes.data + end)
+            length = (step & ((1 << 31) - 1)) >> CODE_BITS
+            if step & CODE_MASK == REPLACEMENT and not (
+                length == 3 and data[i] == 0xEF and data[i + 1] == 0xBF
+            ):
+                found[token] = True
+                total += 1
+                break
+            i += length
+    return total
+
+
+@kept
+@njit(nogil=True)
+def _fold_ascii(data, starts, lengths, lower, others):  # type: ignore[no-untyped-def]
+    """Write ASCII's capitals as small letters, if asked to, and say of each token whether it has other characters."""
+    for token in range(len(starts)):
+        others[token] = False
+        for i in range(starts[token], starts[token] + lengths[token]):
+            byte = data[i]
+            if byte >= 0x80:
+                others[token] = True
+            elif lower and 0x41 <= byte <= 0x5A:
+                data[i] = byte | 0x20
+
+
+class TokenCounter:
+    """Counts the tokens of one kind. Every document is begun by `begin` and ended by `end_row`."""
+
+    def __init__(self, kind: TokenKind, *, rows: bool = False) -> None:
+        """rows: whether each document has counts of its own."""
+        self._kind = kind
+        self._with_rows = rows
+        self._taken: list[TokenCounts] = []
+        self._bits = UNIT_BITS.get(kind.unit, 0)
+        by_bytes = kind.unit in ("word", "line")
+        self._words = Table(with_bytes=True) if by_bytes else None
+        self._grams = Table(with_bytes=False) if kind.n > 1 else None
+        self._letters = word_table() if kind.unit == "word" else np.empty(0, np.uint8)
+        self._units = np.empty(UNITS, np.uint32) if kind.n > 1 and kind.unit != "byte" else _NONE
+        self._rolling = np.zeros(3, np.uint64)
+        self._tail = np.empty(0, np.uint8)
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+
+    @property
+    def _table(self) -> Table:
+        """That of what is counted."""
+        table = self._grams if self._grams is not None else self._words
+        assert table is not None
+        return table
+
+    def begin(self) -> None:
+        """What comes next is of another document."""
+        self._rolling[:] = 0
+        self._tail = self._tail[:0]
+
+    def stretch(self, data: np.ndarray, *, ends: bool) -> int:
+        """Count the next bytes, uint8, of a document, the last if it ``ends`` with them. Returns the bytes of a token
+        that is under way at their end, which are kept."""
+        if len(self._tail):
+            data = np.concatenate([self._tail, data])
+        done = self._feed(data, 0, len(data), ends)
+        self._tail = data[done:].copy() if not ends and done < len(data) else data[:0]
+        return len(self._tail)
+
+    def part(self, data: np.ndarray, start: int, *, more: Callable[[int], np.ndarray]) -> None:
+        """Count the tokens that begin in ``data[start:]``, a part of a document with some bytes before it.
+
+        ``more(n)`` gives the document's next bytes, n of them or as many as there are.
+        """
+        step = STRIDE_NBYTES >> 6
+        limit = len(data)
+        ends = False
+        if limit - start < step:
+            behind = more(step)
+            ends = len(behind) < step
+            data = np.concatenate([data, behind])
+        at = self._first(data, start)
+        while True:
+            at = self._feed(data, at, limit, ends)
+            if ends or at >= limit:
+                break
+            data, at, limit = data[at:], 0, limit - at
+            behind = more(step)
+            ends = len(behind) < step
+            data = np.concatenate([data, behind])
+            step *= 4
+        wanted = self._kind.n - 1
+        if not wanted or int(self._rolling[2]) == 0:
+            return
+        # N-grams that begin here end with units that do not.
+        while True:
+            got, units = self._following(data, at, wanted, ends)
+            if got == wanted or ends:
+                break
+            behind = more(step)
+            ends = len(behind) < step
+            data, at = np.concatenate([data[at:], behind]), 0
+            step *= 4
+        self._count_units(units[:got], 0, got)
+
+    def end_row(self) -> None:
+        """The document has ended: keep what it holds, if rows are wanted."""
+        if self._with_rows:
+            self._rows.append(self._table.take_row())
+
+    def take(self) -> TokenCounts:
+        """All counts so far, which are forgotten. A document may be under way."""
+        self._set_aside()
+        taken, self._taken = self._taken, []
+        return TokenCounts(
+            joined([part.tokens for part in taken]), np.concatenate([part.counts for part in taken])
+        )
+
+    def _set_aside(self) -> None:
+        self._taken.append(TokenCounts(self._tokens(), self._table.counts[: self._table.used].copy()))
+        self._forget()
+
+    def take_rows(self) -> tuple[Tokens, Rows]:
+        """The rows so far, which are forgotten, and the tokens that they are of. No document is under way."""
+        tokens = self._tokens()
+        lengths = np.fromiter((len(entries) for entries, _ in self._rows), np.int64, len(self._rows))
+        columns = np.concatenate([_NO_PLACES, *(entries for entries, _ in self._rows)])
+        values = np.concatenate([_NO_PLACES, *(counts for _, counts in self._rows)])
+        self._rows = []
+        self._forget()
+        return tokens, Rows(lengths, columns, values)
+
+    def _first(self, data: np.ndarray, start: int) -> int:
+        """Where the first token of a part may begin."""
+        unit, lo = self._kind.unit, data.ctypes.data
+        if start == 0 or unit == "byte":
+            return start
+        if unit == "line":
+            return int(first_line(lo + start, lo + len(data))) - lo
+        at, before = (int(found) for found in first_character(data, start))
+        if unit == "character" or before < 0 or not self._letters[before >> 3] >> (before & 7) & 1:
+            return at
+        return int(word_end(lo + at, lo + len(data), self._letters.ctypes.data)) - lo
+
+    def _feed(self, data: np.ndarray, at: int, limit: int, ends: bool) -> int:
+        """Count the tokens that begin in ``data[at:limit]``; returns where the first begins that is not counted."""
+        while at < limit:
+            why, at = self._scan(data, at, min(limit, at + STRIDE_NBYTES), ends)
+            if not self._with_rows and self._nbytes() > MOST_TABLE_NBYTES:
+                self._set_aside()
+            if self._words is not None and self._words.used > MOST_WORDS - STRIDE_NBYTES and self._kind.n > 1:
+                raise OptionError(
+                    f"documents of one piece have more than {self._words.used} different words, and n-grams of each"
+                    f" document may be of {MOST_WORDS}; count them for all documents together"
+                )
+            if why == MORE:
+                break
+        return at
+
+    def _nbytes(self) -> int:
+        return sum(table.nbytes for table in (self._words, self._grams) if table is not None)
+
+    def _scan(self, data: np.ndarray, at: int, limit: int, ends: bool) -> tuple[int, int]:
+        unit = self._kind.unit
+        if unit == "byte":
+            self._count_units(data, at, limit)
+            return DONE, limit
+        lo = data.ctypes.data
+        at, limit, hi = lo + at, lo + limit, lo + len(data)
+        letters = self._letters.ctypes.data
+        while True:
+            m = 0
+            if unit == "character":
+                why, at, m = decode_characters(at, hi, limit, ends, self._units)
+            else:
+                table = self._words
+                assert table is not None
+                if unit == "line":
+                    why, at = scan_lines(table.address, at, hi, limit, ends)
+                else:
+                    why, at, m = scan_words(table.address, at, hi, limit, ends, letters, self._units, 0)
+                if why == ROOM:
+                    table.make_room()
+            if m:
+                self._count_units(self._units, 0, m)
+            if why in (DONE, MORE):
+                return int(why), int(at) - lo
+
+    def _count_units(self, units: np.ndarray, first: int, last: int) -> None:
+        table = self._grams
+        assert table is not None
+        while first < last:
+            first = count_ngrams(table.address, units, first, last, self._kind.n, self._bits, self._rolling)
+            if first < last:
+                table.make_room()
+
+    def _following(self, data: np.ndarray, at: int, wanted: int, ends: bool) -> tuple[int, np.ndarray]:
+        """Up to ``wanted`` units from ``at`` on, without counting them, and how many were found."""
+        unit = self._kind.unit
+        if unit == "byte":
+            units = data[at : at + wanted]
+            return len(units), units
+        units = np.empty(wanted, np.uint32)
+        lo = data.ctypes.data
+        at, hi = lo + at, lo + len(data)
+        if unit == "character":
+            _, _, m = decode_characters(at, hi, hi, ends, units)
+            return int(m), units
+        table = self._words
+        assert table is not None
+        m = 0
+        while True:
+            why, at, m = scan_words(table.address, at, hi, hi, ends, self._letters.ctypes.data, units, m)
+            if why != ROOM:
+                return int(m), units
+            table.make_room()
+
+    def _tokens(self) -> Tokens:
+        """What is counted, in the order of its entries."""
+        data, starts, lengths = np.empty(0, np.uint8), _NO_PLACES, _NO_PLACES
+        if self._words is not None:
+            table = self._words
+            used = table.used
+            data, starts, lengths = self._as_counted(
+                table.bytes_used, table.starts[:used], table.lengths[:used]
+            )
+        if self._grams is None:
+            return packed(data, starts, lengths)
+        keys, kind = self._grams.keys(), self._kind
+        given = (keys, kind.n, self._bits, data, starts, lengths, kind.unit == "word")
+        offsets = np.zeros(len(keys) + 1, np.int64)
+        texts = np.empty(ngram_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
+        if len(texts):
+            ngram_texts(*given, texts, offsets)
+        return Tokens(texts, offsets)
+
+    def _as_counted(
+        self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Words as they are folded, lines as they are decoded: those that change are put behind the others."""
+        kind = self._kind
+        chosen = np.empty(len(starts), np.bool_)
+        if kind.unit == "line":
+            if not _malformed(data, starts, lengths, chosen):
+                return data, starts, lengths
+        elif not kind.casefold and kind.normalise is None:
+            return data, starts, lengths
+        else:
+            data = data.copy()
+            _fold_ascii(data, starts, lengths, kind.casefold, chosen)
+        starts, lengths = starts.copy(), lengths.copy()
+        texts, place = [data.tobytes()], len(data)
+        for token in np.flatnonzero(chosen).tolist():
+            text = data[starts[token] : starts[token] + lengths[token]].tobytes().decode(errors="replace")
+            changed = (kind.folded(text) if kind.unit == "word" else text).encode()
+            starts[token], lengths[token] = place, len(changed)
+            texts.append(changed)
+            place += len(changed)
+        return np.frombuffer(b"".join(texts), np.uint8), starts, lengths
+
+    def _forget(self) -> None:
+        """Begin with empty tables, of the same document if one is under way."""
+        words = self._words
+        if self._grams is not None:
+            self._grams = Table(with_bytes=False)
+        if words is None:
+            return
+        self._words = Table(with_bytes=True)
+        have = min(int(self._rolling[2]), self._kind.n - 1)
+        if self._kind.n == 1 or not have:
+            return
+        # The last words' n-grams go on: their numbers are those of the new table.
+        key = int(self._rolling[0]) << 64 | int(self._rolling[1])
+        before = [key >> self._bits * (have - 1 - k) & (MOST_WORDS - 1) for k in range(have)]
+        texts = [words.arena[words.starts[u] : words.starts[u] + words.lengths[u]].tobytes() for u in before]
+        tokens = Tokens.of(texts)
+        entries = self._words.add(tokens.data, tokens.offsets, np.zeros(have, np.int64))
+        key = 0
+        for entry in entries.tolist():
+            key = key << self._bits | entry
+        self._rolling[:] = key >> 64, key & (2**64 - 1), have
+
+
+def counts_of(documents: Any, kind: TokenKind) -> TokenCounts:
+    """The tokens of several documents, each uint8[n]."""
+    counter = TokenCounter(kind)
+    for document in documents:
+        counter.begin()
+        counter.stretch(document, ends=True)
+    return counter.take()

@@ -1,0 +1,335 @@
+"""Tables from tokens to counts on the CPU: open addressing, with every token that is found compared by its bytes.
+
+A slot holds a key of 128 bits and the number of an entry. Tokens of up to 15 bytes are their key: the bytes and the
+length. Of a longer one the key holds a hash of 64 bits and the length, and its bytes are compared with those that were
+stored when it came first: two tokens are never taken for one. Keys of n-grams are the numbers of their units. Entries
+are numbered as tokens come, so that the counts of frequent tokens lie together.
+
+The compiled functions know a table by its arrays. None allocates: where there is no room they return, and the caller
+makes room (`Table.make_room`) and goes on where they stopped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.vectors import load_byte, load_int, load_word, store_byte, store_int, store_word
+
+SLOT_NBYTES = 32
+"""Key, number of the entry plus 1, and eight bytes that are not used: no slot lies on two lines of the cache."""
+FIRST_SLOTS = 1 << 12
+FIRST_ARENA = 1 << 16
+LONG = 16
+"""Bytes from which on a token's key does not hold all of it."""
+
+(
+    SLOTS,
+    SHIFT,
+    MASK,
+    ROOM,
+    STARTS,
+    LENGTHS,
+    ARENA,
+    ARENA_ROOM,
+    COUNTS,
+    TOUCHED,
+    USED,
+    ARENA_USED,
+    TOUCHED_USED,
+) = range(0, 104, 8)
+"""Where the numbers of `Table.state` lie, in bytes: addresses of the table's arrays, how large they are, and how much
+of them is used. The slots are ``2 ** (64 - shift)``, and the mask is one less."""
+STATE_NUMBERS = 13
+
+_MIX_1 = 0x9E3779B97F4A7C15
+_MIX_2 = 0xC2B2AE3D27D4EB4F
+_MIX_3 = 0x165667B19E3779F9
+
+
+@njit(nogil=True)
+def _hash_of(start, n):  # type: ignore[no-untyped-def]
+    """64 bits of the n bytes at ``start``, n >= 16: two chains of multiplications, eight bytes each a step."""
+    a = uint64(n) * uint64(_MIX_1)
+    b = uint64(_MIX_2)
+    i = start
+    end = start + n
+    while i + 16 <= end:
+        a = (a ^ load_word(i)) * uint64(_MIX_1)
+        b = (b ^ load_word(i + 8)) * uint64(_MIX_2)
+        a ^= a >> uint64(29)
+        b ^= b >> uint64(31)
+        i += 16
+    if i < end:
+        a = (a ^ load_word(end - 16)) * uint64(_MIX_1)
+        b = (b ^ load_word(end - 8)) * uint64(_MIX_2)
+    a ^= a >> uint64(32)
+    return (a * uint64(_MIX_3)) ^ b ^ (b >> uint64(32))
+
+
+@njit(nogil=True)
+def _key_of(start, n, lo, hi):  # type: ignore[no-untyped-def]
+    """The key (k0, k1) of the n bytes at ``start``, in a text from ``lo`` to ``hi``. k1 holds the length in its low
+    byte, or 255."""
+    if n <= 8:
+        spare = uint64(64 - 8 * n)
+        if n == 0:
+            return uint64(0), uint64(0)
+        if start + 8 <= hi:
+            return load_word(start) << spare, uint64(n)
+        if start + n - 8 >= lo:
+            return load_word(start + n - 8) >> spare << spare, uint64(n)
+        word = uint64(0)
+        for k in range(n):
+            word |= uint64(load_byte(start + k)) << uint64(8 * k)
+        return word << spare, uint64(n)
+    if n < LONG:
+        # The last n - 8 bytes are on top of the word that ends with the token.
+        spare = uint64(128 - 8 * n)
+        return load_word(start), load_word(start + n - 8) >> spare << spare | uint64(n)
+    return _hash_of(start, n), uint64(n) << uint64(8) | uint64(0xFF)
+
+
+@njit(nogil=True)
+def _slot_of(k0, k1, shift):  # type: ignore[no-untyped-def]
+    """The slot at which the search for a key begins."""
+    h = (k0 ^ (k1 * uint64(_MIX_2))) * uint64(_MIX_1)
+    h ^= h >> uint64(32)
+    return np.int64((h * uint64(_MIX_3)) >> shift)
+
+
+@njit(nogil=True)
+def _same_bytes(a, b, n):  # type: ignore[no-untyped-def]
+    """Whether two tokens of n >= 16 bytes are the same."""
+    i = 0
+    while i + 8 <= n:
+        if load_word(a + i) != load_word(b + i):
+            return False
+        i += 8
+    return load_word(a + n - 8) == load_word(b + n - 8)
+
+
+@njit(nogil=True)
+def _new_slot(at, k0, k1, entry):  # type: ignore[no-untyped-def]
+    store_word(at, k0)
+    store_word(at + 8, k1)
+    store_int(at + 16, entry + 1)
+
+
+@njit(nogil=True)
+def entry_of(table, start, n, lo, hi):  # type: ignore[no-untyped-def]
+    """The entry of the token of the n bytes at ``start``, in a text from ``lo`` to ``hi``: a new one if need be; -1
+    where there is no room for that. ``table`` is the address of its `Table.state`."""
+    k0, k1 = _key_of(start, n, lo, hi)
+    slots = load_int(table + SLOTS)
+    mask = load_int(table + MASK)
+    j = _slot_of(k0, k1, load_word(table + SHIFT))
+    at = slots + j * SLOT_NBYTES
+    found = load_int(at + 16)
+    while found:
+        if load_word(at) == k0 and load_word(at + 8) == k1:
+            entry = found - 1
+            if n < LONG:
+                return entry
+            place = load_int(load_int(table + STARTS) + 8 * entry)
+            if _same_bytes(start, load_int(table + ARENA) + place, n):
+                return entry
+        j = (j + 1) & mask
+        at = slots + j * SLOT_NBYTES
+        found = load_int(at + 16)
+    entry = load_int(table + USED)
+    place = load_int(table + ARENA_USED)
+    if entry >= load_int(table + ROOM) or place + n > load_int(table + ARENA_ROOM):
+        return np.int64(-1)
+    _new_slot(at, k0, k1, entry)
+    store_int(load_int(table + STARTS) + 8 * entry, place)
+    store_int(load_int(table + LENGTHS) + 8 * entry, n)
+    arena = load_int(table + ARENA) + place
+    for k in range(n):
+        store_byte(arena + k, load_byte(start + k))
+    store_int(table + USED, entry + 1)
+    store_int(table + ARENA_USED, place + n)
+    return entry
+
+
+@njit(nogil=True)
+def key_entry(table, k0, k1):  # type: ignore[no-untyped-def]
+    """The entry of a key by itself, a new one if need be; -1 where there is no room for that."""
+    slots = load_int(table + SLOTS)
+    mask = load_int(table + MASK)
+    j = _slot_of(k0, k1, load_word(table + SHIFT))
+    at = slots + j * SLOT_NBYTES
+    found = load_int(at + 16)
+    while found:
+        if load_word(at) == k0 and load_word(at + 8) == k1:
+            return found - 1
+        j = (j + 1) & mask
+        at = slots + j * SLOT_NBYTES
+        found = load_int(at + 16)
+    entry = load_int(table + USED)
+    if entry >= load_int(table + ROOM):
+        return np.int64(-1)
+    _new_slot(at, k0, k1, entry)
+    store_int(table + USED, entry + 1)
+    return entry
+
+
+@njit(nogil=True)
+def add_at(table, entry, count):  # type: ignore[no-untyped-def]
+    """Add to the count of an entry; `Table.touched` lists the entries whose counts are not zero."""
+    place = load_int(table + COUNTS) + 8 * entry
+    before = load_int(place)
+    if before == 0:
+        touched = load_int(table + TOUCHED_USED)
+        store_int(load_int(table + TOUCHED) + 8 * touched, entry)
+        store_int(table + TOUCHED_USED, touched + 1)
+    store_int(place, before + count)
+
+
+@kept
+@njit(nogil=True)
+def _rehash(old, slots, shift):  # type: ignore[no-untyped-def]
+    """Put the slots of one array, uint64, into another, whose shift is given."""
+    mask = len(slots) // 4 - 1
+    for at in range(0, len(old), 4):
+        if old[at + 2] == 0:
+            continue
+        j = _slot_of(old[at], old[at + 1], shift)
+        while slots[4 * j + 2] != 0:
+            j = (j + 1) & mask
+        for k in range(3):
+            slots[4 * j + k] = old[at + k]
+
+
+@kept
+@njit(nogil=True)
+def _add_tokens(table, data, nbytes, offsets, values, first, entries):  # type: ignore[no-untyped-def]
+    """Add ``values`` to the counts of tokens from number ``first`` on; returns the first that there is no room for."""
+    for token in range(first, len(offsets) - 1):
+        n = offsets[token + 1] - offsets[token]
+        entry = entry_of(table, data + offsets[token], n, data, data + nbytes)
+        if entry < 0:
+            return token
+        entries[token] = entry
+        if values[token]:
+            add_at(table, entry, values[token])
+    return len(offsets) - 1
+
+
+@kept
+@njit(nogil=True)
+def _keys(slots, used):  # type: ignore[no-untyped-def]
+    """The keys of all entries, uint64[(entries, 2)]."""
+    keys = np.empty((used, 2), np.uint64)
+    for at in range(0, len(slots), 4):
+        if slots[at + 2]:
+            keys[np.int64(slots[at + 2]) - 1, 0] = slots[at]
+            keys[np.int64(slots[at + 2]) - 1, 1] = slots[at + 1]
+    return keys
+
+
+class Table:
+    """Counts by token; ``with_bytes`` tells tokens by their bytes, else they are keys."""
+
+    def __init__(self, *, with_bytes: bool) -> None:
+        self._with_bytes = with_bytes
+        self.state = np.zeros(STATE_NUMBERS, np.int64)
+        self._slots = _slots(FIRST_SLOTS)
+        room = FIRST_SLOTS // 2
+        self.counts = np.zeros(room, np.int64)
+        self.touched = np.zeros(room, np.int64)
+        self.starts = np.zeros(room if with_bytes else 0, np.int64)
+        self.lengths = np.zeros(room if with_bytes else 0, np.int64)
+        self.arena = np.zeros(FIRST_ARENA if with_bytes else 0, np.uint8)
+        self._describe()
+
+    def _describe(self) -> None:
+        """Note the arrays for the loops."""
+        slots = len(self._slots) // 4
+        for place, number in (
+            (SLOTS, self._slots.ctypes.data),
+            (SHIFT, 65 - slots.bit_length()),
+            (MASK, slots - 1),
+            (ROOM, len(self.counts)),
+            (STARTS, self.starts.ctypes.data),
+            (LENGTHS, self.lengths.ctypes.data),
+            (ARENA, self.arena.ctypes.data),
+            (ARENA_ROOM, len(self.arena)),
+            (COUNTS, self.counts.ctypes.data),
+            (TOUCHED, self.touched.ctypes.data),
+        ):
+            self.state[place // 8] = number
+
+    @property
+    def address(self) -> int:
+        """What loops know the table by."""
+        return self.state.ctypes.data
+
+    @property
+    def used(self) -> int:
+        """Entries."""
+        return int(self.state[USED // 8])
+
+    @property
+    def bytes_used(self) -> np.ndarray:
+        """uint8: the bytes of all tokens."""
+        return self.arena[: self.state[ARENA_USED // 8]]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory taken."""
+        arrays = (self._slots, self.counts, self.touched, self.starts, self.lengths, self.arena)
+        return sum(array.nbytes for array in arrays)
+
+    def make_room(self) -> None:
+        """More room, for entries if there is none, else for bytes, of which the next token may need still more."""
+        if self.used < len(self.counts):
+            self.arena = _longer(self.arena, 2 * len(self.arena))
+        else:
+            before, self._slots = self._slots, _slots(len(self._slots) // 2)
+            room = len(self._slots) // 8
+            _rehash(before, self._slots, np.uint64(65 - (2 * room).bit_length()))
+            self.counts = _longer(self.counts, room)
+            self.touched = _longer(self.touched, room)
+            if self._with_bytes:
+                self.starts = _longer(self.starts, room)
+                self.lengths = _longer(self.lengths, room)
+        self._describe()
+
+    def add(self, data: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Add counts, int64, of the tokens ``data[offsets[i]:offsets[i + 1]]``; returns their entries, int64."""
+        tokens = len(offsets) - 1
+        entries = np.empty(tokens, np.int64)
+        done = 0
+        while done < tokens:
+            done = _add_tokens(self.address, data.ctypes.data, len(data), offsets, values, done, entries)
+            if done < tokens:
+                self.make_room()
+        return entries
+
+    def keys(self) -> np.ndarray:
+        """uint64[(entries, 2)]."""
+        found: np.ndarray = _keys(self._slots, self.used)
+        return found
+
+    def take_row(self) -> tuple[np.ndarray, np.ndarray]:
+        """The entries whose counts are not zero, ascending, and their counts, which become zero."""
+        entries = np.sort(self.touched[: self.state[TOUCHED_USED // 8]])
+        values = self.counts[entries]
+        self.counts[entries] = 0
+        self.state[TOUCHED_USED // 8] = 0
+        return entries, values
+
+
+def _slots(count: int) -> np.ndarray:
+    """Empty slots, uint64[4 * count], each on one line of the cache."""
+    memory = np.zeros(4 * count + 8, np.uint64)
+    skip = -memory.ctypes.data % 64 // 8
+    return memory[skip : skip + 4 * count]
+
+
+def _longer(array: np.ndarray, length: int) -> np.ndarray:
+    longer = np.zeros(length, array.dtype)
+    longer[: len(array)] = array
+    return longer

@@ -1,0 +1,165 @@
+"""Counts as a group of Zarr: of tokens that are not known beforehand, and sparse rows of documents.
+
+The group's arrays have xarray's names of dimensions: ``token`` and ``document`` are coordinates, ``counts`` lie along
+``token``. Per document they lie along ``entry``: ``indices`` are places in ``token``, or bins, and the entries of
+document d are those from ``indptr[d]`` to ``indptr[d + 1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.errors import BaseZarrError
+
+from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, joined
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.product.output_group import output_group
+from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.text.sparse_counts import SparseCounts
+from tilewright.pipeline.transfer.files import with_remedy
+
+GROUP_KIND = "tilewright_counts"
+"""The attribute of the group that says what it is."""
+
+CHUNK = 2**18
+"""Numbers of a chunk, and texts of one."""
+
+
+def store_group(
+    counts: np.ndarray | SparseCounts,
+    tokens: Tokens | None,
+    facts: dict[str, Any],
+    path: Path,
+    *,
+    encoding: str,
+    overwrite: bool,
+) -> None:
+    """Store a histogram as a group, which appears when it is whole.
+
+    facts: `Histogram.facts`. encoding: that of the tokens.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there and ``overwrite`` is false, or it is no group of counts.
+    StoreError
+        The place cannot be written.
+    """
+    names = list(facts["documents"])
+    attributes = {GROUP_KIND: 1} | {name: fact for name, fact in facts.items() if name != "documents"}
+    if not _are_unicode(names):
+        attributes["documents"] = names  # bytes that are no UTF-8, which only JSON's escapes hold
+        names = [name.encode("utf-8", "surrogateescape").decode(errors="replace") for name in names]
+
+    def write(growing: Path) -> zarr.Group:
+        group = zarr.create_group(growing, zarr_format=3, attributes=attributes)
+
+        def numbers(name: str, values: np.ndarray, dimension: str) -> None:
+            array = group.create_array(
+                name,
+                shape=values.shape,
+                dtype=values.dtype,
+                chunks=(max(1, min(CHUNK, len(values))),),
+                dimension_names=(dimension,),
+            )
+            for start in range(0, len(values), CHUNK):
+                array[start : start + CHUNK] = values[start : start + CHUNK]
+
+        def texts(name: str, length: int, some: Any) -> None:
+            array = group.create_array(
+                name,
+                shape=(length,),
+                dtype=str,
+                chunks=(max(1, min(CHUNK, length)),),
+                dimension_names=(name,),
+            )
+            for start in range(0, length, CHUNK):
+                array[start : start + CHUNK] = np.array(some(start, min(start + CHUNK, length)), dtype=object)
+
+        texts("document", len(names), lambda start, stop: names[start:stop])
+        if tokens is not None:
+            texts(
+                "token",
+                len(tokens),
+                lambda start, stop: [tokens[place].decode(encoding) for place in range(start, stop)],
+            )
+        if isinstance(counts, SparseCounts):
+            numbers("indptr", counts.indptr, "document_edge")
+            numbers("indices", counts.indices, "entry")
+            numbers("counts", counts.values, "entry")
+        else:
+            numbers("counts", counts, "token")
+        return group
+
+    with output_group(path, GROUP_KIND, overwrite=overwrite) as growing:
+        try:
+            ended(lambda: write(growing))
+        except (OSError, BaseZarrError, ValueError) as error:
+            if isinstance(error, StoreError):
+                raise
+            told = with_remedy(error) if isinstance(error, OSError) else str(error)
+            raise StoreError(f"output: cannot write {path}: {told}") from error
+
+
+def _are_unicode(names: Sequence[str]) -> bool:
+    try:
+        for name in names:
+            name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def load_group(path: Path) -> tuple[dict[str, Any], np.ndarray | SparseCounts, Tokens | None]:
+    """The fields of a histogram, its counts and its tokens, as `store_group` wrote them.
+
+    Raises StoreError where the group cannot be read, or lacks an array.
+    """
+
+    def read() -> tuple[dict[str, Any], np.ndarray | SparseCounts, Tokens | None]:
+        group = zarr.open_group(path, mode="r")
+        facts: dict[str, Any] = dict(group.attrs)
+
+        def array(name: str) -> Any:
+            found = group[name]
+            if not isinstance(found, zarr.Array):
+                raise KeyError(f"{name} is no array")
+            return found
+
+        if "documents" not in facts:
+            facts["documents"] = [str(name) for name in array("document")[...].tolist()]
+        tokens = None
+        if "token" in group:
+            stored = array("token")
+            encoding = encoding_of(str(facts.get("by")))
+            tokens = joined(
+                [
+                    Tokens.of([str(text).encode(encoding) for text in stored[start : start + CHUNK].tolist()])
+                    for start in range(0, stored.shape[0], CHUNK)
+                ]
+            )
+        counts = np.asarray(array("counts")[...])
+        if "indptr" not in group:
+            return facts, counts, tokens
+        bins = len(tokens) if tokens is not None else int(facts["bins"])
+        return (
+            facts,
+            SparseCounts(
+                np.asarray(array("indptr")[...]).astype(np.int64),
+                np.asarray(array("indices")[...]),
+                counts,
+                bins,
+            ),
+            tokens,
+        )
+
+    try:
+        return read()
+    except (OSError, BaseZarrError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"cannot read the counts in {path}: {error}; count the corpus again, or give another file"
+        ) from error

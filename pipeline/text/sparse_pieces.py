@@ -1,0 +1,178 @@
+"""How a share of a piece is counted on the CPU where most counts would be zero: tokens that are not known beforehand,
+and rows of many bins."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.tokens import Kind
+from tilewright.pipeline.text.blocks import Block
+from tilewright.pipeline.text.corpus import Piece, read_range
+from tilewright.pipeline.text.fingerprints import Fingerprints, begin
+
+if TYPE_CHECKING:
+    from tilewright.kernels.histograms.token_counting import TokenCounter
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Counts that are not zero."""
+
+    rows: np.ndarray
+    """int64: which document of the share, or 0 for all."""
+    columns: np.ndarray
+    """int64: bins, or places in ``tokens``."""
+    values: np.ndarray
+    """int64."""
+    tokens: Tokens | None
+    nbytes: int
+    """Bytes counted."""
+    read_seconds: float
+    count_seconds: float
+    lost: dict[int, int] = field(default_factory=dict)
+    """By rows, U+FFFD that stand for malformed bytes."""
+
+
+class _Clock:
+    """Seconds spent between blocks, and with them."""
+
+    def __init__(self) -> None:
+        self.read = self.count = 0.0
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        took, self._last = now - self._last, now
+        return took
+
+
+def count_tokens(
+    piece: Piece,
+    kind: TokenKind,
+    per_document: bool,
+    blocks: Iterable[Block],
+    prints: Fingerprints | None,
+    check: Callable[[], None],
+) -> Entries:
+    """Count the tokens of a share, whose blocks have no margins behind them and no separators."""
+    from tilewright.kernels.histograms.token_counting import TokenCounter
+
+    counter = TokenCounter(kind, rows=per_document)
+    clock, nbytes = _Clock(), 0
+    under_way: int | None = None
+
+    def end() -> None:
+        counter.stretch(np.empty(0, np.uint8), ends=True)
+        counter.end_row()
+
+    for block in blocks:
+        check()
+        clock.read += clock.lap()
+        if piece.is_part:
+            counter.begin()
+            counter.part(block.data[: block.stop], block.start, more=_behind(piece, prints))
+            counter.end_row()
+        else:
+            if under_way is not None and (block.edges is not None or block.first != under_way):
+                end()
+                under_way = None
+            if block.edges is None:
+                if under_way is None:
+                    counter.begin()
+                under_way = block.first
+                counter.stretch(block.data[block.start : block.stop], ends=False)
+            else:
+                edges = block.edges.tolist()
+                for first, last in itertools.pairwise(edges):
+                    counter.begin()
+                    counter.stretch(block.data[first:last], ends=True)
+                    counter.end_row()
+        nbytes += block.nbytes
+        clock.count += clock.lap()
+    if under_way is not None:
+        end()
+    return _entries(counter, per_document, nbytes, clock)
+
+
+def _entries(counter: TokenCounter, per_document: bool, nbytes: int, clock: _Clock) -> Entries:
+    if per_document:
+        tokens, found = counter.take_rows()
+        rows = np.repeat(np.arange(len(found.lengths)), found.lengths)
+        columns, values = found.columns, found.values
+    else:
+        counts = counter.take()
+        tokens, values = counts.tokens, counts.counts
+        rows, columns = np.zeros(len(values), np.int64), np.arange(len(values))
+    clock.count += clock.lap()
+    return Entries(rows, columns, values, tokens, nbytes, clock.read, clock.count)
+
+
+def _behind(piece: Piece, prints: Fingerprints | None) -> Callable[[int], np.ndarray]:
+    """A function that reads what follows a part in its document, n bytes further with each call."""
+    (document,) = piece.documents
+    at = piece.stop
+
+    def more(nbytes: int) -> np.ndarray:
+        nonlocal at
+        stop = min(at + nbytes, document.nbytes)
+        data = np.empty(stop - at, np.uint8)
+        read_range(document, at, stop, data, begin(prints, 0, at))
+        at = stop
+        return data
+
+    return more
+
+
+def count_wide_rows(kind: Kind, blocks: Iterable[Block], check: Callable[[], None]) -> Entries:
+    """Count many bins of each of a share's documents by itself."""
+    from tilewright.kernels.histograms.host import count_host, count_rows
+    from tilewright.kernels.histograms.replaced import undecoded, undecoded_rows
+
+    clock, nbytes = _Clock(), 0
+    rows, lost = [np.empty(0, np.int64)], dict[int, int]()
+    columns, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    under_way: tuple[int, np.ndarray] | None = None
+
+    def end(row: int, counts: np.ndarray) -> None:
+        places = np.flatnonzero(counts)
+        rows.append(np.full(len(places), row, np.int64))
+        columns.append(places)
+        values.append(counts[places])
+
+    for block in blocks:
+        check()
+        clock.read += clock.lap()
+        if under_way is not None and (block.edges is not None or block.first != under_way[0]):
+            end(*under_way)
+            under_way = None
+        if block.edges is None:
+            edges = np.array([0, len(block.data)])
+            found = count_host(block.data, kind, edges, block.start, block.stop)
+            malformed = int(undecoded(found, kind, block.data, edges, block.start, block.stop)[0])
+            if malformed:
+                lost[block.first] = lost.get(block.first, 0) + malformed
+            counts = found[0]
+            if under_way is not None:
+                counts += under_way[1]
+            under_way = block.first, counts
+        else:
+            lengths, bins, each = count_rows(block.data, kind, block.edges)
+            rows.append(block.first + np.repeat(np.arange(block.documents), lengths))
+            columns.append(bins)
+            values.append(each)
+            lost |= undecoded_rows(rows[-1], bins, each, kind, block.data, block.edges, block.first)
+        nbytes += block.nbytes
+        clock.count += clock.lap()
+    if under_way is not None:
+        end(*under_way)
+    all_rows, all_columns, all_values = map(np.concatenate, (rows, columns, values))
+    clock.count += clock.lap()
+    return Entries(all_rows, all_columns, all_values, None, nbytes, clock.read, clock.count, lost)

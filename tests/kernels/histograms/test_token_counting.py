@@ -1,0 +1,176 @@
+"""Words, lines and n-grams equal ``collections.Counter``, in whatever stretches and parts a document comes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.histograms.naive_tokens import is_word, naive_tokens
+from tilewright.kernels.errors import OptionError
+from tilewright.kernels.histograms import token_counting
+from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts
+from tilewright.kernels.histograms.token_kinds import MARGIN, TokenKind, any_kind_named, word_table
+from tilewright.kernels.histograms.token_order import in_order
+from tilewright.kernels.histograms.token_table import Table
+from tilewright.kernels.histograms.tokens import KINDS
+
+PLAIN = ["word", "line", *(f"ngram:{n}{unit}" for n in (2, 5) for unit in ("", ":character", ":byte"))]
+KINDS_HERE = [
+    *(any_kind_named(by) for by in PLAIN),
+    any_kind_named("word", casefold=True, normalise="NFKC"),
+    any_kind_named("ngram:4", casefold=True),
+]
+
+# Whole and broken UTF-8, lines ended in all ways, words shorter and longer than 8, 16 and 64 bytes.
+fragments = st.one_of(
+    st.binary(max_size=4),
+    st.text(max_size=3).map(lambda text: text.encode(errors="surrogatepass")),
+    st.sampled_from(
+        [b"\xf0\x9f\x92", b"\xe2\x82", b"\x80\x80", b"\xed\xa0\x80", b"aA ", b"hello ", b" ", b"\n", b"\r"]
+        + [b"\r\n", b"word_1 ", b"x" * 17, b"y" * 70, b" " * 66, b"international ", b"\xef\xbf\xbd"]
+        + [text.encode() for text in ("naïve", "Straße ", "हिन्दी", "\u0301", "漢字", "😀", "Ⓐ", "İ", "ﬁ")]
+    ),
+)
+texts = st.lists(fragments, max_size=30).map(b"".join)
+
+
+def as_counter(found: TokenCounts) -> Counter[bytes]:
+    counter: Counter[bytes] = Counter()
+    for token, count in zip(found.tokens, found.counts.tolist(), strict=True):
+        counter[token] += count
+    return counter
+
+
+@pytest.mark.parametrize("kind", KINDS_HERE, ids=lambda kind: f"{kind.name}{kind.casefold:d}")
+@settings(max_examples=8)
+@given(data=texts, cuts=st.lists(st.integers(1, 90), min_size=1, max_size=5), take=st.integers(0, 3))
+def test_equals_counter_however_it_is_cut(kind: TokenKind, data: bytes, cuts: list[int], take: int) -> None:
+    text = np.frombuffer(data, np.uint8)
+    edges = [0]
+    while edges[-1] < len(data) or len(edges) < 2:
+        edges.append(min(len(data), edges[-1] + cuts[len(edges) % len(cuts)]))
+    expected = naive_tokens(data, kind)
+
+    whole = TokenCounter(kind)
+    whole.begin()
+    whole.stretch(text, ends=True)
+    assert as_counter(whole.take()) == expected
+
+    stretched, found = TokenCounter(kind), Counter[bytes]()
+    stretched.begin()
+    for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+        stretched.stretch(text[start:stop], ends=stop == len(data))
+        if number % 4 == take:
+            found += as_counter(stretched.take())
+    assert found + as_counter(stretched.take()) == expected
+
+    parts = TokenCounter(kind)
+    for start, stop in itertools.pairwise(edges):
+        at = stop
+
+        def more(nbytes: int) -> np.ndarray:
+            nonlocal at
+            behind = text[at : at + nbytes]
+            at += len(behind)
+            return behind
+
+        lo = max(0, start - MARGIN)
+        parts.begin()
+        parts.part(text[lo:stop], start - lo, more=more)
+    assert as_counter(parts.take()) == expected
+
+
+@settings(max_examples=15)
+@given(documents=st.lists(texts, min_size=1, max_size=4))
+def test_rows_are_of_their_documents(documents: list[bytes]) -> None:
+    for kind in KINDS_HERE[:3]:
+        counter = TokenCounter(kind, rows=True)
+        for data in documents:
+            counter.begin()
+            counter.stretch(np.frombuffer(data, np.uint8), ends=True)
+            counter.end_row()
+        tokens, rows = counter.take_rows()
+        place = 0
+        for data, length in zip(documents, rows.lengths.tolist(), strict=True):
+            here = slice(place, place + length)
+            found = {
+                tokens[i]: n
+                for i, n in zip(rows.columns[here].tolist(), rows.values[here].tolist(), strict=True)
+            }
+            assert found == naive_tokens(data, kind)
+            place += length
+
+
+@pytest.mark.parametrize("by", ["word", "ngram:2", "ngram:3:byte"])
+def test_tables_that_are_full_are_set_aside(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts go on in new ones, of n-grams across the border too."""
+    monkeypatch.setattr(token_counting, "MOST_TABLE_NBYTES", 0)
+    monkeypatch.setattr(token_counting, "STRIDE_NBYTES", 100)
+    data = b" ".join(b"word%d" % (i * i % 701) for i in range(2000))
+    kind = any_kind_named(by)
+    assert isinstance(kind, TokenKind)
+    counter = TokenCounter(kind)
+    counter.begin()
+    counter.stretch(np.frombuffer(data, np.uint8), ends=True)
+    assert as_counter(counter.take()) == naive_tokens(data, kind)
+
+
+def test_tokens_of_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long tokens of one length whose first bytes are alike, tokens with zeros, and growing tables."""
+    texts = [b"a" * n for n in range(40)] + [b"a\0" * n for n in range(9)] + [b"\0" * n for n in range(1, 20)]
+    texts += [b"prefix-prefix-prefix-%05d" % n for n in range(9000)]
+    table = Table(with_bytes=True)
+    data = np.frombuffer(b"".join(texts), np.uint8)
+    offsets = np.cumsum([0, *map(len, texts)])
+    for times in (1, 2):
+        table.add(data, offsets, np.full(len(texts), times))
+    used = table.used
+    tokens, counts, rank = in_order(
+        table.bytes_used, table.starts[:used], table.lengths[:used], table.counts[:used]
+    )
+    assert list(tokens) == sorted(set(texts))
+    assert dict(zip(tokens, counts.tolist(), strict=True)) == {
+        text: 3 * n for text, n in Counter(texts).items()
+    }
+    assert sorted(rank.tolist()) == list(range(used))
+
+
+def test_word_characters_are_those_of_the_rule() -> None:
+    """Where nothing but marks and numbers like ½ is at issue, they are Python's."""
+    table = np.unpackbits(word_table(), bitorder="little")
+    codes = [*range(0x3400), *range(0xA000, 0x11000), *range(0x1F100, 0x1F200), *range(0x16D40, 0x17000)]
+    assert table[codes].tolist() == [is_word(chr(code)) for code in codes]
+    for code in codes:
+        character = chr(code)
+        if unicodedata.category(character) not in ("Mn", "Mc", "Me", "No", "So", "Pc", "Cf", "Nl"):
+            assert bool(table[code]) == (re.fullmatch(r"\w", character) is not None), hex(code)
+
+
+@pytest.mark.parametrize(
+    ("by", "options", "said"),
+    [
+        ("sentence", {}, "'ngram:N' of words"),
+        ("ngram:N", {}, "no kind of histogram"),
+        ("ngram:1", {}, "n-grams of 1; they may have 2 to 5"),
+        ("ngram:3:line", {}, "they are of word, character, byte"),
+        ("line", {"casefold": True}, "casefold is for words"),
+        ("byte", {"normalise": "NFC"}, "normalise is for words"),
+        ("word", {"normalise": "nfc"}, "may be 'NFC', 'NFD'"),
+        (b"word", {}, "no kind of histogram"),
+    ],
+)
+def test_what_is_no_kind_is_named(by: str, options: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        any_kind_named(by, **options)
+
+
+def test_kinds_of_known_bins_keep_their_names() -> None:
+    assert {name: any_kind_named(name) for name in KINDS} == KINDS
+    assert any_kind_named("ngram:3:word") == any_kind_named("ngram:3")

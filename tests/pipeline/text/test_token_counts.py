@@ -1,0 +1,302 @@
+"""Words, lines and n-grams of a corpus, and sparse counts per document: counted, kept, stored, added, looked at."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+from tests.kernels.histograms.naive_tokens import naive_tokens
+from tests.pipeline.text.test_counting import count, cpu_workers, dense, naive_counts
+from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.pipeline.errors import OptionError, StoreError
+from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.room import Room
+from tilewright.pipeline.text.corpus import list_corpus
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.histogram import Histogram, added
+from tilewright.pipeline.text.kept_counts import State, open_counts
+from tilewright.pipeline.text.saved_counts import save_histogram
+from tilewright.pipeline.text.sparse_counts import SparseCounts
+from tilewright.pipeline.text.totals import RowTotal, TokenTotal
+
+BY = ["word", "line", "ngram:2", "ngram:3:character", "ngram:4:byte"]
+TEXTS = [
+    "The cat, the dog\r\nand the naïve हिन्दी\n\n".encode() * 3,
+    b"",
+    b"no end of a line \xf0\x9f\x92 the cat",
+    "日本語 text ".encode() * 9,
+    b"x" * 200 + b" " + b"the",
+]
+
+
+def kind_of(by: str) -> TokenKind:
+    kind = any_kind_named(by)
+    assert isinstance(kind, TokenKind)
+    return kind
+
+
+def counted_by(
+    client: Client, folder: Path, by: str, *, per_document: bool = False, **more: object
+) -> Histogram:
+    return count_corpus(
+        client,
+        list_corpus([folder]),
+        any_kind_named(by),
+        cpu_workers(client),
+        per_document=per_document,
+        listener=lambda _: None,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def as_counter(histogram: Histogram) -> Counter[bytes]:
+    assert histogram.tokens is not None
+    assert list(histogram.tokens) == sorted(set(histogram.tokens))
+    return Counter(dict(zip(histogram.tokens, histogram.totals.tolist(), strict=True)))
+
+
+def row_counter(histogram: Histogram, row: int) -> Counter[bytes]:
+    assert histogram.tokens is not None
+    assert isinstance(histogram.counts, SparseCounts)
+    places, values = histogram.counts.row(row)
+    assert (np.diff(places.astype(int)) > 0).all()
+    return Counter({histogram.tokens[i]: n for i, n in zip(places.tolist(), values.tolist(), strict=True)})
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for place, text in enumerate(TEXTS):
+        (folder / f"{place}").write_bytes(text)
+    (folder / "5.gz").write_bytes(gzip.compress(TEXTS[0] * 20))
+    return folder
+
+
+ALL = [*TEXTS, TEXTS[0] * 20]
+
+
+@pytest.mark.parametrize("by", BY)
+def test_equals_counter(client: Client, corpus: Path, by: str) -> None:
+    expected = [naive_tokens(text, kind_of(by)) for text in ALL]
+    with dask.config.set({"tilewright.piece-nbytes": 31}):
+        whole = counted_by(client, corpus, by)
+        rows = counted_by(client, corpus, by, per_document=True)
+    assert as_counter(whole) == sum(expected, Counter())
+    assert [row_counter(rows, place) for place in range(len(ALL))] == expected
+    assert rows.tokens is not None
+    assert list(rows.tokens) == list(whole.tokens or ())
+    assert whole.nbytes == sum(map(len, ALL))
+
+
+@pytest.mark.parametrize("by", ["bigram", "codepoint"])
+def test_rows_of_many_bins_are_sparse(client: Client, corpus: Path, by: str) -> None:
+    with dask.config.set({"tilewright.piece-nbytes": 2000}):
+        found = count(client, [corpus], by, per_document=True)
+    assert isinstance(found.counts, SparseCounts)
+    assert found.counts.shape == (len(ALL), KINDS[by].bins)
+    for place, text in enumerate(ALL):
+        expected = dense(naive_counts(text, by), KINDS[by].bins)
+        np.testing.assert_array_equal(found.counts[place], expected)
+        assert int(found.counts.sum(axis=1)[place]) == expected.sum()
+    np.testing.assert_array_equal(found.counts.sum(axis=0), found.totals)
+
+
+def test_a_large_document_has_one_sparse_row(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Its pieces are counted by different tasks, and in a dense way."""
+    data = rng.integers(0, 256, 300_000, np.uint8).tobytes()
+    (tmp_path / "large").write_bytes(data)
+    (tmp_path / "small").write_bytes(b"ab")
+    with dask.config.set({"tilewright.piece-nbytes": 100_000}):
+        found = count(client, [tmp_path], "bigram", per_document=True)
+    np.testing.assert_array_equal(found.counts[0], dense(naive_counts(data, "bigram"), 65536))
+    assert found.top(1)[0][1] == found.totals.max()
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("by", ["word", "ngram:4:byte", "bigram"])
+@pytest.mark.parametrize("ending", ["json", "npz", "zarr"])
+def test_stored_counts_are_read_back(
+    client: Client, corpus: Path, tmp_path: Path, by: str, per_document: bool, ending: str
+) -> None:
+    found = counted_by(client, corpus, by, per_document=per_document)
+    for _ in range(2):
+        save_histogram(found, tmp_path / f"f.{ending}", overwrite=True)
+    again = Histogram.load(tmp_path / f"f.{ending}")
+    np.testing.assert_array_equal(np.asarray(again.counts), np.asarray(found.counts))
+    assert (again.documents, again.options, again.nbytes) == (found.documents, found.options, found.nbytes)
+    assert list(again.tokens or ()) == list(found.tokens or ())
+
+
+def test_a_group_is_read_by_xarray(client: Client, corpus: Path, tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    found = counted_by(client, corpus, "word")
+    save_histogram(found, tmp_path / "f.zarr")
+    with xarray.open_zarr(tmp_path / "f.zarr", consolidated=False) as data:
+        assert int(data.counts.sel(token="the")) == as_counter(found)[b"the"]
+        assert tuple(data.document.values) == found.documents
+
+
+def test_a_damaged_file_of_tokens_is_refused(client: Client, corpus: Path, tmp_path: Path) -> None:
+    found = counted_by(client, corpus, "word")
+    save_histogram(found, tmp_path / "f.json")
+    text = (tmp_path / "f.json").read_text()
+    (tmp_path / "g.json").write_text(text.replace('"The", ', '"zz", ', 1))
+    with pytest.raises(StoreError, match="not in the order of their bytes"):
+        Histogram.load(tmp_path / "g.json")
+    (tmp_path / "h.json").write_text(text.replace('"tokens"', '"others"', 1))
+    with pytest.raises(StoreError, match="lack tokens"):
+        Histogram.load(tmp_path / "h.json")
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("by", ["word", "bigram"])
+def test_histograms_add_up(client: Client, corpus: Path, by: str, per_document: bool) -> None:
+    whole = counted_by(client, corpus, by, per_document=per_document)
+    parts = [
+        count_corpus(
+            client,
+            list_corpus([corpus / name]),
+            any_kind_named(by),
+            cpu_workers(client),
+            per_document=per_document,
+            listener=lambda _: None,
+        )
+        for name in ("0", "1", "2", "3", "4", "5.gz")
+    ]
+    total = sum(parts)
+    assert isinstance(total, Histogram)
+    np.testing.assert_array_equal(np.asarray(total.counts), np.asarray(whole.counts))
+    assert list(total.tokens or ()) == list(whole.tokens or ())
+    assert total.documents == whole.documents
+
+
+def test_words_of_other_options_do_not_add_up() -> None:
+    one = Histogram("word", np.array([1]), ("a",), 0, 1, "CPU", 1.0, Tokens.of([b"a"]), {"casefold": False})
+    two = Histogram("word", np.array([1]), ("b",), 0, 1, "CPU", 1.0, Tokens.of([b"a"]), {"casefold": True})
+    with pytest.raises(OptionError, match="words of casefold=False and True do not add up"):
+        added([one, two])
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("by", ["word", "line", "ngram:2"])
+def test_a_stopped_count_goes_on(client: Client, tmp_path: Path, by: str, per_document: bool) -> None:
+    """Also after the corpus has grown: tokens at the old end may have become others."""
+    folder, kind = tmp_path / "corpus", kind_of(by)
+    folder.mkdir()
+    data = b" ".join(b"w%d" % (i % 97) + b"\n" * (i % 7 == 0) for i in range(4000))
+    (folder / "large").write_bytes(data)
+    (folder / "small").write_bytes(b"a small one")
+
+    class StoppedError(Exception):
+        pass
+
+    def run(stop_after: int | None) -> tuple[Histogram | None, int]:
+        units = 0
+
+        def listener(event: Event) -> None:
+            nonlocal units
+            units += isinstance(event, UnitDone)
+            if units == stop_after:
+                raise StoppedError
+
+        state = State(tmp_path / "state")
+        with (
+            dask.config.set({"tilewright.piece-nbytes": 3000}),
+            open_counts(
+                state, kind, per_document=per_document, reading=Reading(), listener=listener
+            ) as record,
+        ):
+            try:
+                found = count_corpus(
+                    client,
+                    list_corpus([folder]),
+                    kind,
+                    cpu_workers(client),
+                    per_document=per_document,
+                    listener=listener,
+                    record=record,
+                )
+            except StoppedError:
+                return None, units
+        return found, units
+
+    assert run(3) == (None, 3)
+    found, units = run(None)
+    assert found is not None
+    assert units < 8
+    expected = [naive_tokens(text, kind) for text in (data, b"a small one")]
+    assert as_counter(found) == expected[0] + expected[1]
+    with (folder / "large").open("ab") as file:
+        file.write(b"9 w1\nw2 more")
+    found, units = run(None)
+    assert found is not None
+    expected[0] = naive_tokens(data + b"9 w1\nw2 more", kind)
+    assert as_counter(found) == expected[0] + expected[1]
+    assert units <= 7
+    if per_document:
+        assert [row_counter(found, place) for place in (0, 1)] == expected
+
+
+def test_lists_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> None:
+    expected: Counter[bytes] = Counter()
+    room = Room(1000)
+    total = TokenTotal(200_000, room)
+    for _ in range(6):
+        texts = [b"token %d" % number for number in np.unique(rng.integers(0, 20_000, 5000)).tolist()]
+        tokens = Tokens.of(texts)
+        values = rng.integers(1, 9, len(texts))
+        total.add(np.zeros(len(texts), np.int64), np.arange(len(texts)), values, tokens)
+        expected.update(dict(zip(texts, values.tolist(), strict=True)))
+    counts, found = total.result()
+    assert room.spilled > 0
+    assert found is not None
+    assert list(found) == sorted(expected)
+    assert dict(zip(found, counts.tolist(), strict=True)) == expected  # type: ignore[union-attr]
+
+
+def test_sparse_rows_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> None:
+    table = rng.poisson(0.1, (200, 300)) * rng.integers(1, 1000, (200, 300))
+    total = RowTotal(200, 300, 4000)
+    for rows in np.array_split(rng.permutation(200), 7):
+        rows = np.sort(rows)
+        places, columns = np.nonzero(table[rows])
+        total.add(rows[places], columns, table[rows][places, columns], None)
+    counts, _ = total.result()
+    assert isinstance(counts, SparseCounts)
+    assert counts.values.dtype == np.uint16
+    np.testing.assert_array_equal(np.asarray(counts), table)
+
+
+def test_frames_and_html_say_what_is_counted(client: Client, corpus: Path) -> None:
+    pytest.importorskip("pandas")
+    pytest.importorskip("xarray")
+    words, rows = counted_by(client, corpus, "word"), counted_by(client, corpus, "word", per_document=True)
+    expected = as_counter(words)
+    series = words.to_pandas()
+    assert series["the"] == expected[b"the"]
+    assert len(series) == len(expected)
+    frame = rows.to_pandas()
+    assert frame[(str(corpus / "2"), "cat")] == 1
+    assert frame.groupby(level=1).sum()["the"] == expected[b"the"]
+    letters = count(client, [corpus], "letter", per_document=True)
+    assert letters.to_pandas().loc[str(corpus / "4"), "X"] == 200
+    assert int(words.to_xarray().sel(bin="the")) == expected[b"the"]
+    assert int(letters.to_xarray().sel(document=str(corpus / "4"), bin="X")) == 200
+    assert int(rows.to_xarray().counts.sum()) == sum(expected.values())
+    assert f"<td>{max(expected.values()):,}</td>" in words._repr_html_()
+    assert words.top(1) == [(expected.most_common(1)[0][0].decode(), expected.most_common(1)[0][1])]
+    assert (
+        "<b>"
+        not in Histogram("line", np.array([1]), ("a",), 0, 1, "CPU", 1.0, Tokens.of([b"<b>"]))._repr_html_()
+    )
