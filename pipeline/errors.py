@@ -23,6 +23,7 @@ __all__ = [
     "DeviceMemoryError",
     "DeviceUnavailableError",
     "DocumentError",
+    "MalformedDocumentError",
     "OptionError",
     "OutputError",
     "OutputExistsError",
@@ -63,6 +64,10 @@ class DocumentError(CorpusError):
 
 class CompressedError(DocumentError):
     """A compressed document that cannot be decompressed here."""
+
+
+class MalformedDocumentError(DocumentError):
+    """A document whose contents are not what its form (tar, zip, WARC, JSON lines, Parquet, Arrow) asks for."""
 
 
 class PlanError(TilewrightError, ValueError):

@@ -42,6 +42,7 @@ _ERRORS = (
     "DeviceMemoryError",
     "DeviceUnavailableError",
     "DocumentError",
+    "MalformedDocumentError",
     "OptionError",
     "OutputError",
     "OutputExistsError",
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import DeviceUnavailableError as DeviceUnavailableError
     from tilewright.pipeline.errors import DocumentError as DocumentError
     from tilewright.pipeline.errors import DTypeError as DTypeError
+    from tilewright.pipeline.errors import MalformedDocumentError as MalformedDocumentError
     from tilewright.pipeline.errors import OptionError as OptionError
     from tilewright.pipeline.errors import OutputError as OutputError
     from tilewright.pipeline.errors import OutputExistsError as OutputExistsError

@@ -35,6 +35,7 @@ from tilewright.workflows.console import (
     on_interrupt,
     print_result,
     printing,
+    reading_options,
     to_json_text,
 )
 
@@ -572,7 +573,7 @@ def repair(
 @click.option("--casefold", is_flag=True, help="Count words without regard to case, by str.casefold.")
 @click.option("--normalise", type=click.Choice(FORMS), help="Count words in this form of Unicode's.")
 @click.option("--per-document", is_flag=True, help="One row of counts for each document.")
-@click.option("--raw", is_flag=True, help="Count .gz, .bz2, .xz and .zst files as they are stored.")
+@options(*reading_options)
 @click.option(
     "--out",
     type=FileName(*OUT_ENDINGS),
@@ -651,6 +652,10 @@ def histogram(
         print_result(result, as_json=as_json)  # counting may have taken hours
         raise
     print_result(result, as_json=as_json)
+    if result.bad:
+        for _, why in result.bad:
+            click.echo(f"left out: {why}", err=True)
+        raise click.exceptions.Exit(3)
 
 
 @cli.command()

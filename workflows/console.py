@@ -473,3 +473,55 @@ def as_window(ctx: click.Context, parameter: click.Parameter, value: str | None)
     if value is None or "," not in value:
         return as_number(ctx, parameter, value)
     return tuple(as_number(ctx, parameter, part) for part in value.split(","))
+
+
+PASSAGES = ("line", "paragraph")
+
+reading_options = (
+    click.option(
+        "--raw",
+        is_flag=True,
+        help="Count all files as they are stored, without decompressing or opening them.",
+    ),
+    click.option(
+        "--encoding",
+        metavar="NAME",
+        help="Python's name for the encoding of all texts. Without it they are UTF-8, or what a byte order mark says.",
+    ),
+    click.option(
+        "--field",
+        multiple=True,
+        metavar="NAME",
+        help="Count the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be"
+        " given several times.",
+    ),
+    click.option(
+        "--id-field",
+        metavar="NAME",
+        help="The field, column or WARC header that identifies a document, to be kept with --per-document.",
+    ),
+    click.option(
+        "--split-on", type=click.Choice(PASSAGES), help="Make a document of each line, or of each paragraph."
+    ),
+    click.option(
+        "--include",
+        multiple=True,
+        metavar="PATTERN",
+        help="Count only files below folders, and members of archives, with such names ('*.txt') or paths"
+        " ('a/**/*.txt').",
+    ),
+    click.option(
+        "--exclude",
+        multiple=True,
+        metavar="PATTERN",
+        help="Leave out files and members with such names or paths.",
+    ),
+    click.option(
+        "--on-error",
+        type=click.Choice(("stop", "report")),
+        default="stop",
+        show_default=True,
+        help="End at the first file that cannot be counted; or leave such files out, list them, and exit with 3.",
+    ),
+)
+"""How the files of a corpus are read."""

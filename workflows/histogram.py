@@ -16,9 +16,12 @@ from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.records import place_of
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, open_counts
 from tilewright.pipeline.worker.survey import survey
+
+ON_ERROR = ("stop", "report")
 
 
 def histogram(
@@ -30,6 +33,13 @@ def histogram(
     device: DeviceName = "auto",
     per_document: bool = False,
     raw: bool = False,
+    encoding: str | None = None,
+    field: str | Iterable[str] | None = None,
+    id_field: str | None = None,
+    split_on: str | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    on_error: str = "stop",
     casefold: bool = False,
     normalise: FormName | None = None,
     state: str | os.PathLike[str] | State | None = None,
@@ -37,11 +47,13 @@ def histogram(
     listener: Listener = log_notices,
 ) -> Histogram:
     """Count the bytes, letters, pairs, characters, words, lines or n-grams of a corpus: every file named, and every
-    file below a folder.
+    file below a folder that is neither hidden nor an earlier output.
 
-    Files whose names end in .gz, .bz2, .xz or .zst are decompressed while they are read, each by one thread and
-    ``tilewright.decompress-threads`` of them at once by each worker, in memory that does not depend on their length.
-    An archive (.tar.gz) is one document: its decompressed bytes.
+    What a file is, its first bytes say, and where they do not tell, its name. What is compressed (gzip, bzip2, xz,
+    LZMA, Zstandard, LZ4) is decompressed while it is read, each by one thread and ``tilewright.decompress-threads`` of
+    them at once by each worker, in memory that does not depend on its length. The members of tar and zip archives and
+    the records of WARC files are documents; so are, where they are asked for, texts in fields of JSON lines and columns
+    of Parquet and Arrow, lines, and paragraphs.
 
     Parameters
     ----------
@@ -63,7 +75,23 @@ def histogram(
     per_document
         One row of counts for each document instead of one for all.
     raw
-        Count the bytes of compressed files as they are stored.
+        Count the bytes of all files as they are stored, whatever they are.
+    encoding
+        Python's name for the encoding of all texts, which are counted as UTF-8; without it they are UTF-8, or what
+        a byte order mark says (UTF-16, UTF-32).
+    field
+        The field of JSON lines, or the column of Parquet and Arrow, whose texts are the documents; of several, each
+        text is a document of its own. Then every file has to be one of these.
+    id_field
+        The field, column or header of a WARC's records that identifies a document, for ``Histogram.ids``.
+    split_on
+        ``line`` or ``paragraph``: what of a text is a document.
+    include, exclude
+        Patterns of the files below folders, and of the members of archives, that are counted, or are not: ``*.txt`` is
+        of names, ``2024/**/*.txt`` of paths. Files that are named are counted unless ``exclude`` says otherwise.
+    on_error
+        ``stop`` ends the count with an error at the first file that cannot be counted; ``report`` leaves such files
+        out, whole, and lists them in ``Histogram.bad``.
     casefold, normalise
         How words count, alone and in n-grams: by ``str.casefold``, and in one of Unicode's forms, ``NFC``, ``NFD``,
         ``NFKC`` or ``NFKD``. They are found as they stand, then normalised, folded, and normalised again.
@@ -80,8 +108,8 @@ def histogram(
     Raises
     ------
     TilewrightError
-        One of its subclasses: CorpusError for paths that are not there, hold no files, or cannot be read or
-        decompressed, and for files that were written to, replaced or removed before all were counted;
+        One of its subclasses: CorpusError for paths that are not there, hold no files, or cannot be read,
+        decompressed or split, and for files that were written to, replaced or removed before all were counted;
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say; OptionError also for a
         ``state`` of other counts, OutputExistsError for one that another run has open, StoreError for one that cannot
         be written.
@@ -89,25 +117,42 @@ def histogram(
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
-    per_document, raw = check_flag("per_document", per_document), check_flag("raw", raw)
+    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
+    per_document = check_flag("per_document", per_document)
+    reading = reading_of(
+        raw=raw,
+        encoding=encoding,
+        field=field,
+        id_field=id_field,
+        split_on=split_on,
+        include=include,
+        exclude=exclude,
+    )
     keeping = _state_of(state, check_flag("resume", resume))
     kind = any_kind_named(
         by, casefold=casefold, normalise=normalise
     )  # a wrong word is refused before a corpus of a million files is listed
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
-    corpus = list_corpus(given, raw=raw, apart=None if keeping is None else keeping.apart)
+    corpus = list_corpus(given, reading=reading, apart=None if keeping is None else keeping.apart)
     for note in corpus.notes:
         listener(Notice(note))
     with (
-        open_counts(keeping, kind, per_document=per_document, raw=raw, listener=listener) as record,
+        open_counts(keeping, kind, per_document=per_document, reading=reading, listener=listener) as record,
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
     ):
         facts = survey(client, device)
-        documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
-        listener(Notice(f"counting {documents} by {kind.name} on {facts[0].name} with {workers}"))
+        files, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
+        listener(Notice(f"counting {files} by {kind.name} on {facts[0].name} with {workers}"))
         return count_corpus(
-            client, corpus, kind, facts, per_document=per_document, listener=listener, record=record
+            client,
+            corpus,
+            kind,
+            facts,
+            per_document=per_document,
+            listener=listener,
+            record=record,
+            on_error=on_error,
         )
 
 

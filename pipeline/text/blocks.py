@@ -15,13 +15,16 @@ import numpy as np
 
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.pipeline.text.corpus import Document, Look, Piece, read_range, reader
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.corpus import Piece, read_range
 from tilewright.pipeline.text.fingerprints import Fingerprints, begin
+from tilewright.pipeline.text.formats.opening import documents_of, stored
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.sources import SEPARATOR, Found, Source, Whole
 
-SEPARATOR = 0
-"""The byte between documents that are counted as one text, where tokens span several bytes: NUL ends any UTF-8 sequence
-as the end of the text would; the counts that it adds itself are subtracted again."""
+USUAL = Reading()
+
+MOST_DOCUMENTS = 2**16
+"""The most documents of a block."""
 
 EXTRA_NBYTES = 64
 """Bytes that a buffer for `stream` has beyond a block: the margins of a stretch, and a separator."""
@@ -115,65 +118,61 @@ def stream(
     nbytes: int,
     buffer: Callable[[], np.ndarray],
     prints: Fingerprints | None = None,
+    *,
+    reading: Reading = USUAL,
+    found: Found | None = None,
+    most: int = MOST_DOCUMENTS,
 ) -> Iterator[Block]:
-    """Any piece in blocks of about ``nbytes``, decompressed if need be, in memory that does not grow.
+    """Any piece in blocks of about ``nbytes``, decoded and split if need be, in memory that does not grow.
 
     ``buffer()`` gives memory of ``nbytes + EXTRA_NBYTES`` for the next block: the last block's again, or other memory,
-    so that the last block may still be read. A block holds the documents that ended in it. The beginning of the next
-    document moves to the front of the next buffer; when it alone fills a buffer, it is handed out in stretches, and
-    their margins move to the front. ``prints`` gets the fingerprints of what was read, once all is.
-    """
+    so that the last block may still be read. A block holds the documents that ended in it, ``most`` of them at most.
+    The beginning of the next document moves to the front of the next buffer; when it alone fills a buffer, it is handed
+    out in stretches, and their margins move to the front. ``prints`` gets the fingerprints of what was read, once all
+    is, and ``found`` what documents there were."""
+    found = Found() if found is None else found
     full = nbytes + kind.before + kind.after
-    data = buffer()
+    data: np.ndarray | None = None
     first, edges, filled = 0, [0], 0
+    stretched, margin, behind = False, 0, 0
     for place, document in enumerate(piece.documents):
-        stretched, margin, behind = piece.is_part, 0, 0
-        start, end = 0, document.nbytes
-        if stretched:
+        found.place = place
+        if piece.is_part:
             start, end = with_margins(piece, kind)
-            margin, behind = piece.start - start, end - piece.stop
-        look = begin(prints, place, start)
-        fill = reader(document, look) if document.codec is not None else _stored(document, start, end, look)
+            stretched, margin, behind = True, piece.start - start, end - piece.stop
+            source: Source = Whole(stored(document, start, end, begin(prints, place, start)), found)
+        else:
+            source = documents_of(document, reading, found, begin(prints, place, 0))
         while True:
-            while filled >= full:  # twice if only empty documents precede this one
+            if data is None:
+                data = buffer()
+            while filled >= full or len(edges) > most:  # twice if only empty documents precede this one
                 if len(edges) > 1:
                     yield _whole(data, first, np.array(edges))
                     keep = filled - edges[-1]
                 else:
-                    yield Block(data[:filled], place, None, margin, filled - kind.after)
+                    yield Block(data[:filled], first, None, margin, filled - kind.after)
                     keep = kind.before + kind.after
                     margin, stretched = kind.before, True
                 before, data = data, buffer()
                 data[:keep] = before[filled - keep : filled]
-                first, edges, filled = place, [0], keep
-            got = fill(data[filled:full])
-            if not got:
+                first += len(edges) - 1
+                edges, filled = [0], keep
+            between = 0 if stretched else gap
+            count, ends = source.fill(
+                data[filled : full + between], between, 1 if stretched else most - len(edges) + 1
+            )
+            if not count and not len(ends):
                 break
-            filled += got
-        if stretched:
-            yield Block(data[:filled], place, None, margin, filled - behind)
-            first, edges, filled = place + 1, [0], 0
-            if first < len(piece.documents):
-                data = buffer()
-            continue
-        if gap:
-            data[filled] = SEPARATOR
-        filled += gap
-        edges.append(filled)
+            if not stretched:
+                edges += (ends + filled).tolist()
+                filled += count
+                continue
+            filled += count
+            if len(ends):
+                yield Block(data[:filled], first, None, margin, filled - behind)
+                first, edges, filled = first + 1, [0], 0
+                stretched, margin, behind, data = False, 0, 0, None
     if len(edges) > 1:
+        assert data is not None
         yield _whole(data, first, np.array(edges))
-
-
-def _stored(document: Document, start: int, stop: int, look: Look | None) -> Fill:
-    """A function that fills memory with the next bytes of a plain document's range and returns how many; 0 at its
-    end."""
-    done = start
-
-    def fill(target: np.ndarray) -> int:
-        nonlocal done
-        step = min(len(target), stop - done)
-        read_range(document, done, done + step, target[:step], look)
-        done += step
-        return step
-
-    return fill

@@ -11,9 +11,9 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,9 @@ import numpy as np
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
-from tilewright.pipeline.text import decompress
+from tilewright.pipeline.text.formats import decompress
+from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, names_of
+from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.transfer.files import (
     KINDS,
     NotAFileError,
@@ -65,7 +67,9 @@ class Document:
     nbytes: int
     """As stored; a compressed document's own length is known only once it is read."""
     codec: str | None = None
-    """What decompresses its bytes, a value of `decompress.SUFFIXES`; None for a plain document."""
+    """What opens it, by its name or first bytes: a value of `decompress.SUFFIXES`, a form of `formats.recognition`, or
+    `formats.listing.TEXT`; None for a plain document, whose bytes are counted as they are stored, as far as is
+    known."""
     modified_ns: int = 0
     """When its bytes were last written to, in nanoseconds since the epoch."""
 
@@ -89,6 +93,8 @@ class Corpus:
     """Of each document."""
     listed: float = 0.0
     """When the last file was looked at, by `time.monotonic`."""
+    reading: Reading = field(default_factory=Reading)
+    """How its files are read."""
 
     @property
     def nbytes(self) -> int:
@@ -123,13 +129,17 @@ class Piece:
 
 
 def list_corpus(
-    paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = False, apart: Path | None = None
+    paths: Iterable[str | bytes | os.PathLike[str]],
+    *,
+    raw: bool = False,
+    apart: Path | None = None,
+    reading: Reading | None = None,
 ) -> Corpus:
-    """The files that paths name: files themselves, and everything below folders, but for what lies in the folder
-    ``apart``, which may not be there.
+    """The files that paths name: files themselves, and what is below folders, but for hidden files, what ``reading``
+    leaves out, earlier outputs of Tilewright, and what lies in the folder ``apart``, which may not be there.
 
-    A file that is named twice counts once. Links to files are followed, links to folders are not. The end of a
-    name alone says how a file is compressed (`decompress.SUFFIXES`); with ``raw``, none is.
+    A file that is named twice counts once. Links to files are followed, links to folders are not. How a file is
+    compressed, a large one's first bytes say, or the end of its name; with ``raw``, none is.
 
     Raises
     ------
@@ -146,7 +156,10 @@ def list_corpus(
         ) from error
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
+    reading = Reading(raw=raw) if reading is None else reading
     documents: dict[str, Document] = {}
+    left_out = LeftOut()
+    told: dict[str, list[str]] = {}
     status: list[Status] = []
     absolute_folder, real_folder = cache(_absolute), cache(os.path.realpath)  # for each folder, not each file
     passed_over = os.path.realpath(apart) if apart is not None else None
@@ -154,10 +167,11 @@ def list_corpus(
     for path in given:
         facts = _stat(path)
         if stat.S_ISDIR(facts.st_mode):
-            found, passed = _below(path)
+            found, passed = _below(path, reading, left_out)
             links += passed
         elif stat.S_ISREG(facts.st_mode):
-            found = [path]
+            found = [path] if reading.takes(path.replace(os.sep, "/"), named=True) else []
+            left_out.unwanted += not found
         else:
             raise CorpusError(f"{path} is neither a file nor a folder; a corpus is made of files")
         for name in found:
@@ -187,16 +201,14 @@ def list_corpus(
             else:
                 if not facts.st_size:
                     _check_empty(name)
-                documents[place] = Document(
-                    name,
-                    absolute,
-                    facts.st_size,
-                    None if raw else decompress.SUFFIXES.get(os.path.splitext(name)[1].lower()),
-                    facts.st_mtime_ns,
-                )
+                codec = None if reading.raw else codec_of(name, facts.st_size, reading, told)
+                documents[place] = Document(name, absolute, facts.st_size, codec, facts.st_mtime_ns)
                 status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
-        raise CorpusError(f"no files in {', '.join(given)}; a corpus needs one at least")
+        passed_by = "; ".join(left_out.notes())
+        raise CorpusError(
+            f"no files in {', '.join(given)}; a corpus needs one at least{passed_by and ': ' + passed_by}"
+        )
     notes = [
         f"{counted(count, noun)} {what}"
         for count, noun, what in (
@@ -207,7 +219,9 @@ def list_corpus(
         )
         if count
     ]
-    return Corpus(tuple(documents.values()), tuple(notes), tuple(status), time.monotonic())
+    notes += left_out.notes()
+    notes += [f"{names_of(names)}: {what}" for what, names in told.items()]
+    return Corpus(tuple(documents.values()), tuple(notes), tuple(status), time.monotonic(), reading)
 
 
 def _absolute(folder: str) -> str:
@@ -244,8 +258,8 @@ def _check_empty(name: str) -> None:
     raise CorpusError(f"{name} is said to have no bytes, and has some; {ELSEWHERE}")
 
 
-def _below(folder: str) -> tuple[list[str], int]:
-    """Everything below a folder but folders, sorted by path, and the number of links to folders."""
+def _below(folder: str, reading: Reading, left_out: LeftOut) -> tuple[list[str], int]:
+    """What is to be counted below a folder, sorted by path, and the number of links to folders."""
 
     def fail(error: OSError) -> None:
         raise CorpusError(
@@ -256,6 +270,7 @@ def _below(folder: str) -> tuple[list[str], int]:
     found: list[str] = []
     links = 0
     for here, folders, files in os.walk(folder, onerror=fail):
+        left_out.choose(here, folders, files, folder, reading)
         links += sum(os.path.islink(os.path.join(here, name)) for name in folders)
         found += [os.path.join(here, name) for name in files]
     return sorted(found, key=lambda path: path.split(os.sep)), links
@@ -340,8 +355,10 @@ def read_range(
         _check_as_listed(document, os.fstat(descriptor))
 
 
-def reader(document: Document, look: Look | None = None) -> decompress.Fill:
+def reader(document: Document, look: Look | None = None, codec: str | None = None) -> decompress.Fill:
     """A function that fills arrays with a decompressed document, from beginning to end.
+
+    codec: by which, where it is another than the document's.
 
     It may give fewer bytes than fit, and gives none at the end, when ``look`` has seen all stored bytes.
 
@@ -352,7 +369,8 @@ def reader(document: Document, look: Look | None = None) -> decompress.Fill:
     CompressedError
         The bytes are damaged, cut short, or followed by others, or need more memory or a dictionary.
     """
-    assert document.codec is not None
+    codec = codec or document.codec
+    assert codec is not None
     looks = None if look is None else _Looks(document, look)
     stored = decompress.StoredFile(
         document.path,
@@ -361,19 +379,24 @@ def reader(document: Document, look: Look | None = None) -> decompress.Fill:
         lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
         None if looks is None else looks.to,
     )
-    fill = decompress.reader(document.codec, stored)
+    fill = decompress.reader(codec, stored)
 
     def filled(target: np.ndarray) -> int:
         try:
             return fill(target)
         except decompress.ERRORS as error:
             check_as_listed([document])  # damage that is none: half of it is of another file
-            raise _not_decompressed(document, error) from error
+            raise _not_decompressed(document, codec, error) from error
 
     return filled
 
 
-def _not_decompressed(document: Document, error: Exception) -> CompressedError:
+def _not_decompressed(document: Document, codec: str, error: Exception) -> CompressedError:
+    if isinstance(error, decompress.MissingPackageError):
+        return CompressedError(
+            f"{document.name} cannot be decompressed here: {error}; install it where workers run (pip install"
+            " 'tilewright[text]'), or count its bytes as they are stored (--raw)"
+        )
     if isinstance(error, decompress.TooWideError):
         return CompressedError(
             f"{document.name} cannot be decompressed here: {error}; compress it anew with a smaller one (zstd"
@@ -386,7 +409,7 @@ def _not_decompressed(document: Document, error: Exception) -> CompressedError:
         )
     return CompressedError(
         f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
-        f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"
+        f" compressed by {codec}, or count its bytes as they are stored (--raw)"
     )
 
 
@@ -506,15 +529,16 @@ def _check_as_listed(document: Document, facts: os.stat_result) -> None:
     )
 
 
-def check_unchanged(corpus: Corpus) -> None:
-    """Raise DocumentError if any file is not as it was when this process listed it: gone, written to, or replaced.
+def check_unchanged(corpus: Corpus, passed_over: Collection[int] = ()) -> None:
+    """Raise DocumentError if any file is not as it was when this process listed it: gone, written to, or replaced; but
+    for those that were not counted, by their places.
 
     What each change is known by, and what goes unnoticed: `transfer/files.py`.
     """
     changes = [
         (document, what)
-        for document, status in zip(corpus.documents, corpus.status, strict=True)
-        if (what := _change_since(document, status)) is not None
+        for place, (document, status) in enumerate(zip(corpus.documents, corpus.status, strict=True))
+        if place not in passed_over and (what := _change_since(document, status)) is not None
     ]
     if not changes:
         return

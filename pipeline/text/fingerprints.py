@@ -59,6 +59,10 @@ class Fingerprints:
         self._ranges.append(Seen(self._first + document, start))
         return self._ranges[-1]
 
+    def take(self, others: Fingerprints) -> None:
+        """Add those of a second object about the same share."""
+        self._ranges += others._ranges
+
     def rows(self) -> np.ndarray:
         """int64[(ranges, 4)]: the document's place in the piece, start, stop, and the fingerprint of its stored bytes
         there, once they were read."""

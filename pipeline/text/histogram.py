@@ -57,6 +57,17 @@ class Histogram:
     """By words: ``casefold`` and ``normalise``, as they were asked for, and ``unicode``, the version that says what is
     a word."""
 
+    document_count: int | None = None
+    """How many documents were counted, those within files each; None where a file of an earlier release does not
+    say."""
+    undecodable: int | None = None
+    """How many of U+FFFD, by code point, stand for bytes that could not be decoded, and not for themselves; None for
+    other kinds, and where a GPU counted."""
+    ids: tuple[str | None, ...] | None = None
+    """Per document, what ``id_field`` says of each; None where none was asked for."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """Files that were left out, and why, where ``on_error`` is "report"."""
+
     @property
     def bins(self) -> int:
         return int(self.counts.shape[-1])
@@ -136,6 +147,10 @@ class Histogram:
             nbytes=facts["nbytes"],
             device=facts["device"],
             seconds=facts["seconds"],
+            document_count=facts.get("document_count"),
+            undecodable=facts.get("undecodable"),
+            ids=None if facts.get("ids") is None else tuple(facts["ids"]),
+            bad=tuple((name, why) for name, why in facts.get("bad", ())),
             tokens=tokens,
             options=facts.get("options", {}),
         )
@@ -195,15 +210,20 @@ class Histogram:
             "nbytes": self.nbytes,
             "device": self.device,
             "seconds": self.seconds,
+            "document_count": self.document_count,
+            "undecodable": self.undecodable,
+            "ids": None if self.ids is None else list(self.ids),
+            "bad": [list(each) for each in self.bad],
         }
 
     def __str__(self) -> str:
         rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
         totals = self.totals
+        documents = len(self.documents) if self.document_count is None else self.document_count
         head = (
-            f"{format_nbytes(self.nbytes)} in {counted(len(self.documents), 'document')} by {self.by}"
+            f"{format_nbytes(self.nbytes)} in {counted(documents, 'document')} by {self.by}"
             f" in {self.seconds:.2f} s on {self.device} ({rate / 1e9:.3g} GB/s): {int(totals.sum())} counted,"
-            f" {self.skipped} skipped"
+            f" {self.skipped} skipped" + (f", {self.undecodable} undecodable" if self.undecodable else "")
         )
         return "\n".join([head, *bars(self)])
 
@@ -253,8 +273,25 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
         nbytes=sum(histogram.nbytes for histogram in histograms),
         device=", ".join(dict.fromkeys(histogram.device for histogram in histograms)),
         seconds=sum(histogram.seconds for histogram in histograms),
+        document_count=_sum([histogram.document_count for histogram in histograms]),
+        undecodable=_sum([histogram.undecodable for histogram in histograms]),
+        ids=_ids_of(histograms),
+        bad=tuple(each for histogram in histograms for each in histogram.bad),
         tokens=tokens,
         options=first.options,
+    )
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """The sum of what is known of each, or None."""
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _ids_of(histograms: Sequence[Histogram]) -> tuple[str | None, ...] | None:
+    if all(histogram.ids is None for histogram in histograms):
+        return None
+    return tuple(
+        each for histogram in histograms for each in (histogram.ids or [None] * len(histogram.documents))
     )
 
 

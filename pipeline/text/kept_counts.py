@@ -36,12 +36,12 @@ from tilewright.pipeline.records import (
 )
 from tilewright.pipeline.text.blocks import with_margins
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece
+from tilewright.pipeline.text.documents import Counts, facts_from
 from tilewright.pipeline.text.fingerprints import covers
+from tilewright.pipeline.text.formats.listing import names_of
+from tilewright.pipeline.text.formats.reading import Reading
 
 FILE_NAME = "tilewright-counts.jsonl"
-
-NAMED = 3
-"""The most documents that a notice names."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def state_of_output(out: Path, *, resume: bool = True) -> State:
 
 @contextmanager
 def open_counts(
-    state: State | None, kind: Kind | TokenKind, *, per_document: bool, raw: bool, listener: Listener
+    state: State | None, kind: Kind | TokenKind, *, per_document: bool, reading: Reading, listener: Listener
 ) -> Iterator[Record | None]:
     """The record of a count, for as long as the block runs; None where none is to be kept. The listener is told what a
     count that fails leaves there.
@@ -97,7 +97,13 @@ def open_counts(
     if state is None:
         yield None
         return
-    head: dict[str, Any] = {"work": "histogram", "by": kind.name, "per_document": per_document, "raw": raw}
+    head: dict[str, Any] = {
+        "work": "histogram",
+        "by": kind.name,
+        "per_document": per_document,
+        "raw": reading.raw,
+        "reading": reading.facts(),
+    }
     if isinstance(kind, TokenKind):
         head |= kind.options
     _make(state.folder)
@@ -180,17 +186,9 @@ class Kept(NamedTuple):
 def entry_of(
     piece: Piece,
     changed_ns: Sequence[int],
-    cells: np.ndarray,
-    values: np.ndarray,
-    nbytes: int,
-    prints: np.ndarray,
-    tokens: Tokens | None = None,
+    part: Counts,
 ) -> dict[str, Any]:
-    """The entry of a finished piece.
-
-    changed_ns: when the status of each of its documents last changed. cells: int64, places in the piece's own counts.
-    nbytes: its length, decompressed.
-    """
+    """The entry of a finished piece. changed_ns: when the status of each of its documents last changed."""
     documents = piece.documents
     facts = np.array(
         [
@@ -207,25 +205,35 @@ def entry_of(
         "facts": packed(facts.T.reshape(-1)),
         "start": piece.start,
         "stop": piece.stop,
-        "nbytes": nbytes,
-        "cells": packed(np.diff(cells, prepend=0)),
-        "values": packed(values),
-        "prints": packed(prints.T.reshape(-1)),
+        "nbytes": part.nbytes,
+        "cells": packed(np.diff(part.cells, prepend=0)),
+        "values": packed(part.values),
+        "prints": packed(part.prints.T.reshape(-1)),
+        **part.facts(),
     }
-    if tokens is not None:
-        entry |= {"tokens": packed_bytes(tokens.data.tobytes()), "lengths": packed(np.diff(tokens.offsets))}
+    if part.tokens is not None:
+        entry |= {
+            "tokens": packed_bytes(part.tokens.data.tobytes()),
+            "lengths": packed(np.diff(part.tokens.offsets)),
+        }
     return entry
 
 
-def counts_in(entry: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, int, Tokens | None]:
-    """The cells and values, int64, the decompressed length and the tokens that `entry_of` was given."""
-    cells = np.cumsum(unpacked(entry["cells"]), dtype=np.int64)
+def counts_in(entry: dict[str, Any], prints: np.ndarray) -> Counts:
+    """What `entry_of` was given. prints: `Kept.prints`."""
     tokens = None
     if "tokens" in entry:
         lengths = unpacked(entry["lengths"])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
         tokens = Tokens(np.frombuffer(unpacked_bytes(entry["tokens"]), np.uint8), offsets)
-    return cells, unpacked(entry["values"]).astype(np.int64), entry["nbytes"], tokens
+    return Counts(
+        np.cumsum(unpacked(entry["cells"]), dtype=np.int64),
+        unpacked(entry["values"]).astype(np.int64),
+        entry["nbytes"],
+        prints,
+        tokens=tokens,
+        **facts_from(entry, entry["documents"]),
+    )
 
 
 def _kept(line: Line, entry: dict[str, Any]) -> Kept:
@@ -416,9 +424,3 @@ def _notes(corpus: Corpus, left: Left, known: set[int], gone: list[str]) -> list
     if gone:
         notes.append(f"{names_of(sorted(gone))} left out, with what was counted: no more in the corpus")
     return notes
-
-
-def names_of(names: Sequence[str]) -> str:
-    """Some names, and how many others there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {counted(more, 'other')}" if more > 0 else "")

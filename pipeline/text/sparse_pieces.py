@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +37,8 @@ class Entries:
     """Bytes counted."""
     read_seconds: float
     count_seconds: float
+    lost: dict[int, int] = field(default_factory=dict)
+    """By rows, U+FFFD that stand for malformed bytes."""
 
 
 class _Clock:
@@ -129,20 +131,19 @@ def _behind(piece: Piece, prints: Fingerprints | None) -> Callable[[int], np.nda
     return more
 
 
-def count_wide_rows(
-    kind: Kind, documents: int, blocks: Iterable[Block], check: Callable[[], None]
-) -> Entries:
+def count_wide_rows(kind: Kind, blocks: Iterable[Block], check: Callable[[], None]) -> Entries:
     """Count many bins of each of a share's documents by itself."""
     from tilewright.kernels.histograms.host import count_host, count_rows
+    from tilewright.kernels.histograms.replaced import undecoded, undecoded_rows
 
     clock, nbytes = _Clock(), 0
-    lengths = np.zeros(documents, np.int64)
+    rows, lost = [np.empty(0, np.int64)], dict[int, int]()
     columns, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     under_way: tuple[int, np.ndarray] | None = None
 
     def end(row: int, counts: np.ndarray) -> None:
         places = np.flatnonzero(counts)
-        lengths[row] = len(places)
+        rows.append(np.full(len(places), row, np.int64))
         columns.append(places)
         values.append(counts[places])
 
@@ -153,21 +154,25 @@ def count_wide_rows(
             end(*under_way)
             under_way = None
         if block.edges is None:
-            counts = count_host(block.data, kind, np.array([0, len(block.data)]), block.start, block.stop)[0]
+            edges = np.array([0, len(block.data)])
+            found = count_host(block.data, kind, edges, block.start, block.stop)
+            malformed = int(undecoded(found, kind, block.data, edges, block.start, block.stop)[0])
+            if malformed:
+                lost[block.first] = lost.get(block.first, 0) + malformed
+            counts = found[0]
             if under_way is not None:
                 counts += under_way[1]
             under_way = block.first, counts
         else:
-            found = count_rows(block.data, kind, block.edges)
-            lengths[block.first : block.first + block.documents] = found[0]
-            columns.append(found[1])
-            values.append(found[2])
+            lengths, bins, each = count_rows(block.data, kind, block.edges)
+            rows.append(block.first + np.repeat(np.arange(block.documents), lengths))
+            columns.append(bins)
+            values.append(each)
+            lost |= undecoded_rows(rows[-1], bins, each, kind, block.data, block.edges, block.first)
         nbytes += block.nbytes
         clock.count += clock.lap()
     if under_way is not None:
         end(*under_way)
-    rows = np.repeat(np.arange(documents), lengths)
+    all_rows, all_columns, all_values = map(np.concatenate, (rows, columns, values))
     clock.count += clock.lap()
-    return Entries(
-        rows, np.concatenate(columns), np.concatenate(values), None, nbytes, clock.read, clock.count
-    )
+    return Entries(all_rows, all_columns, all_values, None, nbytes, clock.read, clock.count, lost)

@@ -27,29 +27,56 @@ Found = tuple[np.ndarray | SparseCounts, Tokens | None]
 
 
 class Total(Protocol):
-    """Parts are added in any order."""
+    """Parts are added in any order; rows may be of any number that was not expected."""
 
     def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
         """Add counts, int64, of rows and columns, all int64; each pair once. tokens: what the columns are places in."""
         ...
 
-    def result(self) -> Found:
-        """What it all is; the total is not used any more."""
+    def result(self, order: np.ndarray | None = None) -> Found:
+        """What it all is; the total is not used any more. order: int64, which rows make up the result, one behind the
+        other; without it all, as they are."""
         ...
 
 
 class ArrayTotal:
     """An array of all bins."""
 
-    def __init__(self, rows: int, bins: int, *, per_document: bool) -> None:
+    def __init__(self, rows: int, bins: int, *, per_document: bool, allowed: int) -> None:
+        """allowed: its memory, in bytes. Raises PlanError where that is not enough, as `add` does."""
+        self._allowed = allowed
+        self._check(rows, bins)
         self._counts = np.zeros((rows, bins), np.int64)
         self._per_document = per_document
 
+    def _check(self, rows: int, bins: int) -> None:
+        needed = rows * bins * np.dtype(np.int64).itemsize
+        if needed > self._allowed:
+            raise PlanError(
+                f"{rows} documents × {bins} bins take {format_nbytes(needed)}, and {format_nbytes(self._allowed)} (half"
+                " of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or not per"
+                " document"
+            )
+
     def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        there, bins = self._counts.shape
+        wanted = int(rows.max(initial=-1)) + 1
+        if wanted > there:
+            self._check(wanted, bins)
+            larger = np.zeros((min(2 * wanted, max(wanted, self._allowed // (8 * bins))), bins), np.int64)
+            larger[:there] = self._counts
+            self._counts = larger
         self._counts[rows, columns] += values
 
-    def result(self) -> Found:
-        return self._counts if self._per_document else self._counts[0], None
+    def result(self, order: np.ndarray | None = None) -> Found:
+        if not self._per_document:
+            return self._counts[0], None
+        if order is None:
+            return self._counts, None
+        there = len(self._counts)
+        counts = self._counts[np.minimum(order, there - 1)]
+        counts[order >= there] = 0  # of documents without any
+        return counts, None
 
 
 class TokenTotal:
@@ -96,7 +123,7 @@ class TokenTotal:
         )
         self._lists[-2:] = [(Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens])]
 
-    def result(self) -> Found:
+    def result(self, order: np.ndarray | None = None) -> Found:
         if self._table.used or not self._lists:
             self._put_in_order()
         while len(self._lists) > 1:
@@ -136,7 +163,9 @@ class RowTotal:
             )
         )
 
-    def result(self) -> Found:
+    def result(self, order: np.ndarray | None = None) -> Found:
+        if order is not None:
+            self._put_in_order(order)
         found: Tokens | None = None
         rank: np.ndarray | None = None
         bins = self._bins
@@ -170,6 +199,32 @@ class RowTotal:
                 values[to : to + places[end] - places[begin]] = counts[here]
             self._room.given_back(columns.nbytes + counts.nbytes)
         return SparseCounts(indptr, indices, values, bins), found
+
+    def _put_in_order(self, order: np.ndarray) -> None:
+        """Give rows the places that they have in ``order``, and drop those that it has not."""
+        most = max((int(part[0].max(initial=0)) for part in self._parts), default=0)
+        new = np.full(max(most, int(order.max(initial=0))) + 1, -1, np.int64)
+        new[order] = np.arange(len(order))
+        self._rows = len(order)
+        parts, self._parts = self._parts, []
+        for rows, lengths, columns, values in parts:
+            placed = new[rows]
+            if (np.diff(placed) > 0).all() and (placed >= 0).all():
+                self._parts.append((self._room.kept(placed.astype(np.uint32)), lengths, columns, values))
+                continue
+            each = np.repeat(placed, lengths)
+            kept = np.flatnonzero(each >= 0)
+            kept = kept[np.argsort(each[kept], kind="stable")]
+            by_place = np.argsort(placed, kind="stable")
+            by_place = by_place[placed[by_place] >= 0]
+            self._parts.append(
+                (
+                    self._room.kept(placed[by_place].astype(np.uint32)),
+                    self._room.kept(lengths[by_place]),
+                    self._room.kept(columns[kept]),
+                    self._room.kept(values[kept]),
+                )
+            )
 
     def _join_cut_rows(self) -> None:
         """Add up the rows of documents that were cut: several parts have them."""
@@ -249,10 +304,4 @@ def total_for(rows: int, bins: int | None, *, per_document: bool, allowed: int) 
         return RowTotal(rows, bins, allowed)
     if bins is None:
         return TokenTotal(allowed // 4)
-    needed = rows * bins * np.dtype(np.int64).itemsize
-    if needed > allowed:
-        raise PlanError(
-            f"{rows} documents × {bins} bins take {format_nbytes(needed)}, and {format_nbytes(allowed)} (half of this"
-            " process's memory) are allowed; count fewer documents, a kind with fewer bins, or not per document"
-        )
-    return ArrayTotal(rows, bins, per_document=per_document)
+    return ArrayTotal(rows, bins, per_document=per_document, allowed=allowed)

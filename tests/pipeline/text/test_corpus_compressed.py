@@ -28,12 +28,14 @@ from tests.pipeline.text.test_counting import count, cpu_workers, dense, documen
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.plan.inputs import WorkerFacts
-from tilewright.pipeline.text import blocks as reading
-from tilewright.pipeline.text import corpus, counting, decompress
+from tilewright.pipeline.text import corpus, counting
+from tilewright.pipeline.text import pieces as counting_pieces
 from tilewright.pipeline.text.corpus import Corpus, Document, Look, Piece, cut_pieces, list_corpus, reader
-from tilewright.pipeline.text.counting import count_corpus, count_piece
-from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats import decompress, opening
+from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.kept_counts import everything
+from tilewright.pipeline.text.pieces import count_piece
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -128,8 +130,8 @@ def test_one_piece_is_counted_in_blocks_of_any_size(
         found = list_corpus(paths)
         piece = Piece(0, found.documents, 0, found.nbytes)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
-            patch.setattr(counting, "usable_cores", lambda: 3)
+            patch.setattr(counting_pieces, "LEAST_STREAM_NBYTES", 1)
+            patch.setattr(counting_pieces, "usable_cores", lambda: 3)
             part, _ = count_piece(piece, KINDS[by], "cpu", per_document, nbytes, threads)
     bins = KINDS[by].bins
     counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
@@ -175,10 +177,17 @@ def test_a_document_of_many_blocks(
     assert content(path) == data
 
 
-def test_the_suffix_alone_says_how_a_file_is_compressed(tmp_path: Path) -> None:
-    names = {"a.gz": "gzip", "b.TXT.GZ": "gzip", "c.tar.bz2": "bzip2", "d.xz": "xz", "e.zst": "zstd"}
-    plain = ["f", "g.txt", "gz", ".gz", "h.gz.txt", "i.zip"]
-    for name in [*names, *plain]:
+def test_the_suffix_of_a_small_file_says_how_it_is_cut(tmp_path: Path) -> None:
+    names = {
+        "a.gz": "gzip",
+        "b.TXT.GZ": "gzip",
+        "c.tar.bz2": "bzip2",
+        "d.xz": "xz",
+        "e.zst": "zstd",
+        "f.lz4": "lz4",
+    }
+    plain = ["f", "g.txt", "gz", "h.gz.txt", "i.zip"]
+    for name in [*names, *plain, ".hidden.gz"]:
         (tmp_path / name).write_bytes(b"x")
     found = {Path(d.name).name: d.codec for d in list_corpus([tmp_path]).documents}
     assert found == names | dict.fromkeys(plain)
@@ -234,13 +243,13 @@ def test_a_task_decompresses_several_documents_at_once(
     """Each of three large documents waits for the others to have begun."""
     together = threading.Barrier(3, timeout=60)
 
-    def met(document: Document, look: Look | None) -> Fill:
+    def met(document: Document, look: Look | None, codec: str) -> Fill:
         together.wait()
         return reader(document, look)
 
-    monkeypatch.setattr(reading, "reader", met)
-    monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
-    monkeypatch.setattr(counting, "usable_cores", lambda: 3)
+    monkeypatch.setattr(opening, "reader", met)
+    monkeypatch.setattr(counting_pieces, "LEAST_STREAM_NBYTES", 1)
+    monkeypatch.setattr(counting_pieces, "usable_cores", lambda: 3)
     for i in range(3):
         (tmp_path / f"{i}.gz").write_bytes(gzip.compress(bytes([i]) * 100))
     found = list_corpus([tmp_path])
@@ -270,7 +279,7 @@ def test_a_document_that_nobody_waits_for_is_not_read_to_its_end(
         if len(looked) == 3:
             raise CancelledError
 
-    monkeypatch.setattr(counting, "end_if_given_up", lambda: give_up)
+    monkeypatch.setattr(counting_pieces, "end_if_given_up", lambda: give_up)
     (tmp_path / "long.zst").write_bytes(zstandard.compress(bytes(10**6)))
     (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 1)
     with pytest.raises(CancelledError):
@@ -298,10 +307,10 @@ def test_a_document_that_fails_ends_those_read_beside_it(
     for name in ("damaged.gz", "long.gz"):
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.setattr(
-        reading, "reader", lambda document, look: long if "long" in document.name else damaged
+        opening, "reader", lambda document, look, codec: long if "long" in document.name else damaged
     )
-    monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
-    monkeypatch.setattr(counting, "usable_cores", lambda: 2)
+    monkeypatch.setattr(counting_pieces, "LEAST_STREAM_NBYTES", 1)
+    monkeypatch.setattr(counting_pieces, "usable_cores", lambda: 2)
     (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 2)
     with pytest.raises(CompressedError, match="damaged"):
         count_piece(piece, KINDS["byte"], "cpu", False, 1000, 2)
@@ -324,7 +333,7 @@ def test_a_host_decompresses_on_all_its_cores(workers: int, at_once: int) -> Non
     for begun in (
         pieces[place : place + 2] for place in range(0, len(pieces), 2)
     ):  # by a worker's two threads
-        shares = [counting._shares(piece, "cuda", 2**23, decompressors) for piece in begun]
+        shares = [counting_pieces._shares(piece, "cuda", 2**23, decompressors) for piece in begun]
         assert sum(map(len, shares)) >= at_once
 
 
@@ -423,11 +432,11 @@ def test_damage_is_looked_for_once(client: Client, tmp_path: Path, monkeypatch: 
     """It is as far into the document at every attempt, which may be hours."""
     read = []
 
-    def counted(document: Document, look: Look | None) -> Fill:
+    def counted(document: Document, look: Look | None, codec: str) -> Fill:
         read.append(document.name)
-        return reader(document, look)
+        return reader(document, look, codec)
 
-    monkeypatch.setattr(reading, "reader", counted)
+    monkeypatch.setattr(opening, "reader", counted)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000))[:-1])
     with pytest.raises(CompressedError, match=r"a\.gz cannot be decompressed: it was cut short"):
         count(client, [tmp_path], "byte")
@@ -452,9 +461,9 @@ def test_what_became_of_a_document_is_looked_for_once(
             path.mkdir(exist_ok=True)
         return shares(piece, *how)
 
-    shares = counting._shares
+    shares = counting_pieces._shares
     path.write_bytes(COMPRESS.get(suffix, bytes)(b"text that goes away"))
-    monkeypatch.setattr(counting, "_shares", changed)
+    monkeypatch.setattr(counting_pieces, "_shares", changed)
     said = {"gone": "No such file", "shorter": "shrank from .* to 5 bytes", "a folder": "it is a folder"}[
         change
     ]

@@ -24,6 +24,7 @@ from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import FILE_NAME, State, open_counts, state_of_output
 
@@ -63,7 +64,9 @@ class Run:
         kind = KINDS[self.by]
         state = State(self.state, **options)
         corpus = list_corpus(paths, apart=state.apart)
-        with open_counts(state, kind, per_document=self.per_document, raw=False, listener=listener) as record:
+        with open_counts(
+            state, kind, per_document=self.per_document, reading=Reading(), listener=listener
+        ) as record:
             return count_corpus(
                 self.client,
                 corpus,
@@ -294,7 +297,9 @@ def test_a_changing_document_ends_the_run_and_is_counted_by_the_next(run: Run, p
     workers = cpu_workers(run.client)
     with (
         pytest.raises(DocumentError, match="after the corpus was listed"),
-        open_counts(State(run.state), kind, per_document=False, raw=False, listener=lambda _: None) as record,
+        open_counts(
+            State(run.state), kind, per_document=False, reading=Reading(), listener=lambda _: None
+        ) as record,
     ):
         count_corpus(run.client, corpus, kind, workers, per_document=False, listener=change, record=record)
     run.check([large])
@@ -331,7 +336,7 @@ def test_a_state_of_other_counts_is_refused_an_output_s_begun_anew(run: Run, pat
 def test_two_runs_do_not_share_a_state(run: Run, paths: list[Path]) -> None:
     kind = KINDS["bigram"]
     with (
-        open_counts(State(run.state), kind, per_document=False, raw=False, listener=lambda _: None),
+        open_counts(State(run.state), kind, per_document=False, reading=Reading(), listener=lambda _: None),
         pytest.raises(OutputExistsError, match=r"another run has .*state.* open"),
     ):
         run(paths)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.pipeline.text.test_counting import dense, documents, naive_counts
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
 from tilewright.pipeline.errors import CorpusError
-from tilewright.pipeline.text import counting
+from tilewright.pipeline.text import pieces
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.text.corpus import Piece, list_corpus, share_out
-from tilewright.pipeline.text.counting import _of_separators, count_piece
+from tilewright.pipeline.text.pieces import _of_separators, count_piece
 
 
 def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
@@ -183,7 +183,7 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
                 raise CancelledError("for the test")
 
         with monkeypatch.context() as patch:
-            patch.setattr(counting, "end_if_given_up", lambda: give_up)
+            patch.setattr(pieces, "end_if_given_up", lambda: give_up)
             with pytest.raises(CancelledError):
                 count_piece(packed, KINDS["byte"], "cuda", per_document, 64, 1)
         assert checks == 3

@@ -21,6 +21,7 @@ from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.room import Room
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.histogram import Histogram, added
 from tilewright.pipeline.text.kept_counts import State, open_counts
 from tilewright.pipeline.text.saved_counts import save_histogram
@@ -212,7 +213,9 @@ def test_a_stopped_count_goes_on(client: Client, tmp_path: Path, by: str, per_do
         state = State(tmp_path / "state")
         with (
             dask.config.set({"tilewright.piece-nbytes": 3000}),
-            open_counts(state, kind, per_document=per_document, raw=False, listener=listener) as record,
+            open_counts(
+                state, kind, per_document=per_document, reading=Reading(), listener=listener
+            ) as record,
         ):
             try:
                 found = count_corpus(

@@ -1,10 +1,9 @@
-"""Compressed bytes to plain ones, as a stream: gzip, bzip2, xz and Zstandard, in memory that does not grow.
+"""Compressed bytes to plain ones, as a stream: gzip, bzip2, xz, LZMA, LZ4 and Zstandard, in memory that does not grow.
 
-A compressed file may hold several members (gzip), streams (bzip2, xz) or frames (Zstandard), one behind the other:
-their contents are one document. All four libraries release the interpreter lock while they work. Each call gets a large
-amount: dozens of threads that ask for the lock after every quarter of a megabyte get little else done. Zstandard, by
-far the fastest, is read and decompressed by a loop of its own, which takes the lock once a block.
-"""
+A compressed file may hold several members (gzip), streams (bzip2, xz) or frames (LZ4, Zstandard), one behind the other:
+their contents are one document. All of the libraries release the interpreter lock while they work. Each call gets a
+large amount: dozens of threads that ask for the lock after every quarter of a megabyte get little else done. Zstandard,
+by far the fastest, is read and decompressed by a loop of its own, which takes the lock once a block."""
 
 from __future__ import annotations
 
@@ -64,7 +63,11 @@ class DictionaryError(ValueError):
     """Compressed bytes, presumably valid, that need a dictionary which is stored elsewhere."""
 
 
-ERRORS = (MalformedError, TooWideError, DictionaryError)
+class MissingPackageError(ValueError):
+    """What decompresses such bytes is not installed."""
+
+
+ERRORS = (MalformedError, TooWideError, DictionaryError, MissingPackageError)
 
 
 class Decompressor(Protocol):
@@ -110,29 +113,75 @@ class _Codec:
     """Whether zeros may follow a member, as tapes and some writers leave them."""
 
 
+class _Inflate(_Gunzip):
+    """As `_Gunzip`, of bytes without header and checksum, as zip archives hold them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._member = zlib.decompressobj(-zlib.MAX_WBITS)
+
+
 def _unxz() -> Any:
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_NBYTES)
+
+
+def _unlzma() -> Any:
+    return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=XZ_NBYTES)
+
+
+class _Unlz4:
+    """The lz4 package's decompressor of one frame."""
+
+    def __init__(self) -> None:
+        try:
+            from lz4.frame import LZ4FrameDecompressor
+        except ImportError as error:
+            raise MissingPackageError(
+                "LZ4 is decompressed by the package lz4, which is not installed here"
+            ) from error
+        self._frame = LZ4FrameDecompressor()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._frame.eof)
+
+    @property
+    def needs_input(self) -> bool:
+        return bool(self._frame.needs_input)
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data or b""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        block: bytes = self._frame.decompress(data, max_length)
+        return block
 
 
 CODECS = {
     "gzip": _Codec(_Gunzip, (zlib.error,), padded=True),
     "bzip2": _Codec(bz2.BZ2Decompressor, (OSError, ValueError), padded=False),
     "xz": _Codec(_unxz, (lzma.LZMAError,), padded=True),
+    "lzma": _Codec(_unlzma, (lzma.LZMAError,), padded=False),
+    "lz4": _Codec(_Unlz4, (RuntimeError, ValueError), padded=False),
+    "deflate": _Codec(_Inflate, (zlib.error,), padded=False),
 }
+"""``deflate`` is of members of zip archives, and of no file."""
 ZSTD = "zstd"
 
-SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": ZSTD}
+SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": ZSTD, ".lzma": "lzma", ".lz4": "lz4"}
 """File name suffixes, in either case, and their codecs."""
+CODEC_NAMES = frozenset(SUFFIXES.values())
 
 
 def reader(codec: str, stored: Iterable[Stored] | StoredFile) -> Fill:
     """A `Fill` of the decompressed bytes of a file; it may give fewer bytes than there is room for.
 
-    codec: a value of `SUFFIXES`. stored: the file, or its bytes in blocks of any size but 0, taken as they are needed;
-    a block is not used any more once the next is asked for. The function raises MalformedError where the bytes are
-    malformed, end within a member, or fail a checksum of the format; TooWideError where they refer further back than
-    `WINDOW_BITS` or `XZ_NBYTES` allow; DictionaryError where they need a dictionary. Errors of ``stored`` pass through.
-    """
+    codec: a key of `CODECS`, or `ZSTD`. stored: the file, or its bytes in blocks of any size but 0, taken as they are
+    needed; a block is not used any more once the next is asked for. The function raises MalformedError where the bytes
+    are malformed, end within a member, or fail a checksum of the format; TooWideError where they refer further back
+    than `WINDOW_BITS` or `XZ_NBYTES` allow; DictionaryError where they need a dictionary; MissingPackageError. Errors
+    of ``stored`` pass through."""
     return _Frames(stored).fill if codec == ZSTD else _Members(codec, stored).fill
 
 

@@ -1,0 +1,240 @@
+"""The documents of a piece and of a corpus, one by one, and what is counted of a piece."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.tokens import Kind
+from tilewright.pipeline.records import packed, unpacked
+from tilewright.pipeline.text.fingerprints import NONE
+from tilewright.pipeline.text.formats.sources import Found
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The documents of a piece one by one, in the order in which they stand in its files."""
+
+    places: np.ndarray
+    """int64: the place in the piece of each document's file."""
+    members: list[str]
+    """Within an archive, or the number of a record; empty for a file's own text."""
+    numbers: np.ndarray
+    """int64: its line, row or passage, counted from 1; 0 for a whole text."""
+    fields: list[str | None]
+    """Where several are counted."""
+    ids: list[str | None]
+    lost: np.ndarray
+    """int64: how many U+FFFD stand for what could not be decoded."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def names(self, documents: Sequence[str]) -> list[str]:
+        """``shard.jsonl.zst:1234``: file, member, number and field, as far as there are any. documents: the name of
+        each row's file."""
+        rows = zip(documents, self.members, self.numbers.tolist(), self.fields, strict=True)
+        return [":".join(str(part) for part in row if part) for row in rows]
+
+    def chosen(self, order: np.ndarray) -> Rows:
+        """Some of the rows, by their places."""
+        chosen = order.tolist()
+        return Rows(
+            self.places[order],
+            [self.members[i] for i in chosen],
+            self.numbers[order],
+            [self.fields[i] for i in chosen],
+            [self.ids[i] for i in chosen],
+            self.lost[order],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "places": packed(self.places),
+            "members": self.members if any(self.members) else None,
+            "numbers": packed(self.numbers),
+            "fields": self.fields if any(self.fields) else None,
+            "ids": self.ids if any(each is not None for each in self.ids) else None,
+            "lost": packed(self.lost),
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Rows:
+        places, numbers, lost = (
+            unpacked(entry[name]).astype(np.int64) for name in ("places", "numbers", "lost")
+        )
+        count = len(places)
+        return cls(
+            places,
+            entry["members"] or [""] * count,
+            numbers,
+            entry["fields"] or [None] * count,
+            entry["ids"] or [None] * count,
+            lost,
+        )
+
+
+def no_rows() -> Rows:
+    return joined([])
+
+
+def joined(rows: Sequence[Rows]) -> Rows:
+    """Rows behind one another."""
+    none = np.empty(0, np.int64)
+    return Rows(
+        np.concatenate([none, *(each.places for each in rows)]),
+        list(chain.from_iterable(each.members for each in rows)),
+        np.concatenate([none, *(each.numbers for each in rows)]),
+        list(chain.from_iterable(each.fields for each in rows)),
+        list(chain.from_iterable(each.ids for each in rows)),
+        np.concatenate([none, *(each.lost for each in rows)]),
+    )
+
+
+def rows_of(found: Found, first: int, lost: dict[int, int]) -> Rows:
+    """What was found of a share of a piece, as rows.
+
+    first: the place in the piece of the share's first file. lost: what counting says of rows, to be added.
+    """
+    parts = []
+    for row in found.rows:
+        count = 1 if row.numbers is None else len(row.numbers)
+        parts.append(
+            Rows(
+                np.full(count, first + row.place, np.int64),
+                [row.member] * count,
+                np.zeros(count, np.int64) if row.numbers is None else row.numbers.astype(np.int64),
+                [None] * count if row.fields is None else list(row.fields),
+                [None] * count if row.ids is None else list(row.ids),
+                np.broadcast_to(np.asarray(row.lost, np.int64), count).copy(),
+            )
+        )
+    rows = joined(parts)
+    if lost:
+        np.add.at(rows.lost, list(lost), list(lost.values()))
+    return rows
+
+
+def are_files(rows: Rows, documents: int) -> bool:
+    """Whether the rows are the piece's files themselves, with nothing else to be said of them."""
+    return (
+        len(rows) == documents
+        and not any(rows.members)
+        and not rows.numbers.any()
+        and not rows.lost.any()
+        and not any(each is not None for each in rows.ids)
+        and bool((rows.places == np.arange(documents)).all())
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """The nonzero counts of one piece."""
+
+    cells: np.ndarray
+    """int64: row × width + column; the row is the document's place in the piece, or in ``rows``, or 0."""
+    values: np.ndarray
+    """int64, more than 0."""
+    nbytes: int
+    """The piece's length, decoded."""
+    prints: np.ndarray = field(default_factory=lambda: NONE)
+    """The fingerprints of what was read, where they were wanted (`Fingerprints.rows`)."""
+    documents: int = 0
+    """How many documents ended in it."""
+    lost: int | None = None
+    """How many U+FFFD stand for what could not be decoded; None where that is not known."""
+    rows: Rows | None = None
+    """Per document; None where those are the piece's files."""
+    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """`Found.remarks`."""
+    bad: dict[int, str] = field(default_factory=dict)
+    """Files that cannot be counted, by their places in the piece, and why; all else is of the piece without them."""
+
+    tokens: Tokens | None = None
+    """Where they are not known beforehand, what the columns are places in."""
+
+    def entries(self, kind: Kind | TokenKind) -> tuple[np.ndarray, np.ndarray]:
+        """The rows and the columns, int64, of the cells."""
+        rows, columns = np.divmod(self.cells, width_of(kind, self.tokens))
+        return rows, columns
+
+    def facts(self) -> dict[str, Any]:
+        """What a record keeps of it beside counts and fingerprints, as JSON."""
+        return {
+            "found": self.documents,
+            "lost": self.lost,
+            "rows": None if self.rows is None else self.rows.to_json(),
+            "remarks": self.remarks,
+        }
+
+
+def width_of(kind: Kind | TokenKind, tokens: Tokens | None) -> int:
+    """Columns of a piece's counts."""
+    return kind.bins if isinstance(kind, Kind) else max(1, len(tokens or ()))
+
+
+def facts_from(entry: dict[str, Any], documents: int) -> dict[str, Any]:
+    """The arguments of `Counts` in an entry of a record; an entry of an earlier release has none of them."""
+    rows = entry.get("rows")
+    return {
+        "documents": entry.get("found", documents),
+        "lost": entry.get("lost"),
+        "rows": None if rows is None else Rows.from_json(rows),
+        "remarks": {what: (count, name) for what, (count, name) in entry.get("remarks", {}).items()},
+    }
+
+
+class Listing:
+    """The documents of a corpus as they are found, where a file may turn out to hold many.
+
+    Each has a provisional row: files those of their places, and documents within files others behind them.
+    """
+
+    def __init__(self, files: int) -> None:
+        self._files = self._next = files
+        self._within: set[int] = set()
+        """Files whose documents have rows of their own."""
+        self._below: list[tuple[np.ndarray, Rows]] = []
+        """Of pieces with rows: these, and the places in the corpus of their files."""
+
+    def rows_of(self, part: Counts, places: np.ndarray) -> np.ndarray:
+        """The provisional rows, int64, of a piece's documents. places: int64, where its files stand in the corpus."""
+        if part.rows is None:
+            return places
+        found = self._next + np.arange(len(part.rows))
+        self._next += len(part.rows)
+        self._within.update(places.tolist())
+        self._below.append((places[part.rows.places], part.rows))
+        return found
+
+    def in_order(
+        self, names: Sequence[str], bad: Collection[int]
+    ) -> tuple[np.ndarray | None, list[str], Rows | None]:
+        """The provisional rows in the order of the documents, the documents' names, and what else is known of each, if
+        anything is. names: of the corpus's files; bad: the places of those that are left out.
+
+        The order is None where it is that of the files.
+        """
+        if not self._below and not bad:
+            return None, list(names), None
+        out = self._within | set(bad)
+        files = np.array([place for place in range(self._files) if place not in out], np.int64)
+        nothing: list[Any] = [None] * len(files)
+        zeros = np.zeros(len(files), np.int64)
+        rows = joined(
+            [
+                Rows(files, [""] * len(files), zeros, nothing, nothing, zeros),
+                *(replace(rows, places=places) for places, rows in self._below),
+            ]
+        )
+        provisional = np.concatenate([files, np.arange(self._files, self._next)])
+        order = np.argsort(rows.places, kind="stable")
+        rows = rows.chosen(order)
+        listed = rows.names([names[place] for place in rows.places.tolist()])
+        return provisional[order], listed, rows if self._below else None

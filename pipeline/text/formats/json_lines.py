@@ -1,0 +1,236 @@
+"""The texts of JSON lines: a document for each object, or for each of several fields of it."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline.text.formats.decompress import Fill
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.sources import NO_ENDS, SEPARATOR, ContentError, Found, Window
+
+MOST_DOCUMENTS = 2**14
+LEAST_LINE_NBYTES = 16
+"""Documents that one call of the loop finds, at most, and bytes of each on average, at least."""
+
+_NAMES = ("", "", "null", "a number", "true or false", "an object", "a list")
+
+REMEDY = "restore the file, or leave it out"
+
+
+class _Long(NamedTuple):
+    """A document of a line that had no room where it was to go."""
+
+    data: np.ndarray
+    number: int
+    field: int
+    identifier: str | None
+    lost: int
+
+
+class JsonLines:
+    """The documents of a text of JSON lines."""
+
+    def __init__(self, fill: Fill, found: Found, member: str, reading: Reading) -> None:
+        from tilewright.kernels.records import json_lines  # needs Numba, which a client has no use for
+
+        self._loop, self._found, self._member, self._reading = json_lines, found, member, reading
+        keys = [*reading.fields, *([reading.id_field] if reading.id_field else [])]
+        self._keys, self._edges = json_lines.packed_keys(keys)
+        self._window = Window(fill)
+        self._spans = np.empty((len(keys), 3), np.int64)
+        self._stack = np.empty(json_lines.DEEPEST, np.uint8)
+        self._scratch = np.empty(6 * max(map(len, keys)) * 4 + 6, np.uint8)
+        self._state = np.zeros(json_lines.STATE_LENGTH, np.int64)
+        self._line = 0
+        """Lines before the window."""
+        self._long: deque[_Long] = deque()
+        self._long_done = 0
+        self._records = self._absent = 0
+        self._first: bytes | None = None
+
+    def fill(self, target: np.ndarray, gap: int, most: int) -> tuple[int, np.ndarray]:
+        loop, window, fields = self._loop, self._window, len(self._reading.fields)
+        if not self._line and not window.stop:
+            window.more("a line")
+            self._skip_mark()
+        while True:
+            if self._long:
+                return self._hand_out(target, gap)
+            if most >= fields:
+                likely = fields * ((window.stop - window.start) // LEAST_LINE_NBYTES + 1)
+                count, filled, ends = self._read(target, gap, min(most, MOST_DOCUMENTS + fields, likely))
+                if count:
+                    return filled, ends
+                code = self._state[loop.CODE]
+            else:
+                code = loop.NO_ROOM
+            if code == loop.NO_ROOM and self._read_long():
+                continue
+            if window.final and window.start == window.stop:
+                self._check_field()
+                return 0, NO_ENDS
+            if not window.final:
+                window.more("a line")
+
+    def _skip_mark(self) -> None:
+        """Pass over UTF-8's byte order mark, as some editors leave it."""
+        window = self._window
+        while window.stop < 3 and not window.final:
+            window.more("a line")
+        if window.data[:3].tobytes() == b"\xef\xbb\xbf" and window.stop >= 3:
+            window.start = 3
+
+    def _read(self, target: np.ndarray, gap: int, most: int) -> tuple[int, int, np.ndarray]:
+        """Let the loop read what it can: how many documents, how many bytes of the target, and where they end."""
+        loop, window, state = self._loop, self._window, self._state
+        ends, numbers, lost, id_ends = (np.empty(most, np.int64) for _ in range(4))
+        ids = np.empty(window.stop - window.start if self._reading.id_field else 0, np.uint8)
+        if self._first is None:
+            self._first = window.data[window.start : window.stop][: 2**16].tobytes()
+        fields = self._reading.fields
+        loop.texts_of_lines(
+            window.data, window.words, window.skip, window.start, window.stop, window.final,
+            self._keys, self._edges, len(fields), target, gap, SEPARATOR, most,
+            ends, numbers, lost, ids, id_ends, self._spans, self._stack, self._scratch, state,
+        )  # fmt: skip
+        window.start = int(state[loop.CONSUMED])
+        count, code = int(state[loop.DOCUMENTS]), int(state[loop.CODE])
+        self._records += int(state[loop.RECORDS])
+        self._absent += int(state[loop.ABSENT])
+        before, self._line = self._line, self._line + int(state[loop.LINES])
+        if code in loop.FAULTS:
+            raise self._fault(code)
+        if count:
+            named: list[str | None] | None = None
+            if self._reading.id_field:
+                edges = [0, *id_ends[:count].tolist()]
+                data = ids.tobytes()
+                named = _identifiers(data, edges, len(fields))
+            which = list(fields) * (count // len(fields)) if len(fields) > 1 else None
+            self._found.ended(
+                self._member,
+                count,
+                numbers=numbers[:count] + before + 1,
+                fields=which,
+                ids=named,
+                lost=lost[:count],
+            )
+        return count, int(state[loop.FILLED]), ends[:count]
+
+    def _read_long(self) -> bool:
+        """Read one line into memory of its own, where no other is; whether there was a whole one."""
+        loop, window = self._loop, self._window
+        end = loop.newline_from(window.data, window.words, window.skip, window.start, window.stop)
+        if end < 0 and not (window.final and window.start < window.stop):
+            return False
+        length = (window.stop if end < 0 else end) - window.start
+        listed, self._found.rows = self._found.rows, []
+        keeping, self._found.keeps_rows = self._found.keeps_rows, True
+        documents, lost = self._found.documents, self._found.lost
+        memory = np.empty(max(1, length), np.uint8)
+        stop, final = window.stop, window.final
+        window.stop, window.final = window.start + length + (end >= 0), True
+        try:
+            _, _, ends = self._read(memory, 0, len(self._reading.fields))
+        finally:
+            window.stop, window.final = stop, final
+            rows, self._found.rows = self._found.rows, listed
+            self._found.keeps_rows = keeping
+            self._found.documents, self._found.lost = documents, lost
+        if rows:
+            (row,) = rows
+            assert row.numbers is not None
+            edges = [0, *ends.tolist()]
+            self._long.extend(
+                _Long(
+                    memory[edges[i] : edges[i + 1]],
+                    int(row.numbers[i]),
+                    i,
+                    row.ids[i] if row.ids else None,
+                    int(np.broadcast_to(row.lost, len(ends))[i]),
+                )
+                for i in range(len(ends))
+            )
+        return True
+
+    def _hand_out(self, target: np.ndarray, gap: int) -> tuple[int, np.ndarray]:
+        now = self._long[0]
+        part = now.data[self._long_done : self._long_done + len(target) - gap]
+        target[: len(part)] = part
+        self._long_done += len(part)
+        if self._long_done < len(now.data):
+            return len(part), NO_ENDS
+        self._long.popleft()
+        self._long_done = 0
+        target[len(part) : len(part) + gap] = SEPARATOR
+        fields = self._reading.fields
+        self._found.ended(
+            self._member,
+            numbers=np.array([now.number]),
+            fields=[fields[now.field]] if len(fields) > 1 else None,
+            ids=[now.identifier] if self._reading.id_field else None,
+            lost=np.array([now.lost]),
+        )
+        return len(part) + gap, np.array([len(part) + gap], np.int64)
+
+    def _fault(self, code: int) -> ContentError:
+        loop, state = self._loop, self._state
+        where, column = f":{self._line + 1}", int(state[loop.PLACE]) + 1
+        if code == loop.NO_TEXT:
+            field = self._reading.fields[int(state[loop.FIELD])]
+            return ContentError(
+                f"field {field!r} holds {_NAMES[int(state[loop.KIND])]}, and no text",
+                "name a field of texts, or mend the line",
+                where,
+            )
+        if code == loop.NO_OBJECT and self._line == 0:
+            return ContentError(
+                f"{loop.FAULTS[code]}: a field is looked for in JSON lines, one object a line",
+                "give JSON lines, Parquet or Arrow, or leave the file out",
+                where,
+            )
+        if code == loop.ENCODED:
+            return ContentError(
+                f"no JSON, but {loop.FAULTS[code]} (column {column})",
+                "say which by encoding, or leave the file out",
+                where,
+            )
+        return ContentError(f"no JSON: {loop.FAULTS[code]} (column {column})", REMEDY, where)
+
+    def _check_field(self) -> None:
+        fields = self._reading.fields
+        if self._absent and self._absent == self._records * len(fields):
+            raise ContentError(
+                f"none of its {counted(self._records, 'record')} has a field {' or '.join(map(repr, fields))}"
+                f"{_keys_of(self._first)}",
+                "name one that they have",
+            )
+        if self._absent:
+            what = f"records without a field {' or '.join(map(repr, fields))}, counted as empty"
+            self._found.remark(what, self._member, self._absent)
+        self._absent = self._records = 0
+
+
+def _identifiers(data: bytes, edges: list[int], fields: int) -> list[str | None]:
+    """The identifier of each document, of which a record's stands once for all of its fields."""
+    found: list[str | None] = []
+    for i in range(0, len(edges) - 1, fields):
+        # The loop writes it before the record's first document, and counts it to all.
+        start = edges[i]
+        text = data[start : edges[i + 1]].decode("utf-8", "replace")
+        found += [text or None] * fields
+    return found
+
+
+def _keys_of(first: bytes | None) -> str:
+    """What the first record has instead, as the end of a sentence."""
+    try:
+        keys = list(json.loads((first or b"").splitlines()[0]))
+    except (ValueError, RecursionError, IndexError, TypeError):
+        return ""
+    return f"; its first has {', '.join(map(repr, keys[:10]))}"

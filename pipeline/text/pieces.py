@@ -1,0 +1,691 @@
+"""How a task counts a piece: its shares are read and counted by threads, on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilewright.kernels.cpu.loops import usable_cores
+from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.token_lists import joined as all_tokens
+from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
+from tilewright.pipeline.errors import CorpusError, DocumentError
+from tilewright.pipeline.reduce import end_if_given_up
+from tilewright.pipeline.text.arrival import without
+from tilewright.pipeline.text.blocks import (
+    EXTRA_NBYTES,
+    SEPARATOR,
+    USUAL,
+    Block,
+    has_small_files,
+    read_at_once,
+    stream,
+    turn_to_read,
+)
+from tilewright.pipeline.text.blocks import MOST_DOCUMENTS as MOST_OF_A_BLOCK
+from tilewright.pipeline.text.corpus import Piece, check_as_listed, cut_pieces, share_out
+from tilewright.pipeline.text.documents import Counts, Rows, are_files, joined, rows_of, width_of
+from tilewright.pipeline.text.fingerprints import NONE, Fingerprints
+from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
+from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
+from tilewright.pipeline.threads import run_all, thread_buffer
+from tilewright.pipeline.transfer import file_upload
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+
+if TYPE_CHECKING:
+    from tilewright.pipeline.text.lanes import Tally
+
+logger = logging.getLogger(__name__)
+
+ROWS_NBYTES = 32 * 2**20
+"""The most per-document counts of one task: with many bins a piece holds fewer documents."""
+
+MOST_BLOCK_NBYTES = 2**30
+"""The most of a compressed document that a thread holds at a time, whatever the setting says."""
+
+CORES = "cores"
+"""The device of what no GPU counts, on the workers of GPUs: each counts on its share of its host's cores."""
+
+LEAST_STREAM_NBYTES = 2**18
+"""The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
+
+NO_CELLS = np.empty(0, np.int64)
+
+MOST_LISTED = 20
+"""Bad files whose errors are put into one."""
+
+STAGES = ("read", "count")
+
+
+def count_piece(
+    piece: Piece,
+    kind: Kind | TokenKind,
+    device: str,
+    per_document: bool,
+    block_nbytes: int,
+    threads: int,
+    neighbours: int = 1,
+    fingerprints: bool = False,
+    reading: Reading = USUAL,
+    on_error: str = "stop",
+) -> tuple[Counts, dict[str, float]]:
+    """Read and count one piece.
+
+    block_nbytes: how much of a compressed document (on a GPU: of any) each thread counts at a time and, with margins,
+    holds in memory; at most `LANE_NBYTES` on a GPU, `MOST_BLOCK_NBYTES` on a CPU.
+    threads: how many of this process read or decompress, for all its tasks together; no more than it has cores
+    decompress.
+    neighbours: workers on this one's host, itself included.
+    fingerprints: whether those of what is read are wanted. There are none of large plain documents on a GPU.
+    on_error: "report" leaves out the files that cannot be counted, and says which (`Counts.bad`); "stop" raises, and
+    names what else is bad among the piece's files, as far as a block of them reaches.
+    """
+    left, bad = piece, dict[int, str]()
+    for attempt in itertools.count():
+        if not left.documents:
+            rows = joined([]) if per_document else None
+            return Counts(NO_CELLS, NO_CELLS, 0, lost=0, rows=rows, bad=bad), dict.fromkeys(STAGES, 0.0)
+        try:
+            counts, stages = _count(
+                left,
+                kind,
+                device,
+                per_document,
+                block_nbytes,
+                threads,
+                neighbours,
+                fingerprints,
+                reading,
+            )
+            return replace(counts, bad=bad), stages
+        except CorpusError as error:
+            if on_error != "report":
+                if isinstance(error, DocumentError) and len(piece.documents) > 1:
+                    raise _with_others(error, _bad_files(piece, kind, reading, most=block_nbytes)) from error
+                raise
+            if left.is_part:
+                return Counts(NO_CELLS, NO_CELLS, 0, lost=0, bad={0: str(error)}), dict.fromkeys(STAGES, 0.0)
+            found = _bad_files(piece, kind, reading, bad)
+            if not found and attempt:
+                raise  # it can be read by itself, and twice not with others
+            bad |= found
+            left = without(piece, bad)
+    raise AssertionError
+
+
+def _bad_files(
+    piece: Piece,
+    kind: Kind | TokenKind,
+    reading: Reading,
+    known: Collection[int] = (),
+    most: int | None = None,
+) -> dict[int, str]:
+    """The files of a piece that cannot be read to their ends, but for those that are known, by place, and why.
+
+    most: how many bytes, decoded, are read at most.
+    """
+    check, bad, read = end_if_given_up(), dict[int, str](), 0
+    memory = partial(thread_buffer, "text", LANE_NBYTES + EXTRA_NBYTES, pinned=False)
+    for place, document in enumerate(piece.documents):
+        if place in known:
+            continue
+        try:
+            alone = Piece(0, (document,), 0, document.nbytes)
+            for block in stream(alone, kind, 0, LANE_NBYTES, memory, reading=reading):
+                check()
+                read += block.nbytes
+                if most is not None and read > most:
+                    return bad
+        except CorpusError as error:
+            bad[place] = str(error)
+    return bad
+
+
+def _with_others(error: DocumentError, bad: dict[int, str]) -> DocumentError:
+    """The same error, with what is wrong with other files."""
+    others = [why for why in bad.values() if why != str(error)]
+    if not others:
+        return error
+    more = "; ".join(others[:MOST_LISTED]) + (
+        f"; and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
+    )
+    return type(error)(f"{error}. Bad are also {counted(len(others), 'other file')} beside it: {more}")
+
+
+def _count(
+    piece: Piece,
+    kind: Kind | TokenKind,
+    device: str,
+    per_document: bool,
+    block_nbytes: int,
+    threads: int,
+    neighbours: int,
+    fingerprints: bool,
+    reading: Reading,
+) -> tuple[Counts, dict[str, float]]:
+    """As `count_piece`, where every file can be counted."""
+    if not piece.is_plain:
+        threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
+    shares = _shares(piece, device, block_nbytes, threads)
+    task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
+    if device != "cuda" and task.is_sparse:
+        parts = _run([partial(_sparse_on_host, share) for share in shares], threads, task)
+        return _counts_of(piece, shares, parts, per_document, kind)
+    assert isinstance(kind, Kind)
+    if device == "cpu":
+        parts = _run([partial(_on_host, share) for share in shares], threads, task)
+        return _counts_of(piece, shares, parts, per_document, kind)
+    from tilewright.pipeline.text.lanes import borrowed_tally, prepare
+
+    prepare(kind)
+    if per_document and not _is_one_text(piece, reading):
+        parts = _run([partial(_rows_on_gpu, share) for share in shares], threads, task)
+        return _counts_of(piece, shares, parts, per_document, kind)
+    with borrowed_tally(kind.bins) as tally:
+        if (
+            file_upload.available()
+            and piece.is_plain
+            and not has_small_files(piece)
+            and _are_plain(piece, reading)
+        ):
+            part = _text_on_gpu(piece, kind, tally, threads, neighbours)
+            if part is not None:
+                return _counts_of(piece, [piece], [part], per_document, kind)
+        parts = _run([partial(_tally_on_gpu, share, tally) for share in shares], threads, task)
+        counts = tally.read()
+        np.subtract.at(counts, np.concatenate([part.columns for part in parts]), 1)
+        bins = np.flatnonzero(counts)
+        first = replace(parts[0], rows=np.zeros_like(bins), columns=bins, values=counts[bins])
+        nothing = NO_CELLS
+        return _counts_of(
+            piece,
+            shares,
+            [first, *(replace(part, rows=nothing, columns=nothing) for part in parts[1:])],
+            per_document,
+            kind,
+        )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all shares of a piece have in common."""
+
+    kind: Kind | TokenKind
+    per_document: bool
+    block_nbytes: int
+    fingerprints: bool
+    reading: Reading
+    check: Callable[[], None]
+    """Is called for each block, and may end what counts it."""
+
+    @property
+    def gap(self) -> int:
+        """1 where documents are counted as one text and tokens span several bytes, else 0."""
+        return 1 if self.kind.after and not self.per_document else 0
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a CPU counts it into what is not zero alone."""
+        return isinstance(self.kind, TokenKind) or (
+            self.per_document and self.kind.bins > MOST_BINS_OF_ARRAYS
+        )
+
+    def most(self, sparse: bool = False) -> int:
+        """The most documents of a block."""
+        if sparse or not self.per_document or isinstance(self.kind, TokenKind):
+            return MOST_OF_A_BLOCK
+        return max(1, ROWS_NBYTES // (8 * self.kind.bins))
+
+    def prints(self, share: Piece) -> Fingerprints | None:
+        return Fingerprints(share.first) if self.fingerprints else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What one thread has counted."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    """int64: rows of the share, bins or places in ``tokens``, and counts. With a tally the columns are bins that
+    separators took part in, each entry one count too many, and there are no rows and values."""
+    nbytes: int
+    """The documents' length, decoded."""
+    stages: dict[str, float]
+    """Busy seconds."""
+    prints: np.ndarray
+    """`Counts.prints`."""
+    found: Found
+    lost: dict[int, int] | None
+    """By rows, U+FFFD for malformed bytes that counting found; None where it does not tell."""
+    tokens: Tokens | None = None
+
+
+class _Cells:
+    """The nonzero counts of a share, block by block."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._bins = kind.bins
+        self._cells, self._values = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        self._open: tuple[int, np.ndarray] | None = None
+        """The row whose document is counted in stretches, and its counts so far."""
+
+    def add(self, first: int, found: np.ndarray, stretch: bool) -> None:
+        """Add counts, int64[(rows, bins)], of rows from ``first`` on; memory that is used again may be given."""
+        if self._open is not None and self._open[0] == first:
+            self._open[1][:] += found[0]
+            return
+        self._close()
+        if stretch:
+            self._open = first, found[0].copy()
+        else:
+            self._append(first, found)
+
+    def _append(self, first: int, found: np.ndarray) -> None:
+        flat = found.reshape(-1)
+        cells = np.flatnonzero(flat)
+        self._values.append(flat[cells])
+        self._cells.append(cells + first * self._bins)
+
+    def _close(self) -> None:
+        if self._open is not None:
+            first, found = self._open
+            self._open = None
+            self._append(first, found[None])
+
+    def all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, columns and values."""
+        self._close()
+        rows, columns = np.divmod(np.concatenate(self._cells), self._bins)
+        return rows, columns, np.concatenate(self._values)
+
+
+def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[Piece]:
+    """What each thread reads; ``first`` counts from the piece's first document."""
+    if not piece.is_plain:
+        return list(cut_pieces(piece.documents, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
+    if device == CORES:
+        return list(share_out(piece, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
+    if device == "cpu" or has_small_files(piece):
+        return [Piece(0, piece.documents, piece.start, piece.stop)]
+    return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
+
+
+def _run(calls: Sequence[Callable[[_Task], _Part]], threads: int, task: _Task) -> list[_Part]:
+    """Make the calls of the task, one a share, on threads. One that fails ends the others: the rest of a compressed
+    document may take hours."""
+    if len(calls) == 1:
+        return [calls[0](task)]
+    failed: list[Exception] = []
+
+    def check_all() -> None:
+        task.check()
+        if failed:
+            raise failed[0]
+
+    watched = replace(task, check=check_all)
+
+    def run(call: Callable[[_Task], _Part]) -> _Part:
+        try:
+            return call(watched)
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    try:
+        return run_all(_pool(threads), [partial(run, call) for call in calls])
+    finally:
+        failed.clear()  # an error in a cycle with its own traceback would keep files open
+
+
+@lru_cache(maxsize=2)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept by a worker's process, so that its threads keep their buffers: one pool for plain and one for compressed
+    pieces. The threads of a pool that is dropped end once nobody uses it."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text")
+
+
+def _counts_of(
+    piece: Piece, shares: Sequence[Piece], parts: Sequence[_Part], per_document: bool, kind: Kind | TokenKind
+) -> tuple[Counts, dict[str, float]]:
+    """The counts of a piece from those of its shares."""
+    remarks: dict[str, tuple[int, str]] = {}
+    for part in parts:
+        for what, (count, name) in part.found.remarks.items():
+            before, first = remarks.get(what, (0, name))
+            remarks[what] = (before + count, first)
+    lost = None
+    if all(part.lost is not None for part in parts):
+        lost = sum(part.found.lost + sum((part.lost or {}).values()) for part in parts)
+    found = _Rows(per_document)
+    for share, part in zip(shares, parts, strict=True):
+        found.add(share, part)
+    documents = found.documents
+    if piece.is_part:
+        documents = int(piece.stop == piece.documents[0].nbytes)
+    columns, tokens = [part.columns for part in parts], None
+    if isinstance(kind, TokenKind):
+        lists = [part.tokens for part in parts if part.tokens is not None]
+        tokens = all_tokens(lists)
+        skips = np.cumsum([0, *(len(each) for each in lists)])
+        columns = [each + skip for each, skip in zip(columns, skips, strict=False)]
+    row = [
+        part.rows + (begin if per_document else 0) for part, begin in zip(parts, found.begins, strict=True)
+    ]
+    cells = np.concatenate(row) * width_of(kind, tokens) + np.concatenate(columns)
+    values = np.concatenate([part.values for part in parts])
+    if len(parts) > 1 and tokens is None:
+        cells, values = _added(cells, values)
+    rows = None
+    if per_document:
+        together = joined(found.rows)
+        rows = None if are_files(together, len(piece.documents)) else together
+    stages = {name: sum(part.stages[name] for part in parts) for name in STAGES}
+    prints = np.concatenate([part.prints for part in parts])
+    nbytes = sum(part.nbytes for part in parts)
+    return Counts(cells, values, nbytes, prints, documents, lost, rows, remarks, tokens=tokens), stages
+
+
+class _Rows:
+    """The rows of the documents of all shares, of which several may be parts of one document."""
+
+    def __init__(self, per_document: bool) -> None:
+        """per_document: whether there are rows at all."""
+        self._per_document = per_document
+        self.rows: list[Rows] = []
+        self.begins: list[int] = []
+        """The first row of each share."""
+        self.documents = self._count = 0
+        self._cut: int | None = None
+
+    def add(self, share: Piece, part: _Part) -> None:
+        if share.is_part and self._cut == share.first:
+            self.begins.append(max(0, self._count - 1))
+            if not self._per_document:
+                return
+            for row, lost in (part.lost or {}).items():
+                self.rows[-1].lost[row] += lost
+            return
+        self._cut = share.first if share.is_part else None
+        self.begins.append(self._count)
+        self.documents += part.found.documents
+        if not self._per_document:
+            return
+        self.rows.append(rows_of(part.found, share.first, part.lost or {}))
+        self._count += len(self.rows[-1])
+
+
+def _added(cells: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of the same cells, added up."""
+    found, places = np.unique(cells, return_inverse=True)
+    total = np.zeros(len(found), np.int64)
+    np.add.at(total, places.reshape(-1), values)
+    return found, total
+
+
+def _sparse_on_host(share: Piece, task: _Task) -> _Part:
+    """Count a share on the CPU, where most counts would be zero."""
+    from tilewright.pipeline.text.sparse_pieces import count_tokens, count_wide_rows
+
+    prints, found = task.prints(share), Found(task.per_document)
+    blocks = _host_blocks(share, task, prints, found, sparse=True)
+    if isinstance(task.kind, Kind):
+        counts = count_wide_rows(task.kind, blocks, task.check)
+    else:
+        counts = count_tokens(share, task.kind, task.per_document, blocks, prints, task.check)
+    stages = {"read": counts.read_seconds, "count": counts.count_seconds}
+    return _Part(
+        counts.rows, counts.columns, counts.values, counts.nbytes, stages, _rows_of(prints), found,
+        counts.lost, counts.tokens,
+    )  # fmt: skip
+
+
+def _on_host(share: Piece, task: _Task) -> _Part:
+    """Count a share on the CPU."""
+    from tilewright.kernels.histograms.replaced import undecoded  # needs Numba, which a client has no use for
+
+    kind, gap = _array_kind(task), task.gap
+    cells, counts = _Cells(kind), None
+    prints, found = task.prints(share), Found(task.per_document)
+    lost: dict[int, int] = {}
+    nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
+    clock = time.perf_counter()
+    for block in _host_blocks(share, task, prints, found):
+        task.check()
+        read = time.perf_counter()
+        edges = np.array([0, len(block.data)])
+        if task.per_document and block.edges is not None:
+            edges = block.edges
+        new = _count_block(block, kind, gap, edges)
+        malformed = undecoded(new, kind, block.data, edges, block.start, block.stop)
+        for row in np.flatnonzero(malformed).tolist():
+            lost[block.first + row] = lost.get(block.first + row, 0) + int(malformed[row])
+        if task.per_document:
+            cells.add(block.first, new, block.edges is None)
+        elif counts is None:
+            counts = new
+        else:
+            counts += new
+        nbytes += block.nbytes - gap * block.documents
+        stages["read"] += read - clock
+        clock = time.perf_counter()
+        stages["count"] += clock - read
+    if counts is not None:
+        cells.add(0, counts, False)
+    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, lost)
+
+
+def _array_kind(task: _Task) -> Kind:
+    assert isinstance(task.kind, Kind)
+    return task.kind
+
+
+def _rows_of(prints: Fingerprints | None) -> np.ndarray:
+    return NONE if prints is None else prints.rows()
+
+
+def _host_blocks(
+    share: Piece, task: _Task, prints: Fingerprints | None, found: Found, *, sparse: bool = False
+) -> Iterable[Block]:
+    """Plain documents in one block, others in a buffer that is filled again and again."""
+    if share.is_plain:
+        first = prints if prints is None else task.prints(share)
+        block = read_at_once(share, task.kind, task.gap, partial(thread_buffer, "text", pinned=False), first)
+        known = (
+            not task.reading.raw
+            and block.edges is not None
+            and may_be_known(block.data, block.edges, [document.name for document in share.documents])
+        )
+        if not known:
+            if prints is not None and first is not None:
+                prints.take(first)
+            for place in range(len(share.documents)):
+                found.place = place
+                found.ended("")
+            return [block]
+    nbytes = min(task.block_nbytes, MOST_BLOCK_NBYTES)
+    memory = partial(thread_buffer, "text", nbytes + EXTRA_NBYTES, pinned=False)
+    return _stream(share, task, nbytes, memory, prints, found, sparse=sparse)
+
+
+def _stream(
+    share: Piece,
+    task: _Task,
+    nbytes: int,
+    buffer: Callable[[], np.ndarray],
+    prints: Fingerprints | None,
+    found: Found,
+    *,
+    sparse: bool = False,
+) -> Iterator[Block]:
+    return stream(
+        share,
+        task.kind,
+        task.gap,
+        nbytes,
+        buffer,
+        prints,
+        reading=task.reading,
+        found=found,
+        most=task.most(sparse),
+    )
+
+
+def _count_block(block: Block, kind: Kind, gap: int, edges: np.ndarray) -> np.ndarray:
+    """Counts, int64[(documents, bins)], of documents that begin and end at ``edges``."""
+    from tilewright.kernels.histograms.host import count_host  # needs Numba, which a client has no use for
+
+    counts = count_host(block.data, kind, edges, block.start, block.stop)
+    if gap and block.edges is not None:
+        np.subtract.at(counts[0], _of_separators(block.data, block.edges, kind), 1)
+    return counts
+
+
+def _is_one_text(piece: Piece, reading: Reading) -> bool:
+    """Whether a piece is known to be one document, or part of one, before it is read."""
+    return piece.is_part or (
+        len(piece.documents) == 1 and piece.is_plain and (reading.raw or piece.nbytes >= SNIFFED_NBYTES)
+    )
+
+
+def _are_plain(piece: Piece, reading: Reading) -> bool:
+    """Whether a piece's documents are counted as they are stored, by a look at those that nobody has looked at yet."""
+    return reading.raw or not any(
+        recognised(head_of(document.path), document.name) or container_named(document.name)
+        for document in piece.documents
+        if document.nbytes < SNIFFED_NBYTES and not piece.is_part
+    )
+
+
+def _tally_on_gpu(share: Piece, tally: Tally, task: _Task) -> _Part:
+    """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
+    from tilewright.pipeline.text.lanes import borrowed_lane
+
+    kind, gap = _array_kind(task), task.gap
+    separators = [np.empty(0, np.int64)]
+    prints, found = task.prints(share), Found(task.per_document)
+    nbytes, counting = 0, 0.0
+    start = time.perf_counter()
+    with borrowed_lane() as lane, turn_to_read(share):
+        try:
+            blocks = _stream(share, task, min(task.block_nbytes, LANE_NBYTES), lane.buffer, prints, found)
+            for block in blocks:
+                task.check()
+                clock = time.perf_counter()
+                lane.add(block, kind, tally)
+                if gap and block.edges is not None:
+                    separators.append(_of_separators(block.data, block.edges, kind))
+                nbytes += block.nbytes - gap * block.documents
+                counting += time.perf_counter() - clock
+        finally:
+            tally.follow(lane)
+        counting += lane.waited
+    stages = {"read": time.perf_counter() - start - counting, "count": counting}
+    none = NO_CELLS
+    return _Part(
+        none, np.concatenate(separators), none, nbytes, stages, _rows_of(prints), found, _unknown(kind)
+    )
+
+
+def _unknown(kind: Kind) -> dict[int, int] | None:
+    """`_Part.lost` of a GPU, whose kernels do not tell a U+FFFD that was written from one that stands for others."""
+    return None if kind.name == "codepoint" else {}
+
+
+def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbours: int) -> _Part | None:
+    """Count a piece of large plain documents in one go: all of it is brought to the GPU, then counted.
+
+    Returns None, with nothing added to the tally, where not all could be read or the GPU has no room for it. Counting
+    it block by block then says what is wrong, or works and takes longer.
+    """
+    from tilewright.pipeline.text.lanes import borrowed_lane, borrowed_text
+
+    def move() -> tuple[float, float]:
+        with borrowed_lane() as lane:
+            return lane.move(upload)
+
+    with ExitStack() as stack:
+        try:
+            text = stack.enter_context(borrowed_text(piece, kind))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning(
+                "the GPU has no room for %s of text: it is counted block by block",
+                format_nbytes(piece.nbytes),
+            )
+            return None
+        try:
+            upload = text.upload(threads, neighbours)
+            try:
+                moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
+            finally:
+                tally.follow_uploads()
+            clock = time.perf_counter()
+            if upload.failed():
+                return None
+            nbytes = text.count(tally)
+            # While the GPU counts. The loop that read the files does not look at their times.
+            check_as_listed(piece.documents)
+            counts = tally.read()
+            bins = np.flatnonzero(counts)
+            values = counts[bins]
+            stages = {
+                "read": sum(reading for reading, _ in moves),
+                "count": sum(waiting for _, waiting in moves) + time.perf_counter() - clock,
+            }
+        finally:
+            tally.settle()  # no copy to the text's memory is under way when another takes it
+    found = Found(True)
+    for place in range(len(piece.documents)):
+        found.place = place
+        found.ended("")
+    return _Part(np.zeros_like(bins), bins, values, nbytes, stages, NONE, found, _unknown(kind))
+
+
+def _rows_on_gpu(share: Piece, task: _Task) -> _Part:
+    """Counts of a share with a row for each document."""
+    from tilewright.pipeline.text.lanes import borrowed_lane
+
+    kind = _array_kind(task)
+    cells = _Cells(kind)
+    prints, found = task.prints(share), Found(True)
+    nbytes, counting = 0, 0.0
+    start = time.perf_counter()
+    with borrowed_lane() as lane, turn_to_read(share):
+        blocks = _stream(share, task, min(task.block_nbytes, LANE_NBYTES), lane.buffer, prints, found)
+        for block in blocks:
+            task.check()
+            clock = time.perf_counter()
+            cells.add(block.first, lane.rows(block, kind), block.edges is None)
+            nbytes += block.nbytes
+            counting += time.perf_counter() - clock
+        counting += lane.waited
+    stages = {"read": time.perf_counter() - start - counting, "count": counting}
+    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, _unknown(kind))
+
+
+def _of_separators(data: np.ndarray, edges: np.ndarray, kind: Kind) -> np.ndarray:
+    """The bins, int64, of all tokens in ``data`` that contain a separator, an entry for each token."""
+    separators = edges[1:] - 1
+    if kind.name == "codepoint":
+        return np.full(len(separators), SEPARATOR, np.int64)
+    begins = np.unique(np.concatenate([separators - 1, separators]))
+    begins = begins[(begins >= 0) & (begins < len(data) - 1)]
+    pairs: np.ndarray = data[begins].astype(np.int64) << 8 | data[begins + 1]
+    return pairs
