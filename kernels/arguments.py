@@ -42,7 +42,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Word], what: str = "")
     """One of several words. what: what it is none of, in the message; without it the word is unknown."""
     # An array, for example, cannot be compared with a word.
     if isinstance(value, str) and value in choices:
-        return choices[choices.index(value)]
+        return str(value)  # type: ignore[return-value]
     found = f"no {what}" if what else "unknown"
     raise OptionError(f"{name}={shown(value)} is {found}; it may be {', '.join(map(repr, choices))}")
 

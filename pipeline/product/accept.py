@@ -4,6 +4,7 @@ just after C had its name."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tilewright.pipeline.errors import OutputExistsError, VerificationError
 from tilewright.pipeline.events import Teller
@@ -26,9 +27,8 @@ def multiply_or_accept(request: Request) -> MatmulRun:
     OutputExistsError
         What stands there is another product, or one of other numbers.
     """
-    out = request.out
-    path = None if out is None else local_path(out)
-    if path is None or not may_be_accepted(path, overwrite=request.overwrite):
+    out: Any = request.out  # which the check of it refuses where it is None
+    if not may_be_accepted(out, overwrite=request.overwrite) or (path := local_path(out)) is None:
         return multiply(request)
     factors = open_factors(request.checked())
     if factors.before is not None:  # C is asked for because it stands there

@@ -292,10 +292,11 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
 def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
     """Whether a finished product stands in a local output's place, with its record, that may turn out to be the one
     that is asked for; never where ``tilewright.accept-finished`` is not set."""
-    path = store.local_path(out)
-    if path is None or overwrite or not config.get("accept-finished"):
+    if overwrite or not config.get("accept-finished"):
         return False
-    return (path / CHECKSUMS_NAME).is_file()
+    store.check_source(out, "output")
+    path = store.local_path(out)
+    return path is not None and (path / CHECKSUMS_NAME).is_file()
 
 
 def _check_distinct(out: Source, factors: Factors) -> None:

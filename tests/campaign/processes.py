@@ -200,7 +200,8 @@ def children_of(pid: int) -> list[int]:
 def pipes_of(pid: int) -> set[str]:
     """The pipes that a process has an end of."""
     try:
-        ends = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            ends = [os.readlink(entry.path) for entry in entries]
     except OSError:  # it has ended, or has just closed one
         return set()
     return {end for end in ends if end.startswith("pipe:")}

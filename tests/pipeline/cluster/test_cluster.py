@@ -889,7 +889,7 @@ def test_settings_out_of_range_are_refused_by_name(name: str, value: object) -> 
             "tilewright.device-memry: there is no such setting; did you mean tilewright.device-memory?",
         ),
         ("retrys", "did you mean tilewright.retries?"),
-        ("xyzzy", "there is no such setting; there are cluster-file, "),
+        ("xyzzy", "there is no such setting; there are accept-finished, cluster-file, "),
     ],
 )
 def test_settings_that_there_are_not_are_refused(name: str, match: str) -> None:

@@ -235,6 +235,7 @@ def test_what_is_started_has_its_cores_its_address_and_its_settings(folder: JobF
         INSIDE: str(folder.profiles),
         INSIDE_TRY: "2",
         "DASK_TILEWRIGHT__ACCEPT_FINISHED": "true",
+        "DASK_TILEWRIGHT__TILE_SECONDS": "30",
         "DASK_TILEWRIGHT__WORKERS": "6",
         "DASK_TILEWRIGHT__TILES": "48",
     }
