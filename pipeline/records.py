@@ -307,8 +307,14 @@ def unpacked(text: str) -> np.ndarray:
     return np.frombuffer(unpacked_bytes(data), np.dtype(dtype))
 
 
+_of_thread = threading.local()
+"""Each thread's compressor: to make one takes longer than to compress the few bytes of an entry."""
+
+
 def packed_bytes(data: bytes) -> str:
-    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
+    compressor = getattr(_of_thread, "compressor", None)
+    if compressor is None:
+        compressor = _of_thread.compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
     return base64.b64encode(compressor.compress(data)).decode()
 
 

@@ -206,12 +206,21 @@ def questions_of_fsspec(folder: Path) -> bool:
     return all(map(inspect.iscoroutinefunction, both)) and named[:2] == ["self", "path"]
 
 
+def requests_of_s3fs(folder: Path) -> bool:
+    """Requests that it has no function for: conditional ones, and a listing that tells an empty bucket from none."""
+    from s3fs import S3FileSystem
+
+    asked = inspect.signature(S3FileSystem._call_s3).parameters
+    return inspect.iscoroutinefunction(S3FileSystem._call_s3) and list(asked)[:2] == ["self", "method"]
+
+
 PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
     questions_of_fsspec: (
         "fsspec's AsyncFileSystem._info, AsyncFileSystem._find",
         "pipeline/store/appearance.py",
         "_tags_by_fsspec",
     ),
+    requests_of_s3fs: ("s3fs's S3FileSystem._call_s3", "pipeline/store/remote/opening.py", "call_s3"),
     pool_of_dask: (
         "distributed's ThreadPoolExecutor._threads, thread_state.proceed",
         "pipeline/cluster/pool.py",

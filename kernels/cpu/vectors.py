@@ -79,6 +79,15 @@ def _mask(compare: Callable[[Any, Any], Any]) -> Any:
     return intrinsic(mask)
 
 
+def _between(first: int, last: int) -> Any:
+    """`_mask` of the bytes from ``first`` to ``last``."""
+
+    def compare(builder: Any, lanes: Any) -> Any:
+        return builder.icmp_unsigned("<=", builder.sub(lanes, _splat(first)), _splat(last - first))
+
+    return _mask(compare)
+
+
 def _is_high(builder: Any, lanes: Any) -> Any:
     return builder.icmp_signed("<", lanes, _splat(0))
 
@@ -102,6 +111,15 @@ word_mask = _mask(_is_word)
 """Which bytes are ASCII letters, digits or the underscore."""
 break_mask = _mask(_is_break)
 """Which bytes are line feeds or carriage returns."""
+continuation_mask = _between(0x80, 0xBF)
+lead_2_mask = _between(0xC2, 0xDF)
+lead_3_mask = _between(0xE0, 0xEF)
+lead_4_mask = _between(0xF0, 0xF4)
+"""Which bytes continue a character of UTF-8, or begin one of two, three or four bytes."""
+e0_mask, ed_mask = _between(0xE0, 0xE0), _between(0xED, 0xED)
+f0_mask, f4_mask = _between(0xF0, 0xF0), _between(0xF4, 0xF4)
+below_a0_mask, below_90_mask = _between(0x80, 0x9F), _between(0x80, 0x8F)
+"""What decides on the second byte of characters that begin with these."""
 
 
 @intrinsic

@@ -1,13 +1,14 @@
 """Histograms on the CPU: the twin of every kind that the GPU counts.
 
 Each core counts into several tables and adds them up at the end: two equal bytes in a row would otherwise
-wait for each other's store (the reason for ``numpy.bincount``'s 0.26 GB/s). The functions release the
-interpreter lock and share nothing, so several threads, also a Dask worker's, may call them at once; Numba's
+wait for each other's store (the reason for ``numpy.bincount``'s 0.26 GB/s). A thread keeps its tables. The functions
+release the interpreter lock and share nothing, so several threads, also a Dask worker's, may call them at once; Numba's
 own ``parallel=True`` may not be entered by two threads under its default threading layer.
 """
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,33 @@ from numba import njit, uint32, uint64
 
 from tilewright.kernels.arguments import new_host_array
 from tilewright.kernels.cpu.loops import cpu_threads, kept
+from tilewright.kernels.cpu.vectors import (
+    LANES,
+    below_90_mask,
+    below_a0_mask,
+    continuation_mask,
+    e0_mask,
+    ed_mask,
+    f0_mask,
+    f4_mask,
+    high_mask,
+    lead_2_mask,
+    lead_3_mask,
+    lead_4_mask,
+    load_byte,
+    load_word,
+    trailing_zeros,
+)
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tokens import BIGRAM, CODEPOINT, Kind
 from tilewright.kernels.numbers import ceil_div
 
 TABLES = 8
 """Tables of a core: one for each byte of a 64-bit load, so that a store is eight loads away from the next."""
+PAIRS = 1 << 16
+"""Entries of each of the two tables that pairs of bytes are counted in."""
+LARGE = 1 << 19
+"""Bytes from which on these are worth being cleared and added up."""
 SMALL = 1024
 """Bytes below which clearing and adding up the tables would cost more than they save."""
 JOB_NBYTES = 4 << 20
@@ -42,8 +64,8 @@ character_at = kept(njit(nogil=True)(tokens.character_at))
 def _bytes(data, words, skip, start, stop, tables, counts):  # type: ignore[no-untyped-def]
     """Add the bytes ``data[start:stop]`` to ``counts`` (int64[256]).
 
-    ``words`` is ``data[skip:]`` as aligned 64-bit words; ``tables`` is scratch, uint32[TABLES * 256], all
-    zero before and after.
+    ``words`` is ``data[skip:]`` as aligned 64-bit words; ``tables`` is scratch, uint32[2 * 65536], all zero before and
+    after. Of long texts pairs of bytes are counted, half as many as bytes: the tables fit a core's second cache.
     """
     i = start
     if stop - start >= SMALL:
@@ -52,22 +74,38 @@ def _bytes(data, words, skip, start, stop, tables, counts):  # type: ignore[no-u
             i += 1
         first = (i - skip) >> 3
         last = (stop - skip) >> 3
-        low = uint64(0xFF)
-        for j in range(uint64(first), uint64(last)):
-            w = words[j]
-            tables[w & low] += uint32(1)
-            tables[uint64(256) + ((w >> uint64(8)) & low)] += uint32(1)
-            tables[uint64(512) + ((w >> uint64(16)) & low)] += uint32(1)
-            tables[uint64(768) + ((w >> uint64(24)) & low)] += uint32(1)
-            tables[uint64(1024) + ((w >> uint64(32)) & low)] += uint32(1)
-            tables[uint64(1280) + ((w >> uint64(40)) & low)] += uint32(1)
-            tables[uint64(1536) + ((w >> uint64(48)) & low)] += uint32(1)
-            tables[uint64(1792) + (w >> uint64(56))] += uint32(1)
+        if stop - start >= LARGE:
+            low = uint64(0xFFFF)
+            other = uint64(PAIRS)
+            for j in range(uint64(first), uint64(last)):
+                w = words[j]
+                tables[w & low] += uint32(1)
+                tables[other + ((w >> uint64(16)) & low)] += uint32(1)
+                tables[(w >> uint64(32)) & low] += uint32(1)
+                tables[other + (w >> uint64(48))] += uint32(1)
+            _drain_pairs(tables, counts)
+        else:
+            for j in range(uint64(first), uint64(last)):
+                _count_word(words[j], tables)
+            _drain(tables, counts)
         i = skip + last * 8
-        _drain(tables, counts)
     while i < stop:
         counts[data[i]] += 1
         i += 1
+
+
+@njit(nogil=True)
+def _count_word(w, tables):  # type: ignore[no-untyped-def]
+    """Count eight bytes, each in a table of its own."""
+    low = uint64(0xFF)
+    tables[w & low] += uint32(1)
+    tables[uint64(256) + ((w >> uint64(8)) & low)] += uint32(1)
+    tables[uint64(512) + ((w >> uint64(16)) & low)] += uint32(1)
+    tables[uint64(768) + ((w >> uint64(24)) & low)] += uint32(1)
+    tables[uint64(1024) + ((w >> uint64(32)) & low)] += uint32(1)
+    tables[uint64(1280) + ((w >> uint64(40)) & low)] += uint32(1)
+    tables[uint64(1536) + ((w >> uint64(48)) & low)] += uint32(1)
+    tables[uint64(1792) + (w >> uint64(56))] += uint32(1)
 
 
 @kept
@@ -84,88 +122,146 @@ def _drain(tables, counts):  # type: ignore[no-untyped-def]
 
 @kept
 @njit(nogil=True)
-def _bigrams(data, words, skip, start, stop, limit, counts):  # type: ignore[no-untyped-def]
+def _drain_pairs(tables, counts):  # type: ignore[no-untyped-def]
+    """Add both bytes of the pairs in two tables to ``counts`` and clear the tables."""
+    for high in range(256):
+        total = np.int64(0)
+        for low in range(256):
+            pair = high << 8 | low
+            times = np.int64(tables[pair]) + np.int64(tables[PAIRS + pair])
+            tables[pair] = uint32(0)
+            tables[PAIRS + pair] = uint32(0)
+            counts[low] += times
+            total += times
+        counts[high] += total
+
+
+@kept
+@njit(nogil=True)
+def _bigrams(data, words, skip, start, stop, limit, tables, counts):  # type: ignore[no-untyped-def]
     """Add the pairs that begin in ``data[start:stop]`` and end before ``limit`` to ``counts``
-    (int64[65536])."""
+    (int64[65536]). ``tables`` is as of `_bytes`."""
     last = min(stop, limit - 1)
     i = start
-    while i < last and (i - skip) & 7:
-        counts[int(data[i]) << 8 | data[i + 1]] += 1
-        i += 1
-    # The word's bytes are swapped so that a pair is 16 neighbouring bits with its first byte on top.
-    low = uint64(0xFFFF)
-    while i + 8 <= last:
-        w = words[(i - skip) >> 3]
-        w = ((w & uint64(0x00FF00FF00FF00FF)) << uint64(8)) | ((w >> uint64(8)) & uint64(0x00FF00FF00FF00FF))
-        w = ((w & uint64(0x0000FFFF0000FFFF)) << uint64(16)) | (
-            (w >> uint64(16)) & uint64(0x0000FFFF0000FFFF)
-        )
-        w = (w << uint64(32)) | (w >> uint64(32))
-        counts[w >> uint64(48)] += 1
-        counts[(w >> uint64(40)) & low] += 1
-        counts[(w >> uint64(32)) & low] += 1
-        counts[(w >> uint64(24)) & low] += 1
-        counts[(w >> uint64(16)) & low] += 1
-        counts[(w >> uint64(8)) & low] += 1
-        counts[w & low] += 1
-        counts[((w & uint64(0xFF)) << uint64(8)) | uint64(data[i + 8])] += 1
-        i += 8
+    if last - i >= LARGE:
+        while (i - skip) & 7:
+            counts[int(data[i]) << 8 | data[i + 1]] += 1
+            i += 1
+        # Pairs that begin at even bytes have one table, those at odd bytes the other; the second byte is on top.
+        low = uint64(0xFFFF)
+        other = uint64(PAIRS)
+        j = uint64((i - skip) >> 3)
+        w = words[j]
+        end = uint64(min((last - skip) >> 3, len(words) - 1))
+        while j < end:
+            following = words[j + uint64(1)]
+            x = w >> uint64(8) | following << uint64(56)
+            tables[w & low] += uint32(1)
+            tables[other + (x & low)] += uint32(1)
+            tables[(w >> uint64(16)) & low] += uint32(1)
+            tables[other + ((x >> uint64(16)) & low)] += uint32(1)
+            tables[(w >> uint64(32)) & low] += uint32(1)
+            tables[other + ((x >> uint64(32)) & low)] += uint32(1)
+            tables[w >> uint64(48)] += uint32(1)
+            tables[other + (x >> uint64(48))] += uint32(1)
+            w = following
+            j += uint64(1)
+        i = skip + np.int64(end) * 8
+        for first in range(256):
+            for second in range(256):
+                pair = second << 8 | first
+                counts[first << 8 | second] += np.int64(tables[pair]) + np.int64(tables[PAIRS + pair])
+                tables[pair] = uint32(0)
+                tables[PAIRS + pair] = uint32(0)
     while i < last:
         counts[int(data[i]) << 8 | data[i + 1]] += 1
         i += 1
 
 
+@njit(nogil=True)
+def whole_characters(here):  # type: ignore[no-untyped-def]
+    """Where the characters are of the 64 bytes at an address, of which the first begins one: masks of those of one to
+    four bytes, and how many bytes they take together. No bytes where some of them are no well-formed UTF-8.
+
+    A character that begins in the last three bytes is left out; the others end within the 64.
+    """
+    high = high_mask(here)
+    if high == 0:
+        return ~uint64(0), uint64(0), uint64(0), uint64(0), 64
+    begin = (uint64(1) << uint64(61)) - uint64(1)
+    follow = continuation_mask(here)
+    two = lead_2_mask(here) & begin
+    three = lead_3_mask(here) & begin
+    four = lead_4_mask(here) & begin
+    size = 61 + trailing_zeros(~(follow >> uint64(61)))
+    owned = ~uint64(0) >> uint64(64 - size)
+    one = uint64(1)
+    wanted = (two | three | four) << one | (three | four) << uint64(2) | four << uint64(3)
+    bad = wanted & ~follow | follow & ~wanted & owned | high & begin & ~(follow | two | three | four)
+    if three:
+        low = below_a0_mask(here)
+        bad |= (e0_mask(here) & begin) << one & low | (ed_mask(here) & begin) << one & ~low
+    if four:
+        low = below_90_mask(here)
+        bad |= (f0_mask(here) & begin) << one & low | (f4_mask(here) & begin) << one & ~low
+    return ~high & owned, two, three, four, 0 if bad else size
+
+
 @kept
 @njit(nogil=True)
-def _codepoints(data, words, skip, start, stop, lo, hi, tables, counts):  # type: ignore[no-untyped-def]
+def _codepoints(data, start, stop, lo, hi, tables, counts):  # type: ignore[no-untyped-def]
     """Add the characters that begin in ``data[start:stop]`` of the document ``data[lo:hi]`` to ``counts``.
 
-    ``counts`` is int64[0x110000]. ASCII goes eight bytes at a time; the usual characters of two and three bytes are
-    decoded here, all others by `character_at`.
+    ``counts`` is int64[0x110000]; ``tables`` as of `_bytes`. Text goes 64 bytes at a time, characters of one length
+    after those of another; a block that is no well-formed UTF-8 goes by `character_at`.
     """
     i = start
     while i < stop and character_at(data, i, lo, hi) == 0:
         i += 1
-    small = stop - start < SMALL
-    high_bits = uint64(0x8080808080808080)
-    low = uint64(0xFF)
+    base = np.int64(data.ctypes.data)
+    one = uint64(1)
+    drained = stop - start >= SMALL
+    slow = i
     while i < stop:
-        if (i - skip) & 7 == 0 and not small:
-            while i + 8 <= stop:
-                w = words[(i - skip) >> 3]
-                if w & high_bits:
-                    break
-                tables[w & low] += uint32(1)
-                tables[uint64(256) + ((w >> uint64(8)) & low)] += uint32(1)
-                tables[uint64(512) + ((w >> uint64(16)) & low)] += uint32(1)
-                tables[uint64(768) + ((w >> uint64(24)) & low)] += uint32(1)
-                tables[uint64(1024) + ((w >> uint64(32)) & low)] += uint32(1)
-                tables[uint64(1280) + ((w >> uint64(40)) & low)] += uint32(1)
-                tables[uint64(1536) + ((w >> uint64(48)) & low)] += uint32(1)
-                tables[uint64(1792) + (w >> uint64(56))] += uint32(1)
-                i += 8
-            if i >= stop:
-                break
+        if i >= slow and i + LANES <= stop:
+            here = base + i
+            ascii, two, three, four, size = whole_characters(here)
+            if size == LANES and ascii == ~uint64(0) and drained:
+                for k in range(0, LANES, 8):
+                    _count_word(load_word(here + k), tables)
+                i += LANES
+                continue
+            if size:
+                while ascii:
+                    counts[load_byte(here + trailing_zeros(ascii))] += 1
+                    ascii &= ascii - one
+                while two:
+                    p = here + trailing_zeros(two)
+                    two &= two - one
+                    counts[(load_byte(p) & 0x1F) << 6 | load_byte(p + 1) & 0x3F] += 1
+                while three:
+                    p = here + trailing_zeros(three)
+                    three &= three - one
+                    code = (
+                        (load_byte(p) & 0x0F) << 12 | (load_byte(p + 1) & 0x3F) << 6 | load_byte(p + 2) & 0x3F
+                    )
+                    counts[code] += 1
+                while four:
+                    p = here + trailing_zeros(four)
+                    four &= four - one
+                    code = (load_byte(p) & 0x07) << 18 | (load_byte(p + 1) & 0x3F) << 12
+                    counts[code | (load_byte(p + 2) & 0x3F) << 6 | load_byte(p + 3) & 0x3F] += 1
+                i += size
+                continue
+            slow = i + LANES
         if data[i] < 0x80:
             counts[data[i]] += 1
             i += 1
-        elif 0xC2 <= data[i] < 0xE0 and i + 1 < hi and data[i + 1] & 0xC0 == 0x80:
-            counts[(data[i] & 0x1F) << 6 | data[i + 1] & 0x3F] += 1
-            i += 2
-        elif (
-            0xE1 <= data[i] < 0xF0
-            and data[i] != 0xED
-            and i + 2 < hi
-            and data[i + 1] & 0xC0 == 0x80
-            and data[i + 2] & 0xC0 == 0x80
-        ):
-            counts[(data[i] & 0x0F) << 12 | (data[i + 1] & 0x3F) << 6 | data[i + 2] & 0x3F] += 1
-            i += 3
         else:
             character = character_at(data, i, lo, hi)
             counts[character & tokens.CODE_MASK] += 1
             i += character >> tokens.CODE_BITS
-    if not small:
+    if drained:
         _drain(tables, counts)
 
 
@@ -187,9 +283,9 @@ def _documents(data, words, skip, offsets, first, last, start, stop, code, table
         if begin >= end:
             continue
         if code == BIGRAM:
-            _bigrams(data, words, skip, begin, end, hi, row)
+            _bigrams(data, words, skip, begin, end, hi, tables, row)
         elif code == CODEPOINT:
-            _codepoints(data, words, skip, begin, end, lo, hi, tables, row)
+            _codepoints(data, begin, end, lo, hi, tables, row)
         elif code == tokens.BYTE:
             _bytes(data, words, skip, begin, end, tables, row)
         else:
@@ -199,6 +295,17 @@ def _documents(data, words, skip, offsets, first, last, start, stop, code, table
                 target = folded_bin(value, code)
                 if target >= 0:
                     row[target] += scratch[value]
+
+
+_of_this_thread = threading.local()
+
+
+def _tables() -> np.ndarray:
+    """Scratch of this thread, uint32[2 * PAIRS], all zero."""
+    tables: np.ndarray | None = getattr(_of_this_thread, "tables", None)
+    if tables is None:
+        tables = _of_this_thread.tables = np.zeros(2 * PAIRS, np.uint32)
+    return tables
 
 
 def count_host(data: Any, kind: Kind, offsets: Any, start: int, stop: int) -> Any:
@@ -220,7 +327,7 @@ def count_host(data: Any, kind: Kind, offsets: Any, start: int, stop: int) -> An
         rows = counts[job.first : job.last]
         if job.shared:
             rows = np.zeros_like(rows)
-        tables = np.zeros(TABLES * 256, np.uint32)
+        tables = _tables()
         _documents(
             data, words, skip, offsets, job.first, job.last, job.start, job.stop, kind.code, tables, rows
         )
@@ -256,9 +363,9 @@ def _collect(data, words, skip, offsets, first, last, code, tables, counts, foun
             return document, place
         held = 0
         if code == BIGRAM:
-            _bigrams(data, words, skip, lo, hi, hi, counts)
+            _bigrams(data, words, skip, lo, hi, hi, tables, counts)
         else:
-            _codepoints(data, words, skip, lo, hi, lo, hi, tables, counts)
+            _codepoints(data, lo, hi, lo, hi, tables, counts)
         if hi - lo >= len(counts) // 16:
             for bin_ in range(len(counts)):
                 if counts[bin_]:
@@ -305,7 +412,7 @@ def count_rows(data: Any, kind: Kind, offsets: Any) -> tuple[np.ndarray, np.ndar
     data.flags.writeable = offsets.flags.writeable = False
     skip = -data.ctypes.data % 8 if len(data) else 0
     words = data[skip : skip + max(0, len(data) - skip) // 8 * 8].view(np.uint64)
-    counts, tables = np.zeros(kind.bins, np.int64), np.zeros(TABLES * 256, np.uint32)
+    counts, tables = np.zeros(kind.bins, np.int64), _tables()
     longest = int(np.diff(offsets).max(initial=0))
     room = max(ROWS_ENTRIES, min(longest, kind.bins))
     columns, values = np.empty(room, np.int64), np.empty(room, np.int64)

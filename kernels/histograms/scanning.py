@@ -18,7 +18,7 @@ from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.cpu.vectors import LANES, break_mask, high_mask, load_byte, trailing_zeros, word_mask
-from tilewright.kernels.histograms.host import character_at
+from tilewright.kernels.histograms.host import character_at, whole_characters
 from tilewright.kernels.histograms.token_table import add_at, entry_of, key_entry
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
 
@@ -69,6 +69,26 @@ def step_at(p, hi):  # type: ignore[no-untyped-def]
     return np.int64(length << CODE_BITS | code)
 
 
+@njit(nogil=True)
+def _of_words(block, two, three, four, letters):  # type: ignore[no-untyped-def]
+    """A mask of the bytes of characters of two to four bytes that belong to words."""
+    one = uint64(1)
+    mask = uint64(0)
+    while two:
+        k = trailing_zeros(two)
+        two &= two - one
+        code = (load_byte(block + k) & 0x1F) << 6 | load_byte(block + k + 1) & 0x3F
+        mask |= uint64(3 * (load_byte(letters + (code >> 3)) >> (code & 7) & 1)) << uint64(k)
+    while three | four:
+        k = trailing_zeros(three | four)
+        code = step_at(block + k, block + LANES) & CODE_MASK
+        is_word = load_byte(letters + (code >> 3)) >> (code & 7) & 1
+        mask |= uint64((7 if three >> uint64(k) & one else 15) * is_word) << uint64(k)
+        three &= ~(one << uint64(k))
+        four &= ~(one << uint64(k))
+    return mask
+
+
 @kept
 @njit(nogil=True)
 def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[no-untyped-def]
@@ -82,8 +102,7 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
     inside = False  # whether a word is under way, which began at `start`
     start = i
     block = i
-    following = i  # the first byte behind the last character that is not ASCII ...
-    covered = i  # ... and the same if it belongs to a word
+    following = i  # the first byte behind the last character that is not ASCII
     while block < hi and (inside or block < limit):
         size = hi - block
         if size >= LANES:
@@ -100,8 +119,12 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
                 elif load_byte(letters + (byte >> 3)) >> (byte & 7) & 1:
                     mask |= uint64(1) << uint64(k)
         if high:
-            if covered > block:
-                mask |= (uint64(1) << uint64(covered - block)) - uint64(1)
+            if size == LANES:
+                _, two, three, four, whole = whole_characters(block)
+                if whole:
+                    mask |= _of_words(block, two, three, four, letters)
+                    size = whole
+                    high = uint64(0)
             while high:
                 p = block + trailing_zeros(high)
                 high &= high - uint64(1)
@@ -119,7 +142,6 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
                 following = p + length
                 code = step & CODE_MASK
                 if load_byte(letters + (code >> 3)) >> (code & 7) & 1:
-                    covered = following
                     k = uint64(p - block)
                     mask |= ((uint64(1) << uint64(length)) - uint64(1)) << k
         # A bit for each place where a word begins or ends.
@@ -148,7 +170,8 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
             if wanted:
                 units[m] = entry
                 m += 1
-        block += LANES
+        # A character that ends behind the block is of the word that is under way, or of none.
+        block = max(block + size, following)
     if inside:
         if not final:
             return MORE, start, m

@@ -28,73 +28,87 @@ def _compare(a, n, b, m):  # type: ignore[no-untyped-def]
     return np.int64(n - m)
 
 
+@njit(nogil=True)
+def _prefix(start, n):  # type: ignore[no-untyped-def]
+    """The first eight of the n bytes at an address as a number that grows as they do, with zeros for those missing."""
+    key = uint64(0)
+    for k in range(min(n, 8)):
+        key |= uint64(load_byte(start + k)) << uint64(56 - 8 * k)
+    return key
+
+
 @kept
 @njit(nogil=True)
 def _prefixes(data, starts, lengths, keys):  # type: ignore[no-untyped-def]
-    """The first eight bytes of each token, the first one highest."""
     for token in range(len(starts)):
-        key = uint64(0)
-        for k in range(min(lengths[token], 8)):
-            key |= uint64(data[starts[token] + k]) << uint64(56 - 8 * k)
-        keys[token] = key
+        keys[token] = _prefix(data + starts[token], lengths[token])
 
 
-@kept
 @njit(nogil=True)
-def _sort_run(data, starts, lengths, order, first, last, other):  # type: ignore[no-untyped-def]
-    """Sort ``order[first:last]`` by the tokens' bytes, at address ``data``: a merge sort from the bottom, stable."""
-    for low in range(first, last, INSERTED):
-        high = min(low + INSERTED, last)
-        for place in range(low + 1, high):
-            token = order[place]
-            at = place
-            while (
-                at > low
-                and _compare(
-                    data + starts[order[at - 1]], lengths[order[at - 1]], data + starts[token], lengths[token]
-                )
-                > 0
-            ):
-                order[at] = order[at - 1]
-                at -= 1
-            order[at] = token
-    width = INSERTED
-    while width < last - first:
-        for low in range(first, last, 2 * width):
-            middle = min(low + width, last)
-            high = min(low + 2 * width, last)
-            i = low
-            j = middle
-            for place in range(low, high):
-                if i < middle and (
-                    j >= high
-                    or _compare(
-                        data + starts[order[i]], lengths[order[i]], data + starts[order[j]], lengths[order[j]]
-                    )
-                    <= 0
-                ):
-                    other[place] = order[i]
-                    i += 1
-                else:
-                    other[place] = order[j]
-                    j += 1
-        order[first:last] = other[first:last]
-        width *= 2
+def _insert(data, starts, lengths, order, first, last):  # type: ignore[no-untyped-def]
+    """Sort ``order[first:last]`` by the tokens' bytes, by insertion."""
+    for place in range(first + 1, last):
+        token = order[place]
+        start = data + starts[token]
+        at = place
+        while at > first:
+            before = order[at - 1]
+            if _compare(data + starts[before], lengths[before], start, lengths[token]) <= 0:
+                break
+            order[at] = before
+            at -= 1
+        order[at] = token
 
 
 @kept
 @njit(nogil=True)
 def _sort_runs(data, starts, lengths, keys, order):  # type: ignore[no-untyped-def]
-    """Sort an order by the first eight bytes by the others, too."""
-    other = np.empty(len(order), np.int64)
-    first = 0
-    while first < len(order):
-        last = first + 1
-        while last < len(order) and keys[order[last]] == keys[order[first]]:
-            last += 1
-        if last - first > 1:
-            _sort_run(data, starts, lengths, order, first, last, other)
-        first = last
+    """Sort an order by the first eight bytes, ``keys``, by the others, too: eight bytes after eight, as far as tokens
+    are alike. ``data`` is an address."""
+    # Runs of tokens whose first bytes are alike, so many of them: first, last, depth.
+    runs = np.empty((len(order) // 2 + 2, 3), np.int64)
+    used = 1
+    runs[0, 0] = 0
+    runs[0, 1] = len(order)
+    runs[0, 2] = 0
+    while used:
+        used -= 1
+        first = runs[used, 0]
+        last = runs[used, 1]
+        depth = runs[used, 2]
+        if last - first <= INSERTED:
+            _insert(data, starts, lengths, order, first, last)
+            continue
+        if depth:
+            here = order[first:last].copy()
+            below = np.empty(last - first, np.uint64)
+            for place in range(last - first):
+                token = here[place]
+                below[place] = _prefix(data + starts[token] + depth, lengths[token] - depth)
+                keys[token] = below[place]
+            sorted_places = np.argsort(below)
+            for place in range(last - first):
+                order[first + place] = here[sorted_places[place]]
+        begin = first
+        while begin < last:
+            end = begin + 1
+            longest = lengths[order[begin]]
+            while end < last and keys[order[end]] == keys[order[begin]]:
+                longest = max(longest, lengths[order[end]])
+                end += 1
+            if end - begin > 1:
+                if longest <= depth + 8:
+                    # Alike, but for zeros at the end.
+                    here = order[begin:end].copy()
+                    sorted_places = np.argsort(lengths[here])
+                    for place in range(end - begin):
+                        order[begin + place] = here[sorted_places[place]]
+                else:
+                    runs[used, 0] = begin
+                    runs[used, 1] = end
+                    runs[used, 2] = depth + 8
+                    used += 1
+            begin = end
 
 
 @kept
@@ -129,8 +143,8 @@ def in_order(
     """The tokens ``data[starts[i]:starts[i] + lengths[i]]`` as a list, equal ones as one, their counts, int64, and of
     each token that was given its place there."""
     keys = np.empty(len(starts), np.uint64)
-    _prefixes(data, starts, lengths, keys)
-    order = np.argsort(keys, kind="stable")
+    _prefixes(data.ctypes.data, starts, lengths, keys)
+    order = np.argsort(keys)
     _sort_runs(data.ctypes.data, starts, lengths, keys, order)
     to_data = np.empty(int(lengths.sum()), np.uint8)
     to_offsets = np.zeros(len(starts) + 1, np.int64)

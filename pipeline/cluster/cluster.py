@@ -29,6 +29,7 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline.cluster import hush, lifeline
+from tilewright.pipeline.cluster.classes import start_of_class
 from tilewright.pipeline.cluster.local import (
     LOOPBACK,
     LoopbackWorker,
@@ -298,6 +299,10 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         return _connect(stack, called, profile)
     if kind == "slurm":
         raise BatchProfileError(called, profile)
+    if kind == "class":
+        if isinstance(profile.get("security"), dict):
+            profile["security"] = security_of(called, profile["security"], started=True)
+        return start_of_class(stack, called, profile, _client_of_theirs)
     for key in ("processes", "env", *COUNTS):
         if profile.get(key, True) is None:
             del profile[key]  # nothing said: each kind has its own

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -67,6 +68,8 @@ class Heartbeats:
         """Seconds that `BEATS` heartbeats take."""
         self._named: set[str] = set()
         self._scheduler_named = False
+        self._looking = threading.RLock()
+        """Of the threads of a run, one looks at a time, so that all is said, and done, once."""
         self._given_up: dict[str, Future[Any]] = {}
         """What became of each worker that was given up, once its nanny or the scheduler has said so."""
         self._end = asyncio.Event()
@@ -127,6 +130,10 @@ class Heartbeats:
         ClusterError
             The scheduler has not answered for as long as that; or no worker is left that was not given up.
         """
+        with self._looking:
+            self._look()
+
+    def _look(self) -> None:
         tell = self.tell
         self._look_at_scheduler()
         silent = self.silent()

@@ -14,7 +14,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError
 
 INSTALLED_PROFILES = Path(__file__).parents[1] / "cluster.yaml"
-KINDS = ("local", "cpu", "cuda", "existing", "slurm")
+KINDS = ("local", "cpu", "cuda", "existing", "slurm", "class")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -110,7 +111,9 @@ class Durability:
         self._sync, self._settle, self._lose = sync, settle, lose
         self._waiting: SimpleQueue[tuple[Settled, str, Sequence[str]] | None] = SimpleQueue()
         self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="tilewright-durability", daemon=True)
+        # Who is silent is known there too (`heartbeats_of`): a scheduler that has stopped is not waited for.
+        own = copy_context()
+        self._thread = Thread(target=own.run, args=(self._run,), name="tilewright-durability", daemon=True)
 
     def __enter__(self) -> Durability:
         self._thread.start()

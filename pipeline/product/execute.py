@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from distributed import Client, Future
 
 from tilewright.kernels.numbers import counted, format_nbytes
@@ -216,13 +218,13 @@ def on_all(
             logger.warning("%s on %s: %s: %s", function.__name__, worker, type(answer).__name__, answer)
 
 
-def covered(times: Iterable[tuple[float, float]]) -> float:
+def covered(times: Iterable[tuple[float, float]] | np.ndarray) -> float:
     """Seconds covered by at least one of these (begin, end) intervals."""
-    total, until = 0.0, float("-inf")
-    for begin, end in sorted(times):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
+    intervals = np.array(times if isinstance(times, np.ndarray) else list(times), np.float64).reshape(-1, 2)
+    begin, end = intervals[np.argsort(intervals[:, 0], kind="stable")].T
+    until = np.maximum.accumulate(end)
+    begin[1:] = np.maximum(begin[1:], until[:-1])
+    return float(np.maximum(0.0, end - begin).sum())
 
 
 def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
@@ -392,7 +394,7 @@ def run_tiles(
     stages: dict[str, float] = {}
     kernels: set[str] = set()
     read_nbytes = shared_nbytes = 0
-    spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    spans: dict[str, dict[str, array[float]]] = {}  # flat: a run has many, of 16 bytes each like this
     losses: list[str] = []
     found = NOTHING_FOUND
     tell_loss = on_lost(listener, "matmul", "tile")
@@ -440,8 +442,8 @@ def run_tiles(
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
                 for span in report.spans:
-                    busy = spans.setdefault(span.worker, {name: [] for name in THREADS})
-                    busy[span.stage].append((span.begin, span.end))
+                    busy = spans.setdefault(span.worker, {name: array("d") for name in THREADS})
+                    busy[span.stage].extend((span.begin, span.end))
                 tile = todo[report.index]
                 listener(
                     UnitDone(
@@ -474,7 +476,8 @@ def run_tiles(
     listener(WorkDone("matmul", seconds))
     kernel = " and ".join(sorted(kernels)) or "none"
     workers = {
-        worker: {name: covered(times) for name, times in busy.items()} for worker, busy in spans.items()
+        worker: {name: covered(np.array(times)) for name, times in busy.items()}
+        for worker, busy in spans.items()
     }
     for name, parts in THREADS.items():
         # Several panels load, and several tiles are written, at once, so stage seconds overlap: scale them to the time

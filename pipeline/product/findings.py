@@ -132,7 +132,8 @@ def few_tiles_note(plan: MatmulPlan, past: Past | None = None) -> str | None:
     if past is not None and plan.geometry == past.geometry:
         why = "an earlier run began with these (--no-resume begins anew)"
     elif plan.operations // TILE_OPERATIONS < asked:
-        why = f"a tile of less than {TILE_OPERATIONS / 1e9:.0f} billion operations takes no time that a stop could cost"
+        billions = f"{TILE_OPERATIONS / 1e9:.0f} billion"
+        why = f"a tile of less than {billions} operations takes no time that a stop could cost"
     elif units < asked:
         why = (
             f"no tile is smaller than a stored piece of C, {rows} × {columns}; smaller chunks of A along its rows and"

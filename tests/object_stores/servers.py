@@ -69,6 +69,8 @@ def seaweedfs(folder: Path) -> Iterator[int]:
         f"-s3.config={folder / 's3.json'}",
         "-master.volumeSizeLimitMB=64",
         "-volume.max=40",
+        "-s3.port.iceberg=0",  # these two have ports of their own, which two servers would share
+        "-s3.port.lance=0",
         f"-s3.port={ports['s3']}",
         f"-s3.port.grpc={grpc['s3']}",
         *(f"-{name}.port={ports[name]}" for name in ("master", "volume", "filer")),
@@ -141,7 +143,8 @@ def _started(command: list[str], port: int, folder: Path) -> Iterator[None]:
             time.sleep(0.05)
         yield
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

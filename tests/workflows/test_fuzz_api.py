@@ -451,7 +451,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
     "histogram": (
         lambda paths, **options: tw.histogram(paths, **options),
         {"paths": ("text.txt", corpora), "by": (st.sampled_from(["byte", "ascii", "letter"]), words)}
-        | {"per_document": (False, flags | junk), "raw": (False, flags | junk)} | DEVICE | PLACED,
+        | {"per_document": (False, flags | junk), "raw": (False, flags | junk)} | DEVICE | PLACED
+        | {"casefold": (False, flags | junk), "normalise": (None, words | junk)},
     ),
     "dot": (
         lambda x, y, **options: tw.dot(x, y, **options),

@@ -160,7 +160,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("CORPUS",),
         PLACED
         | {
-            "--by": st.sampled_from(["byte", "letter", "word", "BYTE"]) | names,
+            "--by": st.sampled_from(["byte", "letter", "word", "ngram:3", "ngram:9", "BYTE"]) | names,
+            "--casefold": None,
+            "--normalise": st.sampled_from(["NFC", "nfc"]) | names,
             "--per-document": None,
             "--raw": None,
         }

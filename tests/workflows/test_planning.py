@@ -20,9 +20,9 @@ from tests.workflows.products import put
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.events import Notice
-from tilewright.pipeline.plan.facts import cores_here
 from tilewright.pipeline.product import job
 from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.worker.survey import cores_here
 from tilewright.workflows import verify
 from tilewright.workflows.cli import cli
 

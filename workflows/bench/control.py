@@ -2,7 +2,7 @@
 scheduler, with many workers that compute nothing.
 
 The client is this process and does all that it does in a product: it surveys the workers, plans, hands out tiles,
-records and forces to disk what they report, and shows the progress. Scheduler and workers are Dask's, in a process
+records what they report, has it forced to disk, and shows the progress. Scheduler and workers are Dask's, in a process
 each, and speak TCP. The workers of one simulated host have an address of their own in 127.0.0.0/8, so what depends on
 hosts happens as often as it would. Only a tile's arithmetic is left out (`stub_tile`): it writes one small file for
 each chunk of C, and reports as many panels as the plan has.
@@ -108,26 +108,32 @@ class ControlReport:
         """Of client and scheduler for each tile."""
         return self.client_ms + self.scheduler_ms
 
+    @property
+    def work_ms(self) -> float:
+        """The same without what heartbeats take in that time, however many tiles are done in it."""
+        idle = self.idle_client + self.idle_scheduler
+        return self.tile_ms - 1e3 * idle * self.total_seconds / self.tiles
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"tile_ms": self.tile_ms}
+        return asdict(self) | {"tile_ms": self.tile_ms, "work_ms": self.work_ms}
 
     def __str__(self) -> str:
         sent = ", ".join(
             f"{who} {count:.2f} ({self.message_nbytes[who]:.0f} bytes)"
             for who, count in self.messages.items()
         )
-        return (
-            f"{counted(self.tiles, 'tile')} of {self.panels} panels on {self.workers} workers of {self.hosts} hosts"
-            f" in {self.seconds:.1f} s ({self.total_seconds:.1f} s in all), without arithmetic\n"
-            f"client and scheduler {self.tile_ms:.2f} ms a tile: {self.client_ms:.2f} and {self.scheduler_ms:.2f};"
-            f" all workers {self.worker_ms:.2f}\n"
-            f"messages a tile: {sent}\n"
-            f"heartbeats alone: {self.idle_scheduler:.1%} of a core of the scheduler's, {self.idle_client:.1%} of"
-            " the client's\n"
-            f"memory: client {format_nbytes(self.client_nbytes)}, {format_nbytes(self.client_before_nbytes)} of it"
-            f" before; scheduler {format_nbytes(self.scheduler_nbytes)},"
-            f" {format_nbytes(self.scheduler_before_nbytes)} of it before"
-        )
+        lines = [
+            f"{counted(self.tiles, 'tile')} of {self.panels} panels on {self.workers} workers of {self.hosts} hosts in",
+            f" {self.seconds:.1f} s ({self.total_seconds:.1f} s in all), without arithmetic\n",
+            f"client and scheduler {self.tile_ms:.2f} ms a tile: {self.client_ms:.2f} and {self.scheduler_ms:.2f};",
+            f" without heartbeats {self.work_ms:.2f}; all workers {self.worker_ms:.2f}\n",
+            f"messages a tile: {sent}\n",
+            f"heartbeats alone: {self.idle_scheduler:.1%} of a core of the scheduler's, {self.idle_client:.1%} of the",
+            f" client's\nmemory: client {format_nbytes(self.client_nbytes)},",
+            f" {format_nbytes(self.client_before_nbytes)} of it before; scheduler",
+            f" {format_nbytes(self.scheduler_nbytes)}, {format_nbytes(self.scheduler_before_nbytes)} of it before",
+        ]
+        return "".join(lines)
 
 
 _seen: set[tuple[str, str, str, Corners]] = set()

@@ -14,6 +14,7 @@ from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, ObjectStore, WrapperStore
 
+from tilewright.pipeline.store.remote.opening import call_s3
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 
@@ -48,7 +49,7 @@ async def tagged(store: Store, key: str) -> Tagged | None:
                 return Tagged(bytes(await answer.bytes_async()), tag)
             if _is_s3fs(inner):
                 bucket, name, _ = inner.fs.split_path(f"{inner.path}/{key}")
-                answer = await inner.fs._call_s3("get_object", Bucket=bucket, Key=name)
+                answer = await call_s3(inner.fs, "get_object", Bucket=bucket, Key=name)
                 async with answer["Body"] as body:
                     return Tagged(await body.read(), answer.get("ETag"))
             found = await inner.get(key, default_buffer_prototype())
@@ -108,7 +109,7 @@ async def _put_by_s3fs(inner: Any, key: str, data: bytes, before: Tagged | None)
     if before is None:
         how["IfNoneMatch"] = "*"
     bucket, name, _ = inner.fs.split_path(f"{inner.path}/{key}")
-    answer = await inner.fs._call_s3("put_object", Bucket=bucket, Key=name, Body=data, **how)
+    answer = await call_s3(inner.fs, "put_object", Bucket=bucket, Key=name, Body=data, **how)
     tag = answer.get("ETag")
     return None if tag is None else str(tag)
 
@@ -126,7 +127,7 @@ def _inner(store: Any) -> Any:
 
 
 def _is_s3fs(store: Any) -> bool:
-    return isinstance(store, FsspecStore) and hasattr(store.fs, "_call_s3")
+    return isinstance(store, FsspecStore) and hasattr(store.fs, "call_s3")
 
 
 def _is_conflict(error: BaseException) -> bool:

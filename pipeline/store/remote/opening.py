@@ -72,14 +72,24 @@ def store_at(url: str, read_only: bool = False) -> Store:
     return AtUrl(inner.with_read_only(read_only), url.rstrip("/"), store_at)
 
 
+async def call_s3(files: Any, operation: str, **arguments: Any) -> Any:
+    """The answer to a request of S3's own by an s3fs file system; its public method would block the loop."""
+    return await files._call_s3(operation, **arguments)
+
+
 async def look_at_bucket(store: Store) -> None:
     """Raise what the server says to a listing, of a store of `store_at` for S3."""
-    inner: Any = store._store if isinstance(store, AtUrl) else store
-    if isinstance(inner, FsspecStore):  # its own listings do not tell an empty bucket from none
-        await inner.fs._call_s3("list_objects_v2", Bucket=inner.fs.split_path(inner.path)[0], MaxKeys=1)
-        return
-    async for _ in inner.list_dir(""):
-        return
+    assert isinstance(store, AtUrl)
+    inner: Any = store._store
+
+    async def listed() -> None:
+        if isinstance(inner, FsspecStore):  # its own listings do not tell an empty bucket from none
+            await call_s3(inner.fs, "list_objects_v2", Bucket=inner.fs.split_path(inner.path)[0], MaxKeys=1)
+            return
+        async for _ in inner.list_prefix(""):
+            return
+
+    await store.asked(listed, "")
 
 
 def _surroundings() -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import WrapperStore
+from zarr.storage import ObjectStore, WrapperStore
 
 from tilewright.pipeline import config
 from tilewright.pipeline.store.remote.trouble import Kind, Trouble, trouble_of
@@ -37,6 +37,24 @@ class _Told:
     """When trouble was last logged, by whichever thread or task of this process."""
 
     at: float | None = None
+
+
+async def _names_in(store: Store, prefix: str) -> AsyncIterator[str]:
+    """The names in a folder. Some servers list the folder itself, as an object without a name, or its empty place once
+    all is gone from it."""
+    if not isinstance(store, ObjectStore):
+        async for name in store.list_dir(prefix):
+            if name:
+                yield name
+        return
+    import obstore  # who has such a store has it
+
+    start = prefix.rstrip("/")
+    found = await obstore.list_with_delimiter_async(store.store, prefix=start or None)
+    for path in [*found["common_prefixes"], *(one["path"] for one in found["objects"])]:
+        name = path.strip("/").removeprefix(start).strip("/")
+        if name and path.strip("/") != start:
+            yield name
 
 
 class AtUrl(WrapperStore[Store]):
@@ -106,7 +124,7 @@ class AtUrl(WrapperStore[Store]):
         return self._listed(lambda: self._store.list_prefix(prefix), prefix)
 
     def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        return self._listed(lambda: self._store.list_dir(prefix), prefix)
+        return self._listed(lambda: _names_in(self._store, prefix), prefix)
 
     async def _listed(self, listing: Callable[[], AsyncIterator[str]], prefix: str) -> AsyncIterator[str]:
         async def names() -> list[str]:

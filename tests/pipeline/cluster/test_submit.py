@@ -1455,3 +1455,41 @@ def test_a_result_that_cannot_be_fetched_is_no_failure_of_its_task(
     monkeypatch.setattr(client, "gather", cancelled)
     with pytest.raises(ClusterError, match=r"cannot be fetched: CancelledError: .* with a new client"):
         list(bounded(client))
+
+
+class Broken:
+    """A client whose connection is lost, while Dask tries to make it again."""
+
+    status = "connecting"
+    scheduler = SimpleNamespace(address="tcp://scheduler:1")
+
+
+def test_nothing_is_asked_over_a_connection_that_is_lost() -> None:
+    """Each question would take half a minute, and a run asks several as it ends."""
+    client: Any = Broken()
+    asked: list[int] = []
+    lost = "^the connection to the scheduler at tcp://scheduler:1 was lost; bring a cluster up"
+    with pytest.raises(ClusterError, match=lost):
+        answers.answer_of(client, lambda: asked.append(1))
+    assert not asked
+
+
+def test_a_question_ends_with_the_connection(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "LOOK_SECONDS", 0.01)
+    loop, begun = client.loop, threading.Event()
+
+    async def never() -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    broken: Any = SimpleNamespace(status="running", loop=loop, scheduler=SimpleNamespace(address="tcp://s:1"))
+
+    def breaks() -> None:
+        begun.wait(20)
+        broken.status = "connecting"
+
+    breaking = threading.Thread(target=breaks)
+    breaking.start()
+    with pytest.raises(ClusterError, match="the connection to the scheduler at tcp://s:1 was lost"):
+        answers.answer_of(broken, never)
+    breaking.join()

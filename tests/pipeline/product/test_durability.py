@@ -16,6 +16,7 @@ from distributed import Client
 
 import tilewright as tw
 from tests.pipeline.conftest import client
+from tilewright.pipeline.cluster.heartbeats import heartbeats_of, listened_to
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product import execute
 from tilewright.pipeline.product import output as outputs
@@ -176,3 +177,17 @@ def test_a_tile_that_may_be_stored_twice_is_forced_to_disk_at_the_end(
         if path.is_file()
     ]
     assert 2 in times
+
+
+def test_a_silent_scheduler_is_known_where_tiles_are_forced_to_disk(client: Client) -> None:
+    """A question from there would else be waited for as long as the scheduler stands still."""
+    heard: list[Any] = []
+
+    def sync(worker: str, paths: Sequence[str]) -> None:
+        heard.append(heartbeats_of(client))
+
+    with listened_to(client, print) as heartbeats:
+        with Durability(sync, lambda tiles: None, lambda tiles: None) as durability:
+            durability.add((0, Stored()), "inproc://here", ["a file"])
+            durability.finish()
+        assert heard == [heartbeats]

@@ -188,10 +188,10 @@ def test_a_tile_that_takes_down_its_workers_says_what_to_change(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def deadly(*_: Any) -> None:
+    def deadly(*_: Any, **options: Any) -> None:
         raise KilledWorker("tile", SimpleNamespace(address="tcp://last:1"), 3)
 
-    monkeypatch.setattr(tasks, "multiply_tile", deadly)
+    monkeypatch.setattr(stream.TileEngine, "multiply", deadly)
     with pytest.raises(TaskError, match=r"took down .*, and give them more memory, or the plan less \(--d"):
         tw.matmul(*factors[2:], tmp_path / "c.zarr", cluster=client, device="cpu")
 
