@@ -70,9 +70,9 @@ class NotHeardError(OSError):
 def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile.
 
-    ``ask`` is called where the client gives coroutines, on its event loop. Nothing is waited for once the connection
-    is lost; and if the cluster is listened to (`heartbeats.listened_to`), who is silent is named, and no longer waited
-    for behind the deadline.
+    ``ask`` is called where the client gives coroutines, on its event loop, if the cluster is listened to
+    (`heartbeats.listened_to`): then nothing is waited for once the connection is lost, and who is silent is named, and
+    no longer waited for behind the deadline.
     """
     with cluster_errors(client):
         return unchanged_answer_of(client, ask)
@@ -82,14 +82,14 @@ def unchanged_answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """As ``answer_of``, but what Dask raises is raised as it is."""
     heartbeats = heartbeats_of(client)
     check_connected(client)
+    if heartbeats is None:
+        return ask()
     answer: ConcurrentFuture[Answer] = begin(client, _asked(ask))
     try:
         while not answer.done():
             futures_wait([answer], LOOK_SECONDS)
-            if answer.done():
-                break
-            check_connected(client)
-            if heartbeats is not None:
+            if not answer.done():
+                check_connected(client)
                 heartbeats.look()
         return answer.result()
     finally:

@@ -668,7 +668,9 @@ def _why_nothing_is_kept(out: Source, digest: str) -> str:
             grown = array is not None and not isinstance(out, zarr.Array)
             return f"{store.name_of(out)} without a record of finished tiles" if grown else ""
         if past.digest == digest and array is not None:
-            return f"an array whose metadata were changed ({changed_metadata(array, past)})"
+            changed = changed_metadata(array, past)
+            # If nothing was, another run has begun it since we looked; its lease will say so.
+            return f"an array whose metadata were changed ({changed})" if changed else ""
     except (OSError, ValueError):  # one that can have no such name
         return ""
     return "tiles of other inputs, of another request, or of another version of Tilewright"

@@ -240,7 +240,8 @@ def test_of_two_commands_at_once_one_writes_and_the_other_is_told(
     assert sorted(one.returncode for one in both) == [0, 1], told
     loser = next(text for one, text in zip(both, told, strict=True) if one.returncode)
     assert "another run is writing s3://" in loser or "exists; choose another path" in loser
-    assert loser.strip().count("\n") <= 1, loser
+    assert sum(line.startswith("error: ") for line in loser.splitlines()) == 1, loser
+    assert loser.splitlines()[-1].startswith("error: ")
     np.testing.assert_array_equal(stored(f"{url}/c"), larger)
 
 

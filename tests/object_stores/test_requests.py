@@ -115,9 +115,9 @@ def test_zeros_that_are_stored_take_no_more_requests_than_other_numbers(url: str
 @pytest.mark.parametrize(
     "how",
     [
-        {"chunks": (64, 64)},
+        pytest.param({"chunks": (64, 64)}, marks=pytest.mark.slow),
         {"chunks": (32, 32), "shards": (128, 128)},
-        {"chunks": (32, 32), "shards": (96, 160)},
+        pytest.param({"chunks": (32, 32), "shards": (96, 160)}, marks=pytest.mark.slow),
     ],
 )
 def test_a_product_takes_the_requests_that_its_plan_says(

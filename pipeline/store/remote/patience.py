@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
-FIRST_WAIT, MOST_WAIT = 0.1, 10.0
+FIRST_WAIT, MOST_WAIT = 0.1, 5.0
 """Seconds before the first repetition, and at most; each is twice the one before, and a random part of it is waited, so
 that many threads do not come back at once."""
 TOLD_SECONDS = 10.0

@@ -35,7 +35,7 @@ import tilewright as tw
 from tilewright.kernels.gpu import device_choice
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.check.verify import verify_product
-from tilewright.pipeline.cluster import answers, pool, submit, watch
+from tilewright.pipeline.cluster import answers, heartbeats, pool, submit, watch
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
@@ -513,6 +513,8 @@ def test_a_run_whose_workers_have_all_ended_for_good_does_not_wait(
 
 class Sparse:
     """A client of a cluster that has workers at some times only, and a clock."""
+
+    status = "running"
 
     def __init__(self, there: Callable[[float], int]) -> None:
         self.there = there
@@ -1482,7 +1484,11 @@ def test_a_question_ends_with_the_connection(client: Client, monkeypatch: pytest
         begun.set()
         await asyncio.sleep(60)
 
-    broken: Any = SimpleNamespace(status="running", loop=loop, scheduler=SimpleNamespace(address="tcp://s:1"))
+    async def identity(n_workers: int) -> Any:
+        return {"workers": {}}
+
+    scheduler = SimpleNamespace(address="tcp://s:1", identity=identity)
+    broken: Any = SimpleNamespace(status="running", loop=loop, scheduler=scheduler)
 
     def breaks() -> None:
         begun.wait(20)
@@ -1490,6 +1496,7 @@ def test_a_question_ends_with_the_connection(client: Client, monkeypatch: pytest
 
     breaking = threading.Thread(target=breaks)
     breaking.start()
-    with pytest.raises(ClusterError, match="the connection to the scheduler at tcp://s:1 was lost"):
+    lost = "the connection to the scheduler at tcp://s:1 was lost"
+    with heartbeats.listened_to(broken, print), pytest.raises(ClusterError, match=lost):
         answers.answer_of(broken, never)
     breaking.join()
