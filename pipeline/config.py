@@ -75,6 +75,9 @@ SETTINGS = (
             " from an object store; local files on a CPU: at most its cores"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
+    Setting("tilewright.window-nbytes", "128 MiB", "bytes",
+            "the largest window of a document compressed by Zstandard, which each thread that decompresses one holds;"
+            " zstd --long=31 takes 2 GiB, the most; 1 MiB at least", least=2**20),
     Setting("tilewright.write-threads", None, "threads",
             "threads of one worker that encode and write chunks; unset: 8, or its share of the cores as for"
             " read-threads; local files on a CPU: at most its cores"),

@@ -615,7 +615,7 @@ def histogram(
     if files:
         from tilewright.pipeline.text.saved_counts import check_outputs
 
-        check_outputs(corpus, out, plot, overwrite=overwrite)
+        check_outputs([each for each in corpus if each != "-"], out, plot, overwrite=overwrite)
     keeping = None
     if state is not None:
         keeping = State(Path(state), resume=not no_resume)

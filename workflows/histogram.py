@@ -12,10 +12,12 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.records import place_of
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats.piped import named, without_pipes
 from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, open_counts
@@ -58,7 +60,8 @@ def histogram(
     Parameters
     ----------
     paths
-        A file, a folder, or several of them.
+        A file, a folder, or several of them. ``-`` is the standard input: what comes through it, or through a pipe
+        that is named, is kept in a temporary file meanwhile.
     by
         ``byte`` (256 bins), ``ascii`` (128; bytes above 127 are skipped), ``letter`` (A to Z, case folded;
         all else is skipped), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first × 256 +
@@ -133,27 +136,36 @@ def histogram(
         by, casefold=casefold, normalise=normalise
     )  # a wrong word is refused before a corpus of a million files is listed
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
-    corpus = list_corpus(given, reading=reading, apart=None if keeping is None else keeping.apart)
-    for note in corpus.notes:
-        listener(Notice(note))
-    with (
-        open_counts(keeping, kind, per_document=per_document, reading=reading, listener=listener) as record,
-        open_cluster(cluster, cluster_file) as client,
-        workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
-    ):
-        facts = survey(client, device)
-        files, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
-        listener(Notice(f"counting {files} by {kind.name} on {facts[0].name} with {workers}"))
-        return count_corpus(
-            client,
-            corpus,
-            kind,
-            facts,
-            per_document=per_document,
-            listener=listener,
-            record=record,
-            on_error=on_error,
-        )
+    with without_pipes(given) as (files, names):
+        if names and keeping is not None and not keeping.temporary:
+            raise OptionError(
+                f"state: what comes through {', '.join(names.values())} is not there any more for the next run; give a"
+                " file, or leave state out"
+            )
+        corpus = list_corpus(files, reading=reading, apart=None if keeping is None else keeping.apart)
+        corpus = named(corpus, names)
+        for note in corpus.notes:
+            listener(Notice(note))
+        with (
+            open_counts(
+                keeping, kind, per_document=per_document, reading=reading, listener=listener
+            ) as record,
+            open_cluster(cluster, cluster_file) as client,
+            workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
+        ):
+            facts = survey(client, device)
+            count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
+            listener(Notice(f"counting {count} by {kind.name} on {facts[0].name} with {workers}"))
+            return count_corpus(
+                client,
+                corpus,
+                kind,
+                facts,
+                per_document=per_document,
+                listener=listener,
+                record=record,
+                on_error=on_error,
+            )
 
 
 def _state_of(state: str | os.PathLike[str] | State | None, resume: bool) -> State | None:

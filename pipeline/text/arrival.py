@@ -83,7 +83,8 @@ class Arrival:
         if self._record is not None and piece.documents and not (piece.is_part and part.bad):
             changed_ns = [self._corpus.status[here].changed_ns for here in places.tolist()]
             self._record.append(entry_of(piece, changed_ns, part))
-        self.add(part, piece, places)
+        if piece.documents:
+            self.add(part, piece, places)
         return part
 
     def add(self, part: Counts, piece: Piece, places: np.ndarray) -> None:

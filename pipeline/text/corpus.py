@@ -355,10 +355,15 @@ def read_range(
         _check_as_listed(document, os.fstat(descriptor))
 
 
-def reader(document: Document, look: Look | None = None, codec: str | None = None) -> decompress.Fill:
+def reader(
+    document: Document,
+    look: Look | None = None,
+    codec: str | None = None,
+    window_nbytes: int = 2**decompress.WINDOW_BITS,
+) -> decompress.Fill:
     """A function that fills arrays with a decompressed document, from beginning to end.
 
-    codec: by which, where it is another than the document's.
+    codec: by which, where it is another than the document's. window_nbytes: the largest window of Zstandard.
 
     It may give fewer bytes than fit, and gives none at the end, when ``look`` has seen all stored bytes.
 
@@ -379,7 +384,7 @@ def reader(document: Document, look: Look | None = None, codec: str | None = Non
         lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
         None if looks is None else looks.to,
     )
-    fill = decompress.reader(codec, stored)
+    fill = decompress.reader(codec, stored, window_nbytes)
 
     def filled(target: np.ndarray) -> int:
         try:

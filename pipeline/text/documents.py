@@ -127,7 +127,6 @@ def are_files(rows: Rows, documents: int) -> bool:
         len(rows) == documents
         and not any(rows.members)
         and not rows.numbers.any()
-        and not rows.lost.any()
         and not any(each is not None for each in rows.ids)
         and bool((rows.places == np.arange(documents)).all())
     )

@@ -174,22 +174,24 @@ SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": ZSTD, ".lzma": 
 CODEC_NAMES = frozenset(SUFFIXES.values())
 
 
-def reader(codec: str, stored: Iterable[Stored] | StoredFile) -> Fill:
+def reader(codec: str, stored: Iterable[Stored] | StoredFile, window_nbytes: int = 2**WINDOW_BITS) -> Fill:
     """A `Fill` of the decompressed bytes of a file; it may give fewer bytes than there is room for.
 
     codec: a key of `CODECS`, or `ZSTD`. stored: the file, or its bytes in blocks of any size but 0, taken as they are
     needed; a block is not used any more once the next is asked for. The function raises MalformedError where the bytes
     are malformed, end within a member, or fail a checksum of the format; TooWideError where they refer further back
-    than `WINDOW_BITS` or `XZ_NBYTES` allow; DictionaryError where they need a dictionary; MissingPackageError. Errors
-    of ``stored`` pass through."""
-    return _Frames(stored).fill if codec == ZSTD else _Members(codec, stored).fill
+    than ``window_nbytes`` or `XZ_NBYTES` allow; DictionaryError where they need a dictionary; MissingPackageError.
+    Errors of ``stored`` pass through."""
+    return _Frames(stored, window_nbytes).fill if codec == ZSTD else _Members(codec, stored).fill
 
 
 class _Source:
     """The stored bytes of a file, block by block, and the errors about them."""
 
-    def __init__(self, codec: str, stored: Iterable[Stored] | StoredFile) -> None:
-        self.codec = codec
+    def __init__(
+        self, codec: str, stored: Iterable[Stored] | StoredFile, most_nbytes: int = XZ_NBYTES
+    ) -> None:
+        self.codec, self._most = codec, most_nbytes
         self._stored = stored
         self._blocks: Iterator[Stored] | None = None
 
@@ -208,9 +210,9 @@ class _Source:
         if "Dictionary mismatch" in str(error):
             return DictionaryError(f"its {self.codec} needs the dictionary that it was compressed with")
         if "too much memory" in str(error) or "Memory usage limit" in str(error):
-            most = 2**WINDOW_BITS if self.codec == ZSTD else XZ_NBYTES
+            said = "; tilewright.window-nbytes may allow more" if self.codec == ZSTD else ""
             return TooWideError(
-                f"its {self.codec} takes more than the {most >> 20} MiB allowed for its window"
+                f"its {self.codec} takes more than the {self._most >> 20} MiB allowed for its window{said}"
             )
         others = "; or other bytes follow its last whole member" if whole else ""
         return MalformedError(f"{self.codec} finds within its first {taken} bytes: {error}{others}")
@@ -274,11 +276,13 @@ class _Members:
 class _Frames:
     """Consecutive Zstandard frames, decompressed straight to their destination."""
 
-    def __init__(self, stored: Iterable[Stored] | StoredFile) -> None:
-        self._source = _Source(ZSTD, stored)
+    def __init__(self, stored: Iterable[Stored] | StoredFile, window_nbytes: int) -> None:
+        # libzstd takes powers of two, of which 2 GiB is the largest.
+        bits = min(window_nbytes.bit_length() - 1, 31)
+        self._source = _Source(ZSTD, stored, 2**bits)
         self._file = stored if isinstance(stored, StoredFile) else None
         path, nbytes = (stored.path, stored.nbytes) if isinstance(stored, StoredFile) else (None, 0)
-        self._frames = Frames(WINDOW_BITS, path, nbytes, decompress=zstd_loop.decompress)
+        self._frames = Frames(bits, path, nbytes, decompress=zstd_loop.decompress)
         self._ended = False
 
     def fill(self, target: np.ndarray) -> int:

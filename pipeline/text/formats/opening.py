@@ -111,7 +111,7 @@ def _layers(document: Document, reading: Reading, found: Found, look: Look | Non
     codec = _codec(form, document.name)
     name = document.name
     if codec is not None:
-        fill: Fill = reader(document, look, codec)
+        fill: Fill = reader(document, look, codec, reading.window_nbytes)
         yield from _text(_Layer(name, without_codec(name), "", fill, (codec,)), reading, found)
         return
     if form == ZIP or (form in CONTAINERS and form not in (TAR, WARC, ARROW_STREAM) and reading.fields):
@@ -271,7 +271,7 @@ def _text_of_member(
     text: Fill = head.fill
     name = path
     if codec is not None:
-        text, name = decompress.reader(codec, _blocks(head.fill)), without_codec(path)
+        text, name = decompress.reader(codec, _blocks(head.fill), reading.window_nbytes), without_codec(path)
         around = (*around, codec)
     yield from _text(_Layer(shown, name, path, text, around), reading, found)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.kernels.arguments import check_choice, check_flag, shown
+from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError
 
 PASSAGES = ("line", "paragraph")
@@ -35,6 +36,8 @@ class Reading:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     """Patterns of names."""
+    window_nbytes: int = 2**27
+    """The largest window of Zstandard."""
 
     @property
     def as_stored(self) -> bool:
@@ -102,6 +105,7 @@ def reading_of(
         split_on,
         _texts("include", include),
         _texts("exclude", exclude),
+        config.get("window-nbytes"),
     )
     if raw and not found.as_stored:
         raise OptionError(

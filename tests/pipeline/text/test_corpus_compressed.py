@@ -34,6 +34,7 @@ from tilewright.pipeline.text.corpus import Corpus, Document, Look, Piece, cut_p
 from tilewright.pipeline.text.counting import count_corpus
 from tilewright.pipeline.text.formats import decompress, opening
 from tilewright.pipeline.text.formats.decompress import Fill
+from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.text.kept_counts import everything
 from tilewright.pipeline.text.pieces import count_piece
 from tilewright.pipeline.transfer import zstd
@@ -243,7 +244,7 @@ def test_a_task_decompresses_several_documents_at_once(
     """Each of three large documents waits for the others to have begun."""
     together = threading.Barrier(3, timeout=60)
 
-    def met(document: Document, look: Look | None, codec: str) -> Fill:
+    def met(document: Document, look: Look | None, codec: str, window: int) -> Fill:
         together.wait()
         return reader(document, look)
 
@@ -307,7 +308,7 @@ def test_a_document_that_fails_ends_those_read_beside_it(
     for name in ("damaged.gz", "long.gz"):
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.setattr(
-        opening, "reader", lambda document, look, codec: long if "long" in document.name else damaged
+        opening, "reader", lambda document, look, codec, window: long if "long" in document.name else damaged
     )
     monkeypatch.setattr(counting_pieces, "LEAST_STREAM_NBYTES", 1)
     monkeypatch.setattr(counting_pieces, "usable_cores", lambda: 2)
@@ -432,7 +433,7 @@ def test_damage_is_looked_for_once(client: Client, tmp_path: Path, monkeypatch: 
     """It is as far into the document at every attempt, which may be hours."""
     read = []
 
-    def counted(document: Document, look: Look | None, codec: str) -> Fill:
+    def counted(document: Document, look: Look | None, codec: str, window: int) -> Fill:
         read.append(document.name)
         return reader(document, look, codec)
 
@@ -520,6 +521,20 @@ def test_a_window_that_takes_too_much_memory_is_refused(tmp_path: Path, suffix: 
     with pytest.raises(CorpusError, match=rf"takes more than the {most} MiB allowed.*smaller one") as raised:
         content(path)
     assert "restore" not in str(raised.value)
+
+
+def test_wide_windows_are_a_setting(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "wide.zst").write_bytes(wide_zstd())
+    with dask.config.set({"tilewright.window-nbytes": "2 GiB"}):
+        found = count_corpus(
+            client,
+            list_corpus([tmp_path], reading=reading_of()),
+            KINDS["byte"],
+            cpu_workers(client),
+            per_document=False,
+            listener=lambda _: None,
+        )
+    assert found.nbytes == 4
 
 
 def test_a_dictionary_that_is_needed_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Files that cannot be counted: left out whole and listed where that is asked for, and counted once they are mended."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from distributed import Client
+
+from tests.pipeline.text.formats.test_layers import tarred
+from tests.pipeline.text.test_counting import cpu_workers, dense, naive_counts
+from tilewright.kernels.histograms.token_kinds import any_kind_named
+from tilewright.pipeline.errors import CompressedError, CorpusError
+from tilewright.pipeline.text import blocks
+from tilewright.pipeline.text.corpus import Document, Look, list_corpus
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats.reading import reading_of
+from tilewright.pipeline.text.histogram import Histogram
+from tilewright.pipeline.text.kept_counts import State, open_counts
+from tilewright.workflows.cli import cli
+
+GOOD = {f"{i:02}.txt.gz": b"good %d\n" % i * 100 for i in range(12)}
+BAD = {
+    "03bad.gz": gzip.compress(b"bad" * 1000)[:-4],
+    "07bad.gz": b"no gzip",
+    "09bad.tar": tarred([("a", b"x" * 3000)])[:2000],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "corpus"
+    place.mkdir()
+    for name, text in GOOD.items():
+        (place / name).write_bytes(gzip.compress(text))
+    for name, data in BAD.items():
+        (place / name).write_bytes(data)
+    return place
+
+
+def counted(
+    client: Client,
+    folder: Path,
+    by: str,
+    *,
+    per_document: bool = False,
+    state: Path | None = None,
+    on_error: str = "report",
+    **options: object,
+) -> Histogram:
+    reading = reading_of(**options)  # type: ignore[arg-type]
+    kind = any_kind_named(by)
+    keeping = None if state is None else State(state)
+    with open_counts(
+        keeping, kind, per_document=per_document, reading=reading, listener=lambda _: None
+    ) as record:
+        return count_corpus(
+            client,
+            list_corpus([folder], reading=reading),
+            kind,
+            cpu_workers(client),
+            per_document=per_document,
+            listener=lambda _: None,
+            record=record,
+            on_error=on_error,
+        )
+
+
+@pytest.mark.parametrize("by", ["byte", "codepoint", "word"])
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("nbytes", [60, 2**25])
+def test_bad_files_are_left_out_and_listed(
+    client: Client, folder: Path, by: str, per_document: bool, nbytes: int
+) -> None:
+    with dask.config.set({"tilewright.piece-nbytes": nbytes}):
+        found = counted(client, folder, by, per_document=per_document)
+    assert [Path(name).name for name, _ in found.bad] == list(BAD)
+    assert all(Path(name).name in why for name, why in found.bad)
+    assert [Path(name).name for name in found.documents] == list(GOOD)
+    assert found.document_count == len(GOOD)
+    assert found.nbytes == sum(map(len, GOOD.values()))
+    if by != "word":
+        table = np.stack([dense(naive_counts(text, by), found.bins) for text in GOOD.values()])
+        np.testing.assert_array_equal(np.asarray(found.counts), table if per_document else table.sum(axis=0))
+    else:
+        words = sum((Counter(text.split()) for text in GOOD.values()), Counter())
+        assert found.tokens is not None
+        assert dict(zip(found.tokens, found.totals.tolist(), strict=True)) == words
+
+
+def test_the_first_bad_file_ends_a_count_and_names_those_beside_it(client: Client, folder: Path) -> None:
+    with pytest.raises(
+        CompressedError, match=r"03bad\.gz cannot .*other files beside it: .*07bad\.gz"
+    ) as told:
+        counted(client, folder, "byte", on_error="stop")
+    assert "09bad.tar:a: the archive was cut short" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+def test_a_file_of_which_one_part_is_bad_counts_nowhere(
+    client: Client, tmp_path: Path, per_document: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that were counted before are let go again."""
+    (tmp_path / "large").write_bytes(b"abcdefgh" * 500)
+    (tmp_path / "other").write_bytes(b"z" * 50)
+    real = blocks.read_range
+
+    def read(document: Document, start: int, stop: int, target: np.ndarray, look: Look | None = None) -> None:
+        if document.name.endswith("large") and start <= 2500 < stop:
+            raise CorpusError(f"cannot read {document.name}: a bad sector; leave it out")
+        real(document, start, stop, target, look)
+
+    monkeypatch.setattr(blocks, "read_range", read)
+    with dask.config.set({"tilewright.piece-nbytes": 300}):
+        found = counted(client, tmp_path, "byte", per_document=per_document)
+    assert [Path(name).name for name, _ in found.bad] == ["large"]
+    assert [Path(name).name for name in found.documents] == ["other"]
+    assert int(found.totals.sum()) == int(found.totals[ord("z")]) == found.nbytes == 50
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("nbytes", [60, 2**25])
+def test_a_state_goes_on_with_files_that_were_mended(
+    client: Client, folder: Path, tmp_path: Path, per_document: bool, nbytes: int
+) -> None:
+    lines = b"".join(json.dumps({"text": f"t{i}"}).encode() + b"\n" for i in range(5))
+    for name in [*GOOD, *BAD]:
+        (folder / name).unlink()
+    for i in range(4):
+        (folder / f"{i}.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "2.jsonl.gz").write_bytes(gzip.compress(lines)[:-5])
+    with dask.config.set({"tilewright.piece-nbytes": nbytes}):
+        first = counted(client, folder, "byte", per_document=per_document, state=tmp_path / "s", field="text")
+        assert len(first.bad) == 1
+        assert first.document_count == 15
+        (folder / "2.jsonl.gz").write_bytes(gzip.compress(lines))
+        again = counted(client, folder, "byte", per_document=per_document, state=tmp_path / "s", field="text")
+        whole = counted(client, folder, "byte", per_document=per_document, field="text")
+    assert not again.bad
+    assert again.document_count == 20
+    assert again.documents == whole.documents
+    np.testing.assert_array_equal(again.counts, whole.counts)
+
+
+def test_the_command_lists_them_and_exits_with_three(folder: Path) -> None:
+    result = CliRunner().invoke(
+        cli, ["histogram", str(folder), "--device", "cpu", "--json", "--on-error", "report"]
+    )
+    assert result.exit_code == 3
+    assert len([line for line in result.stderr.splitlines() if line.startswith("left out: ")]) == 3
+    assert [Path(name).name for name, _ in json.loads(result.stdout)["bad"]] == list(BAD)
