@@ -198,7 +198,8 @@ def matmul(
 
 def _on_one_side(a: Any, b: Any, out: Any) -> bool:
     """Whether the arrays are device arrays, all of them; OptionError or OutputError if only some are."""
-    if all(type(array) is np.ndarray for array in (a, b, a if out is None else out)):
+    # Without a call, as this is asked before each product.
+    if type(a) is np.ndarray and type(b) is np.ndarray and (out is None or type(out) is np.ndarray):
         return False
     on_device = is_device_array(a), is_device_array(b)
     if on_device[0] != on_device[1] or (out is not None and is_device_array(out) != on_device[0]):
