@@ -119,6 +119,7 @@ def test_only_a_profile_with_certificates_reaches_its_scheduler(
 
 
 @pytest.mark.parametrize(("kind", "made"), [("local", False), ("local", True), ("cpu", False)])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a client that was refused
 def test_a_cluster_of_a_profile_is_encrypted(
     kind: str, made: bool, tmp_path: Path, authorities: tuple[dict[str, str], dict[str, str]]
 ) -> None:
