@@ -27,6 +27,7 @@ from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.product import execute
 from tilewright.pipeline.product.output import Output
+from tilewright.pipeline.store.arrays import UNFINISHED_NAME
 from tilewright.pipeline.store.probe import HEAD_NBYTES
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.worker import tasks
@@ -65,8 +66,10 @@ get, on_all = FsspecStore.get, execute.on_all
 
 
 def is_answered(key: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether this is asked before the first tile: for metadata, or for what tells whether workers read the same."""
-    return "zarr.json" in key or key.startswith(".") or RangeByteRequest(0, HEAD_NBYTES) in arguments
+    """Whether this is asked before the first tile: for metadata, for the mark of what is not finished, or for what
+    tells whether workers read the same."""
+    asked_first = "zarr.json" in key or key.startswith(".") or UNFINISHED_NAME in key
+    return asked_first or RangeByteRequest(0, HEAD_NBYTES) in arguments
 
 
 async def silent(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:

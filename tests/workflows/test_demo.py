@@ -65,7 +65,7 @@ def test_the_demo_finds_what_is_alike_and_replaces_what_it_wrote(client: Client,
         told: list[Event] = []
         run = demo(tmp_path / "out", cluster=client, device="cpu", listener=told.append)
         counting = [event.message.split(" on ")[0] for event in told if isinstance(event, Notice)][:2]
-        assert counting == ["counting 4 files by letter", "counting 4 documents by bigram"]
+        assert counting == ["counting 4 files by letter", "counting 4 files by bigram"]
         assert run.modules == 4
         assert run.compared == 3
         assert (run.similar[0].first, run.similar[0].second) == ("one.py", "package/two.py")

@@ -75,6 +75,7 @@ def in_parts_of_k() -> Iterator[None]:
             ("LEAST_CHUNK_NBYTES", 1),
             ("SMALL_CHUNK_NBYTES", 1),
             ("TILE_OPERATIONS", 1000),
+            ("MOST_TILES_TO_COMPARE", 30),  # 30 are as few here as 16 are of a large C
             ("SPLIT_NBYTES", 200),
         ):
             patched.setattr(tiling, name, value)
