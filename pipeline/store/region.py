@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import zarr
@@ -144,8 +144,48 @@ class Box:
     """Where it lies in the array, along each axis."""
 
 
+class _Seen:
+    """What all that is seen as a matrix has of the stored array beneath it, and of its own shape and dtype."""
+
+    ndim: ClassVar[int] = 2
+    array: Any
+
+    if TYPE_CHECKING:
+
+        @property
+        def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def store(self) -> Any:
+        return self.array.store
+
+    @property
+    def path(self) -> str:
+        return self.array.path
+
+    @property
+    def metadata(self) -> Any:
+        return self.array.metadata
+
+    @property
+    def attrs(self) -> Any:
+        return self.array.attrs
+
+
 @dataclass(frozen=True)
-class Flattened:
+class Flattened(_Seen):
     """A stored array of any number of dimensions as a matrix, of which nothing is stored again.
 
     Each axis is in one of two groups, which are flattened into the matrix's sides, the last axis of each fastest:
@@ -156,7 +196,6 @@ class Flattened:
     rows: tuple[int, ...]
     """The axes that become rows, at least one."""
     columns: tuple[int, ...]
-    ndim: ClassVar[int] = 2
 
     @property
     def sides(self) -> tuple[FlatSide, FlatSide]:
@@ -177,34 +216,6 @@ class Flattened:
         """Rows and columns of the least rectangle at whose multiples no chunk is cut."""
         rows, columns = self.sides
         return rows.unit, columns.unit
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.array.dtype
-
-    @property
-    def size(self) -> int:
-        return self.array.size
-
-    @property
-    def nbytes(self) -> int:
-        return self.array.nbytes
-
-    @property
-    def store(self) -> Any:
-        return self.array.store
-
-    @property
-    def path(self) -> str:
-        return self.array.path
-
-    @property
-    def metadata(self) -> Any:
-        return self.array.metadata
-
-    @property
-    def attrs(self) -> Any:
-        return self.array.attrs
 
     def boxes(self, region: Sequence[slice]) -> Iterator[Box]:
         """The boxes that a region consists of."""
@@ -266,7 +277,7 @@ NaN; such integers are multiplied in double precision wherever some of them are 
 
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(_Seen):
     """A stored matrix in which a mask says what is missing: there it reads as ``missing``, elsewhere as it is stored.
 
     Its parts are those of the matrix, so that a mask in larger chunks may be decoded for several of them.
@@ -278,7 +289,6 @@ class Masked:
     axes: tuple[int, ...]
     """For each axis of the mask the axis of the stored array that it lies along: as long as that, or 1 element for all
     of it. Along other axes the mask is the same everywhere."""
-    ndim: ClassVar[int] = 2
 
     @property
     def dtype(self) -> np.dtype:
@@ -294,30 +304,6 @@ class Masked:
     def shape(self) -> tuple[int, int]:
         rows, columns = self.array.shape
         return rows, columns
-
-    @property
-    def size(self) -> int:
-        return self.array.size
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    @property
-    def store(self) -> Any:
-        return self.array.store
-
-    @property
-    def path(self) -> str:
-        return self.array.path
-
-    @property
-    def metadata(self) -> Any:
-        return self.array.metadata
-
-    @property
-    def attrs(self) -> Any:
-        return self.array.attrs
 
     def boxes(
         self, region: Sequence[slice], block: np.ndarray
@@ -346,46 +332,17 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class Section:
+class Section(_Seen):
     """Some rows and columns of a stored matrix, as a matrix: those that came to it since something was made of it."""
 
     array: zarr.Array[Any] | Flattened | Masked
     rows: tuple[int, int]
     """The first and the last + 1."""
     columns: tuple[int, int]
-    ndim: ClassVar[int] = 2
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.array.dtype
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    @property
-    def store(self) -> Any:
-        return self.array.store
-
-    @property
-    def path(self) -> str:
-        return self.array.path
-
-    @property
-    def metadata(self) -> Any:
-        return self.array.metadata
-
-    @property
-    def attrs(self) -> Any:
-        return self.array.attrs
 
     def within(self, region: Sequence[slice]) -> tuple[slice, slice]:
         """Where a region lies in the whole matrix."""
