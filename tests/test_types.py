@@ -28,7 +28,7 @@ with tw.open_cluster("cpu") as client:
     passed: bool = tw.verify("A.zarr", "B.zarr", "C.zarr", cluster=client).passed
 names: list[str] = [device.name for device in tw.devices()]
 total: complex = complex(tw.dot("x.zarr", "y.zarr"))
-counts: np.ndarray = tw.histogram("corpus", by="letter").counts
+counts: np.ndarray = np.asarray(tw.histogram("corpus", by="letter").counts)
 product: np.ndarray = matmul(np.ones((2, 2)), np.ones((2, 2)), dtype="float32")
 bins: int = histogram(np.ones(2, np.uint8)).size
 tw.gram("X.zarr", "G.zarr", of="rows", center=True, missing_as="pairwise")
