@@ -70,11 +70,12 @@ def large_enough(problem: Problem) -> bool:
     )
 
 
-def register_operand(a: FloatOperand, b: FloatOperand) -> FloatOperand | None:
+def register_operand(a: FloatOperand, b: FloatOperand, *, half: bool = False) -> FloatOperand | None:
     """Which of two TF32 operands comes through registers as it lies: the larger of those that the copy engine takes and
-    whose k is not contiguous; None where there is none."""
+    whose k is not contiguous; None where there is none. half: of C, only elements up to the diagonal are wanted."""
+    sides = (a,) if half else (a, b)  # C by columns would have its other half computed
     candidates = [
-        operand for operand in (a, b) if turned(operand, "tf32") and operand.in_place("tf32") is not None
+        operand for operand in sides if turned(operand, "tf32") and operand.in_place("tf32") is not None
     ]
     return max(candidates, key=lambda operand: operand.outer, default=None)
 
@@ -86,7 +87,8 @@ def _multiply(
     stored = a.dtype in (FLOAT16, BFLOAT16)
     loadable = stored or kind == "tf32"
     form = "copy" if stored else kind
-    kept = register_operand(a, b) if kind == "tf32" and THROUGH_REGISTERS else None
+    half = output.diagonal is not None
+    kept = register_operand(a, b, half=half) if kind == "tf32" and THROUGH_REGISTERS else None
     by_columns = kept is not None and kept is b
     if by_columns:  # registers hold the left operand: C's transpose is B's transpose times A's
         a, b, output = b, a, output.flipped
