@@ -205,7 +205,7 @@ def _count(
         ):
             part = _text_on_gpu(piece, kind, tally, threads, neighbours)
             if part is not None:
-                return _counts_of(piece, [piece], [part], per_document, kind)
+                return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
         parts = _run([partial(_tally_on_gpu, share, tally) for share in shares], threads, task)
         counts = tally.read()
         np.subtract.at(counts, np.concatenate([part.columns for part in parts]), 1)
