@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,7 @@ from tilewright.pipeline.product.fusing import (
     opened_before,
     sums_of,
 )
+from tilewright.pipeline.product.in_place import is_unfinished
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
@@ -66,6 +68,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
+from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
 from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
@@ -290,13 +293,18 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
 
 
 def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
-    """Whether a finished product stands in a local output's place, with its record, that may turn out to be the one
-    that is asked for; never where ``tilewright.accept-finished`` is not set."""
+    """Whether a finished product stands in an output's place, with its record, that may turn out to be the one that is
+    asked for; never where ``tilewright.accept-finished`` is not set. Raises StoreError where that cannot be seen."""
     if overwrite or not config.get("accept-finished"):
         return False
     store.check_source(out, "output")
+    if isinstance(out, zarr.Array):
+        return False
     path = store.local_path(out)
-    return path is not None and (path / CHECKSUMS_NAME).is_file()
+    if path is not None:
+        return (path / CHECKSUMS_NAME).is_file()
+    objects = objects_at(os.fspath(out))
+    return objects.get(CHECKSUMS_NAME) is not None and not is_unfinished(objects)
 
 
 def _check_distinct(out: Source, factors: Factors) -> None:
