@@ -274,6 +274,40 @@ def test_damage_between_a_stopped_repair_and_the_next_is_repaired_too(
     assert tw.audit(c).passed
 
 
+def stopped_repair(client: Client, paths: tuple[Path, Path, Path]) -> None:
+    """A repair that ends by Ctrl-C as its first tile is stored."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repaired(client, paths, listener=stop)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_repair_with_less_memory_refuses_other_factors_before_its_first_tile(
+    stopped: bool, stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    """It reads them in other parts than those of which the record says what they held."""
+    _, b, c = stored
+    for chunk in chunks_of(c):
+        if chunk.name != "0":
+            flip(chunk, c)
+    if stopped:
+        stopped_repair(client, stored)
+    damaged = contents(c)
+    zarr.open_array(b, mode="r+")[0, -1] += 100
+    events: list[Event] = []
+    with pytest.raises(
+        tw.VerificationError, match=r"B holds other numbers in .* no part of C can be repaired"
+    ):
+        repaired(client, stored, device_memory="6 KiB", listener=events.append)
+    assert not any(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
+    assert contents(c) == damaged
+    assert not partial_path(c).exists()
+
+
 def test_a_product_of_other_inputs_takes_no_tile_of_a_stopped_repair(
     stored: tuple[Path, Path, Path], client: Client
 ) -> None:
