@@ -285,6 +285,25 @@ def stopped_repair(client: Client, paths: tuple[Path, Path, Path]) -> None:
         repaired(client, paths, listener=stop)
 
 
+def test_what_a_stopped_repair_has_lost_since_is_taken_from_c_again(
+    stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    *_, c = stored
+    before = contents(c)
+    columns = sorted({chunk.name for chunk in chunks_of(c)}, key=int)  # each a tile
+    for chunk in chunks_of(c):
+        if chunk.name in columns[:-1]:
+            flip(chunk, c)
+    stopped_repair(client, stored)
+    lost = [chunk for chunk in chunks_of(partial_path(c)) if chunk.name == columns[-1]]
+    assert len(lost) == len(chunks_of(c)) // len(columns)
+    lost[0].unlink()
+    done = repaired(client, stored)
+    assert done.repaired is not None
+    assert done.repaired <= len(columns) - 2, "the stopped one has computed a tile or more"
+    assert contents(c) == before
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_repair_with_less_memory_refuses_other_factors_before_its_first_tile(
     stopped: bool, stored: tuple[Path, Path, Path], client: Client
