@@ -16,6 +16,7 @@ from distributed import Client
 
 import tilewright as tw
 from tests.workflows.test_audit import chunks_of, flip, replace_by_a_folder, swap, truncate
+from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, partial_path
 from tilewright.workflows.cli import cli
@@ -82,6 +83,19 @@ def test_every_damage_is_undone_bit_by_bit(
     assert contents(c) == before
     assert tw.audit(c).passed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "b.zarr", "c.zarr"]
+
+
+def test_a_product_of_damaged_tiles_alone_is_repaired_with_less_memory(
+    stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    *_, c = stored
+    for chunk in chunks_of(c):
+        flip(chunk, c)
+    with pytest.raises(PlanError, match="the C that is repaired is stored in such pieces"):
+        repaired(client, stored, device_memory="1 KiB")
+    assert repaired(client, stored, device_memory="6 KiB").passed
+    assert tw.verify(*stored, cluster=client).passed
+    assert tw.audit(c).passed
 
 
 def test_undamaged_chunks_are_the_same_files(stored: tuple[Path, Path, Path], client: Client) -> None:
