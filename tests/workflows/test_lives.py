@@ -436,7 +436,8 @@ class Lives(RuleBasedStateMachine):
             assert after == before
             self.reads_known &= told.kind != "read"
         else:
-            assert after < before
+            assert after <= before
+            assert after.isdisjoint((row, column) for row, column, *_ in json.loads(line)["objects"])
         self.written = {place: self.written[place] for place in after}
 
     @rule(which=CHOICE)
