@@ -36,10 +36,10 @@ from tilewright.pipeline.gram.transforms import (
     wanted_of,
 )
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.job import plan_only as plan_product
+from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Request, check_output, open_factors
 from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import name_of

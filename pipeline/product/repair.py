@@ -3,6 +3,9 @@
 What is undamaged gets a second name, by hard links, in the folder in which an output grows (`output.py`), with a record
 that calls its tiles finished. From there on a repair is a run that resumes. So C stands as it was until the repaired
 one takes its place in one step, and a repair that is stopped goes on where it stood.
+
+A product that stands finished where it is asked for again is read as a repair of nothing: a later try of a batch job
+meets it, whose node failed just after C had its name.
 """
 
 from __future__ import annotations
@@ -32,8 +35,15 @@ from tilewright.pipeline.events import Teller
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import StoredObject
-from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, band_of
+from tilewright.pipeline.product.audit import (
+    Audit,
+    audit_by_checksums,
+    audit_by_products,
+    band_of,
+    record_of,
+)
 from tilewright.pipeline.product.durability import sync_many
+from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.inputs import Fingerprint
 from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
 from tilewright.pipeline.product.kept import in_pieces
@@ -49,12 +59,13 @@ from tilewright.pipeline.product.ledger import (
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
     MARK_NAME,
+    exists_error,
     growing_folder,
     is_leftover,
     remove_growing,
 )
-from tilewright.pipeline.product.request import Factors, Request, open_factors, plan_for
-from tilewright.pipeline.store.arrays import name_of, write_unit
+from tilewright.pipeline.product.request import Factors, Request, may_be_accepted, open_factors, plan_for
+from tilewright.pipeline.store.arrays import local_path, name_of, open_array, write_unit
 from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import StoredArray, chunks_in
@@ -324,3 +335,37 @@ def _link(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
     except OSError:
         shutil.copyfile(source, target)
     return target
+
+
+def multiply_or_accept(request: Request) -> MatmulRun:
+    """As `multiply`; but where ``tilewright.accept-finished`` is set and C stands finished in its place, with the
+    record of this very product, it is read and checked, and no tile is computed again.
+
+    Raises
+    ------
+    OutputExistsError
+        What stands there is another product, or one of other numbers.
+    """
+    out: Any = request.out  # which the check of it refuses where it is None
+    if not may_be_accepted(out, overwrite=request.overwrite) or (path := local_path(out)) is None:
+        return multiply(request)
+    factors = open_factors(request.checked())
+    if factors.before is not None:  # C is asked for because it stands there
+        return multiply(request)
+    c = open_array(path, ndim=2, role="output")
+    record, _ = record_of(c)
+    if record is None or record.digest != fingerprint_of(factors).digest:
+        raise exists_error(name_of(path))
+    Teller(request.listener).say(f"{path} holds this very product; it is checked, and not computed again")
+    grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric, band=band_of(record))
+    begin_again(c, path, replace(record, inputs=None), grid, durable=request.durability == "full")
+    try:
+        # As a repair of nothing: C stays in its place until it is known to be the product, and other factors change
+        # nothing of it.
+        return multiply(replace(request, overwrite=True, resume=True), Repair({}))
+    except VerificationError as error:
+        remove_growing(path)
+        raise OutputExistsError(
+            f"output: {path} exists, and is not the product that is asked for ({error}); choose another path, or ask"
+            " to overwrite it (--overwrite)"
+        ) from error
