@@ -308,6 +308,8 @@ variables_options = options(
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
                  help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
                  " for each place of one of the axes that are."),
+    click.option("--counts", metavar="ARRAY",
+                 help="Where the numbers of pairs are stored too, as int64, with --missing-as pairwise."),
     click.option("--window", metavar="W[,W]", callback=as_window,
                  help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
 )  # fmt: skip

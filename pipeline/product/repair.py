@@ -42,6 +42,7 @@ from tilewright.pipeline.product.audit import (
     band_of,
     record_of,
 )
+from tilewright.pipeline.product.beside import are_whole
 from tilewright.pipeline.product.durability import sync_many
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.inputs import Fingerprint
@@ -355,6 +356,8 @@ def multiply_or_accept(request: Request) -> MatmulRun:
     c = open_array(path, ndim=2, role="output")
     record, _ = record_of(c)
     if record is None or record.digest != fingerprint_of(factors).digest:
+        raise exists_error(name_of(path))
+    if factors.counts is not None and not are_whole(factors.counts, record.digest, request.listener):
         raise exists_error(name_of(path))
     Teller(request.listener).say(f"{path} holds this very product; it is checked, and not computed again")
     grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric, band=band_of(record))

@@ -71,6 +71,7 @@ class TileJob:
     changes: bytes | None = None
     contents: list[PanelContent] = field(default_factory=list)
     """Of the panels that it was multiplied from."""
+    counts: tuple[StoredObject, ...] = ()
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
@@ -107,6 +108,7 @@ class TileJob:
             self.stored,
             self.changes,
             tuple(self.contents),
+            self.counts,
         )
 
 
