@@ -308,6 +308,8 @@ variables_options = options(
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
                  help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
                  " for each place of one of the axes that are."),
+    click.option("--append", is_flag=True,
+                 help="Add to OUT what came to X since it was made, rows to sums or new variables, and nothing twice."),
     click.option("--counts", metavar="ARRAY",
                  help="Where the numbers of pairs are stored too, as int64, with --missing-as pairwise."),
     click.option("--window", metavar="W[,W]", callback=as_window,
@@ -365,9 +367,6 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
     " vector's numbers.",
 )
 @click.option("--divide", metavar="N", callback=as_number, help=divide_help)
-@click.option(
-    "--append", is_flag=True, help="Add the rows that came to X since OUT was made, and nothing twice."
-)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(plan_only_option, outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:

@@ -184,8 +184,10 @@ def multiply(
             raise _out_of_memory(second, f"the plan before it took {_peak(first.plan)}") from second.error
 
 
-def plan_only(request: Request) -> MatmulPlan:
+def plan_only(request: Request, begun: Past | None = None) -> MatmulPlan:
     """The plan that `multiply` would follow; nothing is written.
+
+    begun: the record with which C would be begun, where that is not without any tile.
 
     Notices tell what `multiply` would warn of before its first tile, what it would refuse C for, what it would keep of
     a run that was stopped, and where sums of integers could wrap in C's dtype. Raises as ``tilewright.matmul`` does for
@@ -218,7 +220,7 @@ def plan_only(request: Request) -> MatmulPlan:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
     factors = _as_computed(factors, facts)
-    plan = plan_for(factors, out, facts, past, verify=request.verify)
+    plan = plan_for(factors, out, facts, past or begun, verify=request.verify)
     if past is not None and goes_on(plan, past):
         try:
             if request.same_bits:

@@ -265,12 +265,12 @@ def begin_again(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, d
         if there is not None:
             past = _joined(past, grid, there, growing)
         else:
-            for name in _others(c, path):
+            for name in other_files(c, path):
                 (growing / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path / name, growing / name)
         own = there.finished if there is not None else {}
         linked = [
-            str(_link(c, one, growing))
+            str(link_object(c, one, growing))
             for index, stored in past.finished.items()
             if index not in own
             for one in stored.objects
@@ -304,7 +304,7 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     return replace(there, finished=finished, recipes=recipes, inputs=inputs, read=past.read)
 
 
-def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
+def other_files(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
     """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
     ours = {FILE_NAME, twin_of(Path(FILE_NAME)).name, CHECKSUMS_NAME, MARK_NAME}
     taken = ours | {c.metadata.encode_chunk_key(place) for place in _places(c)}
@@ -322,7 +322,7 @@ def _places(c: zarr.Array[Any]) -> Iterable[tuple[int, ...]]:
     return (piece.chunk for piece in chunks_in(whole, write_unit(c)))
 
 
-def _link(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
+def link_object(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
     """Give an object of C a second name below the growing folder, or copy it where the file system has no links."""
     source, target = object_path(c, one.place), growing / c.metadata.encode_chunk_key(one.place)
     target.parent.mkdir(parents=True, exist_ok=True)
