@@ -452,8 +452,19 @@ search_options = options(
     help="krylov iterates; gram forms the covariance of the shorter side in one pass; auto: that up to 2048.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the scores.")
-@options(constant_option, cluster_options, device_option, memory_option, overwrite_option, json_option)
-def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **shared: Any) -> None:
+@click.option("--no-resume", is_flag=True, help="Make every pass, also those that a stopped run has made.")
+@options(constant_option, cluster_options, device_option, memory_option, plan_only_option, overwrite_option)
+@options(json_option)
+def eofs(
+    x: str,
+    out: str,
+    no_center: bool,
+    no_verify: bool,
+    no_resume: bool,
+    plan_only: bool,
+    as_json: bool,
+    **shared: Any,
+) -> None:
     """Store the leading EOFs of X: the eigenvectors of its covariance matrix, with scores and explained variance.
 
     Neither that matrix nor the centred X is stored: X is streamed, twice for each step. OUT is a Zarr group that xarray
@@ -461,9 +472,17 @@ def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **sh
     """
     from tilewright.workflows import eofs as workflow
 
-    on_interrupt(lambda: f"nothing is kept of {out}")
+    shared |= {"center": not no_center, "verify": not no_verify, "resume": not no_resume}
+    if plan_only:
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(x, out, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
+    on_interrupt(
+        lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
+    )
     with listening(quiet=is_quiet()) as listener:
-        run = workflow.eofs(x, out, center=not no_center, verify=not no_verify, listener=listener, **shared)
+        run = workflow.eofs(x, out, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 
