@@ -3,6 +3,9 @@
 What is undamaged gets a second name, by hard links, in the folder in which an output grows (`output.py`), with a record
 that calls its tiles finished. From there on a repair is a run that resumes. So C stands as it was until the repaired
 one takes its place in one step, and a repair that is stopped goes on where it stood.
+
+A product that stands finished where it is asked for again is read as a repair of nothing: a later try of a batch job
+meets it, whose node failed just after C had its name.
 """
 
 from __future__ import annotations
@@ -32,8 +35,16 @@ from tilewright.pipeline.events import Teller
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import StoredObject
-from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, band_of
+from tilewright.pipeline.product.audit import (
+    Audit,
+    audit_by_checksums,
+    audit_by_products,
+    band_of,
+    record_of,
+)
+from tilewright.pipeline.product.beside import are_whole
 from tilewright.pipeline.product.durability import sync_many
+from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.inputs import Fingerprint
 from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
 from tilewright.pipeline.product.kept import in_pieces, with_their_groups
@@ -49,12 +60,13 @@ from tilewright.pipeline.product.ledger import (
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
     MARK_NAME,
+    exists_error,
     growing_folder,
     is_leftover,
     remove_growing,
 )
-from tilewright.pipeline.product.request import Factors, Request, open_factors, plan_for
-from tilewright.pipeline.store.arrays import name_of, write_unit
+from tilewright.pipeline.product.request import Factors, Request, may_be_accepted, open_factors, plan_for
+from tilewright.pipeline.store.arrays import local_path, name_of, open_array, write_unit
 from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import StoredArray, chunks_in
@@ -256,11 +268,11 @@ def begin_again(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, d
             own = _still_stored(c, there, past, growing)
             past = replace(past, finished={**past.finished, **own})
         else:
-            for name in _others(c, path):
+            for name in other_files(c, path):
                 (growing / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path / name, growing / name)
         linked = [
-            str(_link(c, one, growing))
+            str(link_object(c, one, growing))
             for index, stored in past.finished.items()
             if index not in own
             for one in stored.objects
@@ -292,6 +304,7 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     return replace(there, finished=finished, recipes=recipes, inputs=inputs, read=past.read)
 
 
+<<<<<<< HEAD
 def _still_stored(c: zarr.Array[Any], there: Past, past: Past, growing: Path) -> dict[int, Stored]:
     """What a stopped repair leaves of its tiles: of those that are ``past.finished`` in C, what is stored as it was
     written; and all others. What became of these meanwhile nobody has looked at, so the run that goes on compares their
@@ -327,6 +340,9 @@ def _still_stored(c: zarr.Array[Any], there: Past, past: Past, growing: Path) ->
 
 
 def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
+=======
+def other_files(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
+>>>>>>> gram-rest
     """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
     ours = {FILE_NAME, twin_of(Path(FILE_NAME)).name, CHECKSUMS_NAME, MARK_NAME}
     taken = ours | {c.metadata.encode_chunk_key(place) for place in _places(c)}
@@ -344,7 +360,7 @@ def _places(c: zarr.Array[Any]) -> Iterable[tuple[int, ...]]:
     return (piece.chunk for piece in chunks_in(whole, write_unit(c)))
 
 
-def _link(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
+def link_object(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
     """Give an object of C a second name below the growing folder, or copy it where the file system has no links."""
     source, target = object_path(c, one.place), growing / c.metadata.encode_chunk_key(one.place)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -358,3 +374,39 @@ def _link(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
     except OSError:
         shutil.copyfile(source, target)
     return target
+
+
+def multiply_or_accept(request: Request) -> MatmulRun:
+    """As `multiply`; but where ``tilewright.accept-finished`` is set and C stands finished in its place, with the
+    record of this very product, it is read and checked, and no tile is computed again.
+
+    Raises
+    ------
+    OutputExistsError
+        What stands there is another product, or one of other numbers.
+    """
+    out: Any = request.out  # which the check of it refuses where it is None
+    if not may_be_accepted(out, overwrite=request.overwrite) or (path := local_path(out)) is None:
+        return multiply(request)
+    factors = open_factors(request.checked())
+    if factors.before is not None:  # C is asked for because it stands there
+        return multiply(request)
+    c = open_array(path, ndim=2, role="output")
+    record, _ = record_of(c)
+    if record is None or record.digest != fingerprint_of(factors).digest:
+        raise exists_error(name_of(path))
+    if factors.counts is not None and not are_whole(factors.counts, record.digest, request.listener):
+        raise exists_error(name_of(path))
+    Teller(request.listener).say(f"{path} holds this very product; it is checked, and not computed again")
+    grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric, band=band_of(record))
+    begin_again(c, path, replace(record, inputs=None), grid, durable=request.durability == "full")
+    try:
+        # As a repair of nothing: C stays in its place until it is known to be the product, and other factors change
+        # nothing of it.
+        return multiply(replace(request, overwrite=True, resume=True), Repair({}))
+    except VerificationError as error:
+        remove_growing(path)
+        raise OutputExistsError(
+            f"output: {path} exists, and is not the product that is asked for ({error}); choose another path, or ask"
+            " to overwrite it (--overwrite)"
+        ) from error

@@ -70,6 +70,7 @@ class TileJob:
     changes: bytes | None = None
     contents: list[ReadContent] = field(default_factory=list)
     """Of the panels that it was multiplied from."""
+    counts: tuple[StoredObject, ...] = ()
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
@@ -106,6 +107,7 @@ class TileJob:
             self.stored,
             self.changes,
             tuple(one.tell() for one in self.contents),
+            self.counts,
         )
 
 
