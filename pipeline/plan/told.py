@@ -87,7 +87,7 @@ class PanelContent:
     """Of the corners and hashes of its parts."""
     parts: tuple[tuple[Corners, int], ...] | None = None
     """Each part that was read as one piece, in the array, and its `store.content.content_hash`. None where an earlier
-    tile on the same worker had the panel read."""
+    report of the same worker has told them."""
 
 
 class StoredObject(NamedTuple):

@@ -431,10 +431,12 @@ def _fill(
         repairing=job.repair is not None,
     )
     looks: tuple[Appearance, Appearance] | None = job.inputs.inputs
+    other_panels = past is not None and past.recipes != (plan.recipe,)
     if past is not None and job.repair is not None:
         looks = past.inputs  # not those that the undamaged tiles were computed from
+        watch.compare_repaired(other_panels=other_panels)
     elif past is not None:
-        watch.compare_past(past.inputs)
+        watch.compare_past(past.inputs, other_panels=other_panels)
     if past is not None and finished:
         kept = Kept(count_earlier(plan, past, finished), finished)
         if job.repair is None:

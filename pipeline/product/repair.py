@@ -47,7 +47,7 @@ from tilewright.pipeline.product.durability import sync_many
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.inputs import Fingerprint
 from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
-from tilewright.pipeline.product.kept import in_pieces
+from tilewright.pipeline.product.kept import in_pieces, with_their_groups
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     REPAIR,
@@ -262,13 +262,15 @@ def begin_again(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, d
     """Let C grow once more from its finished tiles, and from those that a stopped repair has computed."""
     with growing_folder(path, keeps=lambda growing: read_record(growing / FILE_NAME) is not None) as growing:
         there = read_record(growing / FILE_NAME)
+        own: Mapping[int, Stored] = {}
         if there is not None:
             past = _joined(past, grid, there, growing)
+            own = _still_stored(c, there, past, growing)
+            past = replace(past, finished={**past.finished, **own})
         else:
             for name in other_files(c, path):
                 (growing / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path / name, growing / name)
-        own = there.finished if there is not None else {}
         linked = [
             str(link_object(c, one, growing))
             for index, stored in past.finished.items()
@@ -282,8 +284,8 @@ def begin_again(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, d
 
 
 def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
-    """What is finished of C, and of what a stopped repair was to replace it by. Raises OutputExistsError where another
-    run was to do so, or in other tiles."""
+    """What is finished of C, in the tiles of what a stopped repair was to replace it by, whose record this is. Raises
+    OutputExistsError where another run was to do so, or in other tiles."""
     sides = grid.rows.length, grid.columns.length
     cut = TileGrid.of(sides, there.geometry, symmetric=grid.symmetric, band=grid.band)
     same = there.digest == past.digest and there.c_unit == past.c_unit and cut.refines(grid)
@@ -297,14 +299,50 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     if recipes[-1] != there.recipes[-1]:
         recipes = (*(recipe for recipe in recipes if recipe != there.recipes[-1]), there.recipes[-1])
     inputs = there.inputs if there.inputs == past.inputs else None
-    # What became of these meanwhile nobody has looked at; many are C's own files under a second name. So the run that
-    # goes on compares their checksums, as it does where a power cut may have taken something.
-    doubted = {index: stored._replace(synced=False) for index, stored in there.finished.items()}
-    finished = {**good, **doubted}
+    # Of C it is not kept what was found in its tiles, so the pieces of one need not stay together.
+    finished = {index: stored._replace(group=None) for index, stored in good.items()}
     return replace(there, finished=finished, recipes=recipes, inputs=inputs, read=past.read)
 
 
+<<<<<<< HEAD
+def _still_stored(c: zarr.Array[Any], there: Past, past: Past, growing: Path) -> dict[int, Stored]:
+    """What a stopped repair leaves of its tiles: of those that are ``past.finished`` in C, what is stored as it was
+    written; and all others. What became of these meanwhile nobody has looked at, so the run that goes on compares their
+    checksums, as it does where a power cut may have taken something."""
+
+    def is_whole(one: StoredObject) -> bool:
+        path = growing / c.metadata.encode_chunk_key(one.place)
+        try:
+            # C's own objects have just been looked at, and most are the same files.
+            if one in of_c and os.path.samefile(path, object_path(c, one.place)):
+                return True
+            return checksum_of_file(path) == (one.nbytes, one.checksum)
+        except FileNotFoundError:
+            return not one.nbytes
+        except OSError:
+            return False
+
+    of_c = {one for stored in past.finished.values() for one in stored.objects}
+    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-repair") as pool:
+        looked_at = {
+            index: pool.map(is_whole, stored.objects)
+            for index, stored in there.finished.items()
+            if index in past.finished
+        }
+        lost = with_their_groups(
+            there.finished, [index for index, good in looked_at.items() if not all(good)]
+        )
+    return {
+        index: stored._replace(synced=False)
+        for index, stored in there.finished.items()
+        if index not in lost or index not in past.finished
+    }
+
+
+def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
+=======
 def other_files(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
+>>>>>>> gram-rest
     """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
     ours = {FILE_NAME, twin_of(Path(FILE_NAME)).name, CHECKSUMS_NAME, MARK_NAME}
     taken = ours | {c.metadata.encode_chunk_key(place) for place in _places(c)}

@@ -58,8 +58,12 @@ from tilewright.pipeline.product.fusing import (
     opened_before,
     sums_of,
 )
+<<<<<<< HEAD
+from tilewright.pipeline.product.ledger import REPAIR, Past
+=======
 from tilewright.pipeline.product.in_place import check_given_output
 from tilewright.pipeline.product.ledger import Past
+>>>>>>> gram-rest
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
     check_growing_place,
@@ -367,14 +371,15 @@ def plan_for(
     """The plan of a product for workers such as these.
 
     ``out`` is where C goes, None where nobody said. ``past`` is what an earlier run left: its geometry is kept where
-    it fits, else its tiles are cut into smaller ones if some are finished. ``most_nbytes`` bounds the memory of tiles
-    and panels whatever the workers and the caller allow. ``verify`` is whether C is checked.
+    it fits, else its tiles are cut into smaller ones if some are finished, or a damaged C is repaired by it.
+    ``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow. ``verify`` is
+    whether C is checked.
 
     Raises
     ------
     PlanError
         No tile fits, or there would be too many, or the host's memory does not hold what a worker needs; also where
-        that is so only of the stored pieces that C was begun with, and some tiles of it are finished.
+        that is so only of the stored pieces that C was begun with, and some tiles of it are finished or it is repaired.
     OutputError
         ``out`` is an open array that cannot take C.
     """
@@ -450,13 +455,15 @@ def plan_for(
         try:
             kept = make(past.c_unit, past.geometry)
         except PlanError as error:
+            if REPAIR in past.request:
+                raise PlanError(f"{error}; the C that is repaired is stored in such pieces") from error
             if past.finished:
                 raise PlanError(
                     f"{error}; an earlier run finished {counted(len(past.finished), 'tile')} of C in such pieces, which"
                     " --no-resume (resume=False) gives up"
                 ) from error
         else:
-            if kept.geometry == past.geometry or past.finished:
+            if kept.geometry == past.geometry or past.finished or REPAIR in past.request:
                 return kept
     return make(c_unit)
 
