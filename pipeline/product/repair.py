@@ -304,7 +304,6 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     return replace(there, finished=finished, recipes=recipes, inputs=inputs, read=past.read)
 
 
-<<<<<<< HEAD
 def _still_stored(c: zarr.Array[Any], there: Past, past: Past, growing: Path) -> dict[int, Stored]:
     """What a stopped repair leaves of its tiles: of those that are ``past.finished`` in C, what is stored as it was
     written; and all others. What became of these meanwhile nobody has looked at, so the run that goes on compares their
@@ -339,10 +338,7 @@ def _still_stored(c: zarr.Array[Any], there: Past, past: Past, growing: Path) ->
     }
 
 
-def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
-=======
 def other_files(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
->>>>>>> gram-rest
     """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
     ours = {FILE_NAME, twin_of(Path(FILE_NAME)).name, CHECKSUMS_NAME, MARK_NAME}
     taken = ours | {c.metadata.encode_chunk_key(place) for place in _places(c)}

@@ -58,12 +58,8 @@ from tilewright.pipeline.product.fusing import (
     opened_before,
     sums_of,
 )
-<<<<<<< HEAD
-from tilewright.pipeline.product.ledger import REPAIR, Past
-=======
 from tilewright.pipeline.product.in_place import check_given_output
-from tilewright.pipeline.product.ledger import Past
->>>>>>> gram-rest
+from tilewright.pipeline.product.ledger import REPAIR, Past
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
     check_growing_place,
