@@ -455,16 +455,7 @@ search_options = options(
 @click.option("--no-resume", is_flag=True, help="Make every pass, also those that a stopped run has made.")
 @options(constant_option, cluster_options, device_option, memory_option, plan_only_option, overwrite_option)
 @options(json_option)
-def eofs(
-    x: str,
-    out: str,
-    no_center: bool,
-    no_verify: bool,
-    no_resume: bool,
-    plan_only: bool,
-    as_json: bool,
-    **shared: Any,
-) -> None:
+def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> None:
     """Store the leading EOFs of X: the eigenvectors of its covariance matrix, with scores and explained variance.
 
     Neither that matrix nor the centred X is stored: X is streamed, twice for each step. OUT is a Zarr group that xarray
@@ -472,7 +463,8 @@ def eofs(
     """
     from tilewright.workflows import eofs as workflow
 
-    shared |= {"center": not no_center, "verify": not no_verify, "resume": not no_resume}
+    for option in ("center", "verify", "resume"):
+        shared[option] = not shared.pop(f"no_{option}")
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
             planned = workflow.plan_only(x, out, listener=listener, **shared)
