@@ -11,8 +11,10 @@ writes gram.json to FOLDER. Two cases:
 
 Each contestant runs in a process of its own, one after the other in turns, so that a machine that slows down slows all.
 What is measured begins behind the imports: seconds, and CPU seconds by resource usage, of the process and of all that
-it started. A peer that needs other packages runs in another interpreter: --python sgkit=PATH, for one. Matrices are
-stored in Zarr format 2, which all of them read. The load of the machine stands beside each figure.
+it started. Each computes twice: the first time also starts what is kept (of ours a cluster of one, and modules that
+are imported as they are used), the second has it; ratios are of the second, and of the first as well. A peer that
+needs other packages runs in another interpreter: --python sgkit=PATH, for one. Matrices are stored in Zarr format 2,
+which all of them read. The load of the machine stands beside each figure.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ CONTESTANTS = {
 """``product`` is our plain product of the same side and depth, without anything that is made of numbers."""
 SIDES = {"grm": (30000, 1500), "xtx": (200000, 3000)}
 CHUNKS = {"grm": (5000, 1500), "xtx": (10000, 1500)}
+FIGURES = ("seconds", "cpu", "first_seconds", "first_cpu", "load")
 TOLERANCE = {"grm": 1e-5, "xtx": 2e-5}
 """The most that two results may differ by, beside the largest element."""
 
@@ -161,11 +164,13 @@ def sgkit(case: str, folder: Path, *, skipna: bool = False) -> Callable[[], np.n
 def contest(case: str, name: str, folder: Path) -> None:
     """What a contestant's process does: prints its figures, and stores its result."""
     run = globals()[name](case, folder)
-    cpu, start = cpu_seconds(), time.perf_counter()
-    result = run()
-    seconds, spent = time.perf_counter() - start, cpu_seconds() - cpu
+    figures = {}
+    for when in ("first_", ""):
+        cpu, start = cpu_seconds(), time.perf_counter()
+        result = run()
+        figures |= {f"{when}seconds": time.perf_counter() - start, f"{when}cpu": cpu_seconds() - cpu}
     np.save(folder / f"{name}.npy", result)
-    print(json.dumps({"seconds": seconds, "cpu": spent}))
+    print(json.dumps(figures))
 
 
 def compare(case: str, names: list[str], folder: Path) -> dict[str, float]:
@@ -199,10 +204,12 @@ def run_case(case: str, folder: Path, options: argparse.Namespace) -> dict[str, 
                 continue
             figure = json.loads(done.stdout.splitlines()[-1]) | {"load": load}
             figures.setdefault(name, []).append(figure)
-            told = f"{figure['seconds']:.2f} s, {figure['cpu']:.2f} s of CPU, load {load:.1f}"
-            print(f"{case} {name}: {told}", file=sys.stderr, flush=True)
+            told = (
+                f"{figure['seconds']:.2f} s, {figure['cpu']:.2f} s of CPU (first {figure['first_cpu']:.2f})"
+            )
+            print(f"{case} {name}: {told}, load {load:.1f}", file=sys.stderr, flush=True)
     middle = {
-        name: {key: statistics.median(one[key] for one in each) for key in ("seconds", "cpu", "load")}
+        name: {key: statistics.median(one[key] for one in each) for key in FIGURES}
         for name, each in figures.items()
     }
     apart = compare(case, list(figures), folder) if "tilewright" in figures else {}
@@ -212,7 +219,7 @@ def run_case(case: str, folder: Path, options: argparse.Namespace) -> dict[str, 
         "figures": figures,
         "median": middle,
         "ratios": {
-            name: {key: middle["tilewright"][key] / one[key] for key in ("seconds", "cpu")}
+            name: {key: middle["tilewright"][key] / one[key] for key in FIGURES[:-1]}
             for name, one in middle.items()
             if name != "tilewright" and "tilewright" in middle
         },
@@ -237,9 +244,15 @@ def main(options: argparse.Namespace) -> int:
         for name, middle in one["median"].items():
             ratio = one["ratios"].get(name)
             beside = (
-                f", ours {ratio['seconds']:.2f} of its time, {ratio['cpu']:.2f} of its CPU" if ratio else ""
+                f", ours {ratio['seconds']:.2f} of its time, {ratio['cpu']:.2f} of its CPU"
+                f" (first {ratio['first_seconds']:.2f}, {ratio['first_cpu']:.2f})"
+                if ratio
+                else ""
             )
-            print(f"  {name}: {middle['seconds']:.2f} s, {middle['cpu']:.2f} s of CPU{beside}")
+            print(
+                f"  {name}: {middle['seconds']:.2f} s, {middle['cpu']:.2f} s of CPU (first"
+                f" {middle['first_seconds']:.2f}, {middle['first_cpu']:.2f}){beside}"
+            )
     return 0 if all(one["equal"] for one in found) else 1
 
 

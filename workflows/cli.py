@@ -308,6 +308,10 @@ variables_options = options(
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
                  help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
                  " for each place of one of the axes that are."),
+    click.option("--append", is_flag=True,
+                 help="Add to OUT what came to X since it was made, rows to sums or new variables, and nothing twice."),
+    click.option("--counts", metavar="ARRAY",
+                 help="Where the numbers of pairs are stored too, as int64, with --missing-as pairwise."),
     click.option("--window", metavar="W[,W]", callback=as_window,
                  help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
 )  # fmt: skip
@@ -363,9 +367,6 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
     " vector's numbers.",
 )
 @click.option("--divide", metavar="N", callback=as_number, help=divide_help)
-@click.option(
-    "--append", is_flag=True, help="Add the rows that came to X since OUT was made, and nothing twice."
-)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(plan_only_option, outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
@@ -451,8 +452,10 @@ search_options = options(
     help="krylov iterates; gram forms the covariance of the shorter side in one pass; auto: that up to 2048.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the scores.")
-@options(constant_option, cluster_options, device_option, memory_option, overwrite_option, json_option)
-def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **shared: Any) -> None:
+@click.option("--no-resume", is_flag=True, help="Make every pass, also those that a stopped run has made.")
+@options(constant_option, cluster_options, device_option, memory_option, plan_only_option, overwrite_option)
+@options(json_option)
+def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> None:
     """Store the leading EOFs of X: the eigenvectors of its covariance matrix, with scores and explained variance.
 
     Neither that matrix nor the centred X is stored: X is streamed, twice for each step. OUT is a Zarr group that xarray
@@ -460,9 +463,18 @@ def eofs(x: str, out: str, no_center: bool, no_verify: bool, as_json: bool, **sh
     """
     from tilewright.workflows import eofs as workflow
 
-    on_interrupt(lambda: f"nothing is kept of {out}")
+    for option in ("center", "verify", "resume"):
+        shared[option] = not shared.pop(f"no_{option}")
+    if plan_only:
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(x, out, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
+    on_interrupt(
+        lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
+    )
     with listening(quiet=is_quiet()) as listener:
-        run = workflow.eofs(x, out, center=not no_center, verify=not no_verify, listener=listener, **shared)
+        run = workflow.eofs(x, out, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 

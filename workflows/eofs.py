@@ -14,7 +14,7 @@ from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.options import Constant, Side, Values
 from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
-from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
+from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun
 from tilewright.pipeline.store.arrays import Source
 
 
@@ -122,6 +122,7 @@ def eofs(
     device: DeviceName = "auto",
     device_memory: int | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
+    resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
     listener: Listener = log_notices,
@@ -175,12 +176,16 @@ def eofs(
         ``krylov`` iterates; ``gram`` has the products of every two columns (or rows, if these are fewer) formed in one
         pass, and finds their eigenvectors in this process, which holds them in double precision; ``auto`` takes that
         where there are at most 2048.
+    resume
+        Whether the passes of a stopped run are not made again: of one with the same X, and the same options but for
+        ``tol``, ``passes`` and where it runs. It loses the pass that was under way, or the last one.
     verify
         Whether the scores, and what ``gram`` forms, are checked by Freivalds' test, which reads X once more for each.
     overwrite
         Whether EOFs that stand at ``out`` are replaced.
     seed, dtype, precision, cluster, cluster_file, device, device_memory, scratch, listener
-        As for `eigh`. Without ``scratch``, thin matrices lie beside ``out``.
+        As for `eigh`. Without ``scratch``, thin matrices lie beside ``out``. What passes have found does until all is
+        done.
 
     Each EOF has length 1, and its largest component is positive. ``scores @ components.conj()`` are the anomalies of X
     (centred, scaled, times the roots of the weights), as far as k EOFs can give them; ``(x - mean) * factor`` are those
@@ -228,7 +233,14 @@ def eofs(
             weights=weights,
             sample_weights=sample_weights,
             method=method,
+            resume=resume,
             verify=verify,
             overwrite=overwrite,
         )
     )
+
+
+def plan_only(x: Source, out: Source, **options: Any) -> EofPlan:
+    """How `eofs` would go about it; nothing is written to ``out``. options: as it has them. Raises as that."""
+    search = {name: options.pop(name) for name in Search.__dataclass_fields__ if name in options}
+    return job.plan_only(EofRequest(x, out, Search(**search), **options))

@@ -34,6 +34,7 @@ def gram(
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
     append: bool = False,
+    counts: Source | None = None,
     sum_over: Any = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
@@ -100,9 +101,15 @@ def gram(
         computed, and chunks that do not are not stored, so C is as large as the band. Only a band that reaches as far
         before as behind is symmetric, and takes half the work.
     append
-        Whether the rows (columns) that came to X since C was made are added to C, and nothing else is computed; C is
-        made of all of them where there is none. C's record says how many are in it, and a run that finds all of X in it
-        adds nothing. Only for sums: ``center`` and ``scale`` may be numbers that are given, ``divide`` a number.
+        Whether C is brought up to an X that grew since it was made, and nothing else is computed; C is made of all of X
+        where there is none. New rows (columns) are added to it, of sums alone: ``center`` and ``scale`` may be numbers
+        that are given, ``divide`` a number. With new variables C becomes wider: what it holds stays, and only tiles
+        with new elements are computed, whatever the options but means or deviations of the side that is summed over.
+        C's record says what is in it, and a run that finds all of X in it adds nothing.
+    counts
+        Where the number of pairs of each element of C is stored too, with ``missing_as="pairwise"`` or
+        ``divide="pairs"``: a path or URL of a new array of int64 in C's shape and chunks, or an open array that has
+        these. It is written, kept by a run that goes on, and checked along with C, and takes no more products.
     sum_over
         The axes that are summed over, one or a list, by the names of their dimensions or by number, in place of ``of``.
         X may then have any number of dimensions, such as (time, lat, lon) or (variants, samples, ploidy): the axes that
@@ -161,6 +168,7 @@ def gram(
         weights=weights,
         window=window,
         append=append,
+        counts=counts,
         sum_over=sum_over,
         constant=constant,
         dtype=dtype,
@@ -189,6 +197,8 @@ def cov(
     divide: float | str | None = "n-1",
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
+    append: bool = False,
+    counts: Source | None = None,
     sum_over: Any = None,
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -231,6 +241,8 @@ def cov(
         divide=divide,
         weights=weights,
         window=window,
+        append=append,
+        counts=counts,
         sum_over=sum_over,
         dtype=dtype,
         precision=precision,
@@ -257,6 +269,8 @@ def corr(
     missing_as: MissingAs = "mean",
     weights: Values | Mapping[str | int, Values] | None = None,
     window: Any = None,
+    append: bool = False,
+    counts: Source | None = None,
     sum_over: Any = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
@@ -298,6 +312,8 @@ def corr(
         missing_as=missing_as,
         weights=weights,
         window=window,
+        append=append,
+        counts=counts,
         sum_over=sum_over,
         constant=constant,
         dtype=dtype,

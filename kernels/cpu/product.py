@@ -13,7 +13,7 @@ pool, which some of its threading layers do not let threads share.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,13 @@ STRASSEN_SIDE = 1024
 """Blocks with a shorter side are not halved for it."""
 
 
-def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = False) -> None:
+def matmul(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = False, lower: bool = False
+) -> None:
     """``out (+)= a b`` for matrices that were checked: shapes fit, dtypes cast to out's, nothing overlaps.
 
-    a: m × k, b: k × n, out: m × n, written; any strides. Scratch memory is at most `SCRATCH_NBYTES`, and a
+    a: m × k, b: k × n, out: m × n, written; any strides. lower: of a square out only elements on and below the diagonal
+    are wanted; blocks above it are left out, and keep what they hold. Scratch memory is at most `SCRATCH_NBYTES`, and a
     copy of an operand is made only where BLAS cannot read its strides.
     """
     if 0 in out.shape or (accumulate and not a.shape[1]):
@@ -59,11 +62,11 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = 
     if not a.shape[1]:
         out[...] = 0
     elif out.dtype.kind in "iu":
-        _integers(a, b, out, accumulate)
+        _integers(a, b, out, accumulate, lower)
     else:
         # Overflow to infinity and NaN are answers here, as on a GPU, not reasons to warn.
         with np.errstate(all="ignore"):
-            _floats(a, b, out, accumulate)
+            _floats(a, b, out, accumulate, lower)
 
 
 def kernel_name(dtype: np.dtype) -> str:
@@ -75,40 +78,58 @@ def kernel_name(dtype: np.dtype) -> str:
     return "52-bit multiply-adds or exact digits" if host_integer.available() else "BLAS on exact digits"
 
 
-def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def _places(m: int, n: int, side: int, lower: bool) -> Iterator[tuple[slice, slice]]:
+    """The rows and columns of blocks of a matrix, column of blocks after column; without those above the diagonal where
+    ``lower``."""
+    for columns in blocks(n, side):
+        for rows in blocks(m, side):
+            if not (lower and rows.start < columns.start):
+                yield rows, columns
+
+
+def _is_transpose(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether one matrix is the other's transpose, in the same memory."""
+    return (
+        a.ctypes.data == b.ctypes.data
+        and a.dtype == b.dtype
+        and a.shape == b.shape[::-1]
+        and a.strides == b.strides[::-1]
+    )
+
+
+def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, lower: bool) -> None:
     compute = compute_dtype(out.dtype)
     if a.dtype == b.dtype == out.dtype == compute:
         if accumulate:
-            _add_product(a, b, out)
+            _add_product(a, b, out, lower)
         else:
-            np.matmul(a, b, out=out)
+            np.matmul(a, b, out=out)  # of a matrix by its own transpose NumPy has BLAS compute one half
         return
     k = a.shape[1]
-    for columns in blocks(out.shape[1], FLOAT_BLOCK):
-        for rows in blocks(out.shape[0], FLOAT_BLOCK):
-            target = out[rows, columns]
-            total = np.zeros(target.shape, compute)
-            product = np.empty_like(total)
-            for depth in blocks(k, FLOAT_BLOCK):
-                left = a[rows, depth].astype(compute, copy=False)
-                right = b[depth, columns].astype(compute, copy=False)
-                np.matmul(left, right, out=product)
-                total += product
-            if accumulate:
-                total += target
-            target[...] = total  # rounded once, where out is narrower
+    m, n = out.shape
+    for rows, columns in _places(m, n, FLOAT_BLOCK, lower):
+        target = out[rows, columns]
+        total = np.zeros(target.shape, compute)
+        product = np.empty_like(total)
+        for depth in blocks(k, FLOAT_BLOCK):
+            left = a[rows, depth].astype(compute, copy=False)
+            right = b[depth, columns].astype(compute, copy=False)
+            np.matmul(left, right, out=product)
+            total += product
+        if accumulate:
+            total += target
+        target[...] = total  # rounded once, where out is narrower
 
 
-def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> None:
     """``out += a b`` where all have the dtype that BLAS computes in; NumPy offers no way to have BLAS add."""
     m, n = out.shape
     memory = np.empty((min(FLOAT_BLOCK, m), min(FLOAT_BLOCK, n)), out.dtype)
-    for columns in blocks(n, FLOAT_BLOCK):
-        for rows in blocks(m, FLOAT_BLOCK):
-            target = out[rows, columns]
-            product = memory[: target.shape[0], : target.shape[1]]
-            np.matmul(a[rows], b[:, columns], out=product)
-            target += product
+    for rows, columns in _places(m, n, FLOAT_BLOCK, lower):
+        target = out[rows, columns]
+        product = memory[: target.shape[0], : target.shape[1]]
+        np.matmul(a[rows], b[:, columns], out=product)
+        target += product
 
 
 def _ring(array: np.ndarray) -> np.ndarray:
@@ -157,9 +178,15 @@ def _split(
     where digit i belongs to part p. parts: (number of parts, rows, columns), written.
     """
     columns = parts.shape[2]
+    spare = 64 - bits
+    if count == 1 and second.shape[0] == 0 and first.shape == parts.shape[1:]:
+        # Small values, which are digits themselves.
+        for i in range(start, stop):
+            for j in range(columns):
+                parts[0, i, j] = (np.int64(first[i, j]) << spare) >> spare
+        return
     line = np.empty(columns, np.int64)
     digit = np.empty((count, columns), np.int64)
-    spare = 64 - bits
     for i in range(start, stop):
         line[:] = 0
         if i < first.shape[0]:
@@ -236,6 +263,12 @@ class _DigitProduct:
         self._parts_b = np.empty(len(plan.parts_b) * k * n, dtype)
         self._products = np.empty(len(plan.products) * m * n, dtype)
         self._weights = np.array([product.weight for product in plan.products], np.uint64).view(np.int64)
+
+    @property
+    def has_equal_sides(self) -> bool:
+        """Whether the parts of a matrix as a left operand are those of it as a right one."""
+        plan = self._plan
+        return plan.parts_a == plan.parts_b and plan.digits_a == plan.digits_b
 
     def left(self, shape: tuple[int, int], first: np.ndarray, *second: tuple[np.ndarray, int]) -> np.ndarray:
         """The left operands made of ``first``, or of ``first + sign * second``, filled up to shape with
@@ -320,7 +353,7 @@ def _whole(side: Callable[..., np.ndarray], block: np.ndarray) -> np.ndarray:
     return side(block.shape, block)
 
 
-def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, lower: bool) -> None:
     m, k = a.shape
     n = b.shape[1]
     bits = 8 * out.dtype.itemsize
@@ -332,7 +365,9 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
     if not accumulate:
         target[...] = 0
     with ThreadPoolExecutor(cpu_threads()) as pool:
-        largest = _largest(pool, a), _largest(pool, b)
+        one = _is_transpose(a, b)
+        of_a = _largest(pool, a)
+        largest = of_a, of_a if one else _largest(pool, b)
         plan = digits.plan(*largest, k, bits)
         unit = host_integer.tiling(bits)
         words = host_integer.available() and unit.cost < plan.cost
@@ -349,11 +384,18 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
             work = host_integer.IfmaProduct(unit, most_m, most_n, most_k, pool)
         else:
             work = _DigitProduct(plan, bits, most_m, most_n, most_k, pool)
+        # Then BLAS computes one half of a block on the diagonal, as NumPy sees that its operands are one.
+        one = one and lower and isinstance(work, _DigitProduct) and work.has_equal_sides
         for steps in blocks(k, scale * depth):
-            for columns in blocks(n, scale * BLOCK):
-                right = None if halve else _whole(work.right, b[steps, columns])
-                for rows in blocks(m, scale * BLOCK):
-                    if right is None:
-                        _strassen(work, a[rows, steps], b[steps, columns], target[rows, columns])
-                    else:
-                        work.add(_whole(work.left, a[rows, steps]), right, (target[rows, columns], 1))
+            right, begin = None, -1
+            for rows, columns in _places(m, n, scale * BLOCK, lower):
+                if halve:
+                    _strassen(work, a[rows, steps], b[steps, columns], target[rows, columns])
+                    continue
+                if right is None or columns.start != begin:
+                    right, begin = _whole(work.right, b[steps, columns]), columns.start
+                if one and rows == columns:
+                    left = right.transpose(0, 2, 1)
+                else:
+                    left = _whole(work.left, a[rows, steps])
+                work.add(left, right, (target[rows, columns], 1))

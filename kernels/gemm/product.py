@@ -190,7 +190,7 @@ def matmul(
     if where == "cpu":
         from tilewright.kernels.cpu import product as host
 
-        host.matmul(op_a, op_b, out, accumulate=accumulate)
+        host.matmul(op_a, op_b, out, accumulate=accumulate, lower=lower)
     else:
         _through_device(op_a, op_b, out, accumulate, precision, stream, lower)
     return out

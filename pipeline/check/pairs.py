@@ -116,12 +116,14 @@ def verify_pairs(
     listener: Listener = log_notices,
     seed: int | None = None,
     band: Band | None = None,
+    counts: zarr.Array[Any] | None = None,
 ) -> Verification:
     """Check C (m × n), of op(A) (m × k) and op(B) (k × n), all three stored, by tasks on the client's workers.
 
     fused: with ``pairwise``. sums: what is summed in. cuts: where rows, and columns, of tiles begin, and where the last
     one ends. depth: of the panels that tiles are summed from. seed: of the rows that are drawn; None: another one each
-    time. band: what alone of C was wanted; what lies outside, where it is stored, must be 0.
+    time. band: what alone of C was wanted; what lies outside, where it is stored, must be 0. counts: the numbers of
+    pairs, where these are stored: they must be exact.
 
     Raises DamagedError where a chunk cannot be decoded; DamagedProductError where it is C's.
     """
@@ -163,7 +165,9 @@ def verify_pairs(
     )
     outcomes: list[_Compared] = []
     with closing(
-        tasks.run(_compare, ((part,) for part in columns), (job, b, c), lines.nbytes + fused.nbytes, "c")
+        tasks.run(
+            _compare, ((part,) for part in columns), (job, b, c, counts), lines.nbytes + fused.nbytes, "c"
+        )
     ) as compared:
         for place, outcome in compared:
             outcomes.append(outcome)
@@ -281,7 +285,9 @@ def _lines(part: slice, a: StoredArray, transpose: bool, rows: np.ndarray) -> np
     return found
 
 
-def _compare(columns: slice, job: _Rows, b: StoredArray, c: zarr.Array[Any]) -> _Compared:
+def _compare(
+    columns: slice, job: _Rows, b: StoredArray, c: zarr.Array[Any], counts: zarr.Array[Any] | None = None
+) -> _Compared:
     """What a task does then: compute the rows of C over these columns, and compare them."""
     if job.band is not None:
         first, stop = _in_band(job, columns)
@@ -316,9 +322,9 @@ def _compare(columns: slice, job: _Rows, b: StoredArray, c: zarr.Array[Any]) -> 
             squares[0][...] += np.einsum("ij,ij->i", made[0, "values"], made[0, "values"])
             squares[1][...] += np.einsum("ij,ij->j", made[1, "values"], made[1, "values"])
         stored = _stored(c, job.rows, columns)
-        return _compared(
-            job, sums, (np.sqrt(squares[0])[:, np.newaxis], np.sqrt(squares[1])), stored, columns
-        )
+        counted = None if counts is None else _stored(counts, job.rows, columns)
+        norms = np.sqrt(squares[0])[:, np.newaxis], np.sqrt(squares[1])
+        return _compared(job, sums, norms, stored, columns, counted)
 
 
 def _stored(c: zarr.Array[Any], rows: np.ndarray, columns: slice) -> np.ndarray:
@@ -364,8 +370,10 @@ def _compared(
     norms: tuple[np.ndarray, np.ndarray],
     stored: np.ndarray,
     columns: slice,
+    counted: np.ndarray | None = None,
 ) -> _Compared:
-    """norms: of the rows of op(A), and of the columns of op(B), as they are multiplied."""
+    """norms: of the rows of op(A), and of the columns of op(B), as they are multiplied. counted: the numbers of pairs,
+    as they are stored."""
     made, n = job.pairwise, sums[COUNT]
     whole = slice(0, n.shape[0]), slice(0, n.shape[1])
     expected = combined(replace(made, own=False), sums, *whole, np.dtype(np.float64))
@@ -400,12 +408,15 @@ def _compared(
     errors = np.where(doubtful, np.where(np.abs(found) > 1, np.inf, 0.0), errors)
     errors = np.where(special, np.where(np.isfinite(found), np.inf, 0.0), errors)
     errors = np.where(none, np.where(np.isnan(found), 0.0, np.inf), errors)
+    if counted is not None:
+        errors = np.where(counted == n, errors, np.inf)
     unchecked = (overflows | doubtful | special) & ~none
     if job.band is not None:
         places = np.arange(columns.start, columns.stop)
         first, stop = (edges[:, np.newaxis] for edges in _in_band(job, columns))
         outside = (places < first) | (places >= stop)
-        errors = np.where(outside, np.where(stored == 0, 0.0, np.inf), errors)
+        nothing = stored == 0 if counted is None else (stored == 0) & (counted == 0)
+        errors = np.where(outside, np.where(nothing, 0.0, np.inf), errors)
         unchecked &= ~outside
     row, column = np.unravel_index(int(np.argmax(errors)), errors.shape)
     at = columns.start + int(column)

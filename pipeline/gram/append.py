@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +39,8 @@ COMPARED_PARTS = 8
 """Parts of the lines that are in C already whose numbers are compared with what was read then."""
 
 
-def check_can_append(request: GramRequest, matrices: Matrices) -> None:
-    """Raise OptionError for what no lines can be added to, and OutputError for a place where C cannot be replaced in
-    one step."""
+def check_can_append(request: GramRequest) -> None:
+    """Raise OutputError for a place where C cannot be replaced in one step, and OptionError beside a band."""
     out: Any = request.out
     if isinstance(out, zarr.Array) or local_path(out) is None:
         raise OutputError(
@@ -49,16 +48,20 @@ def check_can_append(request: GramRequest, matrices: Matrices) -> None:
             " is stopped would have added to a part of it: give the path of a local array, which is replaced in one"
             " step"
         )
-    if (why := _not_additive(request, matrices)) is not None:
-        raise OptionError(
-            f"append=True beside {why}, which changes with every line that comes, and with it all that is in C; keep"
-            " the plain sums and make the rest of them, or give numbers: center={'columns': values}, divide=number"
-        )
     if request.window is not None:
         raise OptionError("append=True beside window: a band is computed anew; leave one of them out")
 
 
-def _not_additive(request: GramRequest, matrices: Matrices) -> str | None:
+def check_adds_lines(request: GramRequest, matrices: Matrices) -> None:
+    """Raise OptionError for what no lines can be added to."""
+    if (why := not_additive(request, matrices)) is not None:
+        raise OptionError(
+            f"append=True beside {why}, which changes with every line that comes, and with it all that is in C; keep"
+            " the plain sums and make the rest of them, or give numbers: center={'columns': values}, divide=number"
+        )
+
+
+def not_additive(request: GramRequest, matrices: Matrices) -> str | None:
     """The option by which C is no sum over lines; None where it is one."""
     if any(each.centered for each in matrices.treatments.values()):
         return f"center={request.center!r}"
@@ -72,27 +75,38 @@ def _not_additive(request: GramRequest, matrices: Matrices) -> str | None:
 
 
 def recorded(request: GramRequest, matrices: Matrices, first: int = 0) -> dict[str, Any]:
-    """What the record of C says of the lines that are in it; nothing where no lines can be added to them.
+    """What the record of C says of the lines that are in it, and of what was made of them; nothing of a band.
 
     first: the first line of those that this run adds, where the record's hashes begin.
     """
-    if _not_additive(request, matrices) is not None or request.window is not None:
+    if request.window is not None:
         return {}
+    axis = axis_of(matrices.summed)
+    variables = [int(array.shape[1 - axis]) for array, _ in matrices.sides]
     return {
         GRAM: {
             "lines": matrices.length,
             "first": first,
-            "made": _made_digest(request, matrices),
+            "made": _made_digest(request, matrices, variables),
             "along": _along_digest(matrices, matrices.length),
+            "sums": not_additive(request, matrices) is None,
         }
     }
 
 
-def _made_digest(request: GramRequest, matrices: Matrices) -> str:
-    """Of what is made of the numbers of a line and of their sums, alike for all lines."""
+def _made_digest(request: GramRequest, matrices: Matrices, variables: Sequence[int]) -> str:
+    """Of what is made of the numbers of a line and of their sums, alike for all lines. variables: how many of them, the
+    first ones, of the left and of the right factor."""
     found: list[Any] = [matrices.of, request.conjugated, request.divide, matrices.weights is not None]
+    if not_additive(request, matrices) is not None:
+        found += [matrices.pairwise, request.constant]
+        found += [[each.centered, each.scaled] for each in matrices.treatments.values()]
+    counts = dict(zip("XY", (variables[0], variables[-1]), strict=True))
     for role, each in matrices.treatments.items():
-        vectors = [_vector_digest(kind.get(matrices.of)) for kind in (each.offsets, each.factors)]
+        vectors = [
+            _vector_digest(None if (vector := kind.get(matrices.of)) is None else vector[: counts[role]])
+            for kind in (each.offsets, each.factors)
+        ]
         along = [matrices.summed in kind for kind in (each.offsets, each.factors)]
         found.append([role, each.missing, vectors, along])
     return hashlib.sha256(json.dumps(found, default=str).encode()).hexdigest()
@@ -122,12 +136,39 @@ def held_at(out: Any) -> zarr.Array[Any] | None:
 
 def check_made_alike(request: GramRequest, matrices: Matrices, c: zarr.Array[Any]) -> None:
     """Raise OptionError where C was made by other options, and OutputError where nobody knows."""
-    _, known = _record(c, name_of(c))
-    if known["made"] != _made_digest(request, matrices):
+    _, known = record_of_gram(c, name_of(c))
+    if not known.get("sums", True) and not_additive(request, matrices) is None:
+        raise _no_record(name_of(c))
+    if known["made"] != _made_digest(request, matrices, c.shape):
         raise OptionError(
-            f"append=True: {name_of(c)} was made by other options than these, so that lines cannot be added to it; give"
+            f"append=True: {name_of(c)} was made by other options than these, so that nothing can be added to it; give"
             " the same, or another output"
         )
+
+
+def check_lines_alike(matrices: Matrices, known: Mapping[str, Any], path: str) -> None:
+    """Raise OptionError where C was made with other numbers of its lines. known: what its record says of them."""
+    lines = int(known["lines"])
+    if matrices.length >= lines and known["along"] != _along_digest(matrices, lines):
+        raise OptionError(
+            f"append=True: {path} was made with other weights, or other numbers, of the {lines} {matrices.summed} that"
+            " are in it; give the same for these, and those of the new ones behind them"
+        )
+
+
+def has_all(request: GramRequest, matrices: Matrices, c: zarr.Array[Any]) -> bool:
+    """Whether C has all of X in it already: as many lines and variables, of the same numbers and options. Raises as
+    `appending`."""
+    path = name_of(c)
+    past, known = record_of_gram(c, path)
+    axis = axis_of(matrices.summed)
+    variables = tuple(int(array.shape[1 - axis]) for array, _ in matrices.sides)
+    if c.shape != variables or int(known["lines"]) != matrices.length:
+        return False
+    check_made_alike(request, matrices, c)
+    check_lines_alike(matrices, known, path)
+    check_same_numbers(matrices, past, known, path)
+    return True
 
 
 def appending(
@@ -149,28 +190,26 @@ def appending(
         C's integers do not hold the sums over so many lines, and nobody asked for them.
     """
     path = name_of(c)
-    past, known = _record(c, path)
+    past, known = record_of_gram(c, path)
+    if not known.get("sums", True):
+        raise _no_record(path)
     lines, length = int(known["lines"]), matrices.length
     axis = axis_of(matrices.summed)
     variables = tuple(int(array.shape[1 - axis]) for array, _ in matrices.sides)
     if c.shape != variables:
         raise ShapeError(
             f"append=True: {path} is {c.shape[0]} × {c.shape[1]}, of other variables than the"
-            f" {' and '.join(map(str, dict.fromkeys(variables)))} {matrices.of} of {_names(matrices)}; lines are added"
-            " to the same ones"
+            f" {' and '.join(map(str, dict.fromkeys(variables)))} {matrices.of} of {names_of(matrices)}; lines are"
+            " added to the same ones"
         )
-    if length >= lines and known["along"] != _along_digest(matrices, lines):
-        raise OptionError(
-            f"append=True: {path} was made with other weights, or other numbers, of the {lines} {matrices.summed} that"
-            " are in it; give the same for these, and those of the new ones behind them"
-        )
+    check_lines_alike(matrices, known, path)
     if length < lines:
         raise OutputError(
-            f"append=True: {path} has {counted(lines, matrices.summed[:-1])} in it, and {_names(matrices)} {length}: it"
-            f" is of another X, or some were taken out of that; compute it anew (overwrite)"
+            f"append=True: {path} has {counted(lines, matrices.summed[:-1])} in it, and {names_of(matrices)} {length}:"
+            f" it is of another X, or some were taken out of that; compute it anew (overwrite)"
         )
     _check_width(request, matrices, c)
-    _check_same_numbers(matrices, past, known, path)
+    check_same_numbers(matrices, past, known, path)
     sections: dict[str, StoredArray] = {
         role: _lines_of(array, axis, lines, length) for role, array in matrices.arrays.items()
     }
@@ -190,19 +229,24 @@ def appending(
     )
 
 
-def _names(matrices: Matrices) -> str:
+def names_of(matrices: Matrices) -> str:
     return " and ".join(dict.fromkeys(name_of(array) for array in matrices.arrays.values()))
 
 
-def _record(c: zarr.Array[Any], path: str) -> tuple[Past, Mapping[str, Any]]:
+def record_of_gram(c: zarr.Array[Any], path: str) -> tuple[Past, Mapping[str, Any]]:
+    """The record of a finished C, and what it says of the lines in it. Raises OutputError where there is none."""
     past, finished = record_of(c)
     known = past.request.get(GRAM) if past is not None and finished else None
     if past is None or known is None:
-        raise OutputError(
-            f"append=True: {path} has no record of which lines are in it: it was not made by tilewright gram, or by"
-            " options that lines cannot be added to; compute it anew (overwrite)"
-        )
+        raise _no_record(path)
     return past, known
+
+
+def _no_record(path: str) -> OutputError:
+    return OutputError(
+        f"append=True: {path} has no record of which lines are in it: it was not made by tilewright gram, or by options"
+        " that lines cannot be added to; compute it anew (overwrite)"
+    )
 
 
 def _lines_of(array: StoredArray, axis: int, first: int, stop: int) -> Section:
@@ -255,7 +299,7 @@ def _check_width(request: GramRequest, matrices: Matrices, c: zarr.Array[Any]) -
         )
 
 
-def _check_same_numbers(matrices: Matrices, past: Past, known: Mapping[str, Any], path: str) -> None:
+def check_same_numbers(matrices: Matrices, past: Past, known: Mapping[str, Any], path: str) -> None:
     """Raise OutputError where some parts of X are no more what they were when C was made of them."""
     axis = axis_of(matrices.summed)
     for (array, _), role in zip(matrices.sides, "AB", strict=True):

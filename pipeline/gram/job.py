@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import zarr
 from distributed import Client
 
 from tilewright.kernels.passes.moments import Moments
@@ -18,7 +19,16 @@ from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.events import Notice, on_waiting
-from tilewright.pipeline.gram.append import appending, check_can_append, check_made_alike, held_at, recorded
+from tilewright.pipeline.gram.append import (
+    appending,
+    check_adds_lines,
+    check_can_append,
+    check_made_alike,
+    has_all,
+    held_at,
+    not_additive,
+    recorded,
+)
 from tilewright.pipeline.gram.options import GramRequest, Matrices, axis_of, open_matrices
 from tilewright.pipeline.gram.statistics import STATISTICS, find_statistics, thin_product
 from tilewright.pipeline.gram.transforms import (
@@ -35,14 +45,21 @@ from tilewright.pipeline.gram.transforms import (
     stays_exact,
     wanted_of,
 )
+from tilewright.pipeline.gram.widening import (
+    Widening,
+    begin_widened,
+    kept_sentence,
+    widened,
+    widening_of,
+)
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.product.accept import multiply_or_accept
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.job import plan_only as plan_product
+from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Request, check_output, open_factors
 from tilewright.pipeline.store.appearance import appearance_of
-from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.arrays import local_path, name_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.transfer.files import let_a_tick_pass
@@ -58,13 +75,29 @@ def gram(request: GramRequest) -> MatmulRun:
     # All that can be refused before the numbers are read, which may take as long as the product.
     out: Any = plain.out  # which the check of it refuses where it is None
     plain = replace(plain, recorded=recorded(request, matrices))
+    widening = None
     if request.append:
+        check_can_append(request)
         check_output(out, open_factors(plain), overwrite=True)
-        return _added(request, matrices, _appended(request, matrices, form, plain))
-    check_output(out, open_factors(plain), overwrite=plain.overwrite)
+        c = held_at(out)
+        widening = None if c is None else _widening(request, matrices, c)
+        if widening is None and (c is not None or not_additive(request, matrices) is None):
+            return _added(request, matrices, form, plain, c)
+        if widening is not None:
+            form, dtype = _of_wider(request, matrices, form, widening)
+            plain = replace(plain, dtype=dtype, overwrite=True, resume=True)
+    else:
+        check_output(out, open_factors(plain), overwrite=plain.overwrite)
+
+    def run(product: Request) -> MatmulRun:
+        if widening is None:
+            return multiply_or_accept(product)
+        begin_widened(widening, product, resume=request.resume)
+        return multiply(product)
+
     wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
     if not wanted:
-        return multiply_or_accept(_with(plain, _made(request, matrices, form, {}, dtype)))
+        return run(_with(plain, _made(request, matrices, form, {}, dtype)))
     with (
         open_cluster(request.cluster, request.cluster_file) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
@@ -89,7 +122,7 @@ def gram(request: GramRequest) -> MatmulRun:
                 return thin_product(client, arrays[role], matrices.of, vector, request.listener)
 
             made = _made(request, matrices, form, found, dtype, thin)
-        return multiply_or_accept(_with(replace(plain, cluster=client, cluster_file=None), made))
+        return run(_with(replace(plain, cluster=client, cluster_file=None), made))
 
 
 def plan_only(request: GramRequest) -> MatmulPlan:
@@ -100,11 +133,29 @@ def plan_only(request: GramRequest) -> MatmulPlan:
     form = form_of(matrices)
     dtype = result_dtype(matrices, form, request.dtype)
     plain = replace(_plain(request, matrices, dtype), recorded=recorded(request, matrices))
+    widening = None
     if request.append:
-        return plan_product(_appended(request, matrices, form, plain))
+        check_can_append(request)
+        c = held_at(request.out)
+        widening = None if c is None else _widening(request, matrices, c)
+        if widening is None and (c is not None or not_additive(request, matrices) is None):
+            return plan_product(_appended(request, matrices, form, plain, c))
+        if widening is not None:
+            form, dtype = _of_wider(request, matrices, form, widening)
+            plain = replace(plain, dtype=dtype, overwrite=True)
+
+    def planned(product: Request, *, resume: bool) -> MatmulPlan:
+        if widening is None:
+            return plan_product(replace(product, resume=resume and product.resume))
+        past = widened(widening, product)
+        plan = plan_product(replace(product, resume=False), past)
+        kept = len(past.finished)
+        request.listener(Notice(kept_sentence(widening, (plan.m, plan.n), kept, plan.tile_count)))
+        return plan
+
     wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
     if not wanted:
-        return plan_product(_with(plain, _made(request, matrices, form, {}, dtype)))
+        return planned(_with(plain, _made(request, matrices, form, {}, dtype)), resume=True)
     request.listener(
         Notice(
             "a pass over the matrix comes first, by which means and deviations are found; what a stopped run left is"
@@ -121,26 +172,49 @@ def plan_only(request: GramRequest) -> MatmulPlan:
     }
     length = {role: int(array.shape[axis_of(matrices.of)]) for role, array in matrices.arrays.items()}
     made = _made(request, matrices, form, found, dtype, thin=lambda role, _: np.zeros(length[role]))
-    return plan_product(replace(_with(plain, made), resume=False))
+    return planned(_with(plain, made), resume=False)
 
 
-def _appended(request: GramRequest, matrices: Matrices, form: Form, plain: Request) -> Request:
+def _widening(request: GramRequest, matrices: Matrices, c: zarr.Array[Any]) -> Widening | None:
+    path = None if request.out is None else local_path(request.out)
+    assert path is not None, "what may be appended to is at a local path"
+    return widening_of(request, matrices, c, path)
+
+
+def _of_wider(request: GramRequest, matrices: Matrices, form: Form, widening: Widening) -> tuple[Form, Any]:
+    """How a wider C is formed, and its dtype: as the old one has it."""
+    if not_additive(request, matrices) is None:
+        form = _without_a_pass(matrices, form)
+    return form, result_dtype(matrices, form, widening.dtype)
+
+
+def _without_a_pass(matrices: Matrices, form: Form) -> Form:
+    """Without a pass over all of X nobody knows whether sums of wide integers stay exact."""
+    wide = any(array.dtype.itemsize > NARROW_NBYTES for array in matrices.arrays.values())
+    return "transformed" if form == "exact" and wide else form
+
+
+def _appended(
+    request: GramRequest, matrices: Matrices, form: Form, plain: Request, c: zarr.Array[Any] | None
+) -> Request:
     """The product that adds to C the lines of X that are not in it yet, or that makes C of all of them where there is
     none."""
-    check_can_append(request, matrices)
-    c = held_at(request.out)
+    check_adds_lines(request, matrices)
     if c is not None:
         check_made_alike(request, matrices, c)
     asked = request.dtype if c is None or form == "plain" else c.dtype.newbyteorder("=")
-    if form == "exact" and any(array.dtype.itemsize > NARROW_NBYTES for array in matrices.arrays.values()):
-        form = "transformed"  # without a pass over all of X nobody knows whether sums stay exact
+    form = _without_a_pass(matrices, form)
     made = _made(request, matrices, form, {}, result_dtype(matrices, form, asked))
     return _with(plain, made) if c is None else appending(request, matrices, plain, made, c)
 
 
-def _added(request: GramRequest, matrices: Matrices, product: Request) -> MatmulRun:
+def _added(
+    request: GramRequest, matrices: Matrices, form: Form, plain: Request, c: zarr.Array[Any] | None
+) -> MatmulRun:
     """Run such a product, unless there is nothing to add."""
-    if product.before is None or open_factors(product).k:
+    whole = c is not None and not_additive(request, matrices) is not None and has_all(request, matrices, c)
+    product = plain if whole else _appended(request, matrices, form, plain, c)
+    if not whole and (product.before is None or open_factors(product).k):
         return multiply(product)
     lines = f"{matrices.length} {matrices.summed}"
     request.listener(Notice(f"C has all {lines} of X in it already: nothing is added"))

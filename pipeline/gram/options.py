@@ -67,6 +67,8 @@ class GramRequest:
     weights: Values | Mapping[str | int, Values] | None = None
     window: Any = None
     append: Any = False
+    counts: Source | None = None
+    """Where the numbers of pairs go."""
     sum_over: Any = None
     constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
@@ -114,6 +116,7 @@ class GramRequest:
             "transpose_a": self.of == "columns",
             "transpose_b": self.of == "rows",
             "window": self.window,
+            "counts": self.counts,
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,
@@ -254,6 +257,12 @@ def open_matrices(request: GramRequest) -> Matrices:
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
     if matrices.counts_pairs:
         _check_pairs(request, matrices)
+    elif request.counts is not None:
+        raise OptionError(
+            f"counts={shown(request.counts)}: numbers of pairs are counted only where elements are formed of the pairs"
+            " that are both there; ask for missing_as='pairwise' (--missing-as), or divide='pairs' (--divide), or leave"
+            " counts out"
+        )
     divisor = matrices.divisor
     if divisor is not None and divisor <= 0 and isinstance(request.divide, str):
         what = counted(lengths["X"], other(of)[:-1])

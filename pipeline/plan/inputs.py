@@ -176,6 +176,8 @@ class FusedDtypes:
     vectors_nbytes: int = 0
     accumulators: int = 1
     """How many sums a tile is made of (`pairs.py`)."""
+    beside_nbytes: int = 0
+    """Of an element of what is stored beside C."""
 
     def nbytes(self, c_dtype: np.dtype) -> FusedNbytes:
         """What it takes besides panels and tiles, for a C of this dtype."""

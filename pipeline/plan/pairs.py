@@ -32,6 +32,9 @@ the right one; and their squares."""
 
 ONLY_PRODUCT: tuple[Forms, ...] = (PRODUCT,)
 
+COUNT_DTYPE = np.dtype(np.int64)
+"""Of numbers of pairs where they are stored."""
+
 CONSTANT_MARGIN = 4.0
 """A variable's squared deviations from its mean over n pairs count as 0 up to this many, and √n more, units of the last
 place of the sum of its squares: sums of rounded numbers are no more precise."""

@@ -142,6 +142,8 @@ class MatmulPlan:
     it, and of them the stored pieces that do (`band.py`)."""
     read_requests: int = 0
     """About how many requests reading A and B takes of object stores that they lie in."""
+    beside_nbytes: int = 0
+    """Of what is stored beside each element of C: the number of its pairs."""
 
     @property
     def band(self) -> Band | None:
@@ -250,9 +252,14 @@ class MatmulPlan:
         return self.k * (tile.rows * a + (0 if self.on_diagonal(tile) else tile.columns * b))
 
     def tile_write_nbytes(self, tile: Tile) -> int:
-        """Bytes of C, before they are encoded, that one tile gives."""
+        """Bytes of C, and of what is stored beside it, before they are encoded, that one tile gives."""
         area = tile.rows * tile.columns if self.band is None else self.band.area(tile.region, self.c_unit)
-        return len(self.regions(tile)) * area * np.dtype(self.c_dtype).itemsize
+        return len(self.regions(tile)) * area * self.stored_itemsize
+
+    @property
+    def stored_itemsize(self) -> int:
+        """Of an element of C, with what is stored beside it."""
+        return np.dtype(self.c_dtype).itemsize + self.beside_nbytes
 
     def tile_operations(self, tile: Tile) -> int:
         """One tile's share of ``operations``."""
@@ -316,7 +323,7 @@ class MatmulPlan:
         """A few words on the band."""
         assert self.window is not None, "what this is asked of"
         before, after = self.window
-        share = self.write_nbytes / (self.m * self.n * np.dtype(self.c_dtype).itemsize or 1)
+        share = self.write_nbytes / (self.m * self.n * self.stored_itemsize or 1)
         return (
             f"{before} columns before the diagonal to {after} behind it; what lies outside is 0, {share:.1%} of C is"
             " stored"
@@ -524,7 +531,8 @@ def plan_tiles(
     read, decoded = reads(a, b, memory, best, held)
     threads = limits.read_threads + limits.write_threads
     lanes = threads if limits.lanes is None else min(limits.lanes, threads)
-    c_unit_nbytes = min(c_unit[0], m) * min(c_unit[1], n) * c_dtype.itemsize
+    beside = 0 if fused is None else fused.beside_nbytes
+    c_unit_nbytes = min(c_unit[0], m) * min(c_unit[1], n) * max(c_dtype.itemsize, beside)
     coding = _coding_nbytes((a, b), c_unit_nbytes, limits, lanes)
     sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2] * more.sums
     if k_parts > 1:  # of tiles that are added up, each is finished into a buffer of its own
@@ -591,7 +599,7 @@ def plan_tiles(
         lanes=lanes,
         read_nbytes=read,
         decoded_nbytes=decoded,
-        write_nbytes=m * n * c_dtype.itemsize,
+        write_nbytes=m * n * (c_dtype.itemsize + beside),
         bound_nbytes=min(bound, read),
         operations=(n * (n + 1) * k if symmetric else 2 * m * n * k) * more.sums,
         within=within,
@@ -603,12 +611,13 @@ def plan_tiles(
         accumulators=more.sums,
         read_requests=read_requests(a, b, best, held) if m and n else 0,
         window=None if band is None else (band.before, band.after),
+        beside_nbytes=beside,
     )
     if band is None:
         return plan
     return replace(
         plan,
-        write_nbytes=band.area((slice(0, m), slice(0, n)), c_unit) * c_dtype.itemsize,
+        write_nbytes=band.area((slice(0, m), slice(0, n)), c_unit) * (c_dtype.itemsize + beside),
         operations=_operations_of(tile_grid) * k * more.sums,
     )
 

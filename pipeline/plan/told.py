@@ -65,6 +65,10 @@ class Product:
     fused: Fused = NOT_FUSED
     before: zarr.Array[Any] | None = None
     """What C held, where the epilogue adds that."""
+    counts: zarr.Array[Any] | None = None
+    """Where the numbers of pairs of C's elements go, in int64 and C's chunks; None where they are not stored."""
+    counts_drafts: str | None = None
+    """As ``drafts``, below that."""
 
 
 Corners: TypeAlias = tuple[int, int, int, int]
@@ -83,7 +87,7 @@ class PanelContent:
     """Of the corners and hashes of its parts."""
     parts: tuple[tuple[Corners, int], ...] | None = None
     """Each part that was read as one piece, in the array, and its `store.content.content_hash`. None where an earlier
-    tile on the same worker had the panel read."""
+    report of the same worker has told them."""
 
 
 class StoredObject(NamedTuple):
@@ -131,3 +135,5 @@ class TileReport:
     C's store already."""
     contents: tuple[PanelContent, ...] = ()
     """What the panels held that it was multiplied from."""
+    counts: tuple[StoredObject, ...] = ()
+    """Of its numbers of pairs, as ``stored``."""

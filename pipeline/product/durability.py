@@ -8,6 +8,7 @@ disk on the host that wrote it, whose memory may hold what no other host can see
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from tilewright.pipeline.errors import ClusterError, StoreError
 from tilewright.pipeline.plan.told import TileReport
 from tilewright.pipeline.product.ledger import Ledger, Stored
 from tilewright.pipeline.store.chunks import METADATA_NAMES
-from tilewright.pipeline.store.objects import object_path
+from tilewright.pipeline.store.objects import folder_of, object_path
 from tilewright.pipeline.transfer.files import sync_files, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -67,10 +68,19 @@ def sync_begun(growing: Path) -> None:
         ) from error
 
 
-def sync_on_hosts(client: Client, root: str) -> Sync:
-    """Forces files below ``root`` to disk on the host of the worker that wrote them."""
+def sync_on_hosts(client: Client, *roots: str) -> Sync:
+    """Forces files below any of ``roots`` to disk on the host of the worker that wrote them."""
 
     def sync(worker: str, paths: Sequence[str]) -> None:
+        left = list(paths)
+        for root in roots:
+            below = [path for path in left if path.startswith(f"{root}{os.sep}")]
+            left = [path for path in left if not path.startswith(f"{root}{os.sep}")]
+            if below:
+                sync_below(root, worker, below)
+        assert not left, "each lies below one"
+
+    def sync_below(root: str, worker: str, paths: Sequence[str]) -> None:
         if not _is_here(worker):
             try:
                 if ask_all(client, sync_many, root, list(paths), workers=[worker]):
@@ -182,11 +192,13 @@ class Keeping:
     ledger: Ledger | None
     array: zarr.Array[Any]
     durability: Durability | None = None
+    beside: zarr.Array[Any] | None = None
+    """The array of the numbers of pairs."""
 
     def record(self, report: TileReport) -> None:
         if self.ledger is None:
             return
-        stored = Stored(report.stored, report.found, synced=False)
+        stored = Stored(report.stored, report.found, synced=False, counts=report.counts)
         self.ledger.record(report.index, stored)
         self._settle(report.index, report.worker, stored)
 
@@ -197,7 +209,14 @@ class Keeping:
 
     def _settle(self, index: int, worker: str, stored: Stored) -> None:
         if self.durability is not None:
-            paths = [str(object_path(self.array, one.place)) for one in stored.objects if one.nbytes]
+            every = [(self.array, one) for one in stored.objects]
+            if self.beside is not None:
+                every += [(self.beside, one) for one in stored.counts]
+            paths = [
+                str(object_path(array, one.place).absolute())
+                for array, one in every
+                if one.nbytes and folder_of(array) is not None
+            ]
             self.durability.add((index, stored), worker, paths)
 
     def finish(self) -> None:

@@ -84,7 +84,7 @@ def cautions(
 
 def _note_on_space(path: Path, plan: MatmulPlan, finished: Collection[int], replaced: bool) -> str | None:
     """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
-    left = plan.m * plan.n * np.dtype(plan.c_dtype).itemsize
+    left = plan.m * plan.n * plan.stored_itemsize
     if finished:
         left -= sum(plan.tile_write_nbytes(tile) for tile in plan.tiles() if tile.index in finished)
     try:

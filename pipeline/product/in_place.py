@@ -11,10 +11,11 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
-from tilewright.pipeline.errors import OutputExistsError, StoreError
+from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.store.arrays import (
     UNFINISHED,
     UNFINISHED_NAME,
@@ -47,6 +48,21 @@ class InPlace(NamedTuple):
             unlock_folder(self.lock)
         if self.lease is not None:
             self.lease.release()
+
+
+def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype."""
+    if array.read_only:
+        raise OutputError(f"output: {name_of(array)} is open for reading only; open it with mode='r+'")
+    if tuple(array.shape) != shape:
+        raise OutputError(f"output: {name_of(array)} has shape {array.shape}; the result has {shape}")
+    native = array.dtype.newbyteorder("=")
+    if native != dtype:
+        # Only what may be asked for: see the parameter of `matmul`.
+        hint = f", or pass dtype={native.name!r}" if np.can_cast(dtype, native, "same_kind") else ""
+        raise OutputError(
+            f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}: give an array of {dtype}{hint}"
+        )
 
 
 def given_in_place(target: zarr.Array[Any]) -> InPlace:

@@ -5,6 +5,9 @@ Three looks tell that, each more certain and dearer than the one before. An inpu
 read twice, by whomever and in whatever run, is seen to have changed in between. And before a tile is given up, or a
 product refused, because an input looks otherwise, the parts of it that tiles depend on are read and compared with their
 hashes: so a copy, a moved folder or a new time costs one reading of the input, and no tile.
+
+A run with other tiles or panels than an earlier one reads other parts, whose hashes say nothing of those of the earlier
+run. So it compares the earlier ones first, where it is going to read any of their numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -149,6 +152,21 @@ class _Compared:
     """What was compared, and how long it took."""
 
 
+def parts_across(parts: Sequence[Corners], wanted: Iterable[Corners]) -> list[bool]:
+    """For each part: whether it has elements both inside and outside of any of the rectangles that are wanted.
+
+    >>> parts_across([(0, 4, 0, 2), (0, 2, 0, 2), (4, 8, 0, 2)], [(0, 2, 0, 4)])
+    [True, False, False]
+    """
+    top, bottom, left, right = np.array(parts, np.int64).reshape(-1, 4).T
+    across = np.zeros(len(top), bool)
+    for first_row, last_row, first, last in dict.fromkeys(wanted):
+        meets = (top < last_row) & (first_row < bottom) & (left < last) & (first < right)
+        within = (first_row <= top) & (bottom <= last_row) & (first <= left) & (right <= last)
+        across |= meets & ~within
+    return [bool(one) for one in across]
+
+
 @dataclass
 class Seen:
     """What one tile's panels add to what is known of the inputs."""
@@ -255,16 +273,24 @@ class InputWatch:
         """The tiles of earlier runs and of this one that belong to the product."""
         return {*self._past, *self._done}
 
+    @property
+    def _left(self) -> set[int]:
+        """The tiles that are still to be computed."""
+        return set(range(self._plan.tile_count)) - self.finished
+
     def hashes(self) -> dict[str, Hashes]:
         """What is known of each input, for the record."""
         return {role: self._known.hashes(role) for role in self._arrays}
 
-    def compare_past(self, looked: tuple[Appearance, Appearance] | None) -> None:
+    def compare_past(
+        self, looked: tuple[Appearance, Appearance] | None, *, other_panels: bool = False
+    ) -> None:
         """Remove the finished tiles of earlier runs that do not belong to the inputs as they are.
 
         looked: how these looked to the runs; None where that is not to be trusted. Where they look the same nothing is
-        read. Else workers read what the tiles were computed from, and a tile is kept if all of it was recorded and is
-        the same.
+        read but what `_changed_across` says. Else workers read what the tiles were computed from, and a tile is kept if
+        all of it was recorded and is the same. other_panels: whether any of them was computed by panels of another
+        depth.
         """
         if not self._past:
             return
@@ -273,6 +299,11 @@ class InputWatch:
             if role in self._arrays and before != self._looks[role]:
                 found = before.differs_in(self._looks[role]) if before is not None else []
                 reasons[role] = " and ".join(found) or "it changed while an earlier run read it"
+        alike = [role for role in self._arrays if role not in reasons]
+        reasons |= dict.fromkeys(
+            self._changed_across(alike, other_panels=other_panels),
+            "it looks as before, and holds other numbers",
+        )
         if not reasons:
             return
         count = len(self._past)
@@ -293,6 +324,37 @@ class InputWatch:
         lost = f"{len(given_up)} of {counted(count, 'finished tile')}"
         self._tell.say(f"{compared.told}: {'; '.join(why)}; {lost} are computed again")
 
+    def compare_repaired(self, *, other_panels: bool) -> None:
+        """Raise VerificationError where the tiles that a repair lacks would be computed from other numbers than C was,
+        as far as the record tells and `see` will not. other_panels: as in `compare_past`."""
+        if not (roles := self._changed_across(list(self._arrays), other_panels=other_panels)):
+            return
+        compared = self._compare(roles, self._left)
+        if compared.lost - compared.unknown:
+            self._refuse_repair(compared.changed)
+
+    def _changed_across(self, roles: Sequence[str], *, other_panels: bool) -> list[str]:
+        """The inputs that hold other numbers in parts that earlier runs have read, and this one is going to read in
+        other parts, so that it would not see that. other_panels: whether it may also be parts within one tile."""
+        wanted: dict[str, list[Corners]] = {role: [] for role in roles}
+        for _, all_of in self._tiles(self._left):
+            for role, corners in all_of:
+                if role in wanted:
+                    wanted[role].append(corners)
+        changed = []
+        for role, its in wanted.items():
+            hashes = self._known.hashes(role)
+            if other_panels:
+                used = overlaps(hashes, its)
+                across = [used[corners][0] for corners in hashes]
+            else:
+                across = parts_across(list(hashes), its)
+            parts = [part for part, is_across in zip(hashes.items(), across, strict=True) if is_across]
+            with closing(self._read_again(role, parts)) as results:
+                if any(found for _, found in results):
+                    changed.append(role)
+        return changed
+
     def see(self, index: int, contents: Sequence[PanelContent]) -> None:
         """Take in what a tile was computed from, before that tile is recorded.
 
@@ -303,10 +365,7 @@ class InputWatch:
         if seen.torn:
             self._refuse(self._dependent(seen.torn), self._shown(seen.torn), seen.torn)
         if seen.changed and self._repairing:
-            raise VerificationError(
-                f"{'; '.join(self._shown(seen.changed))}, other than C was computed from, so that no part of C can be"
-                " repaired by it"
-            )
+            self._refuse_repair(seen.changed)
         if seen.changed:
             stale = self._with_others(self._past, self._dependent(seen.changed) & self._past.keys())
             self.withdraw(stale)
@@ -358,6 +417,12 @@ class InputWatch:
             " to the inputs until that is done"
         )
 
+    def _refuse_repair(self, changed: Mapping[str, Sequence[Corners]]) -> NoReturn:
+        raise VerificationError(
+            f"{'; '.join(self._shown(changed))}, other than C was computed from, so that no part of C can be repaired"
+            " by it"
+        )
+
     def withdraw(self, lost: Iterable[int]) -> None:
         """Tiles that no longer belong to the product, or are damaged."""
         for index in sorted(self._with_others(self._past, lost)):
@@ -388,24 +453,21 @@ class InputWatch:
         }
 
     def _compare(self, roles: Sequence[str], indices: Iterable[int]) -> _Compared:
-        """Read what tiles were computed from of these inputs, and compare it with what was read."""
+        """Read what tiles were computed from of these inputs, and compare it with what was read. A tile is lost unless
+        parts that are the same hold all that it needs: one that a larger tile has read besides may have changed
+        elsewhere. Parts that are not known to be the same are forgotten."""
         start, nbytes = time.perf_counter(), 0
         tiles = dict(self._tiles(indices))
         lost: set[int] = set()
         changed: dict[str, list[Corners]] = {}
         unknown: set[int] = set()
+        same: dict[str, set[Corners]] = {role: set() for role in roles}
         for role in roles:
             of_tiles = {
                 index: [corners for of, corners in all_of if of == role] for index, all_of in tiles.items()
             }
-            wanted = [corners for all_of in of_tiles.values() for corners in all_of]
             hashes = self._known.hashes(role)
-            known = overlaps(wanted, hashes)
-            unknown |= {
-                index
-                for index, all_of in of_tiles.items()
-                if not all(known[corners][1] for corners in all_of)
-            }
+            unknown |= _lacking(of_tiles, hashes)
             lost |= unknown
             still = {corners for index, all_of in of_tiles.items() if index not in lost for corners in all_of}
             used = overlaps(hashes, still)
@@ -413,38 +475,43 @@ class InputWatch:
             # The first panel of every band comes first: of another input all tiles are lost soon.
             along = {"A": 0 if self._plan.transpose_a else 1, "B": 1 if self._plan.transpose_b else 0}[role]
             parts.sort(key=lambda part: part[0][2 * along])
-            item = self._arrays[role].dtype.itemsize
-            batches = list(_batches(parts, item))
-            waiting = on_waiting(self._tell.listener, "matmul", "keeps what is finished")
-            results = run_bounded(
-                self._client,
-                changed_parts,
-                ((self._arrays[role], batch) for batch in batches),
-                key=f"compare-{role}-{time.time_ns():x}",
-                waiting=waiting,
-                lost=on_lost(self._tell.listener, "matmul", "comparison"),
-            )
-            with closing(results):
-                for place, found in results:
-                    nbytes += sum(_elements(corners) for corners, _ in batches[place]) * item
+            with closing(self._read_again(role, parts)) as results:
+                for batch, found in results:
+                    nbytes += sum(map(_elements, batch)) * self._arrays[role].dtype.itemsize
+                    same[role].update(set(batch).difference(found))
                     if not found:
                         continue
                     changed.setdefault(role, []).extend(found)
-                    touched = overlaps(wanted, changed[role])
-                    lost |= {
-                        index
-                        for index, all_of in of_tiles.items()
-                        if any(touched[corners][0] for corners in all_of)
-                    }
+                    lost |= _lacking(of_tiles, hashes.keys() - set(changed[role]))
                     if len(lost) == len(tiles):
                         break
             if len(lost) == len(tiles):
                 break
-        for role, found in changed.items():
-            self._known.forget(role, found)
+        for role, parts_of_it in same.items():
+            self._known.forget(role, self._known.hashes(role).keys() - parts_of_it)
         seconds = time.perf_counter() - start
         told = f"{format_nbytes(nbytes)} of {' and '.join(roles)} were compared in {seconds:.1f} s"
         return _Compared(lost, unknown, changed, told)
+
+    def _read_again(
+        self, role: str, parts: Sequence[tuple[Corners, int]]
+    ) -> Generator[tuple[list[Corners], list[Corners]], None, None]:
+        """Let workers read parts of an input, and yield some at a time, and those of them that are not what they
+        were."""
+        if not parts:
+            return
+        batches = list(_batches(parts, self._arrays[role].dtype.itemsize))
+        results = run_bounded(
+            self._client,
+            changed_parts,
+            ((self._arrays[role], batch) for batch in batches),
+            key=f"compare-{role}-{time.time_ns():x}",
+            waiting=on_waiting(self._tell.listener, "matmul", "keeps what is finished"),
+            lost=on_lost(self._tell.listener, "matmul", "comparison"),
+        )
+        with closing(results):
+            for place, found in results:
+                yield [corners for corners, _ in batches[place]], found
 
     def _named(self, roles: Iterable[str]) -> str:
         return " and ".join(f"{role}, {name_of(self._arrays[role])}," for role in roles)
@@ -478,6 +545,12 @@ def changed_parts(array: StoredArray, parts: Sequence[tuple[Corners, int]]) -> l
             if content_hash(held) != value:
                 changed.append((top, bottom, left, right))
     return changed
+
+
+def _lacking(needed: Mapping[int, Sequence[Corners]], parts: Iterable[Corners]) -> set[int]:
+    """The tiles of which these parts do not hold all that each needs."""
+    held = overlaps((corners for all_of in needed.values() for corners in all_of), parts)
+    return {index for index, all_of in needed.items() if not all(held[corners][1] for corners in all_of)}
 
 
 def _elements(corners: Corners) -> int:

@@ -40,6 +40,12 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, StoredObject, TileReport
 from tilewright.pipeline.product.audit import changed_metadata
 from tilewright.pipeline.product.banded import WINDOW
+from tilewright.pipeline.product.beside import (
+    arrays_of,
+    created_with_counts,
+    growing_counts,
+    resumed_with_counts,
+)
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, TileTask, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
@@ -64,7 +70,7 @@ from tilewright.pipeline.product.kept import (
     with_their_groups,
     would_keep_note,
 )
-from tilewright.pipeline.product.ledger import REPAIR, Ledger, Past, read_journal
+from tilewright.pipeline.product.ledger import REPAIR, Ledger, Past, journal_at, read_journal
 from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
     FILE_NAME,
@@ -89,7 +95,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import flattened_sides, masks_of, product_names
-from tilewright.pipeline.store.journal import FileJournal, Journal, journal_in
+from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
@@ -131,7 +137,7 @@ def multiply(
     """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does.
 
     repair: it is computed only to replace what is damaged in C (`repair.py`), or to check a C that is
-    finished (`accept.py`). Then no other tile is computed again:
+    finished. Then no other tile is computed again:
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
     has the very bytes that were written. task: as in `run_tiles`.
     """
@@ -156,8 +162,9 @@ def multiply(
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
         check_read_alike(ask, shared)
-        for note in check_written_alike(ask, out):
-            tell.warn(note)
+        for place in filter(None, [out, factors.counts]):
+            for note in check_written_alike(ask, place):
+                tell.warn(note)
         if factors.before is None:
             inputs = fingerprint_of(factors)  # as late as can be: nobody waits for a cluster any more
         job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair, task)
@@ -177,8 +184,10 @@ def multiply(
             raise _out_of_memory(second, f"the plan before it took {_peak(first.plan)}") from second.error
 
 
-def plan_only(request: Request) -> MatmulPlan:
+def plan_only(request: Request, begun: Past | None = None) -> MatmulPlan:
     """The plan that `multiply` would follow; nothing is written.
+
+    begun: the record with which C would be begun, where that is not without any tile.
 
     Notices tell what `multiply` would warn of before its first tile, what it would refuse C for, what it would keep of
     a run that was stopped, and where sums of integers could wrap in C's dtype. Raises as ``tilewright.matmul`` does for
@@ -211,7 +220,7 @@ def plan_only(request: Request) -> MatmulPlan:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
     factors = _as_computed(factors, facts)
-    plan = plan_for(factors, out, facts, past, verify=request.verify)
+    plan = plan_for(factors, out, facts, past or begun, verify=request.verify)
     if past is not None and goes_on(plan, past):
         try:
             if request.same_bits:
@@ -295,6 +304,8 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
     request |= factors.recorded
     if factors.fused:
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
+    if factors.counts is not None:
+        request["counts"] = True
     if factors.before is None:
         return fingerprint(factors.a, factors.b, request)
     # No tile goes on that something else was added to.
@@ -394,7 +405,11 @@ def _fill(
         check_same_bits(plan, past)
     # A repair has just read what it keeps.
     whole = job.repair is None
-    kept = kept_tiles(output.array, plan, past, whole=whole) if past is not None else NONE_KEPT
+    arrays = arrays_of(output)
+    counts = arrays.get("counts")
+    kept = NONE_KEPT
+    if past is not None:
+        kept = kept_tiles(output.array, plan, past, whole=whole, beside=counts)
     finished = dict(kept.finished)
     if past is not None and kept.earlier < len(past.finished):
         lost = counted(len(past.finished) - kept.earlier, "tile")
@@ -416,10 +431,12 @@ def _fill(
         repairing=job.repair is not None,
     )
     looks: tuple[Appearance, Appearance] | None = job.inputs.inputs
+    other_panels = past is not None and past.recipes != (plan.recipe,)
     if past is not None and job.repair is not None:
         looks = past.inputs  # not those that the undamaged tiles were computed from
+        watch.compare_repaired(other_panels=other_panels)
     elif past is not None:
-        watch.compare_past(past.inputs)
+        watch.compare_past(past.inputs, other_panels=other_panels)
     if past is not None and finished:
         kept = Kept(count_earlier(plan, past, finished), finished)
         if job.repair is None:
@@ -433,7 +450,8 @@ def _fill(
         journal = journal_in(output.array, FILE_NAME, None if lease is None else lease.check)
         if journal is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
-            on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
+            for array in arrays.values():
+                on_all(client, tasks.end_past_runs, store.place_of(array), product.run)
             ledger = Ledger(
                 journal,
                 job.inputs.digest,
@@ -444,15 +462,17 @@ def _fill(
                 request=job.inputs.request | ({REPAIR: True} if job.repair is not None else {}),
                 inputs=looks,
                 read=watch.hashes(),
+                beside=counts,
             )
             watch.record = stack.enter_context(closing(ledger))
             stack.enter_context(_telling_what_is_kept(plan, ledger))
-        keeping = Keeping(ledger, output.array)
-        root = folder_of(output.array)
-        if ledger is not None and root is not None and request.durability == "full":
-            sync_begun(root)
+        keeping = Keeping(ledger, output.array, beside=counts)
+        roots = [root.absolute() for array in arrays.values() if (root := folder_of(array)) is not None]
+        if ledger is not None and roots and request.durability == "full":
+            for root in roots:
+                sync_begun(root)
             keeping.durability = stack.enter_context(
-                Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle, ledger.lose)
+                Durability(sync_on_hosts(client, *map(str, roots)), ledger.settle, ledger.lose)
             )
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         keep = output.gathered.keep if output.gathered is not None else None
@@ -526,6 +546,8 @@ def product_of(factors: Factors, facts: list[WorkerFacts], plan: MatmulPlan, out
         look=sought_in(factors),
         fused=factors.fused,
         before=factors.before,
+        counts=None if output.beside is None else output.beside.array,
+        counts_drafts=None if output.beside is None else output.beside.drafts,
     )
 
 
@@ -587,7 +609,8 @@ def _verified(
         watch.withdraw(bad)
         compute()
 
-    check = Check(job.client, job.factors, plan, output.whole, job.request.listener)
+    counts = arrays_of(output).get("counts")
+    check = Check(job.client, job.factors, plan, output.whole, job.request.listener, counts)
     if ledger is None or job.repair is not None:
         verification = check.run()
     else:
@@ -634,19 +657,9 @@ def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulP
     return f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of {_peak(plan)}"
 
 
-def _journal_at(out: Source) -> tuple[Journal | None, zarr.Array[Any] | None]:
-    """Where an output's record of finished tiles would lie, None where it can have none; and the array that is there,
-    if it is written in place. Raises StoreError where that cannot be looked at."""
-    path = store.local_path(out)
-    if path is not None:
-        return FileJournal(partial_path(path) / FILE_NAME), None
-    array = growing_in_place(out)
-    return (journal_in(array, FILE_NAME) if array is not None else None), array
-
-
 def _find_past(out: Source, digest: str) -> Past | None:
     """What earlier runs left of the same product. Raises StoreError where that cannot be read now."""
-    journal, array = _journal_at(out)
+    journal, array = journal_at(out)
     past = read_journal(journal) if journal is not None else None
     if past is None or past.digest != digest:
         return None
@@ -657,7 +670,7 @@ def _find_past(out: Source, digest: str) -> Past | None:
 def _why_nothing_is_kept(out: Source, digest: str) -> str:
     """What an earlier run left that is of no use to a product, in words; empty where it left nothing."""
     try:
-        journal, array = _journal_at(out)
+        journal, array = journal_at(out)
         past = read_journal(journal) if journal is not None else None
         path = store.local_path(out)
         if past is None and _holds_record(out):
@@ -680,7 +693,7 @@ def _holds_record(out: Source) -> bool:
     """Whether the growing output has a record of finished tiles, whatever they are of; one that can have no such name
     has none."""
     try:
-        journal, _ = _journal_at(out)
+        journal, _ = journal_at(out)
         return journal is not None and journal.exists()
     except (OSError, ValueError):
         return False
@@ -691,6 +704,7 @@ def _open_output(
 ) -> tuple[Output, Past | None]:
     """The output to write to, and what is recorded of the tiles that it already holds; None where it is new."""
     out, factors = job.out, job.factors
+    counts = None if job.repair is not None else factors.counts  # those that stand there are right
     path = store.local_path(out)
     if past is not None:
         output = resume_output(path, overwrite) if path is not None else resume_output_in_place(out)
@@ -702,19 +716,17 @@ def _open_output(
                 output.release()
                 raise
             if past is not None and _fits(output.array, factors, plan, past) and goes_on(plan, past):
-                return output, past
-            output.release()
-    output = create_output(
-        out,
-        (plan.m, plan.n),
-        factors.dtype,
-        plan.c_unit,
-        compressed=store.is_compressed(factors.a),
-        overwrite=overwrite,
-        dimension_names=product_names(factors.a, factors.b, *factors.transposed),
-        attributes=flattened_sides(factors.a, factors.b, *factors.transposed),
-    )
-    return output, None
+                if (both := resumed_with_counts(output, counts, past, overwrite=overwrite)) is not None:
+                    return both, past
+            else:
+                output.release()
+    options: dict[str, Any] = {
+        "compressed": store.is_compressed(factors.a),
+        "dimension_names": product_names(factors.a, factors.b, *factors.transposed),
+        "attributes": flattened_sides(factors.a, factors.b, *factors.transposed),
+    }
+    output = create_output(out, (plan.m, plan.n), factors.dtype, plan.c_unit, overwrite=overwrite, **options)
+    return created_with_counts(output, counts, plan.c_unit, overwrite=overwrite, **options), None
 
 
 def _altered(path: Path, past: Past) -> str:
@@ -741,7 +753,10 @@ def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Kept |
     array = open_growing(path, mode="r") if path is not None else growing_in_place(out)
     if array is None or not _fits(array, factors, plan, past):
         return None
-    return kept_tiles(array, plan, past, whole=path is None)
+    beside = None
+    if factors.counts is not None and (beside := growing_counts(factors.counts, past)) is None:
+        return None
+    return kept_tiles(array, plan, past, whole=path is None, beside=beside)
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

@@ -52,16 +52,26 @@ def goes_on(plan: MatmulPlan, past: Past) -> bool:
     )
 
 
-def kept_tiles(array: zarr.Array[Any], plan: MatmulPlan, past: Past, *, whole: bool) -> Kept:
+def kept_tiles(
+    array: zarr.Array[Any],
+    plan: MatmulPlan,
+    past: Past,
+    *,
+    whole: bool,
+    beside: zarr.Array[Any] | None = None,
+) -> Kept:
     """The recorded tiles whose stored objects are what was written, for a plan that `goes_on`: a missing one would read
     as zeros, and what is wrong in a float's last bits no check of the product tells from rounding.
 
     whole: whether all of them are read and compared with their checksums; else of those that are on disk for sure only
-    lengths are.
+    lengths are. beside: the array of the numbers of pairs, of which a tile has to be whole too.
     """
 
     def is_whole(stored: Stored) -> bool:
-        return all(fault_of(array, one, whole=whole or not stored.synced) is None for one in stored.objects)
+        every = [(array, one) for one in stored.objects]
+        if beside is not None:
+            every += [(beside, one) for one in stored.counts]
+        return all(fault_of(held, one, whole=whole or not stored.synced) is None for held, one in every)
 
     with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
         looked_at = zip(past.finished, pool.map(is_whole, past.finished.values()), strict=True)
@@ -85,13 +95,23 @@ def in_pieces(
     for index, stored in finished.items():
         first = firsts[index]
         group = Group(pieces[first][0], counts[first]) if counts[first] > 1 else None
-        objects: dict[int, list[StoredObject]] = {piece: [] for piece in pieces[index]}
-        for one in stored.objects:
-            objects[grid.holding(one.place[0] * c_unit[0], one.place[1] * c_unit[1])].append(one)
+        objects, pairs = (
+            _dealt(every, pieces[index], grid, c_unit) for every in (stored.objects, stored.counts)
+        )
         for piece, its in objects.items():
             found = stored.found if piece == pieces[index][0] else NOTHING_FOUND
-            made[piece] = Stored(tuple(its), found, stored.synced, group)
+            made[piece] = Stored(tuple(its), found, stored.synced, group, tuple(pairs[piece]))
     return made
+
+
+def _dealt(
+    objects: Iterable[StoredObject], pieces: Iterable[int], grid: TileGrid, c_unit: tuple[int, int]
+) -> dict[int, list[StoredObject]]:
+    """The stored objects of a tile by the tiles that it is made of."""
+    dealt: dict[int, list[StoredObject]] = {piece: [] for piece in pieces}
+    for one in objects:
+        dealt[grid.holding(one.place[0] * c_unit[0], one.place[1] * c_unit[1])].append(one)
+    return dealt
 
 
 def with_their_groups(finished: Mapping[int, Stored], lost: Iterable[int]) -> set[int]:

@@ -37,10 +37,12 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.inputs import Geometry, Recipe
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found, StoredObject
+from tilewright.pipeline.product.in_place import growing_in_place
 from tilewright.pipeline.product.inputs import Hashes
-from tilewright.pipeline.product.output import CHECKSUMS_NAME, FILE_NAME
+from tilewright.pipeline.product.output import CHECKSUMS_NAME, FILE_NAME, partial_path
 from tilewright.pipeline.store.appearance import Appearance
-from tilewright.pipeline.store.journal import FileJournal, Journal, twin_of, write_whole
+from tilewright.pipeline.store.arrays import Source, local_path
+from tilewright.pipeline.store.journal import FileJournal, Journal, journal_in, twin_of, write_whole
 from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import with_remedy
 
@@ -70,6 +72,8 @@ class Stored(NamedTuple):
     """Whether they have been forced to disk."""
     group: Group | None = None
     """Where it is a piece of a larger tile, which an earlier run finished: all pieces of that."""
+    counts: tuple[StoredObject, ...] = ()
+    """Of the numbers of pairs beside C, where these are stored."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class Past:
     """Hashes of what was read of ``A`` and of ``B``."""
     fault: str = ""
     """What is wrong with the record itself, in a sentence."""
+    beside: Any = None
+    """What `array_facts` said of the array of the numbers of pairs; None without."""
     recipes: tuple[Recipe, ...] = ()
     """By which the tiles were computed, from the first on: more than one where runs went on with other memory, or on
     another kind of device."""
@@ -127,11 +133,14 @@ class Ledger:
         request: Mapping[str, Any] | None = None,
         inputs: tuple[Appearance, Appearance] | None = None,
         read: Mapping[str, Hashes] | None = None,
+        beside: zarr.Array[Any] | None = None,
     ) -> None:
         """Begin the record in the output's folder, or in another journal, with what was asked for, the tiles that
         earlier runs finished, as tiles of this plan, and by which recipes, and what is known of its inputs, as in
-        ``Past``. The whole record is rewritten, and put in place in one step."""
+        ``Past``. ``beside`` is the array of the numbers of pairs, which gets a record of its own at the end. The whole
+        record is rewritten, and put in place in one step."""
         self._journal = FileJournal(place / name) if isinstance(place, Path) else place
+        self._beside = beside
         self._appending = RLock()
         self._tiles = dict(finished or {})
         self._begun = Past(
@@ -143,6 +152,7 @@ class Ledger:
             dict(request or {}),
             inputs=inputs,
             read={role: dict(hashes) for role, hashes in (read or {}).items()},
+            beside=array_facts(beside) if beside is not None else None,
             recipes=(*(recipe for recipe in dict.fromkeys(earlier) if recipe != plan.recipe), plan.recipe),
         )
         self._read: dict[str, dict[Corners, int]] = {role: {} for role in "AB"}
@@ -217,6 +227,14 @@ class Ledger:
         kept = replace(self._begun, finished=bare, request=request, inputs=None, read=read)
         with _writing_to(self._journal.name):
             self._journal.keep(CHECKSUMS_NAME, record_bytes(kept))
+        journal = None if self._beside is None else journal_in(self._beside, FILE_NAME)
+        if journal is not None:
+            of_counts = {index: Stored(stored.counts, synced=stored.synced) for index, stored in bare.items()}
+            with _writing_to(journal.name):
+                journal.keep(
+                    CHECKSUMS_NAME,
+                    record_bytes(replace(kept, finished=of_counts, array=kept.beside, beside=None)),
+                )
 
     def close(self) -> None:
         self._journal.close()
@@ -241,6 +259,8 @@ def record_bytes(past: Past) -> bytes:
         "earlier": [_entry(recipe) for recipe in earlier],
         "array": past.array,
     }
+    if past.beside is not None:
+        head["beside"] = past.beside
     lines = [sealed(head)]
     lines += [line for role, hashes in past.read.items() for line in _read_lines(role, hashes)]
     lines.append(sealed({"inputs": past.inputs}))
@@ -313,7 +333,9 @@ def _recipe(entry: dict[str, Any]) -> Recipe:
 
 def _line(index: int, stored: Stored) -> str:
     line: dict[str, Any] = {"tile" if stored.synced else "stored": index}
-    line["objects"] = [[*one.place, one.nbytes, f"{one.checksum:016x}"] for one in stored.objects]
+    line["objects"] = _listed(stored.objects)
+    if stored.counts:
+        line["counts"] = _listed(stored.counts)
     if stored.group is not None:
         line["group"] = list(stored.group)
     if stored.found != NOTHING_FOUND:
@@ -323,25 +345,35 @@ def _line(index: int, stored: Stored) -> str:
     return sealed(line)
 
 
+def _listed(objects: Iterable[StoredObject]) -> list[list[Any]]:
+    return [[*one.place, one.nbytes, f"{one.checksum:016x}"] for one in objects]
+
+
 def _stored(entry: dict[str, Any]) -> Stored:
     """What a line says of its tile. Raises TypeError or ValueError for what no line says."""
     told = [Contents(*contents) for contents in entry.get("found", ())] or [NOTHING] * 3
     for contents in told:
         extent = contents.least, contents.most
-        counts = contents.nan, contents.infinite, contents.masked
+        found = contents.nan, contents.infinite, contents.masked
         if not all(number is None or _is_whole(number) for number in extent) or not all(
-            map(_is_count, counts)
+            map(_is_count, found)
         ):
             raise ValueError(f"{contents} is no record of what a tile holds")
-    objects = []
-    for *place, nbytes, checksum in entry["objects"]:
-        if not all(map(_is_count, [*place, nbytes])):
-            raise ValueError(f"{place} and {nbytes!r} are no place and no number of bytes")
-        objects.append(StoredObject(tuple(place), nbytes, int(checksum, 16)))
+    objects, counts = _objects(entry["objects"]), _objects(entry.get("counts", ()))
     group = Group(*entry["group"]) if "group" in entry else None
     if not all(map(_is_count, group or ())):
         raise ValueError(f"{group} is no group of tiles")
-    return Stored(tuple(objects), Found(*told), "tile" in entry, group)
+    return Stored(objects, Found(*told), "tile" in entry, group, counts)
+
+
+def _objects(listed: Iterable[Any]) -> tuple[StoredObject, ...]:
+    """What `_listed` says. Raises TypeError or ValueError for what it never says."""
+    objects = []
+    for *place, nbytes, checksum in listed:
+        if not all(map(_is_count, [*place, nbytes])):
+            raise ValueError(f"{place} and {nbytes!r} are no place and no number of bytes")
+        objects.append(StoredObject(tuple(place), nbytes, int(checksum, 16)))
+    return tuple(objects)
 
 
 def _read_lines(role: str, hashes: Hashes) -> Iterator[str]:
@@ -387,6 +419,16 @@ def read_past(folder: Path, digest: str) -> Past | None:
 def read_record(path: Path) -> Past | None:
     """What the record in a file says; see `read_journal`."""
     return read_journal(FileJournal(path))
+
+
+def journal_at(out: Source) -> tuple[Journal | None, zarr.Array[Any] | None]:
+    """Where an output's record of finished tiles would lie, None where it can have none; and the array that is there,
+    if it is written in place. Raises StoreError where that cannot be looked at."""
+    path = local_path(out)
+    if path is not None:
+        return FileJournal(partial_path(path) / FILE_NAME), None
+    array = growing_in_place(out)
+    return (journal_in(array, FILE_NAME) if array is not None else None), array
 
 
 def read_journal(journal: Journal) -> Past | None:
@@ -488,6 +530,7 @@ def parsed(data: bytes) -> Past | None:
             sum(entry is None for entry in entries[:-1]),
             inputs,
             read,
+            beside=head.get("beside"),
             recipes=recipes,
         )
     except (KeyError, TypeError, ValueError, AttributeError):

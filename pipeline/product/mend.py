@@ -3,7 +3,7 @@ once more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, Teller
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.audit import faults
-from tilewright.pipeline.product.ledger import Ledger
+from tilewright.pipeline.product.ledger import Ledger, Stored
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.objects import object_name
 
@@ -34,6 +34,8 @@ class Check:
     plan: MatmulPlan
     c: zarr.Array[Any]
     listener: Listener
+    counts: zarr.Array[Any] | None = None
+    """The numbers of pairs beside C."""
 
     def run(self) -> Verification:
         """Raises as `verify_product`."""
@@ -52,6 +54,7 @@ class Check:
                 depth=self.plan.panel_depth,
                 listener=self.listener,
                 band=band,
+                counts=self.counts,
             )
         if band is not None:
             options = self._options
@@ -164,15 +167,22 @@ def _raised(outcome: Verification | DamagedProductError) -> Verification:
     return outcome
 
 
+def _stored(check: Check, ledger: Ledger) -> Iterator[tuple[zarr.Array[Any], Mapping[int, Stored]]]:
+    """What tiles have stored, and where."""
+    yield check.c, ledger.tiles
+    if check.counts is not None:
+        yield check.counts, {index: Stored(stored.counts) for index, stored in ledger.tiles.items()}
+
+
 def _bad_tiles(
     check: Check, ledger: Ledger, outcome: Verification | DamagedProductError
 ) -> tuple[set[int], str]:
     """The tiles that are not what they should be, and why, in words: those whose bytes are not what was written; or if
     all are, those that cannot be decoded, or are no part of the product."""
-    found = faults(check.c, ledger.tiles, check.listener, whole=True)
-    if found:
-        _, stored, reason = found[0]
-        return {tile for tile, _, _ in found}, f"{object_name(check.c, stored.place)}: {reason}"
+    for array, tiles in _stored(check, ledger):
+        if found := faults(array, tiles, check.listener, whole=True):
+            _, stored, reason = found[0]
+            return {tile for tile, _, _ in found}, f"{object_name(array, stored.place)}: {reason}"
     if isinstance(outcome, DamagedProductError):
         return check.undecodable_tiles(), "they cannot be decoded, but hold the bytes that were written"
     return check.wrong_tiles(outcome), "they hold the bytes that were written, and wrong numbers"

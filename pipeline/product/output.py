@@ -20,10 +20,11 @@ import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
 
-from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.errors import OutputExistsError, StoreError
 from tilewright.pipeline.product.in_place import (
     UNFINISHED_NAME,
     InPlace,
+    check_given_output,
     create_at_url,
     given_in_place,
     is_unfinished,
@@ -106,6 +107,8 @@ class Output:
     wherever they are and whenever they come back. None where the array is written in place."""
     gathered: Gathered | None = None
     """What tiles write where the caller's array is open in a session of icechunk, which gets it by `publish`."""
+    beside: Output | None = None
+    """What is written beside it, tile by tile: it is published first, and removed and released with it."""
 
     @property
     def whole(self) -> zarr.Array[Any]:
@@ -142,9 +145,9 @@ class Output:
             array's session takes nothing any more.
         """
         if self.gathered is not None:
-            return [self.gathered.publish()]
+            return [*self._publish_beside(durable), self.gathered.publish()]
         if self.final is None or self.partial is None:
-            return self._end_in_place(then, durable)
+            return self._publish_beside(durable) + self._end_in_place(then, durable)
         # Listed before the growing folder is renamed: while we hold its lock, no living run is between its two renames
         # and may want back what it has set aside.
         aside = set_aside(self.final)
@@ -164,7 +167,7 @@ class Output:
         except OSError as error:
             left.append(f"{self.final} is whole, but half-written chunks in it cannot be removed: {error}")
         remove_drafts(self.partial)
-        left += make_groups(self.final)
+        left += make_groups(self.final) + self._publish_beside(durable)
         if durable:
             names = (*METADATA_NAMES.values(), CHECKSUMS_NAME)
             try:
@@ -223,6 +226,9 @@ class Output:
                 )
         return left
 
+    def _publish_beside(self, durable: bool) -> list[str]:
+        return [] if self.beside is None else self.beside.publish(durable=durable)
+
     def _end_in_place(self, then: Callable[[Path | None], None], durable: bool) -> list[str]:
         """`publish` for what stands in its place already."""
         folder = folder_of(self.array)
@@ -246,6 +252,8 @@ class Output:
         if self.lock is not None and self.partial is not None and is_locked_by(self.lock, self.partial):
             _empty(self.partial)
             self.partial.rmdir()
+        if self.beside is not None:
+            self.beside.remove()
 
     def release(self) -> None:
         """Let other runs write here again."""
@@ -253,6 +261,8 @@ class Output:
             unlock_folder(self.lock)
         if self.in_place is not None:
             self.in_place.release()
+        if self.beside is not None:
+            self.beside.release()
 
 
 def partial_path(final: Path) -> Path:
@@ -780,18 +790,3 @@ def _end_record(array: zarr.Array[Any]) -> None:
             f"output: {path}, with the checksums of what stands there, cannot be removed: {error}; an audit would take"
             " the new C for damaged: give C an array that this process may write to"
         ) from error
-
-
-def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype."""
-    if array.read_only:
-        raise OutputError(f"output: {name_of(array)} is open for reading only; open it with mode='r+'")
-    if tuple(array.shape) != shape:
-        raise OutputError(f"output: {name_of(array)} has shape {array.shape}; the result has {shape}")
-    native = array.dtype.newbyteorder("=")
-    if native != dtype:
-        # Only what may be asked for: see the parameter of `matmul`.
-        hint = f", or pass dtype={native.name!r}" if np.can_cast(dtype, native, "same_kind") else ""
-        raise OutputError(
-            f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}: give an array of {dtype}{hint}"
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from tilewright.pipeline.product.output import (
     MARK_NAME,
     check_place_free,
     growing_folder,
+    partial_path,
     remove_growing,
     replaced_path,
 )
@@ -31,8 +32,13 @@ def is_group_of(path: Path, kind: str) -> bool:
 
 
 @contextmanager
-def output_group(path: Path, kind: str, *, overwrite: bool) -> Iterator[Path]:
+def output_group(
+    path: Path, kind: str, *, overwrite: bool, keeps: Callable[[Path], bool] = lambda growing: False
+) -> Iterator[Path]:
     """A folder beside the output's path, ours and locked, that gets its name when the block has ended well.
+
+    keeps: whether what a stopped run has left in the folder is gone on with, and so stays where the block ends by an
+    error.
 
     Raises
     ------
@@ -42,7 +48,7 @@ def output_group(path: Path, kind: str, *, overwrite: bool) -> Iterator[Path]:
         The place cannot be written.
     """
     try:
-        with growing_folder(path, lambda growing: False) as growing:
+        with growing_folder(path, keeps) as growing:
             yield growing.absolute()
             sync_files([each for each in growing.rglob("*") if each.is_file()], growing)
             if not (overwrite and is_group_of(path, kind)):
@@ -58,5 +64,6 @@ def output_group(path: Path, kind: str, *, overwrite: bool) -> Iterator[Path]:
             if displaced is not None:
                 shutil.rmtree(displaced)
     except BaseException:
-        remove_growing(path)
+        if not keeps(partial_path(path)):
+            remove_growing(path)
         raise

@@ -3,6 +3,9 @@
 What is undamaged gets a second name, by hard links, in the folder in which an output grows (`output.py`), with a record
 that calls its tiles finished. From there on a repair is a run that resumes. So C stands as it was until the repaired
 one takes its place in one step, and a repair that is stopped goes on where it stood.
+
+A product that stands finished where it is asked for again is read as a repair of nothing: a later try of a batch job
+meets it, whose node failed just after C had its name.
 """
 
 from __future__ import annotations
@@ -32,11 +35,20 @@ from tilewright.pipeline.events import Teller
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import StoredObject
-from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, band_of
+from tilewright.pipeline.product.audit import (
+    Audit,
+    audit_by_checksums,
+    audit_by_products,
+    band_of,
+    record_of,
+)
+from tilewright.pipeline.product.beside import are_whole
 from tilewright.pipeline.product.durability import sync_many
+from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.product.in_place import grow_again
 from tilewright.pipeline.product.inputs import Fingerprint
 from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
-from tilewright.pipeline.product.kept import in_pieces
+from tilewright.pipeline.product.kept import in_pieces, with_their_groups
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     REPAIR,
@@ -44,17 +56,19 @@ from tilewright.pipeline.product.ledger import (
     Stored,
     array_facts,
     read_record,
+    record_bytes,
     write_record,
 )
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
     MARK_NAME,
+    exists_error,
     growing_folder,
     is_leftover,
     remove_growing,
 )
-from tilewright.pipeline.product.request import Factors, Request, open_factors, plan_for
-from tilewright.pipeline.store.arrays import name_of, write_unit
+from tilewright.pipeline.product.request import Factors, Request, may_be_accepted, open_factors, plan_for
+from tilewright.pipeline.store.arrays import local_path, name_of, open_array, write_unit
 from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import StoredArray, chunks_in
@@ -250,15 +264,17 @@ def begin_again(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, d
     """Let C grow once more from its finished tiles, and from those that a stopped repair has computed."""
     with growing_folder(path, keeps=lambda growing: read_record(growing / FILE_NAME) is not None) as growing:
         there = read_record(growing / FILE_NAME)
+        own: Mapping[int, Stored] = {}
         if there is not None:
             past = _joined(past, grid, there, growing)
+            own = _still_stored(c, there, past, growing)
+            past = replace(past, finished={**past.finished, **own})
         else:
-            for name in _others(c, path):
+            for name in other_files(c, path):
                 (growing / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path / name, growing / name)
-        own = there.finished if there is not None else {}
         linked = [
-            str(_link(c, one, growing))
+            str(link_object(c, one, growing))
             for index, stored in past.finished.items()
             if index not in own
             for one in stored.objects
@@ -270,8 +286,8 @@ def begin_again(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, d
 
 
 def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
-    """What is finished of C, and of what a stopped repair was to replace it by. Raises OutputExistsError where another
-    run was to do so, or in other tiles."""
+    """What is finished of C, in the tiles of what a stopped repair was to replace it by, whose record this is. Raises
+    OutputExistsError where another run was to do so, or in other tiles."""
     sides = grid.rows.length, grid.columns.length
     cut = TileGrid.of(sides, there.geometry, symmetric=grid.symmetric, band=grid.band)
     same = there.digest == past.digest and there.c_unit == past.c_unit and cut.refines(grid)
@@ -285,14 +301,46 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     if recipes[-1] != there.recipes[-1]:
         recipes = (*(recipe for recipe in recipes if recipe != there.recipes[-1]), there.recipes[-1])
     inputs = there.inputs if there.inputs == past.inputs else None
-    # What became of these meanwhile nobody has looked at; many are C's own files under a second name. So the run that
-    # goes on compares their checksums, as it does where a power cut may have taken something.
-    doubted = {index: stored._replace(synced=False) for index, stored in there.finished.items()}
-    finished = {**good, **doubted}
+    # Of C it is not kept what was found in its tiles, so the pieces of one need not stay together.
+    finished = {index: stored._replace(group=None) for index, stored in good.items()}
     return replace(there, finished=finished, recipes=recipes, inputs=inputs, read=past.read)
 
 
-def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
+def _still_stored(c: zarr.Array[Any], there: Past, past: Past, growing: Path) -> dict[int, Stored]:
+    """What a stopped repair leaves of its tiles: of those that are ``past.finished`` in C, what is stored as it was
+    written; and all others. What became of these meanwhile nobody has looked at, so the run that goes on compares their
+    checksums, as it does where a power cut may have taken something."""
+
+    def is_whole(one: StoredObject) -> bool:
+        path = growing / c.metadata.encode_chunk_key(one.place)
+        try:
+            # C's own objects have just been looked at, and most are the same files.
+            if one in of_c and os.path.samefile(path, object_path(c, one.place)):
+                return True
+            return checksum_of_file(path) == (one.nbytes, one.checksum)
+        except FileNotFoundError:
+            return not one.nbytes
+        except OSError:
+            return False
+
+    of_c = {one for stored in past.finished.values() for one in stored.objects}
+    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-repair") as pool:
+        looked_at = {
+            index: pool.map(is_whole, stored.objects)
+            for index, stored in there.finished.items()
+            if index in past.finished
+        }
+        lost = with_their_groups(
+            there.finished, [index for index, good in looked_at.items() if not all(good)]
+        )
+    return {
+        index: stored._replace(synced=False)
+        for index, stored in there.finished.items()
+        if index not in lost or index not in past.finished
+    }
+
+
+def other_files(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
     """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
     ours = {FILE_NAME, twin_of(Path(FILE_NAME)).name, CHECKSUMS_NAME, MARK_NAME}
     taken = ours | {c.metadata.encode_chunk_key(place) for place in _places(c)}
@@ -310,7 +358,7 @@ def _places(c: zarr.Array[Any]) -> Iterable[tuple[int, ...]]:
     return (piece.chunk for piece in chunks_in(whole, write_unit(c)))
 
 
-def _link(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
+def link_object(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
     """Give an object of C a second name below the growing folder, or copy it where the file system has no links."""
     source, target = object_path(c, one.place), growing / c.metadata.encode_chunk_key(one.place)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -324,3 +372,45 @@ def _link(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
     except OSError:
         shutil.copyfile(source, target)
     return target
+
+
+def multiply_or_accept(request: Request) -> MatmulRun:
+    """As `multiply`; but where ``tilewright.accept-finished`` is set and C stands finished in its place, with the
+    record of this very product, it is read and checked, and no tile is computed again. At a URL it goes on as a run
+    that was stopped after its last tile would, so that tiles prove to be of this A and B, or are computed again.
+
+    Raises
+    ------
+    OutputExistsError
+        What stands there is another product, or one of other numbers.
+    """
+    out: Any = request.out  # which the check of it refuses where it is None
+    if not may_be_accepted(out, overwrite=request.overwrite):
+        return multiply(request)
+    factors = open_factors(request.checked())
+    if factors.before is not None:  # C is asked for because it stands there
+        return multiply(request)
+    c = open_array(out, ndim=2, role="output")
+    record, _ = record_of(c)
+    if record is None or record.digest != fingerprint_of(factors).digest:
+        raise exists_error(name_of(out))
+    if factors.counts is not None and not are_whole(factors.counts, record.digest, request.listener):
+        raise exists_error(name_of(out))
+    Teller(request.listener).say(
+        f"{name_of(out)} holds this very product; it is checked, and not computed again"
+    )
+    if (path := local_path(out)) is None:  # it is marked as unfinished until it has been checked
+        grow_again(os.fspath(out), record_bytes(record), CHECKSUMS_NAME)
+        return multiply(replace(request, resume=True))
+    grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric, band=band_of(record))
+    begin_again(c, path, replace(record, inputs=None), grid, durable=request.durability == "full")
+    try:
+        # As a repair of nothing: C stays in its place until it is known to be the product, and other factors change
+        # nothing of it.
+        return multiply(replace(request, overwrite=True, resume=True), Repair({}))
+    except VerificationError as error:
+        remove_growing(path)
+        raise OutputExistsError(
+            f"output: {path} exists, and is not the product that is asked for ({error}); choose another path, or ask"
+            " to overwrite it (--overwrite)"
+        ) from error

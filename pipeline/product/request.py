@@ -43,11 +43,12 @@ from tilewright.pipeline.plan.inputs import (
     accumulator_dtype,
 )
 from tilewright.pipeline.plan.memory import LINE_NBYTES
-from tilewright.pipeline.plan.pairs import Pairwise
+from tilewright.pipeline.plan.pairs import COUNT_DTYPE, Pairwise
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.banded import check_given_band, checked_band
+from tilewright.pipeline.product.beside import check_counts, named_counts
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_pairwise,
@@ -57,11 +58,10 @@ from tilewright.pipeline.product.fusing import (
     opened_before,
     sums_of,
 )
-from tilewright.pipeline.product.in_place import is_unfinished
-from tilewright.pipeline.product.ledger import Past
+from tilewright.pipeline.product.in_place import check_given_output, is_unfinished
+from tilewright.pipeline.product.ledger import REPAIR, Past
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
-    check_given_output,
     check_growing_place,
     check_output_free,
     partial_path,
@@ -126,6 +126,8 @@ class Request:
     """Whether what C held is known to be its own mirror image, or that of its conjugate."""
     recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """What the record of C says besides of what was asked for, for `json`; part of its fingerprint."""
+    counts: Source | None = None
+    """Where the numbers of pairs of C's elements are stored, of a ``pairwise`` product; None: nowhere."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -177,6 +179,8 @@ class Factors:
     """What of C is wanted; None: all."""
     recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """As in `Request`."""
+    counts: Source | None = None
+    """As in `Request`."""
 
     @property
     def sums(self) -> np.dtype:
@@ -203,6 +207,7 @@ class Factors:
             self.hermitian,
             self.fused.nbytes,
             len(self.fused.forms),
+            0 if self.counts is None else COUNT_DTYPE.itemsize,
         )
 
     @property
@@ -275,6 +280,7 @@ def open_factors(request: Request) -> Factors:
         before,
         band,
         request.recorded,
+        request.counts,
     )
 
 
@@ -282,7 +288,7 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
     if not may_be_accepted(out, overwrite=overwrite):
         check_output_free(out, overwrite=overwrite)
-    _check_distinct(out, factors)
+    _check_distinct(out, _inputs(factors), "C")
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
     if isinstance(out, zarr.Array):
@@ -290,6 +296,14 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
         if factors.band is not None:
             check_given_band(out, factors.band)
     check_shared_output(out)
+    if factors.counts is not None:
+        with named_counts():
+            store.check_source(factors.counts, "output")
+            accepted = may_be_accepted(out, overwrite=overwrite)
+            _check_distinct(factors.counts, {**_inputs(factors), "C": out}, "the numbers of pairs")
+            check_counts(
+                factors.counts, out, factors.shape, factors.band, overwrite=overwrite, accepted=accepted
+            )
 
 
 def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
@@ -307,34 +321,43 @@ def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
     return objects.get(CHECKSUMS_NAME) is not None and not is_unfinished(objects)
 
 
-def _check_distinct(out: Source, factors: Factors) -> None:
-    """Refuse an output in the place of a factor: it replaces or fills what stands there."""
-    path, name = store.local_path(out), store.name_of(out)
-    kind, ours = store.location(out)
+def _inputs(factors: Factors) -> dict[str, StoredArray]:
+    """The factors, and their masks that are stored, by what they are called."""
     masks = {
         f"{role}'s mask": factor.mask
         for role, factor in ((role, whole_of(each)) for role, each in factors.roles.items())
         if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
     }
-    for role, factor in (factors.roles | masks).items():
-        if isinstance(out, zarr.Array) and is_same_array(out, factor):
-            raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
+    return factors.roles | masks
+
+
+def _check_distinct(out: Source, others: Mapping[str, Given], what: str) -> None:
+    """Refuse an output in the place of a factor: it replaces or fills what stands there. what: it is, in words."""
+    path, name = store.local_path(out), store.name_of(out)
+    kind, ours = store.location(out)
+    needs = "needs a place of its own" if what == "C" else "need a place of their own"
+    for role, factor in others.items():
+        if (
+            isinstance(out, zarr.Array)
+            and not isinstance(factor, str | os.PathLike)
+            and is_same_array(out, factor)
+        ):
+            raise OutputError(f"output: {name} is also {role}; {what} {needs}")
         factor_kind, theirs = store.location(factor)
         if kind != factor_kind:
             continue
         if ours == theirs:
-            raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
+            raise OutputError(f"output: {name} is also {role}; {what} {needs}")
         if ours in theirs.parents or theirs in ours.parents:
             raise OutputError(
-                f"output: {name} and {role}, {store.name_of(factor)}, lie one inside the other; give C a place of its"
-                " own"
+                f"output: {name} and {role}, {store.name_of(factor)}, lie one inside the other; {what} {needs}"
             )
         if path is None:
             continue
         growing = partial_path(path).resolve()
         if growing == theirs or growing in theirs.parents:
             raise OutputError(
-                f"output: {name} would grow at {partial_path(path)}, where {role} lies; give C another name"
+                f"output: {name} would grow at {partial_path(path)}, where {role} lies; give it another name"
             )
 
 
@@ -350,14 +373,15 @@ def plan_for(
     """The plan of a product for workers such as these.
 
     ``out`` is where C goes, None where nobody said. ``past`` is what an earlier run left: its geometry is kept where
-    it fits, else its tiles are cut into smaller ones if some are finished. ``most_nbytes`` bounds the memory of tiles
-    and panels whatever the workers and the caller allow. ``verify`` is whether C is checked.
+    it fits, else its tiles are cut into smaller ones if some are finished, or a damaged C is repaired by it.
+    ``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow. ``verify`` is
+    whether C is checked.
 
     Raises
     ------
     PlanError
         No tile fits, or there would be too many, or the host's memory does not hold what a worker needs; also where
-        that is so only of the stored pieces that C was begun with, and some tiles of it are finished.
+        that is so only of the stored pieces that C was begun with, and some tiles of it are finished or it is repaired.
     OutputError
         ``out`` is an open array that cannot take C.
     """
@@ -372,6 +396,9 @@ def plan_for(
     if isinstance(out, zarr.Array):
         check_given_output(out, (a.rows, b.columns), c_dtype)
         unit = store.write_unit(out)
+        c_unit = (unit[0], unit[1])
+    elif isinstance(factors.counts, zarr.Array):  # whose pieces C's are to be like
+        unit = store.write_unit(factors.counts)
         c_unit = (unit[0], unit[1])
     else:
         share = limits.device_nbytes // len(factors.fused.forms)  # for each of a tile's sums
@@ -394,8 +421,12 @@ def plan_for(
     )
 
     def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
-        piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
+        beside = 0 if factors.counts is None else COUNT_DTYPE.itemsize
+        piece = c_unit[0] * c_unit[1] * max(c_dtype.itemsize, beside)
         encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
+        if isinstance(factors.counts, zarr.Array):
+            of_c, of_counts = encoders, partial(encoders_nbytes, factors.counts, piece)
+            encoders = lambda threads: max(of_c(threads), of_counts(threads))  # noqa: E731
         threads = _threads("write-threads", facts, _is_local(out), [piece] if coded else [], encoders)
         c = (
             StoredMatrix(a.rows, b.columns, c_dtype, c_unit, not coded)
@@ -426,13 +457,15 @@ def plan_for(
         try:
             kept = make(past.c_unit, past.geometry)
         except PlanError as error:
+            if REPAIR in past.request:
+                raise PlanError(f"{error}; the C that is repaired is stored in such pieces") from error
             if past.finished:
                 raise PlanError(
                     f"{error}; an earlier run finished {counted(len(past.finished), 'tile')} of C in such pieces, which"
                     " --no-resume (resume=False) gives up"
                 ) from error
         else:
-            if kept.geometry == past.geometry or past.finished:
+            if kept.geometry == past.geometry or past.finished or REPAIR in past.request:
                 return kept
     return make(c_unit)
 

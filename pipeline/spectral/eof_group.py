@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,12 @@ import zarr
 from zarr.errors import BaseZarrError
 
 from tilewright.pipeline.errors import OutputError, StoreError
-from tilewright.pipeline.product.output import check_growing_place, check_no_link, check_place_free
+from tilewright.pipeline.product.output import (
+    MARK_NAME,
+    check_growing_place,
+    check_no_link,
+    check_place_free,
+)
 from tilewright.pipeline.product.output_group import is_group_of, output_group
 from tilewright.pipeline.store.arrays import Source, check_source, local_path, location, name_of
 from tilewright.pipeline.store.groups import ended
@@ -85,12 +90,29 @@ def is_eof_group(path: Path) -> bool:
 
 
 @contextmanager
-def growing_group(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """As `output_group`, with a folder for thin matrices in it, which is removed at the end."""
-    with output_group(path, KIND, overwrite=overwrite) as growing:
-        (growing / THIN).mkdir()
+def growing_group(
+    path: Path, *, overwrite: bool, keeps: Callable[[Path], bool] = lambda thin: False
+) -> Iterator[Path]:
+    """As `output_group`, with a folder for thin matrices in it, which is removed at the end.
+
+    keeps: whether that folder, of a stopped run, is gone on with.
+    """
+    with output_group(
+        path, KIND, overwrite=overwrite, keeps=lambda growing: keeps(growing / THIN)
+    ) as growing:
+        for entry in growing.iterdir():  # a group that was being written
+            if entry.name not in (THIN, MARK_NAME):
+                _remove(entry)
+        (growing / THIN).mkdir(exist_ok=True)
         yield growing
         shutil.rmtree(growing / THIN)
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
 
 
 def write_group(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,13 +25,22 @@ from tilewright.kernels.tolerance import unit_roundoff
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
-from tilewright.pipeline.errors import ConvergenceError, OptionError, StoreError, VerificationError
+from tilewright.pipeline.errors import (
+    ConvergenceError,
+    OptionError,
+    OutputError,
+    OutputExistsError,
+    StoreError,
+    VerificationError,
+)
 from tilewright.pipeline.events import on_waiting
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import Matrices, axis_of
 from tilewright.pipeline.gram.statistics import Wanted, find_statistics
 from tilewright.pipeline.gram.transforms import check_lines, made_transformed
+from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
+from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.spectral import eof_group
 from tilewright.pipeline.spectral.krylov import (
     AsymmetricError,
@@ -47,7 +59,8 @@ from tilewright.pipeline.spectral.options import (
     product_dtype,
     variable_weights,
 )
-from tilewright.pipeline.spectral.results import Eigenpairs, EofRun
+from tilewright.pipeline.spectral.passes import Passes, are_kept, digest_of
+from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun
 from tilewright.pipeline.store.arrays import Source, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
 from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
@@ -57,11 +70,16 @@ from tilewright.pipeline.transfer.files import with_remedy
 EIGH, EOFS = "eigh", "eofs"
 """Names of the work in events."""
 
+PASSES = "passes"
+"""The folder of what is kept of passes, in that of thin matrices."""
+
 MOST_STEPS = 200
 """Of the iteration with a matrix in memory, which takes no passes."""
 
 AGREEMENT = 16.0
 """Times the residual that is allowed: how far sums of squared scores may be from eigenvalues."""
+
+KEPT_PASSES = "; what these passes found is kept, and the same command with more of them goes on from there"
 
 BLOCK_NBYTES = 2**26
 """Of scores that are read at a time."""
@@ -113,56 +131,190 @@ def eigh(g: Source, search: Search) -> Eigenpairs:
     )
 
 
+@dataclass(frozen=True)
+class Task:
+    """EOFs that are to be found, with all that is known before X is read."""
+
+    request: EofRequest
+    matrices: Matrices
+    dtype: np.dtype
+    """Of the products."""
+    weights: np.ndarray | None
+    """Of the variables."""
+    whole: bool
+    """Whether the products of every two samples, or variables, are formed."""
+
+    @classmethod
+    def of(cls, request: EofRequest) -> Task:
+        """Of a request whose options are checked. Raises as ``tilewright.eofs`` does before X is read."""
+        search = request.search
+        matrices = request.matrices()
+        x = matrices.arrays["X"]
+        dtype = product_dtype(unmasked(x).dtype, search.dtype, "X", name_of(x))
+        weights = None
+        if request.weights is not None:
+            weights = variable_weights(request.weights, x, matrices.of)
+        whole = request.method == "gram" or (request.method == "auto" and min(x.shape) <= GRAM_SIDE)
+        task = cls(request, matrices, dtype, weights, whole)
+        if search.passes < task.fewest:
+            raise OptionError(
+                f"passes={search.passes}: {task.fewest} are the fewest, of which {task.others} find means, variances"
+                f"{', EOFs' if task.by_samples else ''} and scores; allow more (passes, --passes)"
+            )
+        return task
+
+    @property
+    def x(self) -> StoredArray:
+        return self.matrices.arrays["X"]
+
+    @property
+    def variables(self) -> int:
+        return int(self.x.shape[axis_of(self.matrices.of)])
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether it is the samples' side that is decomposed, which is the shorter one."""
+        return self.matrices.length < self.variables
+
+    @property
+    def others(self) -> int:
+        """Passes besides those that find eigenpairs: one finds means and variances; at the end one finds scores, and on
+        the samples' side one EOFs before."""
+        return 3 if self.by_samples else 2
+
+    @property
+    def fewest(self) -> int:
+        return self.others + (1 if self.whole else 2)
+
+    @property
+    def products(self) -> int | None:
+        """The most steps of the iteration; None: there is none over X."""
+        return None if self.whole else (self.request.search.passes - self.others) // 2
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the first pass finds."""
+        matrices = self.matrices
+        return Wanted(
+            (matrices.of,),
+            matrices.treatments["X"].missing,
+            matrices.of if matrices.weights is not None else None,
+            matrices.weights,
+        )
+
+    @property
+    def source(self) -> Any:
+        return self.x if isinstance(self.x, Flattened | Masked) else self.request.x
+
+    @property
+    def digest(self) -> str:
+        """As `passes.digest_of`."""
+        how = ["gram" if self.whole else "krylov", self.by_samples]
+        return digest_of(self.request, self.matrices, self.weights, self.dtype, how)
+
+
+def plan_only(request: EofRequest) -> EofPlan:
+    """How the EOFs would be found; nothing is written but metadata of thin matrices, in the folder for these or the
+    system's of temporary files, and no number of X is read. Raises as `eofs`, but for the output, of which a notice
+    tells."""
+    request = request.checked()
+    task, search = Task.of(request), request.search
+    tell = PassTeller(search.listener, EOFS)
+    try:
+        path = eof_group.check_group_place(request.out, task.x, overwrite=request.overwrite)
+        thin = partial_path(path) / eof_group.THIN / PASSES
+        if request.resume and are_kept(thin, task.digest):
+            tell.say("an earlier run left passes, which would not be made again")
+    except (StoreError, OutputError, OutputExistsError) as error:
+        tell.warn(f"without --plan-only this would be refused: {error}")
+    nothing = Moments.of_nothing(task.variables, np.dtype(np.float64))
+    moments = {task.matrices.of: replace(nothing, count=nothing.count + 1, weight=nothing.weight + 1)}
+    anomalies = Anomalies.of(task.matrices, moments, task.weights, task.dtype)
+    plans: dict[str, MatmulPlan] = {}
+    with (
+        open_cluster(search.cluster, search.cluster_file) as client,
+        workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")),
+        _scratch(search) as folder,
+    ):
+        matrix = Streamed(client, search, task.source, task.x, anomalies.transform, folder, tell)
+        x, variables = task.x, axis_of(task.matrices.of)
+        block = search.aim(min(x.shape), max(x.shape), 1, task.dtype).block
+        for width in {block, search.k}:
+            for side in (0, 1):
+                zarr.create_array(
+                    folder / f"{side}-{width}",
+                    shape=(x.shape[side], width),
+                    dtype=task.dtype,
+                    compressors=None,
+                )
+        own = anomalies.transform, None
+
+        def by(axis: int, width: int) -> MatmulPlan:
+            """Of X, or its transpose, by a thin matrix of as many rows as X has along this axis."""
+            return matrix.plan(
+                str(folder / f"{axis}-{width}"), folder / "out", transpose_a=axis == 0, transforms=own
+            )
+
+        if task.whole:
+            columns = task.by_samples == (variables == 0)
+            both = anomalies.transform, anomalies.transform
+            plans["every two " + ("columns" if columns else "rows")] = matrix.plan(
+                task.source, folder / "out", transpose_a=columns, transpose_b=not columns, transforms=both
+            )
+        else:
+            plans["a block of columns"] = by(1, block)
+            plans["a block of rows"] = by(0, block)
+        plans["scores"] = by(variables, search.k)
+    most = task.fewest if task.whole else task.others + 2 * (task.products or 0)
+    return EofPlan(
+        task.matrices.length,
+        task.variables,
+        search.k,
+        "gram" if task.whole else "krylov",
+        "samples" if task.by_samples else "variables",
+        task.fewest,
+        most,
+        math.prod(x.shape) * x.dtype.itemsize,
+        task.dtype.name,
+        plans,
+    )
+
+
 def eofs(request: EofRequest) -> EofRun:
     """Store the leading EOFs of a matrix, as ``tilewright.eofs`` says, and raise as it does."""
     start = time.perf_counter()
     request = request.checked()
-    search = request.search
-    matrices = request.matrices()
-    x = matrices.arrays["X"]
-    dtype = product_dtype(unmasked(x).dtype, search.dtype, "X", name_of(x))
-    variables = int(x.shape[axis_of(matrices.of)])
-    weights = None
-    if request.weights is not None:
-        weights = variable_weights(request.weights, x, matrices.of)
-    by_samples = matrices.length < variables
-    whole = request.method == "gram" or (request.method == "auto" and min(x.shape) <= GRAM_SIDE)
-    # One pass finds means and variances; at the end one finds scores, and on the samples' side one EOFs before.
-    others = 3 if by_samples else 2
-    fewest = others + (1 if whole else 2)
-    if search.passes < fewest:
-        raise OptionError(
-            f"passes={search.passes}: {fewest} are the fewest, of which {others} find means, variances"
-            f"{', EOFs' if by_samples else ''} and scores; allow more (passes, --passes)"
-        )
+    task = Task.of(request)
+    search, matrices, x, dtype = request.search, task.matrices, task.x, task.dtype
     path = eof_group.check_group_place(request.out, x, overwrite=request.overwrite)
     tell = PassTeller(search.listener, EOFS)
     with ExitStack() as stack:
         client = stack.enter_context(open_cluster(search.cluster, search.cluster_file))
         stack.enter_context(workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")))
         arrays = stack.enter_context(unchanged(client, {"X": x}, "its EOFs were found"))
-        wanted = Wanted(
-            (matrices.of,),
-            matrices.treatments["X"].missing,
-            matrices.of if matrices.weights is not None else None,
-            matrices.weights,
-        )
-        moments = find_statistics(client, arrays["X"], wanted, search.listener)
-        _check_finite(moments[matrices.of], x)
-        check_lines(matrices, "X", moments, request.constant)
-        anomalies = Anomalies.of(matrices, moments, weights, dtype)
-        growing = stack.enter_context(eof_group.growing_group(path, overwrite=request.overwrite))
+        growing, passes = stack.enter_context(_growing(task, path))
         folder = growing / eof_group.THIN
         if search.scratch is not None:
-            folder = stack.enter_context(_scratch(search))
-        source = x if isinstance(x, Flattened | Masked) else request.x
-        matrix = Streamed(client, search, source, x, anomalies.transform, folder, tell)
+            folder = stack.enter_context(_kept_scratch(search, path, passes))
+        of_variables = passes.moments()
+        if of_variables is not None:
+            tell.say(
+                "an earlier run left passes over X; it goes on with these, and the step that was under way"
+            )
+        else:
+            of_variables = find_statistics(client, arrays["X"], task.wanted, search.listener)[matrices.of]
+            passes.keep_moments(of_variables)
+        moments = {matrices.of: of_variables}
+        _check_finite(of_variables, x)
+        check_lines(matrices, "X", moments, request.constant)
+        anomalies = Anomalies.of(matrices, moments, task.weights, dtype)
+        matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell, passes=passes)
         matrix.spent.passes += 1
-        matrix.spent.read_nbytes += math.prod(x.shape) * x.dtype.itemsize
-        products = None if whole else (search.passes - others) // 2
-        found = _modes(matrix, matrices, by_samples, products, request.verify)
-        _check_converged(found, search, matrix.spent.passes, "X")
-        vectors = _vectors(matrix, matrices, found) if by_samples else found.vectors
+        if not passes.reused:
+            matrix.spent.read_nbytes += math.prod(x.shape) * x.dtype.itemsize
+        found = _modes(matrix, matrices, task.by_samples, task.products, request.verify)
+        _check_converged(found, search, matrix.spent.passes, "X", kept=bool(passes.digest))
+        vectors = _vectors(matrix, matrices, found) if task.by_samples else found.vectors
         # Scores are of the samples as they are, whatever these count for.
         verification = _scores(matrix, matrices, vectors, anomalies.unweighted(matrices), request.verify)
         scores = matrix.open("scores")
@@ -194,7 +346,7 @@ def eofs(request: EofRequest) -> EofRun:
             (block[:, order] for block in _blocks(scores)),
             matrices.length,
             dtype,
-            _attributes(request, matrices, matrix, anomalies, "gram" if whole else "krylov")
+            _attributes(request, matrices, matrix, anomalies, "gram" if task.whole else "krylov")
             | ({FLATTENED: flattened} if flattened else {}),
         )
     return EofRun(
@@ -204,14 +356,35 @@ def eofs(request: EofRequest) -> EofRun:
         residuals,
         anomalies.total,
         matrices.length,
-        variables,
+        task.variables,
         matrix.spent.passes,
         time.perf_counter() - start,
         matrix.spent.read_nbytes,
         dtype.name,
         matrix.spent.device,
         verification,
+        passes.reused,
     )
+
+
+@contextmanager
+def _growing(task: Task, path: Path) -> Iterator[tuple[Path, Passes]]:
+    """The growing group of EOFs, with the passes that are kept in it: also where the block ends by an error, unless
+    that says that nothing of them is of use."""
+    digest = task.digest
+    goes_on = [task.request.resume]
+
+    def keeps(thin: Path) -> bool:
+        return goes_on[0] and are_kept(thin / PASSES, digest)
+
+    with eof_group.growing_group(path, overwrite=task.request.overwrite, keeps=keeps) as growing:
+        passes = Passes.begin(growing / eof_group.THIN / PASSES, digest)
+        goes_on[0] = True
+        try:
+            yield growing, passes
+        except (OptionError, VerificationError):
+            passes.drop()
+            raise
 
 
 @dataclass(frozen=True)
@@ -283,17 +456,27 @@ def _modes(
     flipped = samples == 1  # X is stored as variables × samples
     side = int(matrix.array.shape[samples if by_samples else variables])
     terms = int(max(matrix.array.shape))
+    passes = matrix.passes
+    assert passes is not None, "what EOFs are found with"
+    steps = itertools.count()
 
     def product(block: np.ndarray) -> np.ndarray:
+        step = next(steps)
+        image = passes.image(step, block, matrix.dtype)
+        if image is not None:
+            matrix.spent.passes += 2
+            return image
         if by_samples:
-            matrix.put("u", block, samples)
+            matrix.begin("u", block, samples)
             matrix.multiply("v", "u", transpose=not flipped, conjugate=True)
             matrix.multiply("w", "v", transpose=flipped)
         else:
-            matrix.put("v", block, variables)
+            matrix.begin("v", block, variables)
             matrix.multiply("u", "v", transpose=flipped)
             matrix.multiply("w", "u", transpose=not flipped, conjugate=True)
-        return matrix.get("w")
+        image = matrix.get("w")
+        passes.keep_image(step, block, image)
+        return image
 
     aim = matrix.search.aim(side, terms, products or MOST_STEPS, matrix.dtype)
     try:
@@ -319,7 +502,7 @@ def _modes(
 def _vectors(matrix: Streamed, matrices: Matrices, found: Pairs) -> np.ndarray:
     """The EOFs, n × k, from the samples' eigenvectors u: Yᴴu, of length 1. Where there is no variance left, any vectors
     that are orthogonal to the others."""
-    matrix.put("u", found.vectors, axis_of(matrices.summed))
+    matrix.begin("u", found.vectors, axis_of(matrices.summed))
     matrix.multiply("v", "u", transpose=matrices.of == "columns", conjugate=True)
     images = matrix.get("v")
     sound = found.values > found.floor
@@ -340,8 +523,10 @@ def _scores(
     matrix: Streamed, matrices: Matrices, vectors: np.ndarray, transform: Transform, verify: bool
 ) -> Verification | None:
     """Store the anomalies times the EOFs."""
-    matrix.put("v", vectors, axis_of(matrices.of))
-    return matrix.multiply("scores", "v", transpose=matrices.of == "rows", verify=verify, transform=transform)
+    matrix.put("eofs", vectors, axis_of(matrices.of))
+    return matrix.multiply(
+        "scores", "eofs", transpose=matrices.of == "rows", verify=verify, transform=transform, again=True
+    )
 
 
 def _blocks(scores: zarr.Array[Any]) -> Iterator[np.ndarray]:
@@ -432,8 +617,9 @@ def _not_finite(role: str, array: StoredArray) -> OptionError:
     )
 
 
-def _check_converged(found: Pairs, search: Search, passes: int, role: str) -> None:
-    """Raise ConvergenceError where pairs are not as good as was asked for."""
+def _check_converged(found: Pairs, search: Search, passes: int, role: str, *, kept: bool = False) -> None:
+    """Raise ConvergenceError where pairs are not as good as was asked for. kept: whether a run that goes on has what
+    the passes found."""
     good = found.good
     if good.all():
         return
@@ -443,6 +629,7 @@ def _check_converged(found: Pairs, search: Search, passes: int, role: str) -> No
         f"after {passes} passes over {role}, {int(good.sum())} of {counted(len(good), 'pair')} are within"
         f" tol={search.tol:g}: the residual of number {worst + 1} is {found.relative[worst]:.2g} of its eigenvalue. The"
         f" eigenvalues are {values} so far; allow more passes (--passes), a larger tol (--tol), or ask for fewer (-k)"
+        + (KEPT_PASSES if kept else "")
     )
 
 
@@ -459,6 +646,28 @@ def _teller(tell: PassTeller, search: Search) -> Callable[[Pairs], None]:
 
 
 @contextmanager
+def _kept_scratch(search: Search, path: Path, passes: Passes) -> Iterator[Path]:
+    """A folder for thin matrices in the one that was given, of this output alone: it stays where passes are kept."""
+    if not passes.digest:
+        with _scratch(search) as folder:
+            yield folder
+        return
+    name = hashlib.sha256(f"{passes.digest} {path.resolve()}".encode()).hexdigest()[:16]
+    folder = Path(search.scratch).absolute() / f"tilewright-{name}"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise _no_scratch(search, error) from error
+    try:
+        yield folder
+    except BaseException:
+        if not are_kept(passes.folder, passes.digest):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def _scratch(search: Search) -> Iterator[Path]:
     """A new folder for thin matrices, in the one that was given, or in the system's; removed at the end."""
     try:
@@ -469,7 +678,11 @@ def _scratch(search: Search) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        place = "the temporary folder" if search.scratch is None else f"scratch={shown(str(search.scratch))}"
-        raise StoreError(
-            f"{place} cannot be used: {with_remedy(error)}; name a folder that all workers see (scratch, --scratch)"
-        ) from error
+        raise _no_scratch(search, error) from error
+
+
+def _no_scratch(search: Search, error: OSError) -> StoreError:
+    place = "the temporary folder" if search.scratch is None else f"scratch={shown(str(search.scratch))}"
+    return StoreError(
+        f"{place} cannot be used: {with_remedy(error)}; name a folder that all workers see (scratch, --scratch)"
+    )

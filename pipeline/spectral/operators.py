@@ -14,11 +14,13 @@ from distributed import Client
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Caution, Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
 from tilewright.pipeline.product.execute import MatmulRun
-from tilewright.pipeline.product.job import multiply
+from tilewright.pipeline.product.job import multiply, plan_only
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.spectral.options import Search, without_effect
+from tilewright.pipeline.spectral.passes import Passes, is_same_block
 from tilewright.pipeline.store.arrays import Given, open_array, read_unit
 from tilewright.pipeline.store.groups import ended
 from tilewright.pipeline.store.region import StoredArray
@@ -62,6 +64,8 @@ class Streamed:
     folder: Path
     tell: PassTeller
     spent: Spent = field(default_factory=Spent)
+    passes: Passes | None = None
+    """What of the products is kept for a run that goes on."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -92,6 +96,21 @@ class Streamed:
                 f"scratch: cannot write {path}: {with_remedy(error)}; choose another folder"
             ) from error
 
+    def begin(self, name: str, block: np.ndarray, axis: int) -> None:
+        """`put`, for products of which an earlier run may have made some, with the same block: then that stays."""
+        held = self._held(name) if self.passes is not None else None
+        if held is not None and is_same_block(self.get(name), block, self.dtype):
+            return
+        if self.passes is not None:
+            self.passes.forget_under_way(self.spent.passes + 1)
+        self.put(name, block, axis)
+
+    def _held(self, name: str) -> zarr.Array[Any] | None:
+        try:
+            return self.open(name)
+        except StoreError:
+            return None
+
     def get(self, name: str) -> np.ndarray:
         """A thin matrix, in double precision."""
         array = self.open(name)
@@ -110,14 +129,20 @@ class Streamed:
         conjugate: bool = False,
         verify: bool = False,
         transform: Transform | None = None,
+        again: bool = False,
     ) -> Verification | None:
         """Store M, its transpose or the conjugate of either, times a thin matrix.
 
-        transform: another than the matrix's own.
+        transform: another than the matrix's own. again: as in `_store`.
         """
         own = self._made(transform or self.transform, conjugate)
         return self._store(
-            name, str(self.folder / by), transpose_a=transpose, verify=verify, transforms=(own, None)
+            name,
+            str(self.folder / by),
+            again=again,
+            transpose_a=transpose,
+            verify=verify,
+            transforms=(own, None),
         )
 
     def gram(self, name: str, *, columns: bool, verify: bool) -> Verification | None:
@@ -126,6 +151,7 @@ class Streamed:
         return self._store(
             name,
             self.source,
+            again=False,
             transpose_a=columns,
             transpose_b=not columns,
             verify=verify,
@@ -136,25 +162,38 @@ class Streamed:
         made = replace(transform, conjugate=conjugate and self.dtype.kind == "c")
         return None if without_effect(made, self.array.dtype) else made
 
-    def _store(self, name: str, by: Given, **options: Any) -> Verification | None:
-        run = multiply(
-            Request(
-                self.source,
-                by,
-                str(self.folder / name),
-                dtype=self.dtype,
-                precision=self.search.precision,
-                cluster=self.client,
-                device=self.search.device,
-                device_memory=self.search.device_memory,
-                resume=False,
-                overwrite=True,
-                durability="none",
-                listener=self.tell.of_pass(self.spent.passes + 1),
-                **options,
-            )
+    def plan(self, by: Given, out: Path, **options: Any) -> MatmulPlan:
+        """Of a product of M, or its transpose, by a stored matrix; nothing is computed."""
+        return plan_only(replace(self._request(by, out, self.tell.listener), **options))
+
+    def _request(self, by: Given, out: Path, listener: Listener) -> Request:
+        """For a product of M, where it does not matter how M is multiplied."""
+        return Request(
+            self.source,
+            by,
+            str(out),
+            dtype=self.dtype,
+            precision=self.search.precision,
+            cluster=self.client,
+            device=self.search.device,
+            device_memory=self.search.device_memory,
+            resume=False,
+            overwrite=True,
+            durability="none",
+            listener=listener,
         )
+
+    def _store(self, name: str, by: Given, *, again: bool = True, **options: Any) -> Verification | None:
+        """again: whether a run that goes on has to make this product once more."""
+        number = self.spent.passes + 1
+        if self.passes is not None and not again and self.passes.is_done(number, name, self._held(name)):
+            self.spent.passes += 1
+            return None
+        request = self._request(by, self.folder / name, self.tell.of_pass(number))
+        run = multiply(replace(request, **options))
         self.spent.add(run)
+        if self.passes is not None and not again:
+            self.passes.keep_under_way(number, name)
         return run.verification
 
 

@@ -114,6 +114,7 @@ class EofRequest:
     """Of the variables."""
     sample_weights: Values | None = None
     method: str = "auto"
+    resume: bool = True
     verify: bool = True
     overwrite: bool = False
 
@@ -124,6 +125,7 @@ class EofRequest:
             search=self.search.checked(),
             center=check_flag("center", self.center),
             scale=check_flag("scale", self.scale),
+            resume=check_flag("resume", self.resume),
             verify=check_flag("verify", self.verify),
             overwrite=check_flag("overwrite", self.overwrite),
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.check.verify import Verification
+from tilewright.pipeline.plan.product import MatmulPlan
 
 SHOWN = 20
 """Pairs that are printed."""
@@ -84,6 +85,8 @@ class EofRun:
     """Name of the GPU, or ``CPU``."""
     verification: Verification | None
     """Of the scores, which are X times the EOFs; None where none was asked for."""
+    resumed: int = 0
+    """Of the passes, those that an earlier run had made."""
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -98,7 +101,10 @@ class EofRun:
         rows = zip(self.values.tolist(), self.ratios.tolist(), self.residuals.tolist(), strict=True)
         sides = f"{counted(self.samples, 'sample')} × {counted(self.variables, 'variable')}"
         head = f"{counted(count, 'EOF')} of {sides} in {self.seconds:.2f} s on {self.device}"
-        passes = f"passes over X: {self.passes}, read {format_nbytes(self.read_nbytes)}; total variance"
+        earlier = f" ({self.resumed} of an earlier run)" if self.resumed else ""
+        passes = (
+            f"passes over X: {self.passes}{earlier}, read {format_nbytes(self.read_nbytes)}; total variance"
+        )
         lines = [
             f"{head} (multiplied as {self.dtype})",
             f"{passes} {self.total_variance:.6g}, of which {self.ratios.sum():.2%} is explained",
@@ -109,6 +115,46 @@ class EofRun:
         ]
         if self.verification is not None:
             lines.append(str(self.verification))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class EofPlan:
+    """How EOFs would be found."""
+
+    samples: int
+    variables: int
+    k: int
+    method: str
+    """``krylov`` or ``gram``."""
+    side: str
+    """``samples`` or ``variables``: whose eigenvectors are found, which is the shorter one."""
+    least_passes: int
+    """Over X."""
+    most_passes: int
+    pass_nbytes: int
+    """Of X, which a pass reads at least once."""
+    dtype: str
+    """What X is multiplied in."""
+    products: dict[str, MatmulPlan]
+    """Of X, by what it is multiplied by; those of a step of the iteration are made again and again."""
+
+    def to_json(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "products"}
+        return own | {"products": {name: plan.to_json() for name, plan in self.products.items()}}
+
+    def __str__(self) -> str:
+        passes = f"{self.least_passes}"
+        if self.most_passes != self.least_passes:
+            passes += f" to {self.most_passes}, as soon as residuals are small enough"
+        sides = f"{counted(self.samples, 'sample')} × {counted(self.variables, 'variable')}"
+        how = f"by {self.method} on the side of the {self.side} (multiplied as {self.dtype})"
+        lines = [
+            f"{counted(self.k, 'EOF')} of {sides}, {how}",
+            f"passes over X: {passes}; each reads {format_nbytes(self.pass_nbytes)} at least",
+        ]
+        for name, plan in self.products.items():
+            lines += ["", f"X by {name}:" if name != "scores" else "scores:", str(plan)]
         return "\n".join(lines)
 
 

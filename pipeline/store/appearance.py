@@ -56,6 +56,11 @@ class Appearance(NamedTuple):
         }
         return [texts[name] for name in self._fields if getattr(self, name) != getattr(other, name)]
 
+    @property
+    def shows_files(self) -> bool:
+        """Whether anything is known of the files, by which a change would be seen."""
+        return self.files != _digest([])
+
 
 def appearance_of(array: StoredArray, *, status: bool = False) -> Appearance:
     """How an array looks now.

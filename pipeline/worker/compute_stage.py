@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,7 +12,7 @@ from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.content import panel_content
 from tilewright.pipeline.worker.fusion import accumulators
-from tilewright.pipeline.worker.panels import PanelBuffer, Placed
+from tilewright.pipeline.worker.panels import PanelBuffer, Placed, ReadContent
 from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, ReadPanel, TileJob
 from tilewright.pipeline.worker.units import DeviceUnit
 
@@ -176,21 +176,19 @@ class ComputeStage:
 
     @staticmethod
     def _take_in_contents(running: _Running) -> None:
-        """Note for the job what its panels hold, with the hashes of parts where they were read for it; wait for those
-        that are being hashed."""
+        """Note for the job what its panels hold; wait for those that are being hashed."""
         pair, job = running.pair, running.pair.job
         for panel, hashes in running.hashing:
             try:
                 (top, _, left, _), parts = panel.corners, panel.parts
                 places = [(part[0] + top, part[1] + top, part[2] + left, part[3] + left) for part in parts]
                 found = list(zip(places, hashes(), strict=True))
-                panel.buffer.content = panel_content(panel.role, panel.corners, found)
+                panel.buffer.content = ReadContent(panel_content(panel.role, panel.corners, found))
             except BaseException as error:
                 job.error = job.error or error
-        read = {panel.buffer for panel in pair.read}
         for buffer in dict.fromkeys((pair.a, pair.b)):
-            if (content := buffer.content) is not None:
-                job.contents.append(content if buffer in read else replace(content, parts=None))
+            if buffer.content is not None:
+                job.contents.append(buffer.content)
 
     def _end(self, job: TileJob, target: Placed, multiplied: SimpleQueue[TileJob | None]) -> None:
         """Pass a job on whose panels have all come, at once or when the last of them are multiplied."""

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -21,6 +21,7 @@ import zarr
 from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.pairs import COUNT, COUNT_DTYPE
 from tilewright.pipeline.plan.told import Product, StoredObject
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_read import read_region
@@ -37,8 +38,8 @@ _users: Counter[str] = Counter()
 """How many tasks of each run hold its engine or wait for it."""
 _ended: deque[str] = deque(maxlen=256)
 """Runs that are over. A task that was already on its way when it was cancelled must not start its run again."""
-_sums: dict[str, list[zarr.Array[Any]]] = {}
-"""For each run its array C, once for every sum being stored there now. No engine does that, and ending the run waits
+_sums: dict[str, list[Product]] = {}
+"""For each run its product, once for every sum being stored there now. No engine does that, and ending the run waits
 for it."""
 _making: dict[str, Product] = {}
 """Runs whose first task is making the engine. Other tasks wait for it, and so does ending such a run."""
@@ -132,20 +133,28 @@ def close_idle_engines() -> None:
 
 
 def close_engines_writing(place: str, run: str) -> list[str]:
-    """End all other runs that write to the array at that place, leaving their unfinished tiles unwritten where
-    possible.
+    """End all other runs that write to the array at that place, C or what is stored beside it, leaving their unfinished
+    tiles unwritten where possible.
 
     Call this only while holding the array's lock. The client of such a run is dead, and its late tiles have no place to
     be written to any more. Returns those runs, whose buffers are to be freed.
     """
     with _engines_lock:
-        arrays = {other: engine.product.c for other, engine in (_engines | _closing).items()}
-        arrays |= {other: product.c for other, product in _making.items()}
-        arrays |= {other: under_way[0] for other, under_way in _sums.items()}
-    others = {other: c for other, c in arrays.items() if other != run}
+        products = {other: engine.product for other, engine in (_engines | _closing).items()}
+        products |= _making
+        products |= {other: under_way[0] for other, under_way in _sums.items()}
+    others = {other: product for other, product in products.items() if other != run}
     # The dead client may have named the same folder differently: relative to its own folder, or through a link.
     ours = os.path.realpath(place)
-    past = [other for other, c in others.items() if os.path.realpath(place_of(c)) == ours]
+    past = [
+        other
+        for other, product in others.items()
+        if any(
+            os.path.realpath(place_of(array)) == ours
+            for array in (product.c, product.counts)
+            if array is not None
+        )
+    ]
     with ExitStack() as ending:  # closes all of them, even if closing one fails
         for other in past:
             ending.callback(close_engine, other, abandon=True)
@@ -212,12 +221,19 @@ def collect_leftovers() -> None:
         gc.collect()
 
 
-def store_sum(
-    product: Product, tile: Tile, parts: Sequence[np.ndarray]
-) -> tuple[tuple[StoredObject, ...], Contents, bytes | None]:
+class StoredSum(NamedTuple):
+    """What is stored of a tile that was added up, as in ``TileReport``, and what it holds."""
+
+    stored: tuple[StoredObject, ...]
+    holds: Contents
+    changes: bytes | None
+    counts: tuple[StoredObject, ...]
+
+
+def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> StoredSum:
     """Store one tile as the sum of its parts over k, added in order: the same bits every time.
 
-    Returns its ``stored`` objects, as in ``TileReport``, what it holds, and its ``changes`` there. Raises
+    Raises
     CancelledError when the run is over, also between two pieces.
     """
     total = parts[0].copy()
@@ -227,20 +243,36 @@ def store_sum(
     plan = product.plan
     regions, dtype = plan.regions(tile), np.dtype(plan.c_dtype)
     stored: list[StoredObject] = []
-    with _engines_lock:
-        _check_goes_on(product)
-        _sums.setdefault(product.run, []).append(product.c)
-    try:
-        c = own_copy(product.c)
-        total = _finished(product, total, tile)
-        mirrored = np.conjugate(total.T) if plan.hermitian else total.T
-        for region, values in zip(regions, (total, mirrored), strict=False):
-            for piece in region_writes(c, region, product.drafts):
+    counts: list[StoredObject] = []
+
+    def store(
+        array: zarr.Array[Any],
+        drafts: str | None,
+        matrix: np.ndarray,
+        dtype: np.dtype,
+        done: list[StoredObject],
+    ) -> None:
+        mirrored = np.conjugate(matrix.T) if plan.hermitian else matrix.T
+        for region, values in zip(regions, (matrix, mirrored), strict=False):
+            for piece in region_writes(array, region, drafts):
                 with _engines_lock:
                     _check_goes_on(product)
-                done = piece.write([rounded(values[piece.source], dtype)])
-                if done is not None:
-                    stored.append(done)
+                one = piece.write([rounded(values[piece.source], dtype)])
+                if one is not None:
+                    done.append(one)
+
+    with _engines_lock:
+        _check_goes_on(product)
+        _sums.setdefault(product.run, []).append(product)
+    try:
+        c = own_copy(product.c)
+        if product.counts is not None:
+            pairs = total[product.fused.forms.index(COUNT)]
+            if plan.on_diagonal(tile):  # nobody has mirrored the sums
+                transpose(pairs, pairs, swap=False, same=True, conjugate=False)
+            store(product.counts, product.counts_drafts, pairs, COUNT_DTYPE, counts)
+        total = _finished(product, total, tile)
+        store(c, product.drafts, total, dtype, stored)
     finally:
         with _engines_lock:
             _sums[product.run].pop()
@@ -248,7 +280,7 @@ def store_sum(
                 del _sums[product.run]
             _changed.notify_all()
     found = contents_of(total, product.look[2], overflow_of(dtype))
-    return tuple(stored), found.times(len(regions)), changes_in(c)
+    return StoredSum(tuple(stored), found.times(len(regions)), changes_in(c), tuple(counts))
 
 
 def _finished(product: Product, sums: np.ndarray, tile: Tile) -> np.ndarray:

@@ -28,6 +28,7 @@ from tilewright.pipeline.worker.panels import (
     PanelKey,
     PanelPart,
     Placed,
+    ReadContent,
     part_nbytes,
     shape_of,
     tell,
@@ -322,7 +323,8 @@ class LoadStage:
                 for one in coming.missing:
                     if one.hashes is not None:
                         panel = one.panel
-                        panel.buffer.content = panel_content(panel.role, panel.corners, one.hashes)
+                        content = panel_content(panel.role, panel.corners, one.hashes)
+                        panel.buffer.content = ReadContent(content)
         except BaseException as error:
             job.error = job.error or error
             self._give_back((pair.a, pair.b), coming.missing)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -94,6 +94,21 @@ def tell(there: Future[bool], value: bool) -> None:
 
 
 @dataclass(eq=False)
+class ReadContent:
+    """What a panel held when it was read, for the reports of all tiles that are multiplied from it. The first report
+    tells the hashes of its parts, which need not be that of the tile that had it read: tiles end in any order, and none
+    may be recorded before it is known what it was computed from."""
+
+    content: PanelContent
+    told: bool = False
+
+    def tell(self) -> PanelContent:
+        """For a report. Two at once may both tell the hashes, which are the same."""
+        told, self.told = self.told, True
+        return replace(self.content, parts=None) if told else self.content
+
+
+@dataclass(eq=False)
 class PanelBuffer:
     """A buffer for one panel, as large as the plan's largest; ``users`` counts those that took it and have not
     multiplied yet."""
@@ -106,7 +121,7 @@ class PanelBuffer:
     """That panel, from when loading it is begun."""
     region: tuple[slice, slice] | None = None
     """Of the array, from when loading that panel is begun."""
-    content: PanelContent | None = None
+    content: ReadContent | None = None
     """What it holds, once it was hashed: as it was read, or else when it is multiplied."""
 
     @property

@@ -87,10 +87,8 @@ def add_parts(
 
     def store(worker: str) -> TileReport:
         begin, start = time.time(), time.perf_counter()
-        stored, c, changes = store_sum(
-            product, tile, [report.partial for report in reports if report.partial is not None]
-        )
-        found = reduce(Found.merged, (report.found for report in reports), Found(c=c))
+        done = store_sum(product, tile, [report.partial for report in reports if report.partial is not None])
+        found = reduce(Found.merged, (report.found for report in reports), Found(c=done.holds))
         seconds = time.perf_counter() - start
         stages = {stage: sum(report.stages[stage] for report in reports) for stage in reports[0].stages}
         stages["write"] += seconds
@@ -108,9 +106,10 @@ def add_parts(
             read,
             spans=tuple(spans),
             found=found,
-            stored=stored,
-            changes=changes,
+            stored=done.stored,
+            changes=done.changes,
             contents=tuple(content for report in reports for content in report.contents),
+            counts=done.counts,
         )
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")

@@ -20,11 +20,10 @@ from tilewright.pipeline.plan.told import (
     THREADS,
     Corners,
     Found,
-    PanelContent,
     StoredObject,
     TileReport,
 )
-from tilewright.pipeline.worker.panels import PanelBuffer, PanelPart, Placed
+from tilewright.pipeline.worker.panels import PanelBuffer, PanelPart, Placed, ReadContent
 from tilewright.pipeline.worker.units import Look, Move
 
 
@@ -69,8 +68,9 @@ class TileJob:
     stored: tuple[StoredObject, ...] = ()
     found: Found = NOTHING_FOUND
     changes: bytes | None = None
-    contents: list[PanelContent] = field(default_factory=list)
+    contents: list[ReadContent] = field(default_factory=list)
     """Of the panels that it was multiplied from."""
+    counts: tuple[StoredObject, ...] = ()
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
@@ -106,7 +106,8 @@ class TileJob:
             self.found,
             self.stored,
             self.changes,
-            tuple(self.contents),
+            tuple(one.tell() for one in self.contents),
+            self.counts,
         )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import zarr
 
-from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.plan.pairs import COUNT, COUNT_DTYPE
+from tilewright.pipeline.plan.told import Product, StoredObject
 from tilewright.pipeline.store.region_write import (
     Bands,
     FillFile,
@@ -94,19 +95,48 @@ class WriteStage:
                     self._unit.clear_outside(tile, regions[0], plan.band)
                 if looks is not None:
                     looks.at_tile(tile)
-                moves += self._saved(self._pieces(c, regions[0]), tile, dtype, looks)
+                written = self._saved(self._pieces(c, regions[0]), tile, dtype, looks)
                 job.found = look.found(times=len(regions))
-                for mirrored in regions[1:]:
-                    # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
-                    square = Placed(tile.flat, (job.tile.columns, job.tile.columns), tile.lines)
-                    self._unit.mirror(square, swap=True)
-                    moves += self._saved(self._pieces(c, mirrored), square, dtype)
-        job.stored = tuple(move.stored for move in moves if move.stored is not None)
+                written += self._save_mirrored(c, regions[1:], tile, dtype)
+                moves += written
+                if self._product.counts is not None:
+                    counted = self._save_counts(self._product.counts, job, target)
+                    job.counts = _stored(counted)
+                    moves += counted
+        job.stored = _stored(written)
         job.changes = changes_in(c)
 
-    def _pieces(self, c: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
-        """The stored pieces of a region of C, but for those that a band does not touch."""
-        pieces = region_writes(c, region, self._product.drafts)
+    def _save_mirrored(
+        self, array: zarr.Array[Any], regions: list[tuple[slice, slice]], tile: Placed, dtype: np.dtype
+    ) -> list[Move]:
+        """Store a tile's mirror image, if it has one, in its own buffer."""
+        moves: list[Move] = []
+        for region in regions:
+            # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
+            side = tile.shape[1]
+            square = Placed(tile.flat, (side, side), tile.lines)
+            self._unit.mirror(square, swap=True)
+            moves += self._saved(self._pieces(array, region), square, dtype)
+        return moves
+
+    def _save_counts(self, counts: zarr.Array[Any], job: TileJob, target: Placed) -> list[Move]:
+        """Store the numbers of pairs of a tile, which has been formed of its sums: these are left as they were, but for
+        the first, in whose place it is."""
+        plan, regions = self._plan, self._plan.regions(job.tile)
+        pairs = accumulators(plan, target)[self._product.fused.forms.index(COUNT)]
+        if plan.on_diagonal(job.tile):
+            self._unit.mirror(pairs, swap=False)
+        if plan.band is not None and not plan.band.holds(regions[0]):
+            self._unit.clear_outside(pairs, regions[0], plan.band)
+        moves = self._saved(self._pieces(counts, regions[0]), pairs, COUNT_DTYPE)
+        return moves + self._save_mirrored(counts, regions[1:], pairs, COUNT_DTYPE)
+
+    def _pieces(self, array: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
+        """The stored pieces of a region of C, or of the numbers of pairs, but for those that a band does not touch."""
+        product = self._product
+        pieces = region_writes(
+            array, region, product.counts_drafts if array is product.counts else product.drafts
+        )
         if (band := self._plan.band) is None:
             return pieces
         return [piece for piece in pieces if band.touches(within(region, piece.source))]
@@ -123,6 +153,10 @@ class WriteStage:
         return run_all(
             self._writers, [partial(self._unit.save, piece, matrix, dtype, look) for piece in pieces]
         )
+
+
+def _stored(moves: list[Move]) -> tuple[StoredObject, ...]:
+    return tuple(move.stored for move in moves if move.stored is not None)
 
 
 def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:

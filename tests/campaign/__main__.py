@@ -12,6 +12,7 @@ os.environ.update(DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="False")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import argparse
+import fcntl
 import json
 import resource
 import shutil
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from tests.campaign.power import cut_of, run_cut, why_not
 LEAST_FREE_NBYTES = 2**30
 """A file system in memory with less is left alone."""
 TOLD_SECONDS = 30
+CASES_A_CORE = 2
+"""At a time: a case waits half of its time, for deadlines and for processes that were stopped."""
 
 Case = dict[str, Any]
 
@@ -58,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind in KINDS:
         parser.add_argument(f"--{kind}", type=int, default=0, metavar="N", help=f"cases of this kind: {kind}")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; each other has the next")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="cases at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=CASES_A_CORE * len(os.sched_getaffinity(0)), help="cases at a time"
+    )
     parser.add_argument("--table", type=Path, help="file for the results, as JSON")
     parser.add_argument("--change", type=int, help="before which change of the file system a kill is to be")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
@@ -75,17 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = sum(getattr(options, kind) for kind in KINDS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
-    lanes: dict[int, tuple[Path, Sequence[tuple[str, int]]]] = {}
+    lanes: dict[int, Path] = {}
     folder = Path(tempfile.mkdtemp(prefix="tilewright-campaign-", dir=_fast_folder()))
     try:
         modules = processes.warm(lambda: run_all(folder / "warm"), folder)
         jobs = max(1, min(options.jobs, len(todo)))
+        counter = folder / "taken"
+        counter.touch()
         for number in range(jobs):
             place, results = folder / f"lane-{number}", folder / f"results-{number}"
             results.touch()
-            own = todo[number::jobs]
-            run = _lane(place, modules, own, results, options, began + options.seconds)
-            lanes[processes.fork(run, folder / f"lane-{number}.log")] = results, own
+            run = _lane(place, modules, _taken(todo, counter), results, options, began + options.seconds)
+            lanes[processes.fork(run, folder / f"lane-{number}.log")] = results
         done, failed = _gathered(lanes, len(todo), began)
         cases += done
     finally:
@@ -122,10 +128,24 @@ def _fast_folder() -> str | None:
     return None
 
 
+def _taken(todo: Sequence[tuple[str, int]], counter: Path) -> Iterator[tuple[str, int]]:
+    """Cases that no other process has taken, one at a time: they take from a few tenths of a second to half a minute.
+    counter: a file that says how many are taken."""
+    while True:
+        with counter.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            number = int(file.read() or "0")
+            file.seek(0)
+            file.write(str(number + 1))
+        if number >= len(todo):
+            return
+        yield todo[number]
+
+
 def _lane(
     place: Path,
     modules: Sequence[str],
-    todo: Sequence[tuple[str, int]],
+    todo: Iterable[tuple[str, int]],
     results: Path,
     options: argparse.Namespace,
     until: float,
@@ -153,24 +173,23 @@ def _lane(
     return run
 
 
-def _gathered(
-    lanes: dict[int, tuple[Path, Sequence[tuple[str, int]]]], count: int, began: float
-) -> tuple[list[Case], list[str]]:
-    """The cases of all lanes once they have ended, and what went wrong with lanes."""
+def _gathered(lanes: dict[int, Path], count: int, began: float) -> tuple[list[Case], list[str]]:
+    """The cases of all lanes once they have ended, and what went wrong with lanes. lanes: by its process, the file of a
+    lane's results."""
     running, failed, told = set(lanes), [], began
     while running:
         for pid in sorted(running):
             if (status := processes.ended(pid)) is not None:
                 running.discard(pid)
                 if status:
-                    log = lanes[pid][0].with_name(lanes[pid][0].name.replace("results", "lane") + ".log")
+                    log = lanes[pid].with_name(lanes[pid].name.replace("results", "lane") + ".log")
                     failed.append(f"a lane ends with {status}: {log.read_text()[-2000:]}")
         if time.monotonic() > told + TOLD_SECONDS:
             told = time.monotonic()
-            done = sum(results.read_text().count("\n") for results, _ in lanes.values())
+            done = sum(results.read_text().count("\n") for results in lanes.values())
             print(f"{done} of {count} after {told - began:.0f} s", file=sys.stderr, flush=True)
         time.sleep(0.1)
-    cases = [json.loads(line) for results, _ in lanes.values() for line in results.read_text().splitlines()]
+    cases = [json.loads(line) for results in lanes.values() for line in results.read_text().splitlines()]
     return sorted(cases, key=lambda case: (list(KINDS).index(case["kind"]), case["seed"])), failed
 
 

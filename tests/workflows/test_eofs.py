@@ -251,7 +251,10 @@ def test_passes_that_do_not_do(client: Client, tmp_path: Path, rng: np.random.Ge
         tw.ConvergenceError, match=r"after 5 passes over X, . of 5 pairs are within tol=1e-06"
     ):
         tw.eofs(path, tmp_path / "out.zarr", 5, passes=6, tol=1e-6, method="krylov", cluster=client)
-    assert [each.name for each in tmp_path.iterdir()] == ["x.zarr"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.zarr.partial", "x.zarr"]
+    more = tw.eofs(path, tmp_path / "out.zarr", 5, passes=100, tol=1e-6, method="krylov", cluster=client)
+    assert more.resumed == 5
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out.zarr", "x.zarr"]
     g = put(tmp_path / "g.zarr", x.T @ x)
     with pytest.raises(tw.ConvergenceError, match=r"after 2 passes over G"):
         tw.eigh(g, 5, passes=2, tol=1e-6, cluster=client)

@@ -225,15 +225,20 @@ def test_device_memory_stays_within_the_plan(tmp_path: Path, rng: np.random.Gene
     tw.matmul(
         path, path, tmp_path / "warm", device="cuda", device_memory=limit
     )  # kernels loaded, contexts made
-    before = cuda.current_context().get_memory_info().free
-    lowest = [before]
 
-    def watch(event: Any) -> None:
-        lowest[0] = min(lowest[0], cuda.current_context().get_memory_info().free)
+    def taken(out: Path) -> int:
+        """How much less was free than before, beyond what the plan says. Other processes' memory is in it."""
+        free = [cuda.current_context().get_memory_info().free]
 
-    run = tw.matmul(path, path, tmp_path / "c", device="cuda", device_memory=limit, listener=watch)
-    assert run.plan.tile_count > 4
-    assert before - lowest[0] <= run.plan.device_peak_nbytes + 32 * 2**20  # the driver hands out whole blocks
+        def watch(event: Any) -> None:
+            free.append(cuda.current_context().get_memory_info().free)
+
+        run = tw.matmul(path, path, out, device="cuda", device_memory=limit, listener=watch)
+        assert run.plan.tile_count > 4
+        return free[0] - min(free) - run.plan.device_peak_nbytes
+
+    # Where other tests share the GPU, one of a few runs must find it undisturbed.
+    assert any(taken(tmp_path / f"c{i}") <= 32 * 2**20 for i in range(5))  # the driver hands out whole blocks
 
 
 def test_memory_that_goes_after_the_plan_was_made(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -72,7 +72,8 @@ def test_a_band_on_a_gpu_is_that_of_the_definition(
     run = tw.gram(path, tmp_path / "c.zarr", window=window, device="cuda", device_memory=memory, **options)
     assert run.verification is not None
     assert run.verification.passed
-    assert run.read_nbytes <= run.plan.read_nbytes
+    # Several tiles are under way, whose order is not the plan's for certain; in any order one reads its own panels.
+    assert run.read_nbytes <= sum(map(run.plan.tile_read_nbytes, run.plan.tiles()))
     found = zarr.open_array(tmp_path / "c.zarr")[...]
     expected = np.where(mask(300, 300, Band(*as_window(window))), naive.gram(x, **options), 0)
     np.testing.assert_allclose(

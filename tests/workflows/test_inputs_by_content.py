@@ -227,6 +227,43 @@ def test_a_number_changed_under_its_old_time_is_seen_where_read_again(
     assert run.write_nbytes == 7 * 24 * 16 * 4
 
 
+@pytest.mark.parametrize(
+    ("memory", "role", "place", "lost"),
+    [(6_000, "a", (50, 3), 2), (2_000, "b", (3, 5), 3)],
+    ids=["smaller tiles", "shallower panels"],
+)
+def test_a_number_changed_under_its_old_time_is_seen_where_it_is_read_in_other_parts(
+    memory: int,
+    role: str,
+    place: tuple[int, int],
+    lost: int,
+    factors: Factors,
+    client: Client,
+    tmp_path: Path,
+    events: list[Event],
+) -> None:
+    """And the tiles that are computed since are known to be of the new one, whatever is compared later."""
+    paths = [
+        put(tmp_path / f"plain {name}", data, compressors=None)
+        for name, data in zip("ab", factors[:2], strict=True)
+    ]
+    options, out = options_with(client), tmp_path / "c.zarr"
+    stop_at(10, *paths, out, **options)
+    change_a_number(paths["ab".index(role)], *place)
+    options["device_memory"] = memory
+    stop_at(1, *paths, out, **options)
+    past = ledger.read_record(outputs.partial_path(out) / ledger.FILE_NAME)
+    assert past is not None
+    pieces = 3
+    """Of each tile of the first run."""
+    assert len(past.finished) == (10 - lost) * pieces + 1
+    for path in paths:
+        touch(path)
+    run = tw.matmul(*paths, out, listener=events.append, **options)
+    assert run.resumed == len(past.finished)
+    assert_product(zarr.open_array(out)[...], *(zarr.open_array(path)[...] for path in paths))
+
+
 def test_only_tiles_that_depend_on_a_changed_number_are_computed_again(
     factors: Factors,
     client: Client,

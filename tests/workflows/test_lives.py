@@ -157,10 +157,11 @@ class Lives(RuleBasedStateMachine):
             for left in range(0, N, columns)
         }
 
+    def is_whole(self, unit: Unit) -> bool:
+        return all(held(self.partial, place) == self.written[place] for place in unit.places)
+
     def is_sound(self, unit: Unit) -> bool:
-        return not unit.places & self.stale and all(
-            held(self.partial, place) == self.written[place] for place in unit.places
-        )
+        return not unit.places & self.stale and self.is_whole(unit)
 
     def recorded(self) -> list[Unit]:
         """What the record of the growing C says."""
@@ -220,7 +221,13 @@ class Lives(RuleBasedStateMachine):
         verify = verify or torn or self.unseen
         if repair:
             of_final = [unit for unit in self.units_of_final() if not unit.places & before.keys()]
-            before |= {place: identity(self.out, place) for unit in of_final for place in unit.places}
+            # Of those that a stopped repair has stored, its own files stay.
+            own = {place for unit in self.units if self.is_whole(unit) for place in unit.places}
+            before |= {
+                place: identity(self.partial if place in own else self.out, place)
+                for unit in of_final
+                for place in unit.places
+            }
             sound += of_final
         done: set[Place] = set()
         snapshot = self.folder.parent / f"{self.folder.name}.killed"
@@ -247,7 +254,7 @@ class Lives(RuleBasedStateMachine):
             count += 1
             if count == stop:
                 if kill:
-                    copy_as_it_is(self.partial, snapshot)
+                    copy_as_it_is(self.partial, snapshot, self.out)
                 raise Stopped
 
         paths = self.folder / "a", self.folder / "b", self.out
@@ -429,7 +436,8 @@ class Lives(RuleBasedStateMachine):
             assert after == before
             self.reads_known &= told.kind != "read"
         else:
-            assert after < before
+            assert after <= before
+            assert after.isdisjoint((row, column) for row, column, *_ in json.loads(line)["objects"])
         self.written = {place: self.written[place] for place in after}
 
     @rule(which=CHOICE)
@@ -555,10 +563,11 @@ def tear(folder: Path, places: list[Place], *, victim: int, other: int, how: str
         another.write_bytes(held)
 
 
-def copy_as_it_is(folder: Path, to: Path) -> None:
+def copy_as_it_is(folder: Path, to: Path, finished: Path) -> None:
     """What a process that is killed now leaves, drafts and all: its record first, so that no line of the copy is ahead
-    of the files that were copied."""
+    of the files that were copied. What is a link to a file of ``finished`` is one in the copy."""
     to.mkdir()
+    of_finished = {path.stat().st_ino: path for path in finished.rglob("*") if path.is_file()}
     shutil.copy2(folder / ledger.FILE_NAME, to / ledger.FILE_NAME)
     for place, _, names in os.walk(folder):
         below = to / os.path.relpath(place, folder)
@@ -566,7 +575,11 @@ def copy_as_it_is(folder: Path, to: Path) -> None:
         for name in names:
             if name != ledger.FILE_NAME:
                 try:
-                    shutil.copy2(os.path.join(place, name), below / name)
+                    same = of_finished.get(os.stat(os.path.join(place, name)).st_ino)
+                    if same is not None:
+                        os.link(same, below / name)
+                    else:
+                        shutil.copy2(os.path.join(place, name), below / name)
                 except FileNotFoundError:  # a draft that has got its name meanwhile
                     assert name not in (MARK_NAME, "zarr.json")
 

@@ -16,6 +16,7 @@ from distributed import Client
 
 import tilewright as tw
 from tests.workflows.test_audit import chunks_of, flip, replace_by_a_folder, swap, truncate
+from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, partial_path
 from tilewright.workflows.cli import cli
@@ -82,6 +83,19 @@ def test_every_damage_is_undone_bit_by_bit(
     assert contents(c) == before
     assert tw.audit(c).passed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "b.zarr", "c.zarr"]
+
+
+def test_a_product_of_damaged_tiles_alone_is_repaired_with_less_memory(
+    stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    *_, c = stored
+    for chunk in chunks_of(c):
+        flip(chunk, c)
+    with pytest.raises(PlanError, match="the C that is repaired is stored in such pieces"):
+        repaired(client, stored, device_memory="1 KiB")
+    assert repaired(client, stored, device_memory="6 KiB").passed
+    assert tw.verify(*stored, cluster=client).passed
+    assert tw.audit(c).passed
 
 
 def test_undamaged_chunks_are_the_same_files(stored: tuple[Path, Path, Path], client: Client) -> None:
@@ -272,6 +286,59 @@ def test_damage_between_a_stopped_repair_and_the_next_is_repaired_too(
     assert repaired(client, stored).passed
     assert contents(c) == before
     assert tw.audit(c).passed
+
+
+def stopped_repair(client: Client, paths: tuple[Path, Path, Path]) -> None:
+    """A repair that ends by Ctrl-C as its first tile is stored."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repaired(client, paths, listener=stop)
+
+
+def test_what_a_stopped_repair_has_lost_since_is_taken_from_c_again(
+    stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    *_, c = stored
+    before = contents(c)
+    columns = sorted({chunk.name for chunk in chunks_of(c)}, key=int)  # each a tile
+    for chunk in chunks_of(c):
+        if chunk.name in columns[:-1]:
+            flip(chunk, c)
+    stopped_repair(client, stored)
+    lost = [chunk for chunk in chunks_of(partial_path(c)) if chunk.name == columns[-1]]
+    assert len(lost) == len(chunks_of(c)) // len(columns)
+    lost[0].unlink()
+    done = repaired(client, stored)
+    assert done.repaired is not None
+    assert done.repaired <= len(columns) - 2, "the stopped one has computed a tile or more"
+    assert contents(c) == before
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_repair_with_less_memory_refuses_other_factors_before_its_first_tile(
+    stopped: bool, stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    """It reads them in other parts than those of which the record says what they held."""
+    _, b, c = stored
+    for chunk in chunks_of(c):
+        if chunk.name != "0":
+            flip(chunk, c)
+    if stopped:
+        stopped_repair(client, stored)
+    damaged = contents(c)
+    zarr.open_array(b, mode="r+")[0, -1] += 100
+    events: list[Event] = []
+    with pytest.raises(
+        tw.VerificationError, match=r"B holds other numbers in .* no part of C can be repaired"
+    ):
+        repaired(client, stored, device_memory="6 KiB", listener=events.append)
+    assert not any(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
+    assert contents(c) == damaged
+    assert not partial_path(c).exists()
 
 
 def test_a_product_of_other_inputs_takes_no_tile_of_a_stopped_repair(

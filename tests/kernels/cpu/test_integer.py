@@ -229,7 +229,7 @@ def test_narrower_operands_keep_their_sign(dtypes: tuple[str, str], result: str,
     rng = np.random.default_rng(seed)
     a, b = naive.numbers(rng, (11, 13), dtypes[0]), naive.numbers(rng, (13, 17), dtypes[1])
     out = np.zeros((11, 17), result)
-    host._integers(a, b, out, accumulate=False)
+    host._integers(a, b, out, accumulate=False, lower=False)
     np.testing.assert_array_equal(out, naive.wrap(a.astype(object) @ b.astype(object), result))
 
 

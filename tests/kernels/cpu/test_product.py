@@ -87,6 +87,44 @@ def test_any_shape_layout_and_dtype(
 
 
 @given(
+    side=st.integers(1, 23),
+    k=sides,
+    dtype=st.sampled_from(naive.DTYPES),
+    narrow=st.booleans(),
+    one=st.booleans(),
+    by_rows=st.booleans(),
+    accumulate=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_lower_half(
+    side: int, k: int, dtype: str, narrow: bool, one: bool, by_rows: bool, accumulate: bool, seed: int
+) -> None:
+    """Of a matrix by its own transpose in the same memory, or of two matrices."""
+    rng = np.random.default_rng(seed)
+    x, y = (naive.numbers(rng, (side, k) if by_rows else (k, side), dtype) for _ in "xy")
+    if narrow and np.dtype(dtype).kind in "iu":
+        x, y = x % 4, y % 4  # small values, which one product of digits multiplies
+    right = x if one else y
+    before = naive.numbers(rng, (side, side), dtype)
+    whole, half = before.copy(), before.copy()
+    options = {"transpose_a": not by_rows, "transpose_b": by_rows, "accumulate": accumulate, "device": "cpu"}
+    matmul(x, right, whole, **options)
+    matmul(x, right, half, lower=True, **options)
+    below = np.tri(side, dtype=bool)
+    a, b = (x, right.T) if by_rows else (x.T, right)
+    naive.assert_product(np.where(below, half, whole), a, b, before if accumulate else None)
+
+
+def test_blocks_above_the_diagonal_are_left_out() -> None:
+    for dtype in ("i8", "f4", "f2"):
+        x = np.ones((24, 24), dtype)
+        out = np.full((24, 24), 7, dtype)
+        matmul(x, x, out, transpose_a=True, accumulate=True, lower=True, device="cpu")
+        assert (out[:6, 18:] == 7).all()
+        assert (np.tril(out) == np.tril(np.full_like(out, 31))).all()
+
+
+@given(
     dtypes=st.tuples(st.sampled_from(naive.DTYPES), st.sampled_from(naive.DTYPES)),
     seed=st.integers(0, 2**32 - 1),
 )

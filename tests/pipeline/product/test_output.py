@@ -23,6 +23,7 @@ from zarr.storage import LocalStore
 
 from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedError, StoreError
 from tilewright.pipeline.product import output as outputs
+from tilewright.pipeline.product.in_place import check_given_output
 from tilewright.pipeline.store import groups
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.locks import is_locked_by
@@ -752,15 +753,15 @@ def test_what_nfs_keeps_for_a_stopped_process_keeps_no_run_out(
 
 def test_a_given_output_is_checked(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "c.zarr", shape=(4, 4), chunks=(2, 2), dtype="f4")
-    outputs.check_given_output(array, (4, 4), np.dtype("f4"))
+    check_given_output(array, (4, 4), np.dtype("f4"))
     with pytest.raises(OutputError, match="shape"):
-        outputs.check_given_output(array, (4, 5), np.dtype("f4"))
+        check_given_output(array, (4, 5), np.dtype("f4"))
     with pytest.raises(OutputError, match=r"holds float32; .* float64: .*, or pass dtype='float32'$"):
-        outputs.check_given_output(array, (4, 4), np.dtype("f8"))
+        check_given_output(array, (4, 4), np.dtype("f8"))
     with pytest.raises(OutputError, match=r"give an array of complex128$"):  # which may not become float32
-        outputs.check_given_output(array, (4, 4), np.dtype("c16"))
+        check_given_output(array, (4, 4), np.dtype("c16"))
     with pytest.raises(OutputError, match="reading only"):
-        outputs.check_given_output(zarr.open_array(tmp_path / "c.zarr", mode="r"), (4, 4), np.dtype("f4"))
+        check_given_output(zarr.open_array(tmp_path / "c.zarr", mode="r"), (4, 4), np.dtype("f4"))
 
 
 @pytest.mark.parametrize("written", [False, True])

@@ -7,7 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tilewright.pipeline.worker.panels import PanelCache
+from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.inputs import Sharers
+from tilewright.pipeline.store.content import panel_content
+from tilewright.pipeline.worker.panels import PanelCache, ReadContent
+from tilewright.pipeline.worker.tile_job import TileJob
 
 
 def test_the_panel_taken_longest_ago_gives_way() -> None:
@@ -43,3 +47,16 @@ def test_a_panel_in_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.let_go(first)
     assert taken.wait(10)
     thread.join()
+
+
+def test_the_first_report_tells_what_a_panel_held() -> None:
+    """Whichever tile it was read for: a run that is stopped between two tiles knows that of both."""
+    content = panel_content("A", (0, 8, 0, 4), [((0, 8, 0, 2), 1), ((0, 8, 2, 4), 2)])
+    held = ReadContent(content)
+    jobs = [
+        TileJob(Tile(index, 0, index, 0, 8, left, left + 4), 0, Sharers(), contents=[held])
+        for index, left in enumerate((0, 4))
+    ]
+    first, second = [job.report("worker").contents[0] for job in reversed(jobs)]
+    assert first == content
+    assert (second.digest, second.parts) == (content.digest, None)
