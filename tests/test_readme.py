@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import dask
@@ -46,6 +47,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generat
         Path(folder).mkdir()
         Path(folder, "text").write_text("Zoë counts letters")
     Path("dump.xml.bz2").write_bytes(bz2.compress(b"<page/>"))
+    with tarfile.open("texts.tar.gz", "w:gz") as archive:
+        archive.add("dump.xml.bz2")
     # One worker, whatever this machine has cores.
     Path("cluster.yaml").write_text("profiles: {cpu: {kind: cpu, n_workers: 1}}")
     return tmp_path

@@ -25,6 +25,7 @@ from tilewright.pipeline.store.arrays import (
     name_of,
 )
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
+from tilewright.pipeline.store.journal import ObjectJournal
 from tilewright.pipeline.store.locks import LEASE_NAME, Lease, lock_folder, take_lease, unlock_folder
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
 from tilewright.pipeline.store.probe import KEY_START
@@ -111,6 +112,26 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
         lease.release()
         raise
     return InPlace(array, lease=lease)
+
+
+def grow_again(url: str, record: bytes, checksums: str) -> None:
+    """Make a finished array at a URL one that a run goes on with: with the record of its tiles, and marked.
+
+    record: all lines. checksums: the name of the object that held them, which goes. A process that is killed here
+    leaves an array that is either finished still, or gone on with. Raises as `given_in_place`.
+    """
+    objects = objects_at(url)
+    lease = take_lease(objects)
+    try:
+        journal = ObjectJournal(objects, lease.check)
+        try:
+            journal.begin(record)
+        finally:
+            journal.close()
+        objects.put(UNFINISHED_NAME, UNFINISHED)
+        objects.delete(checksums)
+    finally:
+        lease.release()
 
 
 def _check_replaceable(objects: Objects, url: str, overwrite: bool) -> None:

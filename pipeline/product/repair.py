@@ -45,6 +45,7 @@ from tilewright.pipeline.product.audit import (
 from tilewright.pipeline.product.beside import are_whole
 from tilewright.pipeline.product.durability import sync_many
 from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.product.in_place import grow_again
 from tilewright.pipeline.product.inputs import Fingerprint
 from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
 from tilewright.pipeline.product.kept import in_pieces, with_their_groups
@@ -55,6 +56,7 @@ from tilewright.pipeline.product.ledger import (
     Stored,
     array_facts,
     read_record,
+    record_bytes,
     write_record,
 )
 from tilewright.pipeline.product.output import (
@@ -374,7 +376,8 @@ def link_object(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
 
 def multiply_or_accept(request: Request) -> MatmulRun:
     """As `multiply`; but where ``tilewright.accept-finished`` is set and C stands finished in its place, with the
-    record of this very product, it is read and checked, and no tile is computed again.
+    record of this very product, it is read and checked, and no tile is computed again. At a URL it goes on as a run
+    that was stopped after its last tile would, so that tiles prove to be of this A and B, or are computed again.
 
     Raises
     ------
@@ -382,18 +385,23 @@ def multiply_or_accept(request: Request) -> MatmulRun:
         What stands there is another product, or one of other numbers.
     """
     out: Any = request.out  # which the check of it refuses where it is None
-    if not may_be_accepted(out, overwrite=request.overwrite) or (path := local_path(out)) is None:
+    if not may_be_accepted(out, overwrite=request.overwrite):
         return multiply(request)
     factors = open_factors(request.checked())
     if factors.before is not None:  # C is asked for because it stands there
         return multiply(request)
-    c = open_array(path, ndim=2, role="output")
+    c = open_array(out, ndim=2, role="output")
     record, _ = record_of(c)
     if record is None or record.digest != fingerprint_of(factors).digest:
-        raise exists_error(name_of(path))
+        raise exists_error(name_of(out))
     if factors.counts is not None and not are_whole(factors.counts, record.digest, request.listener):
-        raise exists_error(name_of(path))
-    Teller(request.listener).say(f"{path} holds this very product; it is checked, and not computed again")
+        raise exists_error(name_of(out))
+    Teller(request.listener).say(
+        f"{name_of(out)} holds this very product; it is checked, and not computed again"
+    )
+    if (path := local_path(out)) is None:  # it is marked as unfinished until it has been checked
+        grow_again(os.fspath(out), record_bytes(record), CHECKSUMS_NAME)
+        return multiply(replace(request, resume=True))
     grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric, band=band_of(record))
     begin_again(c, path, replace(record, inputs=None), grid, durable=request.durability == "full")
     try:

@@ -58,7 +58,7 @@ from tilewright.pipeline.product.fusing import (
     opened_before,
     sums_of,
 )
-from tilewright.pipeline.product.in_place import check_given_output
+from tilewright.pipeline.product.in_place import check_given_output, is_unfinished
 from tilewright.pipeline.product.ledger import REPAIR, Past
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
@@ -68,6 +68,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Given, Source
+from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
 from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
@@ -306,13 +307,18 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
 
 
 def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
-    """Whether a finished product stands in a local output's place, with its record, that may turn out to be the one
-    that is asked for; never where ``tilewright.accept-finished`` is not set."""
+    """Whether a finished product stands in an output's place, with its record, that may turn out to be the one that is
+    asked for; never where ``tilewright.accept-finished`` is not set. Raises StoreError where that cannot be seen."""
     if overwrite or not config.get("accept-finished"):
         return False
     store.check_source(out, "output")
+    if isinstance(out, zarr.Array):
+        return False
     path = store.local_path(out)
-    return path is not None and (path / CHECKSUMS_NAME).is_file()
+    if path is not None:
+        return (path / CHECKSUMS_NAME).is_file()
+    objects = objects_at(os.fspath(out))
+    return objects.get(CHECKSUMS_NAME) is not None and not is_unfinished(objects)
 
 
 def _inputs(factors: Factors) -> dict[str, StoredArray]:

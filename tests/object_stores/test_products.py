@@ -22,11 +22,12 @@ from tests.object_stores import servers
 from tests.object_stores.proxy import NO_FAULT, Asked, Fault, Proxy, seeded
 from tests.workflows.products import TIGHT, numbers, put, stop_at
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
-from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.pipeline.store import locks
 from tilewright.pipeline.store.arrays import UNFINISHED, UNFINISHED_NAME
+from tilewright.pipeline.store.journal import SEGMENTS_NAME
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.remote.opening import openable, store_at
 
@@ -100,6 +101,32 @@ def test_a_stopped_product_goes_on_and_is_no_input_before(factors: Factors, url:
     run = tw.matmul(a, b, c, dtype="i8", listener=done.append, **OPTIONS)
     assert run.resumed == 3
     assert sum(isinstance(one, UnitDone) and one.name == "matmul" for one in done) == run.plan.tile_count - 3
+    np.testing.assert_array_equal(stored(c), expected)
+
+
+def test_a_finished_product_is_accepted_where_that_is_asked_for(
+    factors: Factors, url: str, proxy: Proxy, rng: np.random.Generator
+) -> None:
+    """As a later try of a batch job meets it, whose node failed just after C had lost its mark."""
+    expected, a, b = factors
+    c = f"{url}/c"
+    tw.matmul(a, b, c, dtype="i8", **OPTIONS)
+    objects = objects_at(c)
+    before = {name: objects.get(name) for name in ("zarr.json", CHECKSUMS_NAME, "c/0/0")}
+    assert None not in before.values()
+    with dask.config.set({"tilewright.accept-finished": True}):
+        done: list[Event] = []
+        run = tw.matmul(a, b, c, dtype="i8", listener=done.append, **OPTIONS)
+        assert run.resumed == run.plan.tile_count
+        assert not [one for one in done if isinstance(one, UnitDone) and one.name == "matmul"]
+        assert run.verification is not None
+        assert run.verification.passed
+        assert [one for one in done if isinstance(one, Notice) and "this very product" in one.message]
+        with pytest.raises(OutputExistsError, match="exists"):
+            tw.matmul(a, b, c, dtype="f8", **OPTIONS)
+    assert not objects.names(SEGMENTS_NAME)
+    assert objects.get(UNFINISHED_NAME) is None
+    assert {name: objects.get(name) for name in before} == before
     np.testing.assert_array_equal(stored(c), expected)
 
 

@@ -7,15 +7,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import yaml
 import zarr
 
-from tests.slurm.jobs import RIG, ROOT, TILES, Run, slurm, wait_for
+from tests.object_stores import servers
+from tests.object_stores.proxy import Fault, proxied, seeded
+from tests.slurm.jobs import RIG, ROOT, TILES, Run, set_pace, slurm, wait_for
+
+FAULTS = (Fault(status=503), Fault(refuse=True), Fault(drop_answer=True), Fault(cut=10), Fault(status=500))
+"""What networks and busy servers do."""
 
 os.environ["SLURM_CONF"] = f"{RIG}/etc/slurm.conf"
+
+
+class Bucket(NamedTuple):
+    """A bucket of S3."""
+
+    url: str
+    """With a slash at its end."""
+    server: int
+    """The port of what answers for it, without what cuts connections."""
 
 
 @pytest.fixture
@@ -42,7 +57,7 @@ def place(tmp_path: Path, rng: np.random.Generator) -> Iterator[Path]:
 
 @pytest.fixture
 def submit(place: Path) -> Iterator[Callable[..., Run]]:
-    """Submits a product, and waits until it is submitted unless it is not to."""
+    """Submits a product whose tiles take so many seconds each, and waits until it is submitted, unless told not to."""
     started: list[Run] = []
 
     def call(
@@ -51,9 +66,11 @@ def submit(place: Path) -> Iterator[Callable[..., Run]]:
         output: str = "C.zarr",
         *,
         device: str = "cpu",
+        server: int = 0,
         wait: bool = True,
         more: Mapping[str, str] = {},
     ) -> Run:
+        name = f"run-{len(started)}"
         command = [sys.executable, "-m", "tilewright", "matmul", "A.zarr", "B.zarr", output, "--json"]
         command += ["--profile", profile, "--device-memory", "1MiB", "--device", device]
         environment = os.environ | {
@@ -61,15 +78,15 @@ def submit(place: Path) -> Iterator[Callable[..., Run]]:
             "DASK_TILEWRIGHT__JOBS_FOLDER": str(place / "jobs"),
             "DASK_TILEWRIGHT__TILES": str(TILES),
             "DASK_DISTRIBUTED__WORKER__PRELOAD": str([str(ROOT / "tests" / "slurm" / "slow_tiles.py")]),
-            "TILE_SECONDS": str(seconds),
+            "TILE_PACE": str(place / f"{name}.pace"),
             **more,
         }
-        name = f"run-{len(started)}"
+        set_pace(place, name, seconds)
         with (place / f"{name}.stdout").open("w") as out, (place / f"{name}.stderr").open("w") as errors:
             process = subprocess.Popen(
                 command, cwd=place, env=environment, stdout=out, stderr=errors, text=True
             )
-        run = Run(place, process, name, output)
+        run = Run(place, process, name, output, server)
         started.append(run)
         if wait:
             wait_for(lambda: "submitted as job" in run.said or process.poll() is not None)
@@ -80,6 +97,21 @@ def submit(place: Path) -> Iterator[Callable[..., Run]]:
         if run.process.poll() is None:
             run.process.kill()
             run.process.wait()
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """One that commands find behind a proxy, which cuts, drops and refuses a tenth of all requests."""
+    folder = tmp_path / "moto"
+    folder.mkdir()
+    with servers.moto(folder) as port, proxied(port) as proxy:
+        servers.make_bucket(port, "tests")
+        proxy.latency, proxy.faults = 0.01, seeded(0, 0.1, FAULTS)
+        for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:
+            monkeypatch.delenv(name)
+        for name, value in servers.settings(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        yield Bucket("s3://tests/", port)
 
 
 @pytest.fixture

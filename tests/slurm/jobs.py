@@ -15,6 +15,11 @@ from pathlib import Path
 import numpy as np
 import zarr
 
+from tests.object_stores.servers import client
+from tilewright.pipeline.store.remote.opening import openable
+
+Chunks = dict[str, tuple[object, object]]
+"""By its name, what tells whether a chunk has been stored again: file and time, or tag and time."""
 ROOT = Path(__file__).parents[2]
 RIG = Path(os.environ.get("TILEWRIGHT_SLURM_RIGS", "/nonexistent")) / os.environ.get(
     "PYTEST_XDIST_WORKER", "gw0"
@@ -76,6 +81,12 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def set_pace(place: Path, name: str, seconds: float) -> None:
+    new = place / f"{name}.pace.new"
+    new.write_text(str(seconds))
+    new.replace(place / f"{name}.pace")
+
+
 @dataclass
 class Run:
     """A command in a terminal, and the job that it has submitted."""
@@ -85,8 +96,11 @@ class Run:
     name: str
     """Of the files with what it says."""
     output: str = "C.zarr"
-    before: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The chunks of C at the last stop: file and time of each."""
+    """A folder in the place, or a URL of S3."""
+    server: int = 0
+    """The port of what answers for that, without what cuts connections."""
+    before: Chunks = field(default_factory=dict)
+    """The chunks of C at the last stop."""
 
     @property
     def said(self) -> str:
@@ -105,8 +119,14 @@ class Run:
         assert found is not None, self.said
         return found
 
-    def chunks(self) -> dict[str, tuple[int, int]]:
-        found = {}
+    def chunks(self) -> Chunks:
+        """Those that are stored."""
+        if self.server:
+            bucket, start = self.output.removeprefix("s3://").split("/", 1)
+            start += "/c/"
+            there = client(self.server).list_objects_v2(Bucket=bucket, Prefix=start).get("Contents", [])
+            return {one["Key"].removeprefix(start): (one["ETag"], one["LastModified"]) for one in there}
+        found: Chunks = {}
         for name in (f"{self.output}.partial", self.output):
             folder = self.place / name / "c"
             if folder.is_dir():
@@ -116,6 +136,14 @@ class Run:
                             status = path.stat()
                             found[str(path.relative_to(folder))] = status.st_ino, status.st_mtime_ns
         return found
+
+    def slow_down(self) -> None:
+        """Have it go on for a minute and a half from now on, and yet a thread free every few seconds."""
+        set_pace(self.place, self.name, 6)
+
+    def hurry(self) -> None:
+        """Have its tiles take no longer than they do by themselves, from now on."""
+        set_pace(self.place, self.name, 0)
 
     def wait_for_tiles(self, count: int) -> None:
         wait_for(lambda: len(self.chunks()) >= count * CHUNKS or self.process.poll() is not None)
@@ -153,7 +181,8 @@ class Run:
         return str(json.loads(file.read_text())["address"])
 
     def finished(self) -> dict[str, object]:
-        """The report of the command, which has come to a good end."""
+        """The report of the command, which is to come to a good end soon."""
+        self.hurry()
         status = self.process.wait(WAIT_SECONDS)
         assert status == 0, self.said
         report: dict[str, object] = json.loads((self.place / f"{self.name}.stdout").read_text())
@@ -162,9 +191,10 @@ class Run:
 
     def verify(self) -> None:
         """Compare the whole product with NumPy's."""
-        a, b, c = (
-            zarr.open_array(self.place / name, mode="r")[...] for name in ("A.zarr", "B.zarr", self.output)
-        )
+        names = [self.place / "A.zarr", self.place / "B.zarr", self.output]
+        if not self.server:
+            names[2] = self.place / self.output
+        a, b, c = (np.asarray(zarr.open_array(openable(str(name)), mode="r")[...]) for name in names)
         np.testing.assert_array_equal(c, a @ b)
 
     def goes_on(self, attempt: int = 2) -> dict[str, object]:

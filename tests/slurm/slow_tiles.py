@@ -1,18 +1,24 @@
-"""A preload of Dask's workers: each tile takes `TILE_SECONDS` longer, so that stops find some under way on any host."""
+"""A preload of Dask's workers: each tile takes as many seconds longer as the file `TILE_PACE` says, so that stops find
+some under way on any host. The file may change while a tile waits."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tilewright.pipeline.worker.stream import TileEngine
 
 
 def slowed(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    pace = Path(os.environ["TILE_PACE"])
+
     def slowly(*arguments: Any, **options: Any) -> Any:
-        time.sleep(float(os.environ.get("TILE_SECONDS", "0")))
+        begun = time.monotonic()
+        while time.monotonic() - begun < float(pace.read_text()):
+            time.sleep(0.05)
         return multiply(*arguments, **options)
 
     return slowly

@@ -7,11 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from tests.slurm.conftest import Bucket
 from tests.slurm.jobs import CHUNKS, IDLE_SECONDS, UNDER_WAY, WAIT_SECONDS, Run
-from tests.slurm.stops import WAYS
+from tests.slurm.stops import WAYS, command_killed, keeper_killed, node_down
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 
@@ -20,6 +22,10 @@ SEED = os.environ.get("STOPS_SEED", "0")
 MOST_STOPS = 5
 """Of one test, so that several processes share them."""
 TILE_SECONDS = 1.5
+SUDDEN = (node_down, command_killed, keeper_killed)
+"""Stops that leave a command no time to record."""
+UNRECORDED = 16
+"""Tiles that two workers of two threads each finish in the five seconds, and in those that recording takes."""
 
 
 class Idle(threading.Thread):
@@ -47,24 +53,50 @@ class Idle(threading.Thread):
         self.join()
 
 
-@pytest.mark.parametrize("part", range(-(-STOPS // MOST_STOPS)))
-def test_random_stops_lose_no_tile(submit: Callable[..., Run], part: int) -> None:
+def parts(stops: int) -> list[int]:
+    """How many of the stops there are in each."""
+    count = -(-stops // MOST_STOPS)
+    return [stops // count + (part < stops % count) for part in range(count)]
+
+
+@pytest.mark.parametrize(("part", "count"), list(enumerate(parts(STOPS))))
+def test_random_stops_lose_no_tile(submit: Callable[..., Run], part: int, count: int) -> None:
     """`STOPS` of them in all parts, chosen by `STOPS_SEED`; what is stored again is at most what was under way at each.
     A product that is finished before its next stop is verified, and another one begun."""
-    chance = random.Random(f"{SEED} {part}")
-    chosen = chance.choices(WAYS, k=min(MOST_STOPS, STOPS - part * MOST_STOPS))
-    told = f"STOPS_SEED={SEED}, part {part}: {[stop.__name__ for stop in chosen]}"
+    stop_at_random(submit, f"{SEED} {part}", count)
+
+
+@pytest.mark.parametrize(("part", "count"), list(enumerate(parts(-(-STOPS // 4)))))
+def test_random_stops_lose_no_tile_on_s3(
+    submit: Callable[..., Run], bucket: Bucket, part: int, count: int
+) -> None:
+    """A quarter as many, with C on S3, whose connections are cut. The record is stored there once in five seconds, so
+    that a stop which leaves no time for that costs what was finished since, too."""
+    far = partial(submit, server=bucket.server)
+    stop_at_random(far, f"{SEED} {part} S3", count, bucket.url, UNRECORDED)
+
+
+def stop_at_random(
+    submit: Callable[..., Run], seed: str, count: int, where: str = "", unrecorded: int = 0
+) -> None:
+    """Stop products so often in random ways.
+
+    where: what the name of each begins with. unrecorded: tiles that a sudden stop may cost beside those under way.
+    """
+    chance = random.Random(seed)
+    chosen = chance.choices(WAYS, k=count)
+    told = f"{seed}: {[stop.__name__ for stop in chosen]}"
     print(told)
     idle = Idle()
     idle.start()
-    products, again, before = 0, 0, {}
+    products, most, allowed, before = 0, 0, 0, {}
     run: Run | None = None
     try:
         for stop in chosen:
             stopped = False
             while not stopped:
                 if run is None:
-                    run = submit(seconds=TILE_SECONDS, profile="patient", output=f"C{products}.zarr")
+                    run = submit(seconds=TILE_SECONDS, profile="patient", output=f"{where}C{products}.zarr")
                     run.before = before
                     idle.run_of = run
                 run.wait_until_it_works()
@@ -74,30 +106,33 @@ def test_random_stops_lose_no_tile(submit: Callable[..., Run], part: int) -> Non
                 if run.process.poll() is None:
                     begun = time.monotonic()
                     stop(run)
-                    stopped = True
+                    stopped, allowed = True, UNDER_WAY + (unrecorded if stop in SUDDEN else 0)
                     print(
                         f"{stop.__name__}: {time.monotonic() - begun:.1f} s, {len(run.before) // CHUNKS} tiles kept"
                     )
+                if run.process.poll() is None:
+                    run.wait_until_it_works()
+                    run.wait_for_more_tiles()
+                again = run.stored_again()
+                assert again <= allowed * CHUNKS, told
+                most = max(most, again)
                 if run.process.poll() == 0:
-                    again = max(again, run.stored_again())
                     run.verify()
                     products, before, run = products + 1, {}, None
                 elif run.process.poll() is not None:
                     before, run = run.before, None
-                else:
-                    run.wait_until_it_works()
-                    run.wait_for_more_tiles()
-                    again = max(again, run.stored_again())
-                assert again <= UNDER_WAY * CHUNKS, told
         if run is None:
-            run = submit(seconds=0, profile="patient", output=f"C{products}.zarr")
+            run = submit(seconds=0, profile="patient", output=f"{where}C{products}.zarr")
             run.before = before
             idle.run_of = run
+        run.hurry()
         assert run.process.wait(WAIT_SECONDS) == 0, run.said
-        again = max(again, run.stored_again())
+        again = run.stored_again()
+        assert again <= allowed * CHUNKS, told
         run.verify()
     finally:
         idle.end()
-    print(f"idle for {idle.longest:.1f} s at most; {again} chunks stored again at most by one stop")
-    assert again <= UNDER_WAY * CHUNKS, told
+    print(
+        f"idle for {idle.longest:.1f} s at most; {max(most, again)} chunks stored again at most by one stop"
+    )
     assert idle.longest <= IDLE_SECONDS, told

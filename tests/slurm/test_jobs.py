@@ -31,6 +31,7 @@ from tests.slurm.stops import (
     node_down,
     preempted,
     scheduler_killed,
+    wait_until_stopped,
     workers_killed,
     workers_signalled,
 )
@@ -41,8 +42,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 def test_a_time_limit_is_met_by_another_try(submit: Callable[..., Run]) -> None:
     """A job of two minutes gets SIGTERM after half a minute or a minute; all tiles take longer."""
     run = submit(seconds=4, profile="short")
-    wait_for(lambda: run.attempt() == 2 or run.process.poll() is not None)
-    run.before = run.chunks()
+    run.wait_until_it_works()
+    wait_until_stopped(run)
     run.goes_on()
     assert f"job {run.job} was asked to end (SIGTERM)" in run.said
     assert "terminated: " in run.said
@@ -89,7 +90,7 @@ def test_one_command_submits_follows_and_has_the_result(submit: Callable[..., Ru
 
 
 def test_two_jobs_at_once_share_nothing(submit: Callable[..., Run]) -> None:
-    one, two = submit(output="C.zarr"), submit(output="D.zarr")
+    one, two = submit(3, output="C.zarr"), submit(3, output="D.zarr")
     one.wait_for_tiles(2)
     two.wait_for_tiles(2)
     assert all(len(processes("dask", "scheduler", str(run.folder))) == 1 for run in (one, two))
@@ -110,8 +111,12 @@ def test_of_two_commands_at_once_on_one_output_one_wins_and_the_other_is_told(
             ["cc", "-shared", "-fPIC", "-o", library, Path(__file__).parent / "no_locks.c"], check=True
         )
         blind = {"LD_PRELOAD": str(library)}
-    runs = [submit(0.5, "c1", wait=False), submit(0.5, "c2", wait=False, more=blind)]
+    runs = [submit(2, "c1", wait=False), submit(2, "c2", wait=False, more=blind)]
+    wait_for(
+        lambda: any(run.process.poll() is not None for run in runs)
+    )  # neither finishes before both have begun
     for run in runs:
+        run.hurry()
         run.process.wait(WAIT_SECONDS)
     (won,) = [run for run in runs if run.process.returncode == 0]
     (lost,) = [run for run in runs if run is not won]

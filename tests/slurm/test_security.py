@@ -31,8 +31,9 @@ def dot(run: Run, profile: dict[str, object]) -> subprocess.CompletedProcess[str
 
 
 def test_nobody_without_certificates_gets_into_a_job(submit: Callable[..., Run], x: Path) -> None:
-    run = submit(seconds=1.5)
+    run = submit()
     run.wait_for_tiles(2)
+    run.slow_down()
     address = run.address()
     assert address.startswith("tls://")
     there = {"kind": "existing", "address": address, "timeout": 20}
@@ -115,6 +116,7 @@ def test_a_job_has_the_certificates_that_its_profile_names(submit: Callable[...,
     (x.parent / "cluster.yaml").write_text(yaml.safe_dump(profiles))
     run = submit(profile="safe")
     run.wait_for_tiles(2)
+    run.slow_down()
     done = dot(run, {"kind": "existing", "address": run.address(), "security": ours})
     assert (done.returncode, done.stdout.strip()) == (0, "140"), done.stderr
     assert not list(run.folder.glob("*.pem"))
@@ -122,8 +124,9 @@ def test_a_job_has_the_certificates_that_its_profile_names(submit: Callable[...,
 
 
 def test_a_job_of_one_node_listens_on_loopback_alone(submit: Callable[..., Run]) -> None:
-    run = submit(seconds=0.3, profile="c1")
+    run = submit(profile="c1")
     run.wait_for_tiles(2)
+    run.slow_down()
     assert run.address().startswith("tls://127.0.0.1:")
     assert {ip for ip, port in listening(run)} == {"127.0.0.1"}
     run.finished()
