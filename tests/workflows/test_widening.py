@@ -328,4 +328,8 @@ def test_a_command_and_its_plan(tmp_path: Path, rng: np.random.Generator) -> Non
     assert not partial_path(tmp_path / "c.zarr").exists()
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.stderr
+    for more in ([], ["--plan-only"]):
+        again = CliRunner().invoke(cli, [*words, *more])
+        assert again.exit_code == 0, again.stderr
+        assert "C has all 40 rows of X in it already: nothing is added" in again.stderr
     np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], np.cov(x, rowvar=False), atol=1e-12)
