@@ -138,6 +138,8 @@ def plan_only(request: GramRequest) -> MatmulPlan:
         check_can_append(request)
         c = held_at(request.out)
         widening = None if c is None else _widening(request, matrices, c)
+        if _is_whole(request, matrices, c):
+            return _nothing_to_add(request, matrices, plain)
         if widening is None and (c is not None or not_additive(request, matrices) is None):
             return plan_product(_appended(request, matrices, form, plain, c))
         if widening is not None:
@@ -212,14 +214,24 @@ def _added(
     request: GramRequest, matrices: Matrices, form: Form, plain: Request, c: zarr.Array[Any] | None
 ) -> MatmulRun:
     """Run such a product, unless there is nothing to add."""
-    whole = c is not None and not_additive(request, matrices) is not None and has_all(request, matrices, c)
-    product = plain if whole else _appended(request, matrices, form, plain, c)
-    if not whole and (product.before is None or open_factors(product).k):
+    if _is_whole(request, matrices, c):
+        return MatmulRun.of_nothing(_nothing_to_add(request, matrices, plain))
+    product = _appended(request, matrices, form, plain, c)
+    if product.before is None or open_factors(product).k:
         return multiply(product)
+    return MatmulRun.of_nothing(_nothing_to_add(request, matrices, product))
+
+
+def _is_whole(request: GramRequest, matrices: Matrices, c: zarr.Array[Any] | None) -> bool:
+    """Whether C, to which no lines could be added, has all of X in it. Sums are known by the lines that they lack."""
+    return c is not None and not_additive(request, matrices) is not None and has_all(request, matrices, c)
+
+
+def _nothing_to_add(request: GramRequest, matrices: Matrices, product: Request) -> MatmulPlan:
+    """Say so; returns the plan of the product, of which nothing is computed."""
     lines = f"{matrices.length} {matrices.summed}"
     request.listener(Notice(f"C has all {lines} of X in it already: nothing is added"))
-    plan = plan_unplaced(replace(product, listener=lambda event: None), 1, None, None)
-    return MatmulRun.of_nothing(plan)
+    return plan_unplaced(replace(product, listener=lambda event: None), 1, None, None)
 
 
 def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:

@@ -12,7 +12,7 @@ import zarr
 from distributed import Client
 
 from tilewright.pipeline.check.verify import Verification
-from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.events import Caution, Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
@@ -98,12 +98,18 @@ class Streamed:
 
     def begin(self, name: str, block: np.ndarray, axis: int) -> None:
         """`put`, for products of which an earlier run may have made some, with the same block: then that stays."""
-        held = self._held(name) if self.passes is not None else None
-        if held is not None and is_same_block(self.get(name), block, self.dtype):
+        if self.passes is not None and self._holds(name, block):
             return
         if self.passes is not None:
             self.passes.forget_under_way(self.spent.passes + 1)
         self.put(name, block, axis)
+
+    def _holds(self, name: str, block: np.ndarray) -> bool:
+        """Whether a thin matrix is there, whole, and is this one."""
+        try:
+            return self._held(name) is not None and is_same_block(self.get(name), block, self.dtype)
+        except (StoreError, DamagedError):
+            return False
 
     def _held(self, name: str) -> zarr.Array[Any] | None:
         try:

@@ -79,7 +79,7 @@ def check_same(one: Path, other: Path) -> None:
     ("side", "scratch"),
     [
         ("variables", False),
-        ("samples", True),
+        pytest.param("samples", True, marks=pytest.mark.slow),
         pytest.param("samples", False, marks=pytest.mark.slow),
         pytest.param("variables", True, marks=pytest.mark.slow),
     ],
@@ -141,21 +141,27 @@ def stopped(options: dict[str, Any], out: Path, name: str = "eofs, pass 5") -> P
     return kept
 
 
-def test_another_run_begins_anew(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
-    """With other options, other numbers, or where that is asked for; with another tolerance it goes on."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("other", "goes_on"), [({"seed": 3}, False), ({"resume": False}, False), ({"tol": 1e-3}, True)]
+)
+def test_another_run_begins_anew(
+    client: Client, tmp_path: Path, rng: np.random.Generator, other: dict[str, Any], goes_on: bool
+) -> None:
+    """With other options, or where that is asked for; with another tolerance it goes on."""
     options = case(tmp_path, rng, (90, 40), client)
     out = tmp_path / "out.zarr"
     stopped(options, out)
-    again = tw.eofs(out=out, **{**options, "seed": 3})
-    assert again.resumed == 0
-    stopped(options | {"overwrite": True}, out)
-    assert tw.eofs(out=out, overwrite=True, resume=False, **options).resumed == 0
-    stopped(options | {"overwrite": True}, out)
-    assert tw.eofs(out=out, overwrite=True, **{**options, "tol": 1e-3}).resumed > 0
-    stopped(options | {"overwrite": True}, out)
+    assert (tw.eofs(out=out, **(options | other)).resumed > 0) == goes_on
+
+
+def test_other_numbers_begin_anew(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    options = case(tmp_path, rng, (90, 40), client)
+    out = tmp_path / "out.zarr"
+    stopped(options, out)
     array = zarr.open_array(options["x"], mode="r+")
     array[:20, :15] = 1
-    run = tw.eofs(out=out, overwrite=True, **options)
+    run = tw.eofs(out=out, **options)
     assert run.resumed == 0
     np.testing.assert_allclose(
         run.values, np.linalg.eigvalsh(np.cov(array[...], rowvar=False))[::-1][:2], rtol=1e-6
@@ -169,8 +175,8 @@ SLOW = pytest.mark.slow
     ("how", "name"),
     [
         ("torn", "step-000000.npz"),
-        ("torn", "u"),
-        ("gone", "moments.npz"),
+        *(pytest.param("torn", name, marks=SLOW) for name in "uv"),
+        pytest.param("gone", "moments.npz", marks=SLOW),
         *(
             pytest.param("torn", name, marks=SLOW)
             for name in ("moments.npz", "under-way.json", "request.json")
@@ -185,7 +191,7 @@ def test_what_is_damaged_is_found_again(
     tw.eofs(out=tmp_path / "whole.zarr", **options)
     out = tmp_path / "out.zarr"
     kept = stopped(options, out)
-    path = kept / name if name != "u" else kept.parent / "u" / "c" / "0" / "0"
+    path = kept.parent / name / "c" / "0" / "0" if name in ("u", "v") else kept / name
     if how == "gone":
         path.unlink()
     else:

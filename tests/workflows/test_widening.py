@@ -106,7 +106,7 @@ def check_case(client: Client, folder: Path, data: st.DataObject) -> None:
     assert not partial_path(folder / "c.zarr").exists()
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_c_is_that_of_all_variables(
     client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -167,7 +167,7 @@ def test_only_new_tiles_are_computed(client: Client, tmp_path: Path, rng: np.ran
 
 def test_lines_and_variables_by_turns(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     path, x, options = with_x(client, tmp_path, rng)
-    for axis, more in ((0, (30, 160)), (1, (90, 50)), (0, (11, 210)), (1, (101, 3))):
+    for axis, more in ((0, (30, 160)), (1, (90, 50)), (0, (11, 210))):
         added = rng.integers(-9, 9, more).astype("i1")
         grow(path, added, axis)
         x = np.concatenate([x, added], axis=axis)
@@ -221,7 +221,7 @@ def test_covariances_and_correlations_of_more_variables(
     naive.put(tmp_path / "x.zarr", x[:, :90], (20, 16))
     naive.put(tmp_path / "h.zarr", holes[:, :90], (20, 16))
     options: dict[str, Any] = {
-        "append": True, "device": "cpu", "device_memory": "60KiB", "cluster": client, "listener": lambda event: None
+        "append": True, "device": "cpu", "device_memory": "150KiB", "cluster": client, "listener": lambda event: None
     }  # fmt: skip
     gaps: dict[str, Any] = {"missing": "nan", "missing_as": "pairwise"}
     for _ in range(2):
@@ -328,4 +328,8 @@ def test_a_command_and_its_plan(tmp_path: Path, rng: np.random.Generator) -> Non
     assert not partial_path(tmp_path / "c.zarr").exists()
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.stderr
+    for more in ([], ["--plan-only"]):
+        again = CliRunner().invoke(cli, [*words, *more])
+        assert again.exit_code == 0, again.stderr
+        assert "C has all 40 rows of X in it already: nothing is added" in again.stderr
     np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], np.cov(x, rowvar=False), atol=1e-12)
