@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 
 from tests.pipeline.conftest import client, processes
 from tests.workflows.products import numbers, put
@@ -13,6 +16,17 @@ from tilewright.pipeline.events import Event
 from tilewright.pipeline.plan import tiling
 
 __all__ = ["client", "processes"]
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[dict[int, Client]]:
+    """Workers in this process: 1 to 3 of them, a cluster for each number."""
+    with ExitStack() as stack:
+        found: dict[int, Client] = {}
+        for workers in (1, 2, 3):
+            cluster = LocalCluster(n_workers=workers, processes=False, dashboard_address=":0")
+            found[workers] = stack.enter_context(Client(stack.enter_context(cluster)))
+        yield found
 
 
 @pytest.fixture

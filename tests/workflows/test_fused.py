@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
-from distributed import Client, LocalCluster
+from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,17 +34,6 @@ TIGHT = 12_000
 """Device memory that cuts a C of 50 × 60 float32 into many tiles."""
 WHOLE = slice(None)
 DTYPES = ["i1", "i4", "i8", "u2", "f2", "f4", "f8", "c8", "c16"]
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[dict[int, Client]]:
-    """Workers in this process: 1 to 3 of them, a cluster for each number."""
-    with ExitStack() as stack:
-        found: dict[int, Client] = {}
-        for workers in (1, 2, 3):
-            cluster = LocalCluster(n_workers=workers, processes=False, dashboard_address=":0")
-            found[workers] = stack.enter_context(Client(stack.enter_context(cluster)))
-        yield found
 
 
 def small_numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pandas as pd
 import pytest
 import zarr
 from click.testing import CliRunner
-from distributed import Client, LocalCluster
+from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,17 +27,6 @@ from tilewright.workflows.cli import cli
 PAIRS: dict[str, Any] = {"missing": "nan", "missing_as": "pairwise", "device": "cpu"}
 TIGHT = 40_000
 """Device memory that cuts a small C into several tiles."""
-
-
-@pytest.fixture(scope="module")
-def clusters() -> Iterator[dict[int, Client]]:
-    """Workers in this process: 1 to 3 of them, a cluster for each number."""
-    with ExitStack() as stack:
-        found: dict[int, Client] = {}
-        for workers in (1, 2, 3):
-            cluster = LocalCluster(n_workers=workers, processes=False, dashboard_address=":0")
-            found[workers] = stack.enter_context(Client(stack.enter_context(cluster)))
-        yield found
 
 
 @pytest.fixture
