@@ -27,6 +27,7 @@ from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import (
+    Expected,
     Facts,
     RemoteFile,
     UrlChangedError,
@@ -38,6 +39,7 @@ from tilewright.pipeline.store.remote.files import (
 from tilewright.pipeline.text.formats import decompress
 from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, listed_at, names_of
 from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.recognition import READ_FROM_END
 from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import (
     KINDS,
@@ -582,11 +584,16 @@ class _RemoteFile:
         return _ended(self._document, self._file.facts.nbytes)
 
 
-def reading_ahead(piece: Piece, stop: int | None = None) -> AbstractContextManager[object]:
+def reading_ahead(
+    piece: Piece, start: int | None = None, stop: int | None = None
+) -> AbstractContextManager[object]:
     """In this block the calling thread reads a piece's documents, one behind the other: those at URLs are asked for
-    before they are wanted. stop: where it ends to read of a part, with margins."""
-    remote = [file for document in piece.documents if (file := document.remote) is not None]
-    return remote_files.reading_ahead(remote, stop if piece.is_part else None)
+    before they are wanted. start, stop: where it begins and ends to read a part, with margins."""
+    return remote_files.reading_ahead(
+        Expected(file, start or 0, stop, document.codec not in READ_FROM_END)
+        for document in piece.documents
+        if (file := document.remote) is not None
+    )
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.reduce import end_if_given_up
+from tilewright.pipeline.store.remote.files import REQUEST_NBYTES
 from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.arrival import without
 from tilewright.pipeline.text.blocks import (
@@ -336,14 +337,14 @@ def _calls(count: Callable[[Piece, _Task], _Part], shares: Sequence[Piece]) -> l
     def call(share: Piece, task: _Task) -> _Part:
         if share.is_local:
             return count(share, task)
-        with reading_while(task.check), reading_ahead(share, _end_of(share, task.kind)):
+        with reading_while(task.check), reading_ahead(share, *_range_of(share, task.kind)):
             return count(share, task)
 
     return [partial(call, share) for share in shares]
 
 
-def _end_of(share: Piece, kind: Kind | TokenKind) -> int | None:
-    return with_margins(share, kind)[1] if share.is_part else None
+def _range_of(share: Piece, kind: Kind | TokenKind) -> tuple[int, int] | tuple[None, None]:
+    return with_margins(share, kind) if share.is_part else (None, None)
 
 
 def _run(calls: Sequence[Callable[[_Task], _Part]], threads: int, task: _Task) -> list[_Part]:
@@ -522,8 +523,9 @@ def _rows_of(prints: Fingerprints | None) -> np.ndarray:
 def _host_blocks(
     share: Piece, task: _Task, prints: Fingerprints | None, found: Found, *, sparse: bool = False
 ) -> Iterable[Block]:
-    """Plain documents in one block, others in a buffer that is filled again and again."""
-    if share.is_plain:
+    """Plain documents on a disk in one block, others in a buffer that is filled again and again: what is at URLs is
+    counted while more of it is under way."""
+    if share.is_plain and share.is_local:
         first = prints if prints is None else task.prints(share)
         block = read_at_once(share, task.kind, task.gap, partial(thread_buffer, "text", pinned=False), first)
         known = (
@@ -538,7 +540,7 @@ def _host_blocks(
                 found.place = place
                 found.ended("")
             return [block]
-    nbytes = min(task.block_nbytes, MOST_BLOCK_NBYTES)
+    nbytes = min(task.block_nbytes, MOST_BLOCK_NBYTES if share.is_local else REQUEST_NBYTES)
     memory = partial(thread_buffer, "text", nbytes + EXTRA_NBYTES, pinned=False)
     return _stream(share, task, nbytes, memory, prints, found, sparse=sparse)
 

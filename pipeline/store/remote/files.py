@@ -67,6 +67,17 @@ class RemoteFile(NamedTuple):
     facts: Facts
 
 
+class Expected(NamedTuple):
+    """What a thread will read of a file."""
+
+    file: RemoteFile
+    start: int = 0
+    stop: int | None = None
+    """Where it ends to read; None for the end of the file."""
+    in_order: bool = False
+    """Whether all of it is known to be read in order."""
+
+
 def is_url(text: str) -> bool:
     """Whether a name is that of a file elsewhere, and not a path."""
     return "://" in text and not text.startswith(("file://", "local://"))
@@ -131,7 +142,7 @@ def read_at(file: RemoteFile, target: memoryview, offset: int) -> int:
     end. Raises UrlError, UrlChangedError."""
     windows: _Windows | None = getattr(_of_thread, "windows", None)
     nbytes = max(0, min(len(target), file.facts.nbytes - offset))
-    window = _Window(file) if windows is None else windows.of(file)
+    window = _Window(Expected(file)) if windows is None else windows.of(file)
     done = 0
     try:
         while done < nbytes:
@@ -143,15 +154,15 @@ def read_at(file: RemoteFile, target: memoryview, offset: int) -> int:
 
 
 @contextmanager
-def reading_ahead(files: Iterable[RemoteFile], stop: int | None = None) -> Iterator[None]:
-    """In this block the calling thread reads these files, one behind the other and each mostly in order: what it will
-    want is asked for before. stop: where it ends to read of the last, if that is not its end."""
+def reading_ahead(files: Iterable[Expected]) -> Iterator[None]:
+    """In this block the calling thread reads these files, one behind the other: what it will want is asked for
+    before."""
     expected = list(files)
     if not expected:
         yield
         return
     before = getattr(_of_thread, "windows", None)
-    windows = _of_thread.windows = _Windows(expected, stop)
+    windows = _of_thread.windows = _Windows(expected)
     try:
         yield
     finally:
@@ -168,14 +179,16 @@ class _Block(NamedTuple):
 class _Window:
     """What was asked for of one file, and not taken yet."""
 
-    def __init__(self, file: RemoteFile, stop: int | None = None) -> None:
-        """stop: where reading ends."""
-        self._file = file
+    def __init__(self, expected: Expected) -> None:
+        file, start, stop, in_order = expected
+        self._file, self._start, self._in_order = file, start, in_order
         self._stop = file.facts.nbytes if stop is None else min(stop, file.facts.nbytes)
         self._blocks: list[_Block] = []
         """In the order of the file, none over another."""
-        self._next = self._ahead = 0
-        """Where reading in order would go on, and how far beyond it is asked for."""
+        self._next = start
+        """Where reading in order would go on."""
+        self._ahead = 0
+        """How far beyond what is read others are asked for."""
 
     @property
     def nbytes(self) -> int:
@@ -184,36 +197,42 @@ class _Window:
     @property
     def all_asked(self) -> bool:
         """Whether everything up to the end was asked for."""
-        return not self._stop or bool(self._blocks and self._blocks[-1].stop >= self._stop)
+        return self._start >= self._stop or bool(self._blocks and self._blocks[-1].stop >= self._stop)
 
-    def begin(self) -> int:
-        """Ask for the first bytes; returns how many."""
-        self._ask(0, self._first)
+    def begin(self, most: int) -> int:
+        """Ask for the first bytes, as many as that if all will be wanted; returns how many."""
+        wanted = max(self._first, most - most % REQUEST_NBYTES) if self._in_order else self._first
+        self._ask(self._start, min(self._start + wanted, self._stop))
         return self.nbytes
 
     @property
     def _first(self) -> int:
         """What is asked for first: all of a small file; of a large one not much, since many are read from their
         ends."""
-        return self._stop if self._stop <= REQUEST_NBYTES else FIRST_NBYTES
+        left = self._stop - self._start
+        return left if left <= REQUEST_NBYTES else REQUEST_NBYTES if self._in_order else FIRST_NBYTES
 
     def read(self, target: memoryview, offset: int, *, ahead: bool) -> int:
         """Some of the bytes from an offset on. ahead: whether what follows may be asked for, too."""
         stop = offset + len(target)
-        in_order = ahead and offset == self._next
+        begins = offset == self._start  # perhaps again: files are looked at before they are read
+        in_order = offset == self._next or begins
         if offset != self._next:
             self._keep(lambda block: block.stop > offset)  # what lies before is seldom wanted again
         if not ahead:
             self._ask(offset, stop)
-        elif not offset:
-            self._ask(0, max(stop, self._first))
-        elif not in_order:
-            self._ask(offset, max(stop, offset + LEAST_NBYTES))
-        else:
+        elif begins:
+            self._ask(offset, max(stop, offset + self._first))
+        elif in_order:
             self._ask(offset, max(stop, min(offset + REQUEST_NBYTES, self._stop)))
-        self._ahead = (
-            min(max(2 * self._ahead, 2 * REQUEST_NBYTES), AHEAD_NBYTES) if in_order and offset else 0
-        )
+        else:
+            self._ask(offset, max(stop, offset + LEAST_NBYTES))
+        if not (ahead and in_order):
+            self._ahead = 0
+        elif self._in_order:
+            self._ahead = AHEAD_NBYTES
+        elif not begins:
+            self._ahead = min(max(2 * self._ahead, 2 * REQUEST_NBYTES), AHEAD_NBYTES)
         self._ask_ahead(offset + self._ahead)
         if self.nbytes > 2 * AHEAD_NBYTES + len(target):
             self._keep(lambda block: block.start < stop)
@@ -228,7 +247,9 @@ class _Window:
         target[:count] = memoryview(data)[offset - block.start : offset - block.start + count]
         self._next = offset + count
         # The first block stays until reading has passed it: files are looked at before they are read.
-        self._keep(lambda block: block.stop > self._next or (not block.start and block.stop == self._next))
+        self._keep(
+            lambda block: block.stop > self._next or (block.start == self._start and block.stop == self._next)
+        )
         return count
 
     def _ask_ahead(self, until: int) -> None:
@@ -265,20 +286,21 @@ class _Window:
 class _Windows:
     """Those of the files that a thread reads."""
 
-    def __init__(self, files: Sequence[RemoteFile], stop: int | None) -> None:
-        self._files, self._stop = files, stop
-        self._places = {file.url: place for place, file in enumerate(files)}
+    def __init__(self, files: Sequence[Expected]) -> None:
+        self._files = files
+        self._places = {expected.file.url: place for place, expected in enumerate(files)}
         self._windows: dict[str, _Window] = {}
         self._begun = 0
         """The files before this place were begun."""
 
     def of(self, file: RemoteFile) -> _Window:
+        place = self._places.get(file.url)
         window = self._windows.get(file.url)
         if window is None:
-            window = self._new(file)
-            if file.facts.nbytes <= REQUEST_NBYTES:
-                window.begin()
-        place = self._places.get(file.url)
+            window = self._windows[file.url] = _Window(
+                Expected(file) if place is None else self._files[place]
+            )
+            window.begin(AHEAD_NBYTES)
         if place is None:
             return window
         for done in [url for url in self._windows if self._places.get(url, place) < place]:
@@ -292,14 +314,11 @@ class _Windows:
             and count < AHEAD_FILES
             and ahead < AHEAD_NBYTES
         ):
-            ahead += self._new(self._files[self._begun]).begin()
+            new = self._files[self._begun]
+            begun = self._windows[new.file.url] = _Window(new)
+            ahead += begun.begin(AHEAD_NBYTES - ahead)
             count += 1
             self._begun += 1
-        return window
-
-    def _new(self, file: RemoteFile) -> _Window:
-        is_last = self._places.get(file.url) == len(self._files) - 1
-        window = self._windows[file.url] = _Window(file, self._stop if is_last else None)
         return window
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.store.remote import files
-from tilewright.pipeline.store.remote.files import RemoteFile, UrlError, read_at, reading_ahead
+from tilewright.pipeline.store.remote.files import Expected, RemoteFile, UrlError, read_at, reading_ahead
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "per_document": True}
 
@@ -178,9 +178,17 @@ def test_whatever_is_read_in_whichever_order_is_right(data: st.DataObject) -> No
     try:
         for name, size in sizes.items():
             setattr(files, name, size)
-        ahead = listed if data.draw(st.booleans()) else []
-        stop = data.draw(st.one_of(st.none(), st.integers(1, 300)))
-        with reading_ahead(ahead, stop):
+        ahead = [
+            Expected(
+                file,
+                data.draw(st.integers(0, file.facts.nbytes)),
+                data.draw(st.one_of(st.none(), st.integers(0, 300))),
+                data.draw(st.booleans()),
+            )
+            for file in listed
+            if data.draw(st.booleans())
+        ]
+        with reading_ahead(ahead):
             for _ in range(data.draw(st.integers(1, 12))):
                 place = data.draw(st.integers(0, len(listed) - 1))
                 offset = data.draw(st.integers(0, lengths[place]))
