@@ -199,7 +199,9 @@ def list_corpus(
     repeated = links = special = broken = 0
     for path in given:
         if is_url(path):
-            urls.append(_list_url(path, reading, left_out, told, documents, status))
+            root, again = _list_url(path, reading, left_out, told, documents, status)
+            urls.append(root)
+            repeated += again
             continue
         facts = _stat(path)
         if stat.S_ISDIR(facts.st_mode):
@@ -269,8 +271,9 @@ def _list_url(
     told: dict[str, list[str]],
     documents: dict[str, Document],
     status: list[Status],
-) -> str:
-    """Add the files at a URL, or below it; returns the URL, with a slash behind that of a folder."""
+) -> tuple[str, int]:
+    """Add the files at a URL, or below it; returns the URL, with a slash behind that of a folder, and how many files
+    were there already."""
     try:
         is_folder, found = listed_at(url, reading, left_out, told)
     except UrlChangedError as error:
@@ -279,11 +282,11 @@ def _list_url(
         ) from error
     except UrlError as error:
         raise CorpusError(f"cannot list {url}: {error}") from error
-    for name, facts, codec in found:
-        if name not in documents:
-            documents[name] = Document(name, name, facts.nbytes, codec, facts.modified_ns, facts.tag)
-            status.append(Status(_digest(facts), 0))
-    return f"{url.rstrip('/')}/" if is_folder else url
+    new = [each for each in found if each[0] not in documents]
+    for name, facts, codec in new:
+        documents[name] = Document(name, name, facts.nbytes, codec, facts.modified_ns, facts.tag)
+        status.append(Status(_digest(facts), 0))
+    return f"{url.rstrip('/')}/" if is_folder else url, len(found) - len(new)
 
 
 def _digest(facts: Facts) -> int:

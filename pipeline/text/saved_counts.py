@@ -30,7 +30,7 @@ from tilewright.pipeline.product.output import (
     partial_path,
 )
 from tilewright.pipeline.product.output_group import check_group_at_url, is_group_of
-from tilewright.pipeline.store.arrays import check_source
+from tilewright.pipeline.store.arrays import check_bucket, check_source
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
@@ -118,6 +118,7 @@ def _check_at_url(url: str, corpus: Collection[str | os.PathLike[str]], *, overw
         for given in corpus
         if (each := os.fspath(given)) and f"{url}/".startswith(f"{each.rstrip('/')}/")
     ]
+    check_bucket(url, "output")
     objects = _object_of(url)[0]
     if _suffix(url) == ".zarr":
         if is_unfinished(objects_at(url)):

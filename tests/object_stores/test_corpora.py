@@ -94,19 +94,22 @@ def assert_same(found: tw.Histogram, expected: tw.Histogram, url: str, folder: P
 OPTIONS: dict[str, Any] = {"device": "cpu", "per_document": True}
 
 
+@pytest.mark.parametrize("by", ["bigram", "word"])
 def test_files_count_as_they_do_on_a_disk(
-    folder: Path, url: str, server: int, library: str, proxy: Proxy
+    by: str, folder: Path, url: str, server: int, library: str, proxy: Proxy
 ) -> None:
     put(folder, url, server)
     told: list[Event] = []
     with dask.config.set({"tilewright.piece-nbytes": 2**16}):
-        found = tw.histogram(url, by="bigram", listener=told.append, **OPTIONS)
-        expected = tw.histogram(folder, by="bigram", **OPTIONS)
+        found = tw.histogram(url, by=by, listener=told.append, **OPTIONS)
+        expected = tw.histogram(folder, by=by, **OPTIONS)
     assert_same(found, expected, url, folder)
     notes = {event.message for event in told if isinstance(event, Notice)}
     assert any("1 earlier output of Tilewright not counted" in note for note in notes)
     assert any("1 hidden file or folder not counted" in note for note in notes)
-    one = tw.histogram([f"{url}/plain.txt", f"{url}/deep"], exclude="*.txt", **OPTIONS)
+    given = [f"{url}/plain.txt", f"{url}/deep", f"{url}/deep/e.zip"]
+    one = tw.histogram(given, exclude="*.txt", listener=told.append, **OPTIONS)
+    assert any("1 file named more than once, counted once" in str(event) for event in told)
     chosen = tw.histogram([folder / "plain.txt", folder / "deep"], exclude="*.txt", **OPTIONS)
     assert_same(one, chosen, url, folder)
 
