@@ -160,7 +160,8 @@ def test_damage_is_told_as_by_one_thread(data: st.DataObject) -> None:
         cuts.PART_NBYTES = before
     expected, told = of_one_thread(codec, bytes(stored))
     assert error == told
-    assert found == expected or (told and expected.startswith(found))
+    # How much comes before an error depends on how much a library was given at a time.
+    assert found == expected or (told and (expected.startswith(found) or found.startswith(expected)))
 
 
 def test_what_looks_like_a_member_is_none(small_parts: None) -> None:
