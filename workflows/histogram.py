@@ -52,10 +52,10 @@ def histogram(
     file below a folder that is neither hidden nor an earlier output.
 
     What a file is, its first bytes say, and where they do not tell, its name. What is compressed (gzip, bzip2, xz,
-    LZMA, Zstandard, LZ4) is decompressed while it is read, each by one thread and ``tilewright.decompress-threads`` of
-    them at once by each worker, in memory that does not depend on its length. The members of tar and zip archives and
-    the records of WARC files are documents; so are, where they are asked for, texts in fields of JSON lines and columns
-    of Parquet and Arrow, lines, and paragraphs.
+    LZMA, Zstandard, LZ4) is decompressed while it is read, by ``tilewright.decompress-threads`` of each worker: a file
+    each, or all of them a large one of several parts, in memory that does not depend on its length. The members of tar
+    and zip archives and the records of WARC files are documents; so are, where they are asked for, texts in fields of
+    JSON lines and columns of Parquet and Arrow, lines, and paragraphs.
 
     Parameters
     ----------

@@ -3,8 +3,9 @@
 A file lies at a path or at a URL; `_opened` gives either, and nothing else knows the difference of how they are read.
 
 A large document is cut into pieces; small ones are packed many to a piece, so that thousands of small files
-make neither thousands of tasks nor thousands of kernel launches. A compressed document cannot be cut, since its
-middle cannot be read without its beginning: a piece has all of it, and it is read in order, decompressed on the way.
+make neither thousands of tasks nor thousands of kernel launches. A compressed document is never cut among pieces, since
+its middle can seldom be read without its beginning: a piece has all of it, and it is read in order, decompressed on the
+way, by several threads where it is large and has parts.
 """
 
 from __future__ import annotations

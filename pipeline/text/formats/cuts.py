@@ -11,6 +11,7 @@ import lzma
 import re
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -24,6 +25,8 @@ PART_NBYTES = 2**20
 """Stored bytes of a part, at least."""
 MOST_STORED_NBYTES = 2**25
 """The most stored bytes of one: where nothing ends before, one thread does it."""
+SPARE = 64
+"""Blocks of memory that are kept for the next parts."""
 EXPANSION = 4
 """By how much contents are taken to be longer than stored bytes, where these do not say so."""
 MOST_NBYTES = 2**28
@@ -53,12 +56,31 @@ class Part:
 
 
 class Decoded(NamedTuple):
-    blocks: list[bytes]
+    blocks: list[np.ndarray]
+    """uint8; to be given to `use_again` when they are not used any more."""
     first: int = 0
     """Of bzip2: the bit of the first mark in it, -1 without any; where the next one has to stand, -1 for none; and the
     checksums of blocks, in order, with that of the stream, negative and less 1, where one ends."""
     next: int = 0
     checksums: tuple[int, ...] = ()
+
+
+_spare: deque[np.ndarray] = deque(maxlen=SPARE)
+"""Memory to use again: the system gives new memory slowly."""
+
+
+def _memory() -> np.ndarray:
+    try:
+        return _spare.pop()
+    except IndexError:
+        return np.empty(decompress.BLOCK_NBYTES, np.uint8)
+
+
+def use_again(block: np.ndarray) -> None:
+    """The memory of a block is not used any more."""
+    memory = block if block.base is None else block.base
+    if isinstance(memory, np.ndarray) and len(memory) == decompress.BLOCK_NBYTES and memory.flags.owndata:
+        _spare.append(memory)
 
 
 class Cutter(Protocol):
@@ -126,15 +148,18 @@ class _Whole:
         self._codec, self._window_nbytes = codec, window_nbytes
 
     def decode(self, part: Part) -> Decoded:
-        fill = decompress.reader(self._codec, iter([part.data]), self._window_nbytes)
-        blocks, total = [], 0
-        memory = np.empty(decompress.BLOCK_NBYTES, np.uint8)
+        fill = decompress.reader(self._codec, iter([memoryview(part.data)]), self._window_nbytes)
+        blocks, total, ended = [], 0, False
         try:
-            while got := fill(memory):
-                total += got
+            while not ended:
+                memory, filled = _memory(), 0
+                while filled < len(memory) and not ended:
+                    got = fill(memory[filled:])
+                    filled, ended = filled + got, not got
+                blocks.append(memory[:filled])
+                total += filled
                 if total > MOST_NBYTES:
                     raise Unfit
-                blocks.append(memory[:got].tobytes())
         except decompress.ERRORS as error:
             raise Unfit from error
         return Decoded(blocks)
@@ -260,7 +285,7 @@ class _Bzip2:
             raise Unfit
         marks = [(int(place), bool(end)) for place, end in zip(places[:count], ends[:count], strict=True)]
         own = [mark for mark in marks if mark[0] < 8 * part.own]
-        blocks: list[bytes] = []
+        blocks: list[np.ndarray] = []
         checksums: list[int] = []
         total, following = 0, -1
         for i, (place, end) in enumerate(own):
@@ -277,7 +302,7 @@ class _Bzip2:
             if following < 0:
                 raise Unfit
             checksums.append(checksum)
-            blocks.append(_block_of_bzip2(data, place, following, checksum))
+            blocks.append(np.frombuffer(_block_of_bzip2(data, place, following, checksum), np.uint8))
             total += len(blocks[-1])
             if total > MOST_NBYTES:
                 raise Unfit
@@ -417,7 +442,7 @@ class _Xz:
             raise Unfit from error
         if not decompressor.eof or decompressor.unused_data or len(block) != part.contents:
             raise Unfit
-        return Decoded([block])
+        return Decoded([np.frombuffer(block, np.uint8)])
 
     def accepts(self, found: Decoded) -> bool:
         return True

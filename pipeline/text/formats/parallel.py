@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.pipeline.text.formats import decompress
-from tilewright.pipeline.text.formats.cuts import CUTTERS, Buffer, Cutter, Decoded, Part, Unfit
+from tilewright.pipeline.text.formats.cuts import CUTTERS, Buffer, Cutter, Decoded, Part, Unfit, use_again
 
 LARGE_NBYTES = 2**22
 """Files of so many stored bytes are worth it."""
@@ -52,7 +52,7 @@ class _Fill:
         self._codec, self._window_nbytes, self._make = codec, window_nbytes, serial
         self._buffer = Buffer(stored())
         self._blocks = _blocks(CUTTERS[codec](window_nbytes), self._buffer, threads)
-        self._block, self._done = b"", 0
+        self._block, self._done = np.empty(0, np.uint8), 0
         self._given = 0
         self._serial: decompress.Fill | None = None
 
@@ -60,6 +60,8 @@ class _Fill:
         if not len(target):
             return 0
         while self._serial is None and self._done == len(self._block):
+            use_again(self._block)
+            self._block, self._done = self._block[:0].copy(), 0
             try:
                 block = next(self._blocks, None)
             except Unfit:
@@ -71,7 +73,7 @@ class _Fill:
         if self._serial is not None:
             return self._serial(target)
         count = min(len(target), len(self._block) - self._done)
-        target[:count] = np.frombuffer(self._block, np.uint8, count, self._done)
+        target[:count] = self._block[self._done : self._done + count]
         self._done += count
         self._given += count
         return count
@@ -90,7 +92,7 @@ class _Fill:
         return serial
 
 
-def _blocks(cutter: Cutter, buffer: Buffer, threads: int) -> Iterator[bytes]:
+def _blocks(cutter: Cutter, buffer: Buffer, threads: int) -> Iterator[np.ndarray]:
     """The contents, block by block. Raises Unfit where one thread has to do it."""
     pool = _pool(threads)
     under_way: deque[tuple[Part, Future[Decoded | None]]] = deque()
@@ -119,7 +121,7 @@ def _blocks(cutter: Cutter, buffer: Buffer, threads: int) -> Iterator[bytes]:
                 found = _decoded(cutter.decode, Part(first.start, data, len(data)))
             if found is None or not cutter.accepts(found):
                 raise Unfit
-            yield from (block for block in found.blocks if block)
+            yield from (block for block in found.blocks if len(block))
     finally:
         for _, asked in under_way:
             asked.cancel()
