@@ -4,7 +4,7 @@ XXH32 is that of Yann Collet's specification (https://github.com/Cyan4973/xxHash
 0. SHA-1 is FIPS 180-4's; its first four bytes, the lowest first, are datasketch's ``sha1_hash32``. A round of it waits
 for the one before, so `LANES` shingles go through it together, each in a lane of LLVM's vectors.
 
-Shingles are given by the addresses of their first bytes and their lengths, and must lie in memory that stays.
+Shingles are given by the address of a text, which has to stay, and where each begins there and how long it is, uint32.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def xxh32(start, n):  # type: ignore[no-untyped-def]
 
 @kept
 @njit(nogil=True)
-def xxh32_of(starts, lengths, hashes):  # type: ignore[no-untyped-def]
+def xxh32_of(text, starts, lengths, hashes):  # type: ignore[no-untyped-def]
     """Write XXH32 of each shingle to ``hashes``, uint32."""
     for k in range(len(starts)):
-        hashes[k] = xxh32(starts[k], lengths[k])
+        hashes[k] = xxh32(text + np.int64(starts[k]), np.int64(lengths[k]))
 
 
 @intrinsic
@@ -152,7 +152,7 @@ def _message_word(start, n, k):  # type: ignore[no-untyped-def]
 
 @kept
 @njit(nogil=True)
-def sha1_of(starts, lengths, hashes):  # type: ignore[no-untyped-def]
+def sha1_of(text, starts, lengths, hashes):  # type: ignore[no-untyped-def]
     """Write the first four bytes of each shingle's SHA-1, the lowest first, to ``hashes``, uint32."""
     state = np.empty((STATE_WORDS, LANES), np.uint32)
     words = np.empty((BLOCK_WORDS, LANES), np.uint32)
@@ -160,24 +160,25 @@ def sha1_of(starts, lengths, hashes):  # type: ignore[no-untyped-def]
         lanes = min(LANES, len(starts) - first)
         most = 0
         for lane in range(lanes):
-            most = max(most, (lengths[first + lane] + 8) // 64 + 1)
+            most = max(most, (np.int64(lengths[first + lane]) + 8) // 64 + 1)
         for k in range(STATE_WORDS):
             state[k] = uint32(_INITIAL[k])
         for block in range(most):
             for lane in range(lanes):
-                n = lengths[first + lane]
+                start = text + np.int64(starts[first + lane])
+                n = np.int64(lengths[first + lane])
                 last = (n + 8) // 64
                 for k in range(BLOCK_WORDS):
-                    words[k, lane] = _message_word(starts[first + lane], n, BLOCK_WORDS * block + k)
+                    words[k, lane] = _message_word(start, n, BLOCK_WORDS * block + k)
                 if block == last:
                     bits = uint64(n) << uint64(3)
                     words[BLOCK_WORDS - 2, lane] = uint32(bits >> uint64(32))
                     words[BLOCK_WORDS - 1, lane] = uint32(bits)
             _compress(state.ctypes.data, words.ctypes.data)
             for lane in range(lanes):
-                if block == (lengths[first + lane] + 8) // 64:
+                if block == (np.int64(lengths[first + lane]) + 8) // 64:
                     hashes[first + lane] = _swapped(state[0, lane])
 
 
-HASHES = {"xxh32": xxh32_of, "sha1": sha1_of}
-"""The hash functions, by their names."""
+LOOPS = {"xxh32": xxh32_of, "sha1": sha1_of}
+"""The loops, by the names of what they hash with (`choices.HASHES`)."""

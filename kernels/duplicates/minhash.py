@@ -16,7 +16,6 @@ from numba import njit, uint32, uint64
 
 from tilewright.kernels.cpu.loops import kept
 
-SCHEMES = ("affine32", "legacy")
 MERSENNE_PRIME = 2**61 - 1
 EMPTY = 2**32 - 1
 """What stands in the signature of an empty set."""
@@ -38,7 +37,7 @@ class Permutations:
 
 
 def permutations_of(scheme: str, count: int, seed: int) -> Permutations:
-    """``count`` permutations, which follow from the seed. scheme: one of `SCHEMES`."""
+    """``count`` permutations, which follow from the seed. scheme: one of `choices.SCHEMES`."""
     draw = np.random.RandomState(seed)
     if scheme == "legacy":
         pairs = [
