@@ -18,8 +18,10 @@ from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
+    Benches,
     Command,
     FileName,
+    Group,
     Kinds,
     Number,
     Outputs,
@@ -29,7 +31,6 @@ from tilewright.workflows.console import (
     as_sides,
     as_weights,
     as_window,
-    interruptible,
     is_quiet,
     listening,
     on_interrupt,
@@ -46,36 +47,7 @@ METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
 MOST_ROUNDS = 64
-BENCHES = {
-    "gemm": "the matrix product on one device, against the vendor's library",
-    "histogram": "histograms on one device, against other libraries",
-    "dot": "the dot product on one device, against the vendor's library",
-    "io": "reading and writing Zarr arrays, against zarr-python",
-    "e2e": "the whole product from Zarr to Zarr, against dask.array",
-    "control": "handing out and recording tiles on hundreds of simulated workers",
-    "corpus": "counting text files on a cluster, against dask.delayed with bincount",
-}
-"""Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
-
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Group(click.Group):
-    """Commands in the order in which they stand in this file, each telling its failures in one line."""
-
-    command_class = Command
-
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with interruptible(), printing():  # of --help and --version
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        # A command's module is imported, and its --help printed, before it can report failures itself.
-        with interruptible(), printing():
-            return super().invoke(ctx)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 class JobCommand(Command):
@@ -119,34 +91,6 @@ _WORDS = "tilewright.words"
 
 def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     ctx.meta[f"{_WORDS}.{parameter.name}"] = value
-
-
-class Benches(Group):
-    """Loads a benchmark's module when it is called, and lists those that are there.
-
-    They are plain click commands; here they get the class that tells failures in one line.
-    """
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        from importlib.util import find_spec
-
-        if find_spec("tilewright.workflows.bench") is None:
-            return []
-        return [name for name in BENCHES if find_spec(f"tilewright.workflows.bench.{name}") is not None]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        from importlib import import_module
-
-        found: click.Command = import_module(f"tilewright.workflows.bench.{cmd_name}").command
-        return Command(name=cmd_name, params=found.params, callback=found.callback, help=found.help)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, BENCHES[name]) for name in self.list_commands(ctx)]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
