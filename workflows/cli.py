@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS
+from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS, SHINGLES
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
@@ -33,7 +33,9 @@ from tilewright.workflows.console import (
     as_window,
     is_quiet,
     listening,
+    minhash_options,
     on_interrupt,
+    print_names,
     print_result,
     printing,
     reading_options,
@@ -46,6 +48,7 @@ CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
+DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -610,6 +613,42 @@ def histogram(
     print_result(result, as_json=as_json)
     if result.bad:
         for _, why in result.bad:
+            click.echo(f"left out: {why}", err=True)
+        raise click.exceptions.Exit(3)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("corpus", nargs=-1, required=True)
+@click.option("--threshold", type=click.FloatRange(0, 1, min_open=True), default=0.8, show_default=True,
+              help="The least Jaccard index of near-duplicates.")  # fmt: skip
+@click.option("--shingle", type=click.Choice(SHINGLES), default="word", show_default=True,
+              help="What shingles consist of.")  # fmt: skip
+@click.option("--ngram", type=click.IntRange(1, 1000), default=5, show_default=True,
+              help="Words or characters of a shingle.")  # fmt: skip
+@click.option("--casefold", is_flag=True, help="Compare without regard to case, by str.casefold.")
+@click.option("--normalise", type=click.Choice(FORMS), help="Compare in this form of Unicode's.")
+@options(*minhash_options, *reading_options)
+@click.option("--out", type=FileName(*DUPLICATES_ENDINGS), metavar="FILE",
+              help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
+@click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
+              " those to drop, one a line.")  # fmt: skip
+@options(cluster_options, overwrite_option, json_option)
+def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: bool, **shared: Any) -> None:
+    """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
+    from tilewright.workflows import duplicates as workflow
+
+    if lists and as_json:
+        raise click.UsageError("--list and --json both say what is printed: give one of them")
+    if out is not None:
+        on_interrupt(Outputs(Path(out)).kept)
+    with listening(quiet=is_quiet()) as listener:
+        found = workflow.duplicates(corpus, out=out, listener=listener, **shared)
+    if lists:
+        print_names(found.dropped)
+    else:
+        print_result(found, as_json=as_json)
+    if found.bad:
+        for _, why in found.bad:
             click.echo(f"left out: {why}", err=True)
         raise click.exceptions.Exit(3)
 

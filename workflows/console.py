@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tilewright.kernels.choices import HASHES, PAIRS, SCHEMES
 from tilewright.pipeline.cluster.endings import request_end
 
 if TYPE_CHECKING:
@@ -402,6 +403,13 @@ def print_result(result: Any, *, as_json: bool) -> None:
             click.echo(text.encode(error.encoding, "replace").decode(error.encoding))
 
 
+def print_names(names: Iterable[str]) -> None:
+    """Print names of files, or of what is in them, one a line, as the bytes that they are."""
+    with printing():
+        for name in names:
+            click.echo(os.fsencode(name))
+
+
 def to_json_text(value: dict[str, Any]) -> str:
     """The object as strict JSON: NaN and infinities, which JSON has no numbers for, become strings."""
     return json.dumps(_strict(value), allow_nan=False)
@@ -583,3 +591,21 @@ reading_options = (
     ),
 )
 """How the files of a corpus are read."""
+
+minhash_options = (
+    click.option("--num-perm", type=click.IntRange(1, 4096), default=128, show_default=True,
+                 help="Numbers of a signature."),
+    click.option("--bands", type=click.IntRange(1, 4096),
+                 help="Bands that a signature is cut into, with --rows; default: by the threshold."),
+    click.option("--rows", type=click.IntRange(1, 4096), help="Numbers of a band."),
+    click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True,
+                 help="What permutations follow from, as in datasketch."),
+    click.option("--hash", type=click.Choice(HASHES), default="sha1", show_default=True,
+                 help="What shingles are hashed with."),
+    click.option("--scheme", type=click.Choice(SCHEMES), default="affine32", show_default=True,
+                 help="datasketch's scheme of permutations; legacy is that before its release 2.0."),
+    click.option("--pairs", type=click.Choice(PAIRS), default="all", show_default=True,
+                 help="Compare all pairs that agree in a band, or only those that clusters are known by."),
+    click.option("--signatures", is_flag=True, help="Write signatures, too."),
+)  # fmt: skip
+"""How documents are compared by their signatures."""

@@ -41,7 +41,10 @@ def permutations_of(scheme: str, count: int, seed: int) -> Permutations:
     draw = np.random.RandomState(seed)
     if scheme == "legacy":
         pairs = [
-            (draw.randint(1, MERSENNE_PRIME, dtype=np.uint64), draw.randint(0, MERSENNE_PRIME, dtype=np.uint64))
+            (
+                draw.randint(1, MERSENNE_PRIME, dtype=np.uint64),
+                draw.randint(0, MERSENNE_PRIME, dtype=np.uint64),
+            )
             for _ in range(count)
         ]
         a, b = np.array(pairs, np.uint64).T.copy()

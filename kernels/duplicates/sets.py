@@ -13,10 +13,10 @@ from tilewright.kernels.duplicates.shingles import Shingles
 
 @njit(nogil=True)
 def _same(a, b, n):  # type: ignore[no-untyped-def]
-    for i in range(n):
-        if load_byte(a + i) != load_byte(b + i):
-            return False
-    return True
+    i = 0
+    while i < n and load_byte(a + i) == load_byte(b + i):
+        i += 1
+    return i == n
 
 
 @kept

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -131,13 +131,15 @@ class Spool:
 def spool(documents: int) -> Iterator[Spool]:
     """A `Spool` for documents of a corpus, in Dask's ``temporary-directory`` or the system's, that goes away with the
     block. Raises StoreError where there can be none."""
-    try:
-        file = tempfile.TemporaryFile(prefix="tilewright-texts-", dir=dask.config.get("temporary-directory"))
-    except OSError as error:
-        raise StoreError(
-            f"there is no place for a temporary file: {error.strerror}; name one by Dask's setting temporary-directory"
-        ) from error
-    with file:
+    with ExitStack() as stack:
+        try:
+            folder = dask.config.get("temporary-directory")
+            file = stack.enter_context(tempfile.TemporaryFile(prefix="tilewright-texts-", dir=folder))
+        except OSError as error:
+            raise StoreError(
+                f"there is no place for a temporary file: {error.strerror}; name one by Dask's setting"
+                " temporary-directory"
+            ) from error
         yield Spool(file, documents)
 
 
@@ -182,6 +184,10 @@ def _parts(where: Where, documents: np.ndarray) -> list[np.ndarray]:
 def _wanted(corpus: Corpus, where: Where, documents: np.ndarray) -> list[Wanted]:
     files = where.files[documents]
     return [
-        Wanted(corpus.documents[int(files[some[0]])], where.ordinals[documents[some]], where.digests[documents[some]])
+        Wanted(
+            corpus.documents[int(files[some[0]])],
+            where.ordinals[documents[some]],
+            where.digests[documents[some]],
+        )
         for some in np.split(np.arange(len(documents)), np.flatnonzero(np.diff(files)) + 1)
     ]

@@ -1,5 +1,5 @@
-"""How duplicates are found: signatures of all documents in one pass over the corpus, buckets of them, and pairs of these
-verified by a second look at the documents that are in one."""
+"""How duplicates are found: signatures of all documents in one pass over the corpus, buckets of them, and pairs that
+are verified by a second look at the documents in buckets."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ class _Arrival:
             tuple(found.ids) if found is not None and self._corpus.reading.id_field else None,
             where,
             np.concatenate([np.empty(0, np.bool_), *(part.shingled for part in parts)])[places],
-            np.concatenate([np.empty((bands, 0), np.uint64), *(part.keys for part in parts)], axis=1)[:, places],
+            np.concatenate([np.empty((bands, 0), np.uint64), *(part.keys for part in parts)], axis=1)[
+                :, places
+            ],
             np.concatenate(wanted)[places] if wanted else None,
         )
 
@@ -215,9 +217,7 @@ class _Verifying:
         self._client, self._corpus, self._where = client, corpus, where
         self._options, self._listener, self._batch_nbytes = options, listener, batch_nbytes
 
-    def verified(
-        self, buckets: Buckets, exact: np.ndarray, most: int
-    ) -> tuple[np.ndarray, np.ndarray, int]:
+    def verified(self, buckets: Buckets, exact: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, int]:
         """The pairs whose Jaccard index reaches the threshold, in ascending order, their counts (`compare`), and how
         many were compared. exact: int64, the first document with each one's text."""
         with spool(len(exact)) as texts:
@@ -239,7 +239,9 @@ class _Verifying:
             return NO_PAIRS, NO_PAIRS
         documents = np.unique(pairs)
         self._listener(
-            Notice(f"comparing {counted(len(pairs), 'pair')} of {counted(len(documents), 'document')} as they are")
+            Notice(
+                f"comparing {counted(len(pairs), 'pair')} of {counted(len(documents), 'document')} as they are"
+            )
         )
         fetch(self._client, self._corpus, self._where, documents, texts, self._listener)
         counts = compare_pairs(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +115,8 @@ def options_of(
 
 
 def _threshold(value: Any) -> float:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= 1:
         raise OptionError(
             f"threshold={shown(value)} is no Jaccard index above 0 and up to 1; give one such as 0.8"
         )

@@ -138,16 +138,20 @@ class Duplicates:
         out = int((~self.keep).sum())
         units = counted(options["ngram"], options["shingle"])
         found = chance(options["threshold"], options["bands"], options["rows"])
-        lines = [
+        head = (
             f"{format_nbytes(self.nbytes)} in {counted(len(self.documents), 'document')}, shingles of {units}, in"
-            f" {self.seconds:.2f} s ({rate / 1e9:.3g} GB/s)",
+            f" {self.seconds:.2f} s ({rate / 1e9:.3g} GB/s)"
+        )
+        near = (
             f"{same} the same as an earlier one; {counted(len(self.pairs), 'pair')} with a Jaccard index of"
             f" {options['threshold']:g} or more, of {self.candidates} that {counted(options['bands'], 'band')} of"
-            f" {counted(options['rows'], 'row')} proposed; a pair just there is proposed with a chance of"
-            f" {found:.0%}",
+            f" {counted(options['rows'], 'row')} proposed; a pair just there is proposed with a chance of {found:.0%}"
+        )
+        left = (
             f"{counted(len(self.clusters), 'cluster')}; without {out} of their documents, {len(self.documents) - out}"
-            " are left",
-        ]
+            " are left"
+        )
+        lines = [head, near, left]
         for cluster in self.clusters[:MOST_LINES]:
             names = [self.documents[place] for place in cluster[:MOST_NAMES]]
             more = f" and {len(cluster) - MOST_NAMES} more" if len(cluster) > MOST_NAMES else ""

@@ -74,7 +74,11 @@ def _signed(piece: Piece, options: Options, reading: Reading) -> tuple[Signed, d
 
     permutations = _permutations(options.scheme, options.num_perm, options.seed)
     found = Found(True)
-    digests, nbytes, shingled = [np.empty((0, 2), np.uint64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
+    digests, nbytes, shingled = (
+        [np.empty((0, 2), np.uint64)],
+        [np.empty(0, np.int64)],
+        [np.empty(0, np.bool_)],
+    )
     keys = [np.empty((options.bands, 0), np.uint64)]
     signatures = [np.empty((0, options.num_perm), np.uint32)]
     stages = {"read": 0.0, "sign": 0.0}

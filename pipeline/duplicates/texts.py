@@ -65,12 +65,12 @@ def texts_of(
         if block.edges is None:
             if under_way is None:
                 name = piece.documents[found.place].name
-                under_way = _Long(block.first, most_nbytes, lambda name=name: found.remark(TOO_LONG, name))
+                under_way = _Long(block.first, most_nbytes, partial(found.remark, TOO_LONG, name))
             under_way.add(block)
         else:
             edges = block.edges.astype(np.int64)
             digests = [
-                xxhash.xxh3_128_digest(block.data[start:stop])
+                xxhash.xxh3_128_digest(block.data[start:stop].data)
                 for start, stop in itertools.pairwise(edges.tolist())
             ]
             yield Texts(block.data, edges, _as_words(digests))
@@ -81,7 +81,7 @@ def texts_of(
 class _Long:
     """A document that comes in stretches."""
 
-    def __init__(self, first: int, most_nbytes: int, too_long: Callable[[], None]) -> None:
+    def __init__(self, first: int, most_nbytes: int, too_long: Callable[[], object]) -> None:
         self.first = first
         self._most, self._too_long = most_nbytes, too_long
         self._parts: list[np.ndarray] = []
@@ -90,7 +90,7 @@ class _Long:
 
     def add(self, block: Block) -> None:
         data = block.data[block.start : block.stop]
-        self._hash.update(data)
+        self._hash.update(data.data)
         self._nbytes += len(data)
         if self._nbytes <= self._most:
             self._parts.append(data.copy())
