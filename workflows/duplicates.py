@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
-from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag, shown
 from tilewright.kernels.choices import FormName, HashName, PairsName, SchemeName, ShingleName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
@@ -14,10 +15,11 @@ from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.duplicates.job import find_duplicates
 from tilewright.pipeline.duplicates.options import options_of
 from tilewright.pipeline.duplicates.result import Duplicates
-from tilewright.pipeline.duplicates.saved import check_duplicates_output, save_duplicates
+from tilewright.pipeline.duplicates.saved import WRITERS, check_duplicates_output, save_duplicates
+from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.formats.piped import STANDARD_INPUT, named, without_pipes
+from tilewright.pipeline.text.formats.piped import named, without_pipes
 from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.worker.survey import survey
 from tilewright.workflows.histogram import ON_ERROR
@@ -131,12 +133,13 @@ def duplicates(
         include=include,
         exclude=exclude,
     )
+    place = _place_of(out)
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
     with without_pipes(given) as (files, names):
         corpus = named(list_corpus(files, reading=reading), names)
-        if out is not None:
-            local = [each for each in files if each != STANDARD_INPUT and each not in names]
-            check_duplicates_output(local, out, overwrite=overwrite)
+        if place is not None:
+            stored = [os.fsdecode(each) for each in files if os.fsdecode(each) not in names]
+            check_duplicates_output(stored, place, overwrite=overwrite)
         for note in corpus.notes:
             listener(Notice(note))
         with (
@@ -147,6 +150,12 @@ def duplicates(
             count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
             listener(Notice(f"looking for duplicates in {count} with {workers}"))
             found = find_duplicates(client, corpus, options, facts, listener=listener, on_error=on_error)
-    if out is not None:
-        save_duplicates(found, out, overwrite=overwrite)
+    if place is not None:
+        save_duplicates(found, place, overwrite=overwrite)
     return found
+
+
+def _place_of(out: Any) -> str | None:
+    if out is None or (text := config.path_text(out)):
+        return None if out is None else text
+    raise OptionError(f"out={shown(out)} is no path; give one that ends in {' or '.join(WRITERS)}, or None")
