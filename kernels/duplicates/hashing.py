@@ -137,17 +137,12 @@ def _swapped(word):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _message_word(start, n, k):  # type: ignore[no-untyped-def]
-    """Word k of the message of n bytes at ``start``, padded with a bit and zeros, but without its length."""
-    at = 4 * k
-    if at + 4 <= n:
-        return _swapped(_half(start + at))
-    word = uint32(0)
-    if at > n:
-        return word
-    for j in range(n - at):
-        word |= uint32(load_byte(start + at + j)) << uint32(24 - 8 * j)
-    return uint32(word | uint32(0x80) << uint32(24 - 8 * (n - at)))
+def _last_word(start, n):  # type: ignore[no-untyped-def]
+    """The word in which a message ends: its last n bytes, fewer than four, at ``start``, a bit, and zeros."""
+    word = uint32(0x80) << uint32(24 - 8 * n)
+    for j in range(n):
+        word |= uint32(load_byte(start + j)) << uint32(24 - 8 * j)
+    return uint32(word)
 
 
 @kept
@@ -164,13 +159,18 @@ def sha1_of(text, starts, lengths, hashes):  # type: ignore[no-untyped-def]
         for k in range(STATE_WORDS):
             state[k] = uint32(_INITIAL[k])
         for block in range(most):
+            for k in range(BLOCK_WORDS):
+                words[k] = uint32(0)
             for lane in range(lanes):
                 start = text + np.int64(starts[first + lane])
                 n = np.int64(lengths[first + lane])
-                last = (n + 8) // 64
-                for k in range(BLOCK_WORDS):
-                    words[k, lane] = _message_word(start, n, BLOCK_WORDS * block + k)
-                if block == last:
+                # Words of text alone, then the one in which it ends; all behind that are zero, but for its length.
+                whole = min(BLOCK_WORDS, max(0, n // 4 - BLOCK_WORDS * block))
+                for k in range(whole):
+                    words[k, lane] = _swapped(_half(start + 64 * block + 4 * k))
+                if whole < BLOCK_WORDS and BLOCK_WORDS * block + whole == n // 4:
+                    words[whole, lane] = _last_word(start + n - n % 4, n % 4)
+                if block == (n + 8) // 64:
                     bits = uint64(n) << uint64(3)
                     words[BLOCK_WORDS - 2, lane] = uint32(bits >> uint64(32))
                     words[BLOCK_WORDS - 1, lane] = uint32(bits)

@@ -14,11 +14,15 @@ import numpy as np
 from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.vectors import load_word, store_byte, store_word
 from tilewright.kernels.duplicates.hashing import LOOPS
 from tilewright.kernels.histograms.scanning import DONE, FULL, scan_words
 from tilewright.kernels.histograms.token_counting import as_counted
 from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
 from tilewright.kernels.histograms.token_table import Table
+
+SLACK = 8
+"""Bytes that are copied at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +66,19 @@ def _scan_documents(table, lo, edges, first, at, letters, units, m, unit_edges):
 @kept
 @njit(nogil=True)
 def _join_words(units, data, starts, lengths, text, places):  # type: ignore[no-untyped-def]
-    """Write words with a blank behind each to ``text``, and where each begins, and the end, to ``places``."""
+    """Write words with a blank behind each to the address ``text``, and where each begins, and the end, to ``places``.
+
+    Words lie at the address ``data``. Both have `SLACK` more bytes than are used.
+    """
     at = 0
     for k in range(len(units)):
         places[k] = at
-        start = starts[units[k]]
-        for i in range(lengths[units[k]]):
-            text[at + i] = data[start + i]
-        at += lengths[units[k]]
-        text[at] = 0x20
+        start = data + starts[units[k]]
+        n = lengths[units[k]]
+        for i in range(0, n, SLACK):
+            store_word(text + at + i, load_word(start + i))
+        at += n
+        store_byte(text + at, 0x20)
         at += 1
     places[len(units)] = at
 
@@ -132,9 +140,10 @@ def _words(data: np.ndarray, edges: np.ndarray, kind: TokenKind) -> Units:
     words, starts, lengths = as_counted(
         replace(kind, n=1), table.bytes_used, table.starts[:used], table.lengths[:used]
     )
-    text = np.empty(int(lengths[units].sum()) + m if m else 0, np.uint8)
+    words = np.concatenate([words, np.zeros(SLACK, np.uint8)])
+    text = np.empty(int(lengths[units].sum()) + m + SLACK, np.uint8)
     places = np.empty(m + 1, np.uint32)
-    _join_words(units, words, starts, lengths, text, places)
+    _join_words(units, words.ctypes.data, starts, lengths, text.ctypes.data, places)
     return text, places, unit_edges, 1
 
 

@@ -458,7 +458,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
     "duplicates": (
         lambda paths, **options: tw.duplicates(paths, **options),
         {"paths": ("text.txt", corpora), "threshold": (0.5, FRACTIONS)}
-        | {"shingle": ("word", words), "ngram": (3, counts), "casefold": (False, flags | junk), "normalise": (None, words | junk), "num_perm": (8, counts)}
+        | {"shingle": ("word", words), "ngram": (3, counts), "num_perm": (8, counts)}
+        | {"casefold": (False, flags | junk), "normalise": (None, words | junk)}
         | {"bands": (None, counts), "rows": (None, counts), "seed": (1, counts), "hash": ("sha1", words)}
         | {"scheme": ("legacy", words), "pairs": ("all", words), "signatures": (False, flags | junk)}
         | {"out": (None, st.sampled_from(["d.csv", "d", "folder", "nowhere/d.json", "text.txt"]) | junk)}
