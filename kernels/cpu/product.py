@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 BLOCK = 1280
 """Side of the blocks that integers are split in: large enough for BLAS, and 15 of them in float64 are 200 MB."""
 FLOAT_BLOCK = 2048
-"""Side of the blocks in which floating-point operands are converted and products are added up."""
+"""Side of the blocks in which floating-point operands are converted."""
+STRIP_ROWS, STRIP_COLUMNS = 1024, 4096
+"""The most of a strip of products that is added to what is there while a cache holds it, as BLAS has just written it.
+The shorter strips are, the less NumPy copies, by one thread, from one half of the squares on the diagonal to the
+other."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
@@ -124,12 +128,23 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, low
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> None:
     """``out += a b`` where all have the dtype that BLAS computes in; NumPy offers no way to have BLAS add."""
     m, n = out.shape
-    memory = np.empty((min(FLOAT_BLOCK, m), min(FLOAT_BLOCK, n)), out.dtype)
-    for rows, columns in _places(m, n, FLOAT_BLOCK, lower):
+    memory = np.empty(min(m, STRIP_ROWS) * min(n, STRIP_COLUMNS), out.dtype)
+    for rows, columns in _strips(m, n, lower):
         target = out[rows, columns]
-        product = memory[: target.shape[0], : target.shape[1]]
+        product = memory[: target.size].reshape(target.shape)
         np.matmul(a[rows], b[:, columns], out=product)
         target += product
+
+
+def _strips(m: int, n: int, lower: bool) -> Iterator[tuple[slice, slice]]:
+    """The rows and columns of strips of a matrix; with ``lower`` of those left of the diagonal, and the squares on
+    it."""
+    for rows in blocks(m, STRIP_ROWS):
+        stop = rows.start if lower else n
+        if stop:
+            yield from ((rows, columns) for columns in blocks(stop, STRIP_COLUMNS))
+        if lower:
+            yield rows, rows
 
 
 def _ring(array: np.ndarray) -> np.ndarray:

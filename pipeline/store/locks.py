@@ -160,6 +160,11 @@ class Lease:
             raise
         self._thread.start()
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether the store refuses another run that asks for it in the same moment."""
+        return self._seen is None or not self._seen.unconditional
+
     def check(self) -> None:
         """Raise OutputExistsError where another run has taken it meanwhile: this one was taken for dead."""
         if self._lost is not None:
@@ -195,7 +200,8 @@ def take_lease(
 ) -> Lease:
     """Wait, if need be, to see that no other run writes there.
 
-    say: is told what is waited for. wait: returns after so many seconds.
+    say: is told what is waited for, and where a run that begins at once is not kept out. wait: returns after so many
+    seconds.
 
     Raises
     ------
@@ -217,6 +223,11 @@ def take_lease(
         raise _written_by(objects, found)
     lease = Lease(objects, uuid.uuid4().hex, there)
     lease.begin()
+    if not lease.is_exclusive:
+        say(
+            f"{objects.name}: its storage knows no conditional writes, so that another run that begins in the same"
+            " moment is not kept out; of two, the first one ends with an error; start one at a time"
+        )
     return lease
 
 

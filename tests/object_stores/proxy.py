@@ -90,6 +90,9 @@ class Proxy:
     port: int = 0
     _under_way: int = 0
     _free_at: float = 0.0
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    """Of connections that are open, to both sides."""
+    _serving: set[asyncio.Future[None]] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -105,7 +108,31 @@ class Proxy:
         empty."""
         return sum(one.method == method and key in one.key for one in self.asked)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin to serve a connection."""
+        self._writers.add(writer)
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def end(self) -> None:
+        """End all connections, whether or not what was written is read. Those that were left to the loop, which closes
+        next, would be warned of wherever they are collected."""
+        for writer in self._writers:
+            writer.transport.abort()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        for writer in list(self._writers):
+            await self._closed(writer)
+
+    async def _closed(self, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.close()
+            await writer.wait_closed()
+        self._writers.discard(writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
             await asyncio.sleep(self.latency)
@@ -134,6 +161,7 @@ class Proxy:
                         continue
                     if server is None:
                         server = await asyncio.open_connection("127.0.0.1", self.port_of_server, limit=2**18)
+                        self._writers.add(server[1])
                     if not await self._passed_on(asked, fault, head, body, server, writer):
                         return
                 finally:
@@ -142,8 +170,7 @@ class Proxy:
             pass
         finally:
             for one in [writer, *([server[1]] if server else [])]:
-                with suppress(Exception):
-                    one.close()
+                await self._closed(one)
 
     async def _passed_on(
         self,
@@ -261,24 +288,14 @@ def proxied(port_of_server: int, **how: object) -> Iterator[Proxy]:
     ends: list[asyncio.Event] = []
 
     async def run() -> None:
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.ensure_future(proxy.serve(reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            await asyncio.wait([task])
-
         end = asyncio.Event()
         ends.append(end)
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**18)
+        server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0, limit=2**18)
         proxy.port = server.sockets[0].getsockname()[1]
         ready.set()
         await end.wait()
         server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await proxy.end()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), name="proxy", daemon=True)
     thread.start()

@@ -11,6 +11,8 @@ from obstore.store import MemoryStore as ObstoreMemory
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore, ObjectStore
 
+from tilewright.pipeline.store import locks
+from tilewright.pipeline.store.objects import Objects
 from tilewright.pipeline.store.remote import conditional
 from tilewright.pipeline.store.remote.conditional import ConflictError, Tagged, put_if
 
@@ -52,3 +54,18 @@ def test_one_that_knows_none_is_written_and_read_back(
     assert asyncio.run(put_if(alone, "lock", b"mine", None)).data == b"mine"
     with pytest.raises(ConflictError):
         asyncio.run(put_if(Overtaken(), "lock", b"mine", None))
+
+
+def test_a_run_says_where_another_one_is_not_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    locks.take_lease(Objects(ObjectStore(ObstoreMemory()), "", "C"), said.append).release()
+    locks.take_lease(Objects(MemoryStore(), "", "C"), said.append).release()
+    assert said == []
+
+    async def put(*arguments: Any) -> str:
+        raise NotSupportedError("PutMode::Create")
+
+    monkeypatch.setattr(conditional, "_put_by_obstore", put)
+    locks.take_lease(Objects(ObjectStore(ObstoreMemory()), "", "C"), said.append).release()
+    (line,) = said
+    assert line.startswith("C: its storage knows no conditional writes, ")

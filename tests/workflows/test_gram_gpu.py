@@ -94,6 +94,27 @@ def test_missing_numbers_on_a_gpu_are_as_the_mean(tmp_path: Path, dtype: str) ->
     np.testing.assert_allclose(found, by_cpu, rtol=0, atol=1e-4 * np.abs(by_cpu).max())
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("window", [None, (7, 90)])
+@pytest.mark.parametrize("memory", [None, "800KiB"])
+def test_pairs_are_counted_on_a_gpu(tmp_path: Path, dtype: str, window: Any, memory: str | None) -> None:
+    x = values(dtype)
+    x[np.random.default_rng(1).random(x.shape) < 0.1] = np.nan
+    path = naive.put(tmp_path / "x.zarr", x, (64, 64))
+    options: dict[str, Any] = {"missing": "nan", "missing_as": "pairwise", "window": window}
+    run = tw.cov(
+        path, tmp_path / "c.zarr", counts=tmp_path / "n.zarr", device="cuda", device_memory=memory, **options
+    )
+    assert run.verification is not None
+    assert run.verification.passed
+    tw.cov(path, tmp_path / "d.zarr", device="cpu", **options)
+    there = (~np.isnan(x)).astype(int)
+    inside = mask(300, 300, Band(*as_window(window))) if window else True
+    found, by_cpu, counts = (zarr.open_array(tmp_path / f"{name}.zarr")[...] for name in "cdn")
+    np.testing.assert_array_equal(counts, np.where(inside, there.T @ there, 0))
+    np.testing.assert_allclose(found, by_cpu, rtol=0, atol=1e-4 * np.abs(by_cpu).max())
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
 def test_a_product_on_a_gpu_is_scaled_offset_and_added(tmp_path: Path, dtype: str) -> None:
     a, b = values(dtype, (300, 200)), values(dtype, (200, 180))

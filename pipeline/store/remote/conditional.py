@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import FsspecStore, ObjectStore, WrapperStore
+from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
 
 from tilewright.pipeline.store.remote.opening import call_s3
 from tilewright.pipeline.store.remote.patience import AtUrl
@@ -29,6 +29,8 @@ class Tagged(NamedTuple):
 
     data: bytes
     tag: str | None
+    unconditional: bool = False
+    """It was written without a condition, which the store does not know, although others may write there."""
 
 
 class ConflictError(Exception):
@@ -68,9 +70,10 @@ async def put_if(store: Store, key: str, data: bytes, before: Tagged | None) -> 
 
     Returns what is there then. Raises ConflictError where that is somebody else's, else what the store raises.
     """
-    inner = _inner(store)
+    inner, unconditional = _inner(store), False
 
     async def write() -> str | None:
+        nonlocal unconditional
         try:
             if isinstance(inner, ObjectStore):
                 return await _put_by_obstore(inner.store, key, data, before)
@@ -81,6 +84,7 @@ async def put_if(store: Store, key: str, data: bytes, before: Tagged | None) -> 
                 raise ConflictError from error
             if not _is_unknown(error):
                 raise
+        unconditional = not _is_ours_alone(inner)
         await inner.set(key, default_buffer_prototype().buffer.from_bytes(data))
         return None
 
@@ -93,7 +97,7 @@ async def put_if(store: Store, key: str, data: bytes, before: Tagged | None) -> 
     found = await tagged(store, key)
     if found is None or found.data != data:
         raise ConflictError(key)
-    return found
+    return found._replace(unconditional=unconditional)
 
 
 async def _put_by_obstore(inner: Any, key: str, data: bytes, before: Tagged | None) -> str | None:
@@ -128,6 +132,11 @@ def _inner(store: Any) -> Any:
 
 def _is_s3fs(store: Any) -> bool:
     return isinstance(store, FsspecStore) and hasattr(store.fs, "call_s3")
+
+
+def _is_ours_alone(store: Any) -> bool:
+    """Whether it is in the memory of this process."""
+    return isinstance(store, MemoryStore) or "memory" in getattr(getattr(store, "fs", None), "protocol", ())
 
 
 def _is_conflict(error: BaseException) -> bool:
