@@ -48,8 +48,13 @@ def check_outputs(
     plot: str | os.PathLike[str] | None,
     *,
     overwrite: bool,
+    out_endings: Collection[str] | None = None,
+    group_kind: str = GROUP_KIND,
 ) -> None:
     """Fail before any work when an output could not be written at its end, or would replace what is counted.
+
+    out_endings: those that ``out`` may have, without them those of counts. group_kind: the attribute of the groups of
+    Zarr that it may replace.
 
     Raises
     ------
@@ -64,7 +69,7 @@ def check_outputs(
     OptionError
         A name whose ending says no format.
     """
-    for given, endings in ((out, tuple(WRITERS)), (plot, (".png",))):
+    for given, endings in ((out, tuple(out_endings or WRITERS)), (plot, (".png",))):
         if given is None:
             continue
         path = Path(given)
@@ -73,7 +78,7 @@ def check_outputs(
         check_source(given, "output")
         folder = absolute(path).parent
         if path.suffix == ".zarr":
-            if not (overwrite and is_group_of(path, GROUP_KIND)):
+            if not (overwrite and is_group_of(path, group_kind)):
                 check_place_free(path, overwrite=overwrite)
         else:
             check_no_link(path)

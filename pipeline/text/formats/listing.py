@@ -33,8 +33,15 @@ are looked at when they are read."""
 NAMED = 3
 """The most documents that a notice names."""
 
-_OUTPUT = re.compile(rb'\{"by": "[^"]*", "bins": \d|(document,)?bin,label,count\r\n')
+_OUTPUT = re.compile(
+    rb'\{"by": "[^"]*", ("options": \{[^{}]*\}, )?"bins": \d|(document,)?bin,label,count\r\n'
+    rb'|\{"options": \{"shingle": "\w+", "ngram": \d'
+)
 """How the files begin that ``--out`` writes."""
+DUPLICATES_MARK = "tilewright_duplicates"
+"""The attribute of what duplicates are written to as Zarr and Parquet."""
+_FOOTER_NBYTES = 2**16
+"""Bytes at the end of a Parquet file in which a mark is looked for: it stands behind the columns."""
 _OUR_MARKS = ("tilewright-counts.jsonl", "tilewright-output")
 """Files that mark a folder as Tilewright's: finished pieces of a count, and an output that is not finished."""
 
@@ -70,7 +77,8 @@ class LeftOut:
         outputs = [
             name
             for name in kept
-            if name.endswith((".json", ".csv")) and _OUTPUT.match(head_of(os.path.join(here, name)))
+            if (name.endswith((".json", ".csv")) and _OUTPUT.match(head_of(os.path.join(here, name))))
+            or (name.endswith(".parquet") and _is_our_table(os.path.join(here, name)))
         ]
         self.outputs += len(outputs)
         files[:] = [name for name in kept if name not in outputs] if outputs else kept
@@ -125,11 +133,26 @@ def names_of(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {counted(more, 'other')}" if more > 0 else "")
 
 
+def _is_our_table(path: str) -> bool:
+    """Whether a Parquet file holds what ``--out`` wrote."""
+    try:
+        descriptor = open_anything(path)
+    except OSError:
+        return False
+    try:
+        start = max(0, os.fstat(descriptor).st_size - _FOOTER_NBYTES)
+        return DUPLICATES_MARK.encode() in os.pread(descriptor, _FOOTER_NBYTES, start)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _is_our_array(path: str) -> bool:
-    """Whether a Zarr array holds counts that ``--out`` wrote."""
+    """Whether a Zarr array holds counts that ``--out`` wrote, or a group duplicates."""
     try:
         with open(os.path.join(path, "zarr.json"), "rb") as file:
             attributes = json.loads(file.read(2**26)).get("attributes", {})
-        return {"by", "documents", "skipped", "nbytes"} <= set(attributes)
+        return {"by", "documents", "skipped", "nbytes"} <= set(attributes) or DUPLICATES_MARK in attributes
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return False
