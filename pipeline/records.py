@@ -30,6 +30,7 @@ from tilewright.kernels.arguments import shown
 from tilewright.pipeline.config import path_text
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.product.ledger import sealed, unsealed
+from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.transfer.files import sync_descriptor, sync_folder
 
 VERSION = 1
@@ -234,7 +235,12 @@ def open_record(path: Path, head: dict[str, Any], *, resume: bool = True) -> Ite
 def place_of(state: Any) -> Path:
     """Where a caller wants finished pieces to be kept. Raises OptionError for what is no path."""
     if text := path_text(state):
-        return Path(text)
+        if is_url(text):
+            raise OptionError(
+                f"state={shown(state)} is a URL; finished pieces are kept in a file that grows, which object stores do"
+                " not have: give a folder of this machine"
+            )
+        return Path(without_local_protocol(text))
     raise OptionError(f"state={shown(state)} is no path; give one of this machine, or None to keep nothing")
 
 

@@ -23,6 +23,7 @@ import zarr
 from distributed import Client, Worker, utils
 from distributed.threadpoolexecutor import ThreadPoolExecutor, secede, thread_state
 from distributed.utils import LoopRunner
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from numba import cuda, types
@@ -91,6 +92,12 @@ def wrapper_of_zarr(folder: Path) -> bool:
 
 def folder_of_fsspec(folder: Path) -> bool:
     return DirFileSystem("/top", LocalFileSystem())._join("a/b") == "/top/a/b"
+
+
+def files_of_fsspec(folder: Path) -> bool:
+    """What a server's file system answers by coroutines, as fsspec's page on asynchronous use has them."""
+    names = ("_info", "_find", "_cat_file")
+    return all(inspect.iscoroutinefunction(getattr(AsyncFileSystem, name)) for name in names)
 
 
 def selection_of_zarr(folder: Path) -> bool:
@@ -247,6 +254,11 @@ PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
     zip_of_zarr: ("zarr's ZipStore._zmode", "pipeline/store/arrays.py", "zip_mode"),
     wrapper_of_zarr: ("zarr's WrapperStore._store", "pipeline/store/arrays.py", "unwrapped"),
     folder_of_fsspec: ("fsspec's DirFileSystem._join", "pipeline/store/arrays.py", "beneath"),
+    files_of_fsspec: (
+        "fsspec's AsyncFileSystem._info, _find and _cat_file",
+        "pipeline/store/remote/file_servers.py",
+        "_fsspec_server",
+    ),
     libzstd_of_zstandard: ("zstandard.backend_cffi", "pipeline/transfer/zstd.py", "library"),
     end_of_threads: ("threading._register_atexit", "workflows/console.py", "show"),
     starting_of_multiprocessing: (

@@ -563,23 +563,24 @@ def histogram(
     **shared: Any,
 ) -> None:
     """Count the bytes, letters, pairs, characters, words, lines or n-grams of files, and of all files below folders."""
+    from tilewright.pipeline.records import place_of as folder_of
     from tilewright.pipeline.text.kept_counts import State, state_of_output
+    from tilewright.pipeline.text.saved_counts import check_outputs, place_of
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.progress import Counting
 
     given = click.get_current_context().get_parameter_source("bars")
     if plot is None and given is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError("--bars says what --plot shows: give --plot FILE too, or leave --bars out")
-    files = [Path(path) for path in (out, plot) if path is not None]
-    if files:
-        from tilewright.pipeline.text.saved_counts import check_outputs
-
+    if out is not None or plot is not None:
         check_outputs([each for each in corpus if each != "-"], out, plot, overwrite=overwrite)
     keeping = None
+    # What is written at a URL is there whole or not at all: only of local files there is something to tell.
+    files = [place for path in (out, plot) if path is not None and isinstance(place := place_of(path), Path)]
     if state is not None:
-        keeping = State(Path(state), resume=not no_resume)
-    elif out is not None:
-        keeping = state_of_output(Path(out), resume=not no_resume)
+        keeping = State(folder_of(state), resume=not no_resume)
+    elif out is not None and isinstance(place := place_of(out), Path):
+        keeping = state_of_output(place, resume=not no_resume)
     elif no_resume:
         raise click.UsageError("--no-resume is about what --state or --out has kept: give one of them too")
     outputs, pieces = Outputs(*files), Counting("histogram")
@@ -599,7 +600,7 @@ def histogram(
             try:
                 save_histogram(result, out, overwrite=overwrite)
             finally:
-                if keeping is not None and keeping.temporary and Path(out) in outputs.finished():
+                if keeping is not None and keeping.temporary and place_of(out) in outputs.finished():
                     keeping.remove()
         if plot is not None:
             from tilewright.workflows.plots import plot_histogram

@@ -60,8 +60,8 @@ def histogram(
     Parameters
     ----------
     paths
-        A file, a folder, or several of them. ``-`` is the standard input: what comes through it, or through a pipe
-        that is named, is kept in a temporary file meanwhile.
+        A file, a folder, or several of them; also by URLs, of S3, HTTP or what fsspec opens. ``-`` is the standard
+        input: what comes through it, or through a pipe that is named, is kept in a temporary file meanwhile.
     by
         ``byte`` (256 bins), ``ascii`` (128; bytes above 127 are skipped), ``letter`` (A to Z, case folded;
         all else is skipped), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first × 256 +
@@ -72,7 +72,7 @@ def histogram(
     cluster
         A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
         such as a ``distributed.LocalCluster``, which is left open. Its workers must see the files under the same
-        paths.
+        paths and URLs.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
     per_document

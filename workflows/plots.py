@@ -10,7 +10,7 @@ from tilewright.kernels.histograms.token_lists import most_frequent
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, printable
-from tilewright.pipeline.text.saved_counts import write_whole
+from tilewright.pipeline.text.saved_counts import place_of, write_whole
 
 BARS = {"counts": "occurrences", "percent": "share in percent", "probability": "probability"}
 """What the bars' heights can be, and the label of their axis."""
@@ -83,7 +83,7 @@ def plot_histogram(
         loc="left",
         fontsize=11,
     )
-    write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"), overwrite=overwrite)
+    write_whole(place_of(path), lambda draft: figure.savefig(draft, format="png"), overwrite=overwrite)
 
 
 def _shown(histogram: Histogram) -> tuple[np.ndarray, list[str]]:

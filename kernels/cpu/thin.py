@@ -55,8 +55,8 @@ BLOCK_COLUMNS = 512
 """Columns widened together: with 16 rows 64 KB, which stays in the second-level cache."""
 
 PADDING_NBYTES = 64
-"""A cache line between the rows of a block: columns of a transposed one are written down these rows, and at multiples of
-4 KB all of a column would have their place in the same few lines of the first-level cache."""
+"""A cache line between the rows of a block: columns of a transposed one are written down these rows, and at multiples
+of 4 KB all of a column would have their place in the same few lines of the first-level cache."""
 
 
 VECTORS_AT_ONCE = 4

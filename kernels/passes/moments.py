@@ -201,11 +201,13 @@ def _compiled_narrow_loop(function: Any, dtype: np.dtype) -> Any:
 def _along_rows(block: Any, gone: Any, count: Any, sums: Any, squares: Any, least: Any, most: Any) -> None:
     """Fill the five vectors, which come as of no elements, of lines that are the block's rows."""
     for i in range(block.shape[0]):
-        number, total, square = 0, 0, 0
+        number: Any = 0
+        total: Any = 0
+        square: Any = 0
         low, high = least[i], most[i]
         for j in range(block.shape[1]):
             element = block[i, j]
-            value = np.int64(element)
+            value: Any = np.int64(element)
             there = value != gone
             value = value if there else 0
             number += there
@@ -221,7 +223,7 @@ def _down_columns(block: Any, gone: Any, count: Any, sums: Any, squares: Any, le
     for i in range(block.shape[0]):
         for j in range(block.shape[1]):
             element = block[i, j]
-            value = np.int64(element)
+            value: Any = np.int64(element)
             there = value != gone
             value = value if there else 0
             count[j] += there

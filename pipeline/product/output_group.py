@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import dask
+
+from tilewright.pipeline.errors import OutputExistsError
 from tilewright.pipeline.product.output import (
     MARK_NAME,
     check_place_free,
@@ -15,20 +21,23 @@ from tilewright.pipeline.product.output import (
     remove_growing,
     replaced_path,
 )
+from tilewright.pipeline.store.arrays import UNFINISHED, UNFINISHED_NAME
+from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.groups import make_groups, metadata_in
+from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
+from tilewright.pipeline.store.objects import Objects, objects_at
+from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.transfer.files import sync_files, sync_folder
 
 
 def is_group_of(path: Path, kind: str) -> bool:
     """Whether a group with this attribute stands there, which says what it is: nothing else is replaced."""
-    found = metadata_in(path)
-    attributes = found.get("attributes")
-    return (
-        found.get("node_type") == "group"
-        and not path.is_symlink()
-        and isinstance(attributes, Mapping)
-        and kind in attributes
-    )
+    return not path.is_symlink() and _is_of_kind(metadata_in(path), kind)
+
+
+def _is_of_kind(metadata: Any, kind: str) -> bool:
+    attributes = metadata.get("attributes") if isinstance(metadata, Mapping) else None
+    return isinstance(attributes, Mapping) and metadata.get("node_type") == "group" and kind in attributes
 
 
 @contextmanager
@@ -67,3 +76,67 @@ def output_group(
         if not keeps(partial_path(path)):
             remove_growing(path)
         raise
+
+
+def has_group_of(url: str, kind: str) -> bool:
+    """As `is_group_of`, of what stands at a URL. Raises StoreError."""
+    data = objects_at(url, "counts").get(METADATA_NAMES[3])
+    try:
+        return data is not None and _is_of_kind(json.loads(data), kind)
+    except ValueError:
+        return False
+
+
+def check_group_at_url(objects: Objects, kind: str, *, overwrite: bool) -> None:
+    """Raise OutputExistsError where something stands at a URL that a group is not to replace: an array, or a group of
+    this kind, without ``overwrite``, and whatever else, lest a typo delete a bucket."""
+    if objects.get(UNFINISHED_NAME) == UNFINISHED:
+        return
+    data = objects.get(METADATA_NAMES[3])
+    if data is None:
+        others = [name for name in objects.names("") if name != LEASE_NAME and not name.startswith(KEY_START)]
+        if not others:
+            return
+        raise OutputExistsError(
+            f"output: {objects.name} holds {others[0]}, and no counts, so it is not replaced; choose another path"
+        )
+    try:
+        metadata = json.loads(data)
+    except ValueError:
+        metadata = None
+    ours = _is_of_kind(metadata, kind) or (
+        isinstance(metadata, Mapping) and metadata.get("node_type") == "array"
+    )
+    if not (overwrite and ours):
+        ask = ", or ask to overwrite it (--overwrite)" if ours else ""
+        raise OutputExistsError(f"output: {objects.name} exists; choose another path{ask}")
+
+
+@contextmanager
+def group_at_url(url: str, kind: str, *, overwrite: bool) -> Iterator[Path]:
+    """A local folder whose files become the objects of a group at a URL when the block has ended well: its own metadata
+    last, and until then with the mark of what is unfinished.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there, or something stands there that is not to be replaced.
+    StoreError
+        The place cannot be written.
+    """
+    objects = objects_at(url)
+    lease = take_lease(objects)
+    try:
+        check_group_at_url(objects, kind, overwrite=overwrite)
+        with tempfile.TemporaryDirectory(
+            prefix="tilewright-group-", dir=dask.config.get("temporary-directory")
+        ) as folder:
+            yield Path(folder)
+            objects.put(UNFINISHED_NAME, UNFINISHED)
+            objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
+            names = [str(each.relative_to(folder)) for each in Path(folder).rglob("*") if each.is_file()]
+            for name in sorted(names, key=lambda name: (name == METADATA_NAMES[3], name)):
+                objects.put(name, (Path(folder) / name).read_bytes())
+            objects.drop(UNFINISHED_NAME)
+    finally:
+        lease.release()

@@ -49,13 +49,13 @@ def folder_of(array: zarr.Array[Any]) -> Path | None:
     return array.store.root / array.path if isinstance(array.store, LocalStore) else None
 
 
-def objects_at(url: str) -> Objects:
-    """The objects of an array at a URL, whether or not there is one yet. Raises StoreError for a URL that leads
-    nowhere."""
+def objects_at(url: str, role: str = "output") -> Objects:
+    """The objects of an array at a URL, whether or not there is one yet. role: what it is, for errors. Raises
+    StoreError for a URL that leads nowhere."""
     try:
-        return Objects(store_at(url), "", url)
+        return Objects(store_at(url), "", url, role)
     except Exception as error:
-        raise StoreError(f"output: cannot open {url}: {told_of(error)}") from error
+        raise StoreError(f"{role}: cannot open {url}: {told_of(error)}") from error
 
 
 def objects_of(array: zarr.Array[Any]) -> Objects | None:
@@ -71,8 +71,8 @@ class Objects:
     """The objects below an array's path in a store that is no folder of this machine. All methods raise StoreError
     where the store refuses."""
 
-    def __init__(self, store: Store, path: str, name: str) -> None:
-        self._store, self._path, self.name = store, path, name
+    def __init__(self, store: Store, path: str, name: str, role: str = "output") -> None:
+        self._store, self._path, self.name, self._role = store, path, name, role
 
     def get(self, key: str) -> bytes | None:
         """What an object holds; None where there is none."""
@@ -148,7 +148,7 @@ class Objects:
         try:
             return answer_of(asking, f"{self.name}/{key}")
         except Exception as error:  # a server's library may raise anything
-            raise StoreError(f"output: cannot {verb} {self.name}/{key}: {told_of(error)}") from error
+            raise StoreError(f"{self._role}: cannot {verb} {self.name}/{key}: {told_of(error)}") from error
 
 
 class NotingStore(WrapperStore[Store]):

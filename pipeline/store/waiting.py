@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zarr.core.sync import sync
 
@@ -107,6 +107,25 @@ def wait_for(done: Future[Any], what: str) -> None:
             check()
         if (seconds := time.monotonic() - begun) >= LATE_SECONDS:
             _patience.late(what, seconds)
+
+
+class Asked(Generic[Result]):
+    """What a coroutine returns on zarr's event loop, asked for now and waited for later."""
+
+    def __init__(self, asking: Coroutine[Any, Any, Result], what: str) -> None:
+        """what: it asks for, for the log."""
+        self._what, self._done = what, Future[Result]()
+        self._loop, self._task = sync(_begun(asking, self._done))
+
+    def result(self) -> Result:
+        """What it returns, or raises; what this thread's check raises, if it does."""
+        wait_for(self._done, self._what)
+        return self._done.result()
+
+    def cancel(self) -> None:
+        """Nobody needs it any more."""
+        if not self._done.done():
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
 
 async def _begun(

@@ -66,7 +66,7 @@ def _whole(data: np.ndarray, first: int, edges: np.ndarray) -> Block:
 
 def has_small_files(piece: Piece) -> bool:
     """Whether the piece consists of plain documents that are best read by one thread of a process at a time."""
-    return piece.is_plain and piece.nbytes < SMALL_FILE_NBYTES * len(piece.documents)
+    return piece.is_plain and piece.is_local and piece.nbytes < SMALL_FILE_NBYTES * len(piece.documents)
 
 
 def turn_to_read(piece: Piece) -> AbstractContextManager[object]:

@@ -1,5 +1,7 @@
 """A corpus: the files that it is made of, the pieces that tasks count, and how a piece is read.
 
+A file lies at a path or at a URL; `_opened` gives either, and nothing else knows the difference of how they are read.
+
 A large document is cut into pieces; small ones are packed many to a piece, so that thousands of small files
 make neither thousands of tasks nor thousands of kernel launches. A compressed document cannot be cut, since its
 middle cannot be read without its beginning: a piece has all of it, and it is read in order, decompressed on the way.
@@ -12,20 +14,33 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
+from tilewright.pipeline.store.remote import files as remote_files
+from tilewright.pipeline.store.remote.files import (
+    Expected,
+    Facts,
+    RemoteFile,
+    UrlChangedError,
+    UrlError,
+    change_between,
+    is_url,
+    without_local_protocol,
+)
 from tilewright.pipeline.text.formats import decompress
-from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, names_of
+from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, listed_at, names_of
 from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.recognition import READ_FROM_END
+from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import (
     KINDS,
     NotAFileError,
@@ -63,7 +78,7 @@ class Document:
     name: str
     """As the user would call it: the path that was given, or a path below it."""
     path: str
-    """Absolute, for workers that run in another folder."""
+    """Absolute, for workers that run in another folder; or a URL."""
     nbytes: int
     """As stored; a compressed document's own length is known only once it is read."""
     codec: str | None = None
@@ -72,13 +87,23 @@ class Document:
     known."""
     modified_ns: int = 0
     """When its bytes were last written to, in nanoseconds since the epoch."""
+    tag: str | None = None
+    """Of a file at a URL, what its server calls this version of it, perhaps nothing; None of a local one."""
+
+    @property
+    def remote(self) -> RemoteFile | None:
+        """The file at a URL; None where it is a local one."""
+        if self.tag is None:
+            return None
+        return RemoteFile(self.path, Facts(self.nbytes, self.modified_ns, self.tag))
 
 
 class Status(NamedTuple):
     """What only the process that listed a file can compare, so that it does not travel with the document."""
 
     changed_ns: int
-    """When the file's status last changed, in nanoseconds since the epoch."""
+    """When the file's status last changed, in nanoseconds since the epoch; of one at a URL a digest of its tag, or when
+    it was listed, where there is neither tag nor time."""
     inode: int
     """Tells a file that was replaced from one that was written to; whether it changed, it does not tell."""
 
@@ -95,6 +120,8 @@ class Corpus:
     """When the last file was looked at, by `time.monotonic`."""
     reading: Reading = field(default_factory=Reading)
     """How its files are read."""
+    urls: tuple[str, ...] = ()
+    """Those that were given, with a slash behind that of a folder."""
 
     @property
     def nbytes(self) -> int:
@@ -123,6 +150,11 @@ class Piece:
         """Whether all bytes are counted as they are stored."""
         return all(document.codec is None for document in self.documents)
 
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether no file is at a URL."""
+        return all(document.tag is None for document in self.documents)
+
     @property
     def nbytes(self) -> int:
         return self.stop - self.start
@@ -149,7 +181,7 @@ def list_corpus(
     """
     try:
         # Plain texts: a subclass such as NumPy's is taken for bytes where folders are listed.
-        given = [str.__str__(os.fsdecode(path)) for path in paths]
+        given = [without_local_protocol(str.__str__(os.fsdecode(path))) for path in paths]
     except TypeError as error:
         raise CorpusError(
             f"a corpus is named by one path or several, and {shown(paths)} is neither: {error}"
@@ -161,10 +193,16 @@ def list_corpus(
     left_out = LeftOut()
     told: dict[str, list[str]] = {}
     status: list[Status] = []
+    urls: list[str] = []
     absolute_folder, real_folder = cache(_absolute), cache(os.path.realpath)  # for each folder, not each file
     passed_over = os.path.realpath(apart) if apart is not None else None
     repeated = links = special = broken = 0
     for path in given:
+        if is_url(path):
+            root, again = _list_url(path, reading, left_out, told, documents, status)
+            urls.append(root)
+            repeated += again
+            continue
         facts = _stat(path)
         if stat.S_ISDIR(facts.st_mode):
             found, passed = _below(path, reading, left_out)
@@ -221,7 +259,43 @@ def list_corpus(
     ]
     notes += left_out.notes()
     notes += [f"{names_of(names)}: {what}" for what, names in told.items()]
-    return Corpus(tuple(documents.values()), tuple(notes), tuple(status), time.monotonic(), reading)
+    return Corpus(
+        tuple(documents.values()), tuple(notes), tuple(status), time.monotonic(), reading, tuple(urls)
+    )
+
+
+def _list_url(
+    url: str,
+    reading: Reading,
+    left_out: LeftOut,
+    told: dict[str, list[str]],
+    documents: dict[str, Document],
+    status: list[Status],
+) -> tuple[str, int]:
+    """Add the files at a URL, or below it; returns the URL, with a slash behind that of a folder, and how many files
+    were there already."""
+    try:
+        is_folder, found = listed_at(url, reading, left_out, told)
+    except UrlChangedError as error:
+        raise DocumentError(
+            f"{error.url} {error} while the corpus was listed; count it when nothing writes to it"
+        ) from error
+    except UrlError as error:
+        raise CorpusError(f"cannot list {url}: {error}") from error
+    new = [each for each in found if each[0] not in documents]
+    for name, facts, codec in new:
+        documents[name] = Document(name, name, facts.nbytes, codec, facts.modified_ns, facts.tag)
+        status.append(Status(_digest(facts), 0))
+    return f"{url.rstrip('/')}/" if is_folder else url, len(found) - len(new)
+
+
+def _digest(facts: Facts) -> int:
+    """What stands for a tag where times of changes are compared."""
+    if not (facts.tag or facts.modified_ns):
+        return time.time_ns()  # nobody can tell whether it is the same the next time
+    digest = new_checksum()
+    digest.update(facts.tag.encode())
+    return int(digest.intdigest() >> 1)
 
 
 def _absolute(folder: str) -> str:
@@ -342,17 +416,17 @@ def read_range(
     """
     if start == stop:
         return
-    with _opened(document) as descriptor:
+    with _opened(document) as file:
         view = memoryview(target.view(np.uint8).data)
         done, step = 0, stop - start if look is None else STEP_NBYTES
         while done < stop - start:
-            got = read_at(descriptor, view[done : done + step], start + done)
+            got = file.read_at(view[done : done + step], start + done)
             if got == 0:
-                raise _ended(document, descriptor)
+                raise file.ended()
             if look is not None:
                 look(view[done : done + got])
             done += got
-        _check_as_listed(document, os.fstat(descriptor))
+        file.check()
 
 
 def reader(
@@ -377,13 +451,18 @@ def reader(
     codec = codec or document.codec
     assert codec is not None
     looks = None if look is None else _Looks(document, look)
-    stored = decompress.StoredFile(
-        document.path,
-        document.nbytes,
-        partial(_stored_blocks, document) if looks is None else partial(_seen_blocks, document, looks),
-        lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
-        None if looks is None else looks.to,
-    )
+    blocks = partial(_stored_blocks, document) if looks is None else partial(_seen_blocks, document, looks)
+    stored: decompress.StoredFile | Iterator[memoryview]
+    if document.remote is not None:
+        stored = blocks(0)
+    else:
+        stored = decompress.StoredFile(
+            document.path,
+            document.nbytes,
+            blocks,
+            lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
+            None if looks is None else looks.to,
+        )
     fill = decompress.reader(codec, stored, window_nbytes)
 
     def filled(target: np.ndarray) -> int:
@@ -422,15 +501,15 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
     """The document's stored bytes from ``start`` on, block by block, all in the same memory: to one of many threads the
     system gives new memory slowly."""
     view = memoryview(bytearray(min(STORED_NBYTES, document.nbytes)))
-    with _opened(document) as descriptor:
+    with _opened(document) as file:
         done = start
         while done < document.nbytes:
-            got = read_at(descriptor, view[: document.nbytes - done], done)
+            got = file.read_at(view[: document.nbytes - done], done)
             if not got:
-                raise _ended(document, descriptor)
+                raise file.ended()
             done += got
             yield view[:got]
-        _check_as_listed(document, os.fstat(descriptor))
+        file.check()
 
 
 class _Looks:
@@ -464,15 +543,77 @@ def _seen_blocks(document: Document, looks: _Looks, start: int) -> Iterator[memo
         yield block
 
 
+class _OpenFile(Protocol):
+    """A file of a corpus, opened for reading."""
+
+    def read_at(self, target: memoryview, offset: int) -> int:
+        """Read from an offset on; returns how many bytes, 0 at the end."""
+
+    def check(self) -> None:
+        """Raise DocumentError where the file, that was read, is not as it was listed."""
+
+    def ended(self) -> DocumentError:
+        """The error for a file that ended before its last byte."""
+
+
+class _LocalFile:
+    def __init__(self, document: Document, descriptor: int) -> None:
+        self._document, self._descriptor = document, descriptor
+
+    def read_at(self, target: memoryview, offset: int) -> int:
+        return read_at(self._descriptor, target, offset)
+
+    def check(self) -> None:
+        _check_as_listed(self._document, os.fstat(self._descriptor))
+
+    def ended(self) -> DocumentError:
+        facts = os.fstat(self._descriptor)  # not this read's offset: several threads read beyond the end
+        _check_as_listed(self._document, facts)
+        return _ended(self._document, facts.st_size)
+
+
+class _RemoteFile:
+    def __init__(self, document: Document, file: RemoteFile) -> None:
+        self._document, self._file = document, file
+
+    def read_at(self, target: memoryview, offset: int) -> int:
+        return remote_files.read_at(self._file, target, offset)
+
+    def check(self) -> None:
+        pass  # a server that can answers by the condition; all are asked at the end
+
+    def ended(self) -> DocumentError:
+        check_as_listed([self._document])
+        return _ended(self._document, self._file.facts.nbytes)
+
+
+def reading_ahead(
+    piece: Piece, start: int | None = None, stop: int | None = None
+) -> AbstractContextManager[object]:
+    """In this block the calling thread reads a piece's documents, one behind the other: those at URLs are asked for
+    before they are wanted. start, stop: where it begins and ends to read a part, with margins."""
+    return remote_files.reading_ahead(
+        Expected(file, start or 0, stop, document.codec not in READ_FROM_END)
+        for document in piece.documents
+        if (file := document.remote) is not None
+    )
+
+
 @contextmanager
-def _opened(document: Document) -> Iterator[int]:
-    """The descriptor of a document's file; what the system refuses becomes a CorpusError, or a DocumentError."""
+def _opened(document: Document) -> Iterator[_OpenFile]:
+    """A document's file; what the system or a server refuses becomes a CorpusError, or a DocumentError."""
+    if (remote := document.remote) is not None:
+        try:
+            yield _RemoteFile(document, remote)
+        except UrlError as error:
+            raise _refused_at_url(document, error) from error
+        return
     try:
         descriptor = open_anything(document.path)
     except OSError as error:
         raise _refused(document, error) from error
     try:
-        yield descriptor
+        yield _LocalFile(document, descriptor)
     except CorpusError:
         raise
     except OSError as error:
@@ -495,11 +636,16 @@ def _refused(document: Document, error: OSError) -> CorpusError:
     )
 
 
-def _ended(document: Document, descriptor: int) -> DocumentError:
-    facts = os.fstat(descriptor)  # not this read's offset: several threads read beyond the end
-    _check_as_listed(document, facts)
+def _refused_at_url(document: Document, error: UrlError) -> CorpusError:
+    if isinstance(error, UrlChangedError):
+        return _changed(document, str(error))
+    kind = DocumentError if error.lasting else CorpusError
+    return kind(f"cannot read {document.name}: {error}")
+
+
+def _ended(document: Document, nbytes: int) -> DocumentError:
     return DocumentError(
-        f"{document.name} is said to have {facts.st_size} bytes, and ended before the last of them; {ELSEWHERE}"
+        f"{document.name} is said to have {nbytes} bytes, and ended before the last of them; {ELSEWHERE}"
     )
 
 
@@ -507,11 +653,42 @@ def check_as_listed(documents: Iterable[Document]) -> None:
     """Raise DocumentError for a file that has changed since the corpus was listed, as far as any host can tell;
     CorpusError where one cannot be looked at."""
     for document in documents:
+        if document.remote is not None:
+            _check_at_urls([document])
+            continue
         try:
             facts = os.stat(document.path)
         except OSError as error:
             raise _refused(document, error) from error
         _check_as_listed(document, facts)
+
+
+def _check_at_urls(documents: Sequence[Document]) -> None:
+    """As `check_as_listed`, of files at URLs."""
+    try:
+        now = remote_files.facts_of([document.path for document in documents])
+    except UrlError as error:
+        raise _refused_at_url(documents[0], error) from error
+    for document, facts in zip(documents, now, strict=True):
+        assert document.remote is not None
+        if (what := change_between(document.remote.facts, facts)) is not None:
+            raise _changed(document, what)
+
+
+def _changes_at_urls(corpus: Corpus, passed_over: Collection[int]) -> Iterator[tuple[Document, str]]:
+    """The documents at URLs that are not as they were listed, and what happened to them: all are listed again, which
+    takes far fewer requests than to ask for each. Raises CorpusError."""
+    now: dict[str, Facts] = {}
+    for url in corpus.urls:
+        try:
+            now |= remote_files.find(url)[1]
+        except UrlError as error:
+            raise CorpusError(f"cannot list {url} again: {error}") from error
+    for place, document in enumerate(corpus.documents):
+        if place not in passed_over and document.remote is not None:
+            what = change_between(document.remote.facts, now.get(document.path))
+            if what is not None:
+                yield document, what
 
 
 def _check_as_listed(document: Document, facts: os.stat_result) -> None:
@@ -543,8 +720,11 @@ def check_unchanged(corpus: Corpus, passed_over: Collection[int] = ()) -> None:
     changes = [
         (document, what)
         for place, (document, status) in enumerate(zip(corpus.documents, corpus.status, strict=True))
-        if place not in passed_over and (what := _change_since(document, status)) is not None
+        if place not in passed_over
+        and document.tag is None
+        and (what := _change_since(document, status)) is not None
     ]
+    changes += _changes_at_urls(corpus, passed_over)
     if not changes:
         return
     (document, what), *more = changes

@@ -17,13 +17,12 @@ from zarr.errors import BaseZarrError
 
 from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, joined
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.product.output_group import output_group
+from tilewright.pipeline.product.output_group import group_at_url, output_group
 from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.text.formats.listing import GROUP_KIND
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.transfer.files import with_remedy
-
-GROUP_KIND = "tilewright_counts"
-"""The attribute of the group that says what it is."""
 
 CHUNK = 2**18
 """Numbers of a chunk, and texts of one."""
@@ -33,7 +32,7 @@ def store_group(
     counts: np.ndarray | SparseCounts,
     tokens: Tokens | None,
     facts: dict[str, Any],
-    path: Path,
+    path: Path | str,
     *,
     encoding: str,
     overwrite: bool,
@@ -74,10 +73,15 @@ def store_group(
 
 
 def write_group(
-    path: Path, kind: str, attributes: dict[str, Any], write: Callable[[zarr.Group], None], *, overwrite: bool
+    path: Path | str,
+    kind: str,
+    attributes: dict[str, Any],
+    write: Callable[[zarr.Group], None],
+    *,
+    overwrite: bool,
 ) -> None:
-    """Let ``write`` fill a group with these attributes, which appears when it is whole. kind: the one of them that says
-    what the group is.
+    """Let ``write`` fill a group with these attributes, which appears when it is whole. path: a URL where it is a text.
+    kind: the one of the attributes that says what the group is.
 
     Raises
     ------
@@ -92,7 +96,12 @@ def write_group(
         write(group)
         return group
 
-    with output_group(path, kind, overwrite=overwrite) as growing:
+    place = (
+        group_at_url(path, kind, overwrite=overwrite)
+        if isinstance(path, str)
+        else output_group(path, kind, overwrite=overwrite)
+    )
+    with place as growing:
         try:
             ended(lambda: create(growing))
         except (OSError, BaseZarrError, ValueError) as error:
@@ -153,14 +162,14 @@ def _are_unicode(names: Sequence[str]) -> bool:
     return True
 
 
-def load_group(path: Path) -> tuple[dict[str, Any], np.ndarray | SparseCounts, Tokens | None]:
+def load_group(path: Path | str) -> tuple[dict[str, Any], np.ndarray | SparseCounts, Tokens | None]:
     """The fields of a histogram, its counts and its tokens, as `store_group` wrote them.
 
     Raises StoreError where the group cannot be read, or lacks an array.
     """
 
     def read() -> tuple[dict[str, Any], np.ndarray | SparseCounts, Tokens | None]:
-        group = zarr.open_group(path, mode="r")
+        group = zarr.open_group(openable(path) if isinstance(path, str) else path, mode="r")
         facts: dict[str, Any] = dict(group.attrs)
 
         def array(name: str) -> Any:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tilewright.pipeline.text.corpus import Piece, read_range
+from tilewright.pipeline.store.waiting import reading_while
+from tilewright.pipeline.text.corpus import Piece, read_range, reading_ahead
 from tilewright.pipeline.threads import thread_buffer
 from tilewright.pipeline.transfer.checksum import new_checksum
 
@@ -94,6 +95,13 @@ def is_as_before(piece: Piece, rows: np.ndarray, check: Callable[[], None]) -> b
 
     Raises CorpusError, DocumentError as `read_range`.
     """
+    if not piece.is_local:
+        with reading_while(check), reading_ahead(piece):
+            return _is_as_before(piece, rows, check)
+    return _is_as_before(piece, rows, check)
+
+
+def _is_as_before(piece: Piece, rows: np.ndarray, check: Callable[[], None]) -> bool:
     memory = thread_buffer("text", COMPARED_NBYTES, pinned=False)
     for document, start, stop, digest in rows.tolist():
         if stop > piece.documents[document].nbytes:

@@ -23,6 +23,8 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.reduce import end_if_given_up
+from tilewright.pipeline.store.remote.files import REQUEST_NBYTES
+from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.arrival import without
 from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
@@ -33,9 +35,10 @@ from tilewright.pipeline.text.blocks import (
     read_at_once,
     stream,
     turn_to_read,
+    with_margins,
 )
 from tilewright.pipeline.text.blocks import MOST_DOCUMENTS as MOST_OF_A_BLOCK
-from tilewright.pipeline.text.corpus import Piece, check_as_listed, cut_pieces, share_out
+from tilewright.pipeline.text.corpus import Piece, check_as_listed, cut_pieces, reading_ahead, share_out
 from tilewright.pipeline.text.documents import Counts, Rows, are_files, joined, rows_of, width_of
 from tilewright.pipeline.text.fingerprints import NONE, Fingerprints
 from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
@@ -164,11 +167,12 @@ def _bad_files(
             continue
         try:
             alone = Piece(0, (document,), 0, document.nbytes)
-            for block in stream(alone, kind, 0, LANE_NBYTES, memory, reading=reading):
-                check()
-                read += block.nbytes
-                if most is not None and read > most:
-                    return bad
+            with reading_while(check), reading_ahead(alone):
+                for block in stream(alone, kind, 0, LANE_NBYTES, memory, reading=reading):
+                    check()
+                    read += block.nbytes
+                    if most is not None and read > most:
+                        return bad
         except CorpusError as error:
             bad[place] = str(error)
     return bad
@@ -202,29 +206,30 @@ def _count(
     shares = _shares(piece, device, block_nbytes, threads)
     task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
     if device != "cuda" and task.is_sparse:
-        parts = _run([partial(_sparse_on_host, share) for share in shares], threads, task)
+        parts = _run(_calls(_sparse_on_host, shares), threads, task)
         return _counts_of(piece, shares, parts, per_document, kind)
     assert isinstance(kind, Kind)
     if device == "cpu":
-        parts = _run([partial(_on_host, share) for share in shares], threads, task)
+        parts = _run(_calls(_on_host, shares), threads, task)
         return _counts_of(piece, shares, parts, per_document, kind)
     from tilewright.pipeline.text.lanes import borrowed_tally, prepare
 
     prepare(kind)
     if per_document and not _is_one_text(piece, reading):
-        parts = _run([partial(_rows_on_gpu, share) for share in shares], threads, task)
+        parts = _run(_calls(_rows_on_gpu, shares), threads, task)
         return _counts_of(piece, shares, parts, per_document, kind)
     with borrowed_tally(kind.bins) as tally:
         if (
             file_upload.available()
             and piece.is_plain
+            and piece.is_local
             and not has_small_files(piece)
             and _are_plain(piece, reading)
         ):
             part = _text_on_gpu(piece, kind, tally, threads, neighbours)
             if part is not None:
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
-        parts = _run([partial(_tally_on_gpu, share, tally) for share in shares], threads, task)
+        parts = _run(_calls(partial(_tally_on_gpu, tally), shares), threads, task)
         counts = tally.read()
         np.subtract.at(counts, np.concatenate([part.columns for part in parts]), 1)
         bins = np.flatnonzero(counts)
@@ -342,6 +347,22 @@ def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[
     if device == "cpu" or has_small_files(piece):
         return [Piece(0, piece.documents, piece.start, piece.stop)]
     return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
+
+
+def _calls(count: Callable[[Piece, _Task], _Part], shares: Sequence[Piece]) -> list[Callable[[_Task], _Part]]:
+    """Calls that count a share each, and have what is at URLs asked for ahead."""
+
+    def call(share: Piece, task: _Task) -> _Part:
+        if share.is_local:
+            return count(share, task)
+        with reading_while(task.check), reading_ahead(share, *_range_of(share, task.kind)):
+            return count(share, task)
+
+    return [partial(call, share) for share in shares]
+
+
+def _range_of(share: Piece, kind: Kind | TokenKind) -> tuple[int, int] | tuple[None, None]:
+    return with_margins(share, kind) if share.is_part else (None, None)
 
 
 def _run(calls: Sequence[Callable[[_Task], _Part]], threads: int, task: _Task) -> list[_Part]:
@@ -520,8 +541,9 @@ def _rows_of(prints: Fingerprints | None) -> np.ndarray:
 def _host_blocks(
     share: Piece, task: _Task, prints: Fingerprints | None, found: Found, *, sparse: bool = False
 ) -> Iterable[Block]:
-    """Plain documents in one block, others in a buffer that is filled again and again."""
-    if share.is_plain:
+    """Plain documents on a disk in one block, others in a buffer that is filled again and again: what is at URLs is
+    counted while more of it is under way."""
+    if share.is_plain and share.is_local:
         first = prints if prints is None else task.prints(share)
         block = read_at_once(share, task.kind, task.gap, partial(thread_buffer, "text", pinned=False), first)
         known = (
@@ -536,7 +558,7 @@ def _host_blocks(
                 found.place = place
                 found.ended("")
             return [block]
-    nbytes = min(task.block_nbytes, MOST_BLOCK_NBYTES)
+    nbytes = min(task.block_nbytes, MOST_BLOCK_NBYTES if share.is_local else REQUEST_NBYTES)
     memory = partial(thread_buffer, "text", nbytes + EXTRA_NBYTES, pinned=False)
     return _stream(share, task, nbytes, memory, prints, found, sparse=sparse)
 
@@ -590,7 +612,7 @@ def _are_plain(piece: Piece, reading: Reading) -> bool:
     )
 
 
-def _tally_on_gpu(share: Piece, tally: Tally, task: _Task) -> _Part:
+def _tally_on_gpu(tally: Tally, share: Piece, task: _Task) -> _Part:
     """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
     from tilewright.pipeline.text.lanes import borrowed_lane
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, in_as
 from tilewright.kernels.histograms.tokens import KINDS, Kind
 from tilewright.pipeline.config import path_text
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
-from tilewright.pipeline.product.output_group import is_group_of
+from tilewright.pipeline.product.output_group import has_group_of, is_group_of
 from tilewright.pipeline.store.arrays import open_array
+from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.region_read import region_reads
+from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.text.counts_group import GROUP_KIND, load_group
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
@@ -48,23 +51,35 @@ def read_counts(source: str | os.PathLike[str]) -> Read:
     text = path_text(source)
     if not text:
         raise OptionError(f"{shown(source)} is no path; give that of a file that tilewright histogram wrote")
-    path = Path(text)
-    if path.suffix == ".csv":
+    path = text if is_url(text) else Path(without_local_protocol(text))
+    suffix = PurePosixPath(text).suffix
+    if suffix == ".csv":
         raise OptionError(
             f"{path}: a .csv says neither all documents nor what was skipped, so that nothing could be added to it;"
             " write the counts as .json or .zarr too"
         )
-    if path.suffix not in READERS:
-        found = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
+    if suffix not in READERS:
+        found = f"ends in {suffix!r}" if suffix else "has no ending"
         raise OptionError(f"{path} {found}; counts are read from {ENDINGS}")
-    facts, counts, tokens = READERS[path.suffix](path)
+    facts, counts, tokens = READERS[suffix](path)
     _check(path, facts, counts, tokens)
     return facts, counts, tokens
 
 
-def _read_json(path: Path) -> Read:
+def _contents(path: Path | str) -> bytes:
+    """Raises OSError."""
+    if not isinstance(path, str):
+        return read_file(path)
+    above, _, name = path.rpartition("/")
+    found = objects_at(above, "counts").get(name)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return found
+
+
+def _read_json(path: Path | str) -> Read:
     try:
-        found = json.loads(read_file(path))
+        found = json.loads(_contents(path))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}; give a file of counts") from error
     except (ValueError, RecursionError) as error:
@@ -113,9 +128,9 @@ def _sparse(rows: list[Any], bins: int) -> SparseCounts:
     return SparseCounts(indptr, indices, values, bins)
 
 
-def _read_npz(path: Path) -> Read:
+def _read_npz(path: Path | str) -> Read:
     try:
-        with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as found:
+        with np.load(io.BytesIO(_contents(path)), allow_pickle=False) as found:
             facts = json.loads(str(found["facts"]))
             tokens = Tokens(found["token_bytes"], found["token_offsets"]) if "token_bytes" in found else None
             counts: Counts = (
@@ -130,8 +145,8 @@ def _read_npz(path: Path) -> Read:
     return facts, counts, tokens
 
 
-def _read_zarr(path: Path) -> Read:
-    if is_group_of(path, GROUP_KIND):
+def _read_zarr(path: Path | str) -> Read:
+    if is_group_of(path, GROUP_KIND) if isinstance(path, Path) else has_group_of(path, GROUP_KIND):
         return load_group(path)
     try:
         array = open_array(path, ndim=1, role="counts")
@@ -147,7 +162,7 @@ ENDINGS = ".json, .npz and .zarr"
 READERS = {".json": _read_json, ".npz": _read_npz, ".zarr": _read_zarr}
 
 
-def _check(path: Path, facts: Mapping[str, Any], counts: Counts, tokens: Tokens | None) -> None:
+def _check(path: Path | str, facts: Mapping[str, Any], counts: Counts, tokens: Tokens | None) -> None:
     """Raise StoreError for what is no histogram of ours."""
 
     def fail(what: str) -> None:

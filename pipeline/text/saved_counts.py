@@ -7,15 +7,19 @@ import errno
 import json
 import logging
 import os
+import tempfile
+import uuid
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import dask
 import numpy as np
 
 from tilewright.kernels.histograms.token_lists import encoding_of
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.product.in_place import is_unfinished
 from tilewright.pipeline.product.output import (
     absolute,
     check_growing_place,
@@ -25,9 +29,14 @@ from tilewright.pipeline.product.output import (
     exists_error,
     partial_path,
 )
-from tilewright.pipeline.product.output_group import is_group_of
-from tilewright.pipeline.store.arrays import check_source
+from tilewright.pipeline.product.output_group import check_group_at_url, is_group_of
+from tilewright.pipeline.store.arrays import check_bucket, check_source
+from tilewright.pipeline.store.chunks import METADATA_NAMES
+from tilewright.pipeline.store.objects import Objects, objects_at
+from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.store.region_write import region_writes, write_region
+from tilewright.pipeline.store.remote import files as remote_files
+from tilewright.pipeline.store.remote.files import UrlError, is_url, without_local_protocol
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counts_group import GROUP_KIND, store_group
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram
@@ -72,8 +81,12 @@ def check_outputs(
     for given, endings in ((out, tuple(out_endings or WRITERS)), (plot, (".png",))):
         if given is None:
             continue
-        path = Path(given)
-        _check_ending(path, endings)
+        place = place_of(given)
+        _check_ending(place, endings)
+        if isinstance(place, str):
+            _check_at_url(place, corpus, overwrite=overwrite)
+            continue
+        path = place
         _check_length(path)
         check_source(given, "output")
         folder = absolute(path).parent
@@ -97,6 +110,53 @@ def check_outputs(
             raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
 
 
+def place_of(given: str | os.PathLike[str]) -> Path | str:
+    """Where an output is to stand: a local path, or a URL as text."""
+    text = os.fspath(given)
+    return text.rstrip("/") if is_url(text) else Path(without_local_protocol(text))
+
+
+def _check_at_url(url: str, corpus: Collection[str | os.PathLike[str]], *, overwrite: bool) -> None:
+    """As `check_outputs`, of an output at a URL: an object is written beside it, and removed again."""
+    inside = [
+        each
+        for given in corpus
+        if (each := os.fspath(given)) and f"{url}/".startswith(f"{each.rstrip('/')}/")
+    ]
+    check_bucket(url, "output")
+    objects = _object_of(url)[0]
+    if _suffix(url) == ".zarr":
+        if is_unfinished(objects_at(url)):
+            there = False
+        elif (there := objects_at(url).get(METADATA_NAMES[3]) is not None) or not overwrite:
+            check_group_at_url(objects_at(url), GROUP_KIND, overwrite=overwrite)
+    else:
+        try:
+            there = remote_files.facts_of([url])[0] is not None
+        except UrlError as error:
+            raise StoreError(f"output: cannot look at {url}: {error}") from error
+        if there and not overwrite:
+            raise exists_error(url)
+    if there and inside:
+        raise OutputError(
+            f"output: {url} is there and belongs to the corpus, {inside[0]}, so it would be counted and then replaced;"
+            " choose another path, or move it away"
+        )
+    probe = f"{KEY_START}{uuid.uuid4().hex}"
+    objects.put(probe, b"")
+    objects.delete(probe)
+
+
+def _object_of(url: str) -> tuple[Objects, str]:
+    """The object at a URL: the folder that it lies in, and its name there."""
+    above, _, name = url.rpartition("/")
+    return objects_at(above), name
+
+
+def _suffix(place: Path | str) -> str:
+    return PurePosixPath(place.rpartition("/")[2]).suffix if isinstance(place, str) else place.suffix
+
+
 def _check_length(path: Path) -> None:
     """An output grows under a name that is longer than its own."""
     draft = partial_path(path) if path.suffix == ".zarr" else _draft_of(path)
@@ -115,6 +175,7 @@ def _check_length(path: Path) -> None:
 
 
 def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None:
+    corpus = [each for each in corpus if not is_url(os.fspath(each))]
     if not corpus or not path.exists():
         return
     ours = path.resolve()
@@ -129,9 +190,10 @@ def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None
             )
 
 
-def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
-    if path.suffix not in endings:
-        found = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
+def _check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
+    suffix = _suffix(path)
+    if suffix not in endings:
+        found = f"ends in {suffix!r}" if suffix else "has no ending"
         raise OptionError(f"output: {path} {found}; the ending says the format and is {' or '.join(endings)}")
 
 
@@ -152,9 +214,9 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwr
     StoreError
         The file cannot be written.
     """
-    target = Path(path)
+    target = place_of(path)
     _check_ending(target, tuple(WRITERS))
-    WRITERS[target.suffix](histogram, target, overwrite)
+    WRITERS[_suffix(target)](histogram, target, overwrite)
 
 
 def _draft_of(path: Path) -> Path:
@@ -162,8 +224,9 @@ def _draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
-def write_whole(path: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Let ``write`` fill a file beside ``path`` and rename it there; a failure leaves nothing behind.
+def write_whole(path: Path | str, write: Callable[[Path], None], *, overwrite: bool) -> None:
+    """Let ``write`` fill a file beside ``path`` and rename it there; a failure leaves nothing behind. Of a URL, that
+    file is a temporary one, and becomes an object.
 
     Raises
     ------
@@ -172,6 +235,9 @@ def write_whole(path: Path, write: Callable[[Path], None], *, overwrite: bool) -
     StoreError
         The file cannot be written.
     """
+    if isinstance(path, str):
+        _write_object(path, write, overwrite=overwrite)
+        return
     draft = _draft_of(path)
     try:
         write(draft)
@@ -186,6 +252,25 @@ def write_whole(path: Path, write: Callable[[Path], None], *, overwrite: bool) -
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def _write_object(url: str, write: Callable[[Path], None], *, overwrite: bool) -> None:
+    objects, name = _object_of(url)
+    with tempfile.TemporaryDirectory(
+        prefix="tilewright-counts-", dir=dask.config.get("temporary-directory")
+    ) as folder:
+        draft = Path(folder) / name
+        try:
+            write(draft)
+            data = draft.read_bytes()
+        except OSError as error:
+            raise StoreError(
+                f"output: cannot make what is to be written to {url} in {folder}: {error.strerror or error}"
+            ) from error
+    if overwrite:
+        objects.put(name, data)
+    elif objects.put_if(name, data, None) is None:
+        raise exists_error(url)
 
 
 def _rename_to_free(draft: Path, path: Path) -> None:
@@ -206,7 +291,7 @@ def _rename_to_free(draft: Path, path: Path) -> None:
             raise
 
 
-def _save_csv(histogram: Histogram, path: Path, overwrite: bool) -> None:
+def _save_csv(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     def write(draft: Path) -> None:
         # File names may hold bytes that are no UTF-8; they go out as they came.
         with open(draft, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
@@ -233,7 +318,7 @@ def _save_csv(histogram: Histogram, path: Path, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
-def _save_json(histogram: Histogram, path: Path, overwrite: bool) -> None:
+def _save_json(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     def write(draft: Path) -> None:
         with open(draft, "w", encoding="utf-8") as file:
             file.writelines(histogram.json_pieces())
@@ -241,7 +326,7 @@ def _save_json(histogram: Histogram, path: Path, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
-def _save_npz(histogram: Histogram, path: Path, overwrite: bool) -> None:
+def _save_npz(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     counts, tokens = histogram.counts, histogram.tokens
     arrays: dict[str, Any] = {"facts": np.array(json.dumps(histogram.facts()))}
     if isinstance(counts, SparseCounts):
@@ -265,7 +350,7 @@ def _save_npz(histogram: Histogram, path: Path, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
-def _save_zarr(histogram: Histogram, path: Path, overwrite: bool) -> None:
+def _save_zarr(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     if histogram.tokens is not None or isinstance(histogram.counts, SparseCounts):
         store_group(
             histogram.counts,
@@ -280,7 +365,7 @@ def _save_zarr(histogram: Histogram, path: Path, overwrite: bool) -> None:
 
 
 def store_counts(
-    counts: np.ndarray, path: Path, attributes: dict[str, Any], *, overwrite: bool = False
+    counts: np.ndarray, path: Path | str, attributes: dict[str, Any], *, overwrite: bool = False
 ) -> None:
     """Store counts, int64[bins] or int64[(documents, bins)], as a Zarr array that appears when it is whole.
 
@@ -316,7 +401,7 @@ def store_counts(
             output.release()
 
 
-WRITERS: dict[str, Callable[[Histogram, Path, bool], None]] = {
+WRITERS: dict[str, Callable[[Histogram, Path | str, bool], None]] = {
     ".csv": _save_csv,
     ".json": _save_json,
     ".npz": _save_npz,

@@ -80,7 +80,7 @@ async def put_if(store: Store, key: str, data: bytes, before: Tagged | None) -> 
             if _is_s3fs(inner):
                 return await _put_by_s3fs(inner, key, data, before)
         except Exception as error:
-            if _is_conflict(error):
+            if is_conflict(error):
                 raise ConflictError from error
             if not _is_unknown(error):
                 raise
@@ -139,7 +139,7 @@ def _is_ours_alone(store: Any) -> bool:
     return isinstance(store, MemoryStore) or "memory" in getattr(getattr(store, "fs", None), "protocol", ())
 
 
-def _is_conflict(error: BaseException) -> bool:
+def is_conflict(error: BaseException) -> bool:
     names = {one.__name__ for one in type(error).__mro__}
     return not names.isdisjoint(CONFLICTS) or _code_of(error) in CONFLICT_CODES
 

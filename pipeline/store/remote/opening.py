@@ -68,7 +68,7 @@ def store_at(url: str, read_only: bool = False) -> Store:
     if not is_s3(url):
         found = FsspecStore.from_url(url)
         return found.with_read_only(True) if read_only else found
-    inner = _opened(url.rstrip("/"), os.getpid(), config.get("obstore"), _surroundings())
+    inner = _opened(url.rstrip("/"), os.getpid(), config.get("obstore"), surroundings())
     return AtUrl(inner.with_read_only(read_only), url.rstrip("/"), store_at)
 
 
@@ -92,7 +92,7 @@ async def look_at_bucket(store: Store) -> None:
     await store.asked(listed, "")
 
 
-def _surroundings() -> tuple[tuple[str, str], ...]:
+def surroundings() -> tuple[tuple[str, str], ...]:
     """What of the environment decides how S3 is reached."""
     return tuple(
         sorted((name, value) for name, value in os.environ.items() if name.startswith(("AWS_", "FSSPEC_")))

@@ -1,4 +1,4 @@
-"""A store at a URL that is asked again where its server fails for a while, and says so.
+"""Servers that are asked again where they fail for a while, and say so: `Patience`; and a store at a URL with it.
 
 Libraries try again too, in silence, each in its own way. So here that is left to one place: with waits that grow, for
 `tilewright.storage-deadline` seconds, with one line in the log once it has gone on for `TOLD_SECONDS`.
@@ -39,6 +39,65 @@ class _Told:
     at: float | None = None
 
 
+class Patience:
+    """Asks a server until it answers, or `storage-deadline` is over."""
+
+    def __init__(
+        self,
+        url: str,
+        wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """url: what is asked, for the log. wait: returns after so many seconds. clock: says seconds."""
+        self.url = url
+        self.wait, self.clock = wait, clock
+        self._reached = False
+
+    async def asked(self, ask: Callable[[], Awaitable[Found]], key: str) -> Found:
+        """What ``ask`` returns; it is called again where what it raises may pass. key: for the log.
+
+        Raises what it raised last.
+        """
+        begun, wait = self.clock(), FIRST_WAIT
+        while True:
+            try:
+                found = await ask()
+            except Exception as error:
+                trouble = trouble_of(error)
+                if trouble.kind is not Kind.UNREACHABLE:
+                    self._reached = True
+                seconds = self.clock() - begun
+                if not trouble.passing or seconds + wait > self._deadline(trouble):
+                    raise
+                if seconds >= TOLD_SECONDS:
+                    self._tell(key, trouble, seconds)
+            else:
+                self._reached = True
+                return found
+            await self.wait(wait * random.uniform(0.5, 1))
+            wait = min(2 * wait, MOST_WAIT)
+
+    def _deadline(self, trouble: Trouble) -> float:
+        """Seconds that may pass with this trouble."""
+        most = float(config.get("storage-deadline"))
+        strange = trouble.kind is Kind.UNREACHABLE and not self._reached
+        return min(most, STRANGE_SECONDS) if strange else most
+
+    def _tell(self, key: str, trouble: Trouble, seconds: float) -> None:
+        now = self.clock()
+        if _Told.at is not None and now - _Told.at < TOLD_SECONDS:
+            return
+        _Told.at = now
+        logger.warning(
+            "%s/%s: %s, for %.0f s by now; it is asked again until %.0f s are over (tilewright.storage-deadline)",
+            self.url,
+            key,
+            trouble.cause,
+            seconds,
+            self._deadline(trouble),
+        )
+
+
 async def _names_in(store: Store, prefix: str) -> AsyncIterator[str]:
     """The names in a folder. Some servers list the folder itself, as an object without a name, or its empty place once
     all is gone from it."""
@@ -72,11 +131,10 @@ class AtUrl(WrapperStore[Store]):
         many seconds. clock: says seconds."""
         super().__init__(store)
         self.url = url
-        self._reopen, self._wait, self._clock = reopen, wait, clock
-        self._reached = False
+        self._reopen, self._patience = reopen, Patience(url, wait, clock)
 
     def _with_store(self, store: Store) -> Self:
-        return type(self)(store, self.url, self._reopen, self._wait, self._clock)
+        return type(self)(store, self.url, self._reopen, self._patience.wait, self._patience.clock)
 
     def __reduce__(self) -> Any:
         """As its URL: each process opens it by what is installed there, with its own credentials."""
@@ -134,45 +192,5 @@ class AtUrl(WrapperStore[Store]):
             yield name
 
     async def asked(self, ask: Callable[[], Awaitable[Found]], key: str) -> Found:
-        """What ``ask`` returns; it is called again where what it raises may pass. key: for the log.
-
-        Raises what it raised last.
-        """
-        begun, wait = self._clock(), FIRST_WAIT
-        while True:
-            try:
-                found = await ask()
-            except Exception as error:
-                trouble = trouble_of(error)
-                if trouble.kind is not Kind.UNREACHABLE:
-                    self._reached = True
-                seconds = self._clock() - begun
-                if not trouble.passing or seconds + wait > self._deadline(trouble):
-                    raise
-                if seconds >= TOLD_SECONDS:
-                    self._tell(key, trouble, seconds)
-            else:
-                self._reached = True
-                return found
-            await self._wait(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, MOST_WAIT)
-
-    def _deadline(self, trouble: Trouble) -> float:
-        """Seconds that may pass with this trouble."""
-        most = float(config.get("storage-deadline"))
-        strange = trouble.kind is Kind.UNREACHABLE and not self._reached
-        return min(most, STRANGE_SECONDS) if strange else most
-
-    def _tell(self, key: str, trouble: Trouble, seconds: float) -> None:
-        now = self._clock()
-        if _Told.at is not None and now - _Told.at < TOLD_SECONDS:
-            return
-        _Told.at = now
-        logger.warning(
-            "%s/%s: %s, for %.0f s by now; it is asked again until %.0f s are over (tilewright.storage-deadline)",
-            self.url,
-            key,
-            trouble.cause,
-            seconds,
-            self._deadline(trouble),
-        )
+        """As `Patience.asked`."""
+        return await self._patience.asked(ask, key)

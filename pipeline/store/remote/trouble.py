@@ -222,7 +222,11 @@ def _status(error: BaseException) -> int | None:
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):
         return answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    if not type(error).__module__.startswith("obstore"):
+    module = type(error).__module__
+    if module.startswith("aiohttp"):
+        status = getattr(error, "status", None)
+        return status if isinstance(status, int) and status else None
+    if not module.startswith("obstore"):
         return None
     found = STATUS.search(str(error))
     return int(next(filter(None, found.groups()))) if found else None

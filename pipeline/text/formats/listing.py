@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.store.remote import files as remote_files
+from tilewright.pipeline.store.remote.files import Facts, RemoteFile
 from tilewright.pipeline.text.formats.reading import Reading, is_hidden, relative_name
 from tilewright.pipeline.text.formats.recognition import (
     CONTAINERS,
@@ -46,6 +48,15 @@ _OUR_MARKS = ("tilewright-counts.jsonl", "tilewright-output")
 """Files that mark a folder as Tilewright's: finished pieces of a count, and an output that is not finished."""
 
 
+METADATA_NBYTES = 2**26
+"""The longest metadata of an array that are looked at: they may list documents."""
+GROUP_KIND = "tilewright_counts"
+"""The attribute by which a group of Zarr with counts is known."""
+
+HeadOf = Callable[[str, int], bytes]
+"""Gives so many of the first bytes of a file, by its name."""
+
+
 @dataclass
 class LeftOut:
     """How much below the folders of a corpus is not counted."""
@@ -54,8 +65,18 @@ class LeftOut:
     outputs: int = 0
     unwanted: int = 0
 
-    def choose(self, here: str, folders: list[str], files: list[str], top: str, reading: Reading) -> None:
-        """Take out of the names of a folder what is not to be counted. top: the folder that the user named."""
+    def choose(
+        self,
+        here: str,
+        folders: list[str],
+        files: list[str],
+        top: str,
+        reading: Reading,
+        head: HeadOf | None = None,
+    ) -> None:
+        """Take out of the names of a folder what is not to be counted. top: the folder that the user named. head: for
+        files that are no local ones."""
+        is_local, head = head is None, head or head_of
         if here != top and any(mark in files for mark in _OUR_MARKS):
             self.outputs += 1
             folders.clear()
@@ -64,7 +85,10 @@ class LeftOut:
         kept = [name for name in folders if not is_hidden(name)]
         self.hidden += len(folders) - len(kept)
         outputs = [
-            name for name in kept if name.endswith(".zarr") and _is_our_array(os.path.join(here, name))
+            name
+            for name in kept
+            if name.endswith(".zarr")
+            and _is_our_array(head(os.path.join(here, name, "zarr.json"), METADATA_NBYTES))
         ]
         self.outputs += len(outputs)
         folders[:] = [name for name in kept if name not in outputs]
@@ -77,8 +101,11 @@ class LeftOut:
         outputs = [
             name
             for name in kept
-            if (name.endswith((".json", ".csv")) and _OUTPUT.match(head_of(os.path.join(here, name))))
-            or (name.endswith(".parquet") and _is_our_table(os.path.join(here, name)))
+            if (
+                name.endswith((".json", ".csv"))
+                and _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
+            )
+            or (name.endswith(".parquet") and is_local and _is_our_table(os.path.join(here, name)))
         ]
         self.outputs += len(outputs)
         files[:] = [name for name in kept if name not in outputs] if outputs else kept
@@ -95,12 +122,18 @@ class LeftOut:
         ]
 
 
-def codec_of(name: str, nbytes: int, reading: Reading, told: dict[str, list[str]]) -> str | None:
+def codec_of(
+    name: str,
+    nbytes: int,
+    reading: Reading,
+    told: dict[str, list[str]],
+    head_at: HeadOf | None = None,
+) -> str | None:
     """`Document.codec` of a file. told: gets the names of files that are counted as they are stored although they look
-    like something else."""
+    like something else. head_at: for a file that is no local one."""
     codec = codec_named(name)
-    if codec is None and nbytes >= min(SNIFFED_NBYTES, config.get("piece-nbytes")):
-        head = head_of(name)
+    if _is_looked_at(name, nbytes):
+        head = (head_at or head_of)(name, HEAD_NBYTES)
         form = recognised(head, name)
         # Without a field, tables are bytes like any others, and may be cut.
         if form is not None and (reading.fields or form not in CONTAINERS or form in (TAR, WARC, ZIP)):
@@ -113,14 +146,83 @@ def codec_of(name: str, nbytes: int, reading: Reading, told: dict[str, list[str]
     return codec if codec is not None or reading.as_stored else TEXT
 
 
-def head_of(path: str) -> bytes:
+def _is_looked_at(name: str, nbytes: int) -> bool:
+    """Whether a file's first bytes are looked at when it is listed."""
+    return codec_named(name) is None and nbytes >= min(SNIFFED_NBYTES, config.get("piece-nbytes"))
+
+
+def listed_at(
+    url: str, reading: Reading, left_out: LeftOut, told: dict[str, list[str]]
+) -> tuple[bool, list[tuple[str, Facts, str | None]]]:
+    """Whether a URL names a folder; and the URL, the facts and the `Document.codec` of the file there, or of each that
+    is to be counted below it, in the order in which files below a local folder are listed. Raises UrlError."""
+    is_folder, found = remote_files.find(url)
+    heads: dict[str, bytes] = {}
+
+    def look(names: Iterable[str]) -> None:
+        """Ask for several at once."""
+        new = [RemoteFile(name, found[name]) for name in names if name not in heads]
+        heads.update(zip((file.url for file in new), remote_files.heads(new, HEAD_NBYTES), strict=True))
+
+    def head(name: str, nbytes: int) -> bytes:
+        if name not in found:
+            return b""
+        if name not in heads or len(heads[name]) < min(nbytes, found[name].nbytes):
+            (heads[name],) = remote_files.heads([RemoteFile(name, found[name])], nbytes)
+        return heads[name]
+
+    if is_folder:
+        look(name for name in found if name.endswith((".json", ".csv")))
+        names = _chosen_below(url.rstrip("/"), list(found), reading, left_out, head)
+    else:
+        names = list(found) if reading.takes(url, named=True) else []
+        left_out.unwanted += not names
+    if not reading.raw:
+        look(name for name in names if _is_looked_at(name, found[name].nbytes))
+    return is_folder, [
+        (
+            name,
+            found[name],
+            None if reading.raw else codec_of(name, found[name].nbytes, reading, told, head),
+        )
+        for name in names
+    ]
+
+
+def _chosen_below(
+    top: str, names: Sequence[str], reading: Reading, left_out: LeftOut, head: HeadOf
+) -> list[str]:
+    """Those of the URLs below a folder that are to be counted, folder by folder as `os.walk` goes."""
+    folders: dict[str, dict[str, None]] = {top: {}}
+    inside: dict[str, list[str]] = {top: []}
+    for name in names:
+        *above, last = name.removeprefix(top + "/").split("/")
+        here = top
+        for part in above:
+            folders[here][part] = None
+            here = f"{here}/{part}"
+            folders.setdefault(here, {})
+            inside.setdefault(here, [])
+        inside[here].append(last)
+    found: list[str] = []
+    waiting = [top]
+    while waiting:
+        here = waiting.pop()
+        below, here_files = list(folders[here]), inside[here]
+        left_out.choose(here, below, here_files, top, reading, head)
+        found += [f"{here}/{name}" for name in here_files]
+        waiting += [f"{here}/{name}" for name in below]
+    return sorted(found, key=lambda name: name.split("/"))
+
+
+def head_of(path: str, nbytes: int = HEAD_NBYTES) -> bytes:
     """A file's first bytes; none of one that cannot be read, which is told of when it is counted."""
     try:
         descriptor = open_anything(path)
     except OSError:
         return b""
     try:
-        return os.pread(descriptor, HEAD_NBYTES, 0)
+        return os.pread(descriptor, nbytes, 0)
     except OSError:
         return b""
     finally:
@@ -148,11 +250,11 @@ def _is_our_table(path: str) -> bool:
         os.close(descriptor)
 
 
-def _is_our_array(path: str) -> bool:
-    """Whether a Zarr array holds counts that ``--out`` wrote, or a group duplicates."""
+def _is_our_array(metadata: bytes) -> bool:
+    """Whether an array or a group of Zarr, by its metadata, holds counts that ``--out`` wrote, or duplicates."""
     try:
-        with open(os.path.join(path, "zarr.json"), "rb") as file:
-            attributes = json.loads(file.read(2**26)).get("attributes", {})
-        return {"by", "documents", "skipped", "nbytes"} <= set(attributes) or DUPLICATES_MARK in attributes
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        attributes = json.loads(metadata).get("attributes", {})
+        ours = DUPLICATES_MARK in attributes or GROUP_KIND in attributes
+        return ours or {"by", "documents", "skipped", "nbytes"} <= set(attributes)
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return False

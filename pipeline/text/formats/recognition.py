@@ -23,6 +23,9 @@ CONTAINERS = {
 }
 """Forms that hold documents, and what people call them."""
 
+READ_FROM_END = (ZIP, PARQUET, ARROW)
+"""Forms with a directory at their ends, by which their parts are found."""
+
 ENCODINGS = {"utf-16": "UTF-16", "utf-32": "UTF-32"}
 """Forms that are encodings, by Python's names for those that begin with a byte order mark."""
 
