@@ -3,6 +3,7 @@ temporary file: what of them a process holds does not grow with the corpus."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -95,15 +96,14 @@ class Spool:
     """Texts in a file."""
 
     def __init__(self, file: IO[bytes], documents: int) -> None:
-        self._file = file
+        self._file, self._nbytes = file, 0
         self._starts = np.full(documents, -1, np.int64)
         self._lengths = np.zeros(documents, np.int64)
 
     def add(self, documents: np.ndarray, lengths: np.ndarray, texts: bytes) -> None:
         """Keep some documents' texts. Raises StoreError where there is no room."""
+        at = self._nbytes
         try:
-            self._file.seek(0, 2)
-            at = self._file.tell()
             self._file.write(texts)
             self._file.flush()
         except OSError as error:
@@ -111,6 +111,7 @@ class Spool:
                 f"cannot keep the texts that are compared: {error.strerror}; name another folder by Dask's setting"
                 " temporary-directory, or raise threshold"
             ) from error
+        self._nbytes += len(texts)
         self._starts[documents] = at + np.cumsum(lengths) - lengths
         self._lengths[documents] = lengths
 
@@ -120,10 +121,8 @@ class Spool:
 
     def read(self, documents: np.ndarray) -> tuple[bytes, np.ndarray]:
         """The texts, one behind the other, and where each begins and the last ends, int64."""
-        parts = []
-        for document in documents.tolist():
-            self._file.seek(int(self._starts[document]))
-            parts.append(self._file.read(int(self._lengths[document])))
+        lengths, starts = self._lengths[documents].tolist(), self._starts[documents].tolist()
+        parts = [os.pread(self._file.fileno(), *each) for each in zip(lengths, starts, strict=True)]
         return b"".join(parts), np.concatenate([[0], np.cumsum(self._lengths[documents])])
 
 

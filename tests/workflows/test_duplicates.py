@@ -136,7 +136,11 @@ def test_earlier_outputs_are_not_compared(corpus: Path, client: Client) -> None:
     for out in ("h.json", "w.json"):
         by = ["--by", "word"] if out == "w.json" else []
         result = CliRunner().invoke(
-            cli, ["histogram", str(corpus / "a"), *by, "--device", "cpu", "--out", str(corpus / out)]
+            cli,
+            [
+                *("histogram", str(corpus / "a"), *by, "--out", str(corpus / out)),
+                *("--device", "cpu", "--profile", client.scheduler.address),
+            ],
         )
         assert result.exit_code == 0, result.output
     listed = list_corpus([corpus])

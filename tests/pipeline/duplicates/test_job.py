@@ -149,25 +149,38 @@ def same(one: Duplicates, other: Duplicates) -> bool:
     return one.to_json() | {"seconds": 0} == other.to_json() | {"seconds": 0}
 
 
-def test_the_answer_does_not_depend_on_how_the_corpus_is_cut(
-    client: Client, processes: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+READING = {"field": "text", "id_field": "id"}
+
+
+def put_shards(folder: Path) -> list[bytes]:
+    """Write texts to four files, and return them."""
     texts = texts_alike(80, seed=5)
     lines = [{"text": text.decode(), "id": str(k)} for k, text in enumerate(texts)]
     for shard in range(4):
-        with gzip.open(tmp_path / f"{shard}.jsonl.gz", "wt", encoding="utf-8") as file:
+        with gzip.open(folder / f"{shard}.jsonl.gz", "wt", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines[20 * shard : 20 * shard + 20])
-    reading = {"field": "text", "id_field": "id"}
-    found = find(client, [tmp_path], reading)
+    return texts
+
+
+def test_the_answer_does_not_depend_on_how_the_corpus_is_cut(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = put_shards(tmp_path)
+    found = find(client, [tmp_path], READING)
     check(found, texts)
     assert found.ids == tuple(map(str, range(80)))
     assert found.documents[21] == f"{tmp_path}/1.jsonl.gz:2"
-    with dask.config.set({"tilewright.piece-nbytes": 2**15}):
-        cut = find(processes, [tmp_path], reading, task_keys=7, batch_nbytes=300)
-    assert same(found, cut)
+    assert same(found, find(client, [tmp_path], READING, task_keys=7, batch_nbytes=300))
     monkeypatch.setattr("tilewright.pipeline.duplicates.fetching.TASK_NBYTES", 100)
     monkeypatch.setattr("tilewright.pipeline.duplicates.comparing.BATCH_NBYTES", 100)
-    assert same(found, find(client, [tmp_path], reading, batch_nbytes=300))
+    assert same(found, find(client, [tmp_path], READING, batch_nbytes=300))
+
+
+@pytest.mark.slow  # processes import all of it, and load its loops
+def test_the_answer_of_other_processes_is_the_same(client: Client, processes: Client, tmp_path: Path) -> None:
+    put_shards(tmp_path)
+    one, other = (find(each, [tmp_path], READING, task_keys=7) for each in (client, processes))
+    assert same(one, other)
 
 
 def test_large_plain_files_are_not_cut(client: Client, tmp_path: Path) -> None:
