@@ -41,9 +41,9 @@ BLOCK = 1280
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted."""
 STRIP_ROWS, STRIP_COLUMNS = 1024, 4096
-"""The most of a strip of products that is added to what is there while a cache holds it, as BLAS has just written it.
-The shorter strips are, the less NumPy copies, by one thread, from one half of the squares on the diagonal to the
-other."""
+"""The most of a strip in which products are added to what is there: a cache still holds part of what BLAS has written.
+Of a lower half, strips also leave less that NumPy copies, by one thread, to the other half of squares on the diagonal;
+but up to half as many rows more, it is one strip, since each call of BLAS ends with threads that wait for others."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
@@ -128,9 +128,12 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, low
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> None:
     """``out += a b`` where all have the dtype that BLAS computes in; NumPy offers no way to have BLAS add."""
     m, n = out.shape
-    memory = np.empty(min(m, STRIP_ROWS) * min(n, STRIP_COLUMNS), out.dtype)
-    for rows, columns in _strips(m, n, lower):
+    places = list(_strips(m, n, lower))
+    memory = np.empty(max(out[place].size for place in places), out.dtype)
+    for rows, columns in places:
         target = out[rows, columns]
+        # Without gaps: where lines begin at multiples of 8 KiB, NumPy takes several times as long to copy one half of a
+        # symmetric product to the other.
         product = memory[: target.size].reshape(target.shape)
         np.matmul(a[rows], b[:, columns], out=product)
         target += product
@@ -139,7 +142,8 @@ def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> 
 def _strips(m: int, n: int, lower: bool) -> Iterator[tuple[slice, slice]]:
     """The rows and columns of strips of a matrix; with ``lower`` of those left of the diagonal, and the squares on
     it."""
-    for rows in blocks(m, STRIP_ROWS):
+    height = m if lower and 2 * m <= 3 * STRIP_ROWS else STRIP_ROWS
+    for rows in blocks(m, height):
         stop = rows.start if lower else n
         if stop:
             yield from ((rows, columns) for columns in blocks(stop, STRIP_COLUMNS))
