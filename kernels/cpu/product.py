@@ -127,7 +127,8 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, low
 
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> None:
     """``out += a b`` where all have the dtype that BLAS computes in; NumPy offers no way to have BLAS add."""
-    places = list(_strips(*out.shape, lower))
+    m, n = out.shape
+    places = list(_strips(m, n, lower))
     memory = np.empty(max(out[place].size for place in places), out.dtype)
     for rows, columns in places:
         target = out[rows, columns]
