@@ -15,7 +15,7 @@ from tilewright.pipeline.duplicates.result import Duplicates
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
 from tilewright.pipeline.text.formats.listing import DUPLICATES_MARK
-from tilewright.pipeline.text.saved_counts import check_outputs, write_whole
+from tilewright.pipeline.text.saved_counts import check_outputs, place_of, write_whole
 
 GROUP_KIND = DUPLICATES_MARK
 """The attribute of the group that says what it is."""
@@ -45,11 +45,10 @@ def save_duplicates(found: Duplicates, path: str | os.PathLike[str], *, overwrit
     StoreError
         The file cannot be written.
     """
-    target = Path(path)
-    WRITERS[target.suffix](found, target, overwrite)
+    WRITERS[Path(path).suffix](found, place_of(path), overwrite)
 
 
-def _save_json(found: Duplicates, path: Path, overwrite: bool) -> None:
+def _save_json(found: Duplicates, path: Path | str, overwrite: bool) -> None:
     def write(draft: Path) -> None:
         with open(draft, "w", encoding="utf-8") as file:
             file.writelines(found.json_pieces())
@@ -57,7 +56,7 @@ def _save_json(found: Duplicates, path: Path, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
-def _save_zarr(found: Duplicates, path: Path, overwrite: bool) -> None:
+def _save_zarr(found: Duplicates, path: Path | str, overwrite: bool) -> None:
     names, undecoded = as_unicode(found.documents)
     attributes = {GROUP_KIND: 1} | found.facts()
     if undecoded is not None:
@@ -95,7 +94,7 @@ def _parquet() -> Any:
     return parquet
 
 
-def _save_parquet(found: Duplicates, path: Path, overwrite: bool) -> None:
+def _save_parquet(found: Duplicates, path: Path | str, overwrite: bool) -> None:
     parquet = _parquet()
     import pyarrow
 
@@ -108,7 +107,7 @@ def _save_parquet(found: Duplicates, path: Path, overwrite: bool) -> None:
     write_whole(path, lambda draft: parquet.write_table(table, draft), overwrite=overwrite)
 
 
-WRITERS: dict[str, Callable[[Duplicates, Path, bool], None]] = {
+WRITERS: dict[str, Callable[[Duplicates, Path | str, bool], None]] = {
     ".json": _save_json,
     ".parquet": _save_parquet,
     ".zarr": _save_zarr,

@@ -84,7 +84,7 @@ def check_outputs(
         place = place_of(given)
         _check_ending(place, endings)
         if isinstance(place, str):
-            _check_at_url(place, corpus, overwrite=overwrite)
+            _check_at_url(place, corpus, overwrite=overwrite, group_kind=group_kind)
             continue
         path = place
         _check_length(path)
@@ -116,7 +116,9 @@ def place_of(given: str | os.PathLike[str]) -> Path | str:
     return text.rstrip("/") if is_url(text) else Path(without_local_protocol(text))
 
 
-def _check_at_url(url: str, corpus: Collection[str | os.PathLike[str]], *, overwrite: bool) -> None:
+def _check_at_url(
+    url: str, corpus: Collection[str | os.PathLike[str]], *, overwrite: bool, group_kind: str
+) -> None:
     """As `check_outputs`, of an output at a URL: an object is written beside it, and removed again."""
     inside = [
         each
@@ -129,7 +131,7 @@ def _check_at_url(url: str, corpus: Collection[str | os.PathLike[str]], *, overw
         if is_unfinished(objects_at(url)):
             there = False
         elif (there := objects_at(url).get(METADATA_NAMES[3]) is not None) or not overwrite:
-            check_group_at_url(objects_at(url), GROUP_KIND, overwrite=overwrite)
+            check_group_at_url(objects_at(url), group_kind, overwrite=overwrite)
     else:
         try:
             there = remote_files.facts_of([url])[0] is not None

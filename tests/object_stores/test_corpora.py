@@ -241,6 +241,21 @@ def test_counts_are_written_and_loaded_there(
     assert not any(objects.get(name) for name in objects.names("") if name.startswith("tilewright"))
 
 
+def test_duplicates_are_written_there(tmp_path: Path, url: str, library: str, proxy: Proxy) -> None:
+    (tmp_path / "text").write_text("one")
+    for ending in ("json", "zarr", "parquet"):
+        out = f"{url}/duplicates.{ending}"
+        found = tw.duplicates(tmp_path, out=out)
+        with pytest.raises(OutputExistsError, match="duplicates"):
+            tw.duplicates(tmp_path, out=out)
+        tw.duplicates(tmp_path, out=out, overwrite=True)
+    objects = objects_at(url)
+    assert json.loads(objects.get("duplicates.json") or b"")["documents"] == list(found.documents)
+    assert (objects.get("duplicates.parquet") or b"").startswith(b"PAR1")
+    attributes = json.loads(objects.get("duplicates.zarr/zarr.json") or b"")["attributes"]
+    assert attributes["options"] == found.options
+
+
 def test_the_command_writes_there(folder: Path, url: str, server: int, proxy: Proxy) -> None:
     put(folder, url, server)
     outputs = ["--out", f"{url}/counts.csv"]
