@@ -15,7 +15,7 @@ from tilewright.pipeline.duplicates.result import Duplicates
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
 from tilewright.pipeline.text.formats.listing import DUPLICATES_MARK
-from tilewright.pipeline.text.saved_counts import check_outputs, place_of, write_whole
+from tilewright.pipeline.text.saved_counts import check_outputs, place_of, suffix_of, write_whole
 
 GROUP_KIND = DUPLICATES_MARK
 """The attribute of the group that says what it is."""
@@ -26,12 +26,13 @@ def check_duplicates_output(
 ) -> None:
     """As `saved_counts.check_outputs`, of ``out``; OptionError also where pyarrow is not there to write Parquet."""
     check_outputs(corpus, out, None, overwrite=overwrite, out_endings=tuple(WRITERS), group_kind=GROUP_KIND)
-    if Path(out).suffix == ".parquet":
+    if suffix_of(place_of(out)) == ".parquet":
         _parquet()
 
 
 def save_duplicates(found: Duplicates, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write duplicates as ``.json``, ``.zarr`` or ``.parquet``; the file appears when it is whole, or not at all. That
+    """Write duplicates as ``.json``, ``.zarr`` or ``.parquet``; the file, or what stands at the URL,
+    appears when it is whole, or not at all. That
     the name has one of these endings, `check_duplicates_output` has said.
 
     JSON holds every field. So does a group of Zarr, as xarray reads it: documents with their ``cluster`` and ``exact``,
@@ -45,7 +46,8 @@ def save_duplicates(found: Duplicates, path: str | os.PathLike[str], *, overwrit
     StoreError
         The file cannot be written.
     """
-    WRITERS[Path(path).suffix](found, place_of(path), overwrite)
+    place = place_of(path)
+    WRITERS[suffix_of(place)](found, place, overwrite)
 
 
 def _save_json(found: Duplicates, path: Path | str, overwrite: bool) -> None:

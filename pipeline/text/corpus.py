@@ -36,7 +36,7 @@ from tilewright.pipeline.store.remote.files import (
     is_url,
     without_local_protocol,
 )
-from tilewright.pipeline.text.formats import decompress
+from tilewright.pipeline.text.formats import decompress, parallel
 from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, listed_at, names_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import READ_FROM_END
@@ -434,10 +434,12 @@ def reader(
     look: Look | None = None,
     codec: str | None = None,
     window_nbytes: int = 2**decompress.WINDOW_BITS,
+    threads: int = 1,
 ) -> decompress.Fill:
     """A function that fills arrays with a decompressed document, from beginning to end.
 
-    codec: by which, where it is another than the document's. window_nbytes: the largest window of Zstandard.
+    codec: by which, where it is another than the document's. window_nbytes: the largest window of Zstandard. threads:
+    how many may decompress it, where it is large and consists of parts.
 
     It may give fewer bytes than fit, and gives none at the end, when ``look`` has seen all stored bytes.
 
@@ -452,10 +454,10 @@ def reader(
     assert codec is not None
     looks = None if look is None else _Looks(document, look)
     blocks = partial(_stored_blocks, document) if looks is None else partial(_seen_blocks, document, looks)
-    stored: decompress.StoredFile | Iterator[memoryview]
-    if document.remote is not None:
-        stored = blocks(0)
-    else:
+
+    def by_one_thread() -> decompress.Fill:
+        if document.remote is not None:
+            return decompress.reader(codec, blocks(0), window_nbytes)
         stored = decompress.StoredFile(
             document.path,
             document.nbytes,
@@ -463,7 +465,12 @@ def reader(
             lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
             None if looks is None else looks.to,
         )
-    fill = decompress.reader(codec, stored, window_nbytes)
+        return decompress.reader(codec, stored, window_nbytes)
+
+    if threads > 1 and document.nbytes >= parallel.LARGE_NBYTES and codec in parallel.CUTTERS:
+        fill = parallel.reader(codec, lambda: blocks(0), by_one_thread, threads, window_nbytes)
+    else:
+        fill = by_one_thread()
 
     def filled(target: np.ndarray) -> int:
         try:
@@ -529,9 +536,12 @@ class _Looks:
             self.at(self._done, self._memory[:step].data)
 
     def at(self, start: int, data: memoryview) -> None:
-        """Show bytes from ``start`` on, up to which all were shown."""
-        self._look(data)
-        self._done = start + len(data)
+        """Show bytes from ``start`` on, up to which all were shown; those that were, because the file is read again,
+        are not shown again."""
+        new = data[max(0, self._done - start) :]
+        if new:
+            self._look(new)
+            self._done = start + len(data)
 
 
 def _seen_blocks(document: Document, looks: _Looks, start: int) -> Iterator[memoryview]:

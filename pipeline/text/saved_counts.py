@@ -84,7 +84,7 @@ def check_outputs(
         place = place_of(given)
         _check_ending(place, endings)
         if isinstance(place, str):
-            _check_at_url(place, corpus, overwrite=overwrite, group_kind=group_kind)
+            _check_at_url(place, corpus, group_kind, overwrite=overwrite)
             continue
         path = place
         _check_length(path)
@@ -117,7 +117,7 @@ def place_of(given: str | os.PathLike[str]) -> Path | str:
 
 
 def _check_at_url(
-    url: str, corpus: Collection[str | os.PathLike[str]], *, overwrite: bool, group_kind: str
+    url: str, corpus: Collection[str | os.PathLike[str]], group_kind: str, *, overwrite: bool
 ) -> None:
     """As `check_outputs`, of an output at a URL: an object is written beside it, and removed again."""
     inside = [
@@ -127,7 +127,7 @@ def _check_at_url(
     ]
     check_bucket(url, "output")
     objects = _object_of(url)[0]
-    if _suffix(url) == ".zarr":
+    if suffix_of(url) == ".zarr":
         if is_unfinished(objects_at(url)):
             there = False
         elif (there := objects_at(url).get(METADATA_NAMES[3]) is not None) or not overwrite:
@@ -155,7 +155,8 @@ def _object_of(url: str) -> tuple[Objects, str]:
     return objects_at(above), name
 
 
-def _suffix(place: Path | str) -> str:
+def suffix_of(place: Path | str) -> str:
+    """The ending of what `place_of` gives."""
     return PurePosixPath(place.rpartition("/")[2]).suffix if isinstance(place, str) else place.suffix
 
 
@@ -193,7 +194,7 @@ def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None
 
 
 def _check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     if suffix not in endings:
         found = f"ends in {suffix!r}" if suffix else "has no ending"
         raise OptionError(f"output: {path} {found}; the ending says the format and is {' or '.join(endings)}")
@@ -218,7 +219,7 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwr
     """
     target = place_of(path)
     _check_ending(target, tuple(WRITERS))
-    WRITERS[_suffix(target)](histogram, target, overwrite)
+    WRITERS[suffix_of(target)](histogram, target, overwrite)
 
 
 def _draft_of(path: Path) -> Path:

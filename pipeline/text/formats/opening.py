@@ -111,7 +111,7 @@ def _layers(document: Document, reading: Reading, found: Found, look: Look | Non
     codec = _codec(form, document.name)
     name = document.name
     if codec is not None:
-        fill: Fill = reader(document, look, codec, reading.window_nbytes)
+        fill: Fill = reader(document, look, codec, reading.window_nbytes, reading.threads)
         yield from _text(_Layer(name, without_codec(name), "", fill, (codec,)), reading, found)
         return
     if form == ZIP or (form in CONTAINERS and form not in (TAR, WARC, ARROW_STREAM) and reading.fields):

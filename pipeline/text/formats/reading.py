@@ -38,6 +38,8 @@ class Reading:
     """Patterns of names."""
     window_nbytes: int = 2**27
     """The largest window of Zstandard."""
+    threads: int = 1
+    """How many decompress one large file, where that consists of parts."""
 
     @property
     def as_stored(self) -> bool:
