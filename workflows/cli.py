@@ -636,12 +636,13 @@ def histogram(
 @options(cluster_options, overwrite_option, json_option)
 def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: bool, **shared: Any) -> None:
     """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
+    from tilewright.pipeline.text.saved_counts import place_of
     from tilewright.workflows import duplicates as workflow
 
     if lists and as_json:
         raise click.UsageError("--list and --json both say what is printed: give one of them")
-    if out is not None:
-        on_interrupt(Outputs(Path(out)).kept)
+    if out is not None and isinstance(place := place_of(out), Path):
+        on_interrupt(Outputs(place).kept)
     with listening(quiet=is_quiet()) as listener:
         found = workflow.duplicates(corpus, out=out, listener=listener, **shared)
     if lists:

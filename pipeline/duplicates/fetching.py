@@ -19,7 +19,8 @@ from tilewright.pipeline.duplicates.texts import texts_of
 from tilewright.pipeline.errors import DocumentError, StoreError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
-from tilewright.pipeline.text.corpus import Corpus, Document, Piece
+from tilewright.pipeline.store.waiting import reading_while
+from tilewright.pipeline.text.corpus import Corpus, Document, Piece, reading_ahead
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found
 
@@ -65,14 +66,17 @@ def read_texts(wanted: Sequence[Wanted], reading: Reading) -> tuple[bytes, dict[
         A document is not what it was.
     """
     start, check = time.perf_counter(), end_if_given_up()
-    texts = [part for each in wanted for part in _texts_in(each, reading, check)]
+    texts: list[bytes] = []
+    with reading_while(check):
+        for each in wanted:
+            with reading_ahead(_piece_of(each)):
+                texts += _texts_in(each, reading, check)
     return b"".join(texts), {"read": time.perf_counter() - start}
 
 
 def _texts_in(wanted: Wanted, reading: Reading, check: Any) -> Iterator[bytes]:
-    piece = Piece(0, (wanted.file,), 0, wanted.file.nbytes)
     before = done = 0
-    for texts in texts_of(piece, reading, Found(), check):
+    for texts in texts_of(_piece_of(wanted), reading, Found(), check):
         count = len(texts.digests)
         stop = int(np.searchsorted(wanted.ordinals, before + count))
         for place in range(done, stop):
@@ -84,6 +88,10 @@ def _texts_in(wanted: Wanted, reading: Reading, check: Any) -> Iterator[bytes]:
         if done == len(wanted.ordinals):
             return
     raise _changed(wanted.file)
+
+
+def _piece_of(wanted: Wanted) -> Piece:
+    return Piece(0, (wanted.file,), 0, wanted.file.nbytes)
 
 
 def _changed(file: Document) -> DocumentError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ import numpy as np
 from tilewright.pipeline.duplicates.options import Options
 from tilewright.pipeline.duplicates.texts import AS_BYTES, BLOCK_NBYTES, texts_of
 from tilewright.pipeline.reduce import end_if_given_up
-from tilewright.pipeline.text.corpus import Piece
+from tilewright.pipeline.store.waiting import reading_while
+from tilewright.pipeline.text.corpus import Piece, reading_ahead
 from tilewright.pipeline.text.documents import Rows, are_files, joined, rows_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found
@@ -69,6 +71,14 @@ def sign_piece(
 
 
 def _signed(piece: Piece, options: Options, reading: Reading) -> tuple[Signed, dict[str, float]]:
+    check = end_if_given_up()
+    with reading_while(check), reading_ahead(piece):
+        return _signed_by(piece, options, reading, check)
+
+
+def _signed_by(
+    piece: Piece, options: Options, reading: Reading, check: Callable[[], None]
+) -> tuple[Signed, dict[str, float]]:
     from tilewright.kernels.duplicates.minhash import band_keys, signatures_of
     from tilewright.kernels.duplicates.shingles import shingles_of
 
@@ -83,7 +93,7 @@ def _signed(piece: Piece, options: Options, reading: Reading) -> tuple[Signed, d
     signatures = [np.empty((0, options.num_perm), np.uint32)]
     stages = {"read": 0.0, "sign": 0.0}
     clock = time.perf_counter()
-    for texts in texts_of(piece, reading, found, end_if_given_up()):
+    for texts in texts_of(piece, reading, found, check):
         read = time.perf_counter()
         stages["read"] += read - clock
         lengths = np.diff(texts.edges)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -202,3 +203,16 @@ def test_bad_files_are_listed_and_the_status_says_so(corpus: Path, client: Clien
     (bad,) = json.loads(result.stdout)["bad"]
     assert bad[0] == str(corpus / "f.gz")
     assert "f.gz" in run(str(corpus), client=client, expected=1).stderr
+
+
+def test_a_corpus_at_a_url(corpus: Path, client: Client) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(corpus), "/test_duplicates", recursive=True)
+    try:
+        url = "memory://test_duplicates"
+        found, local = (tw.duplicates(each, cluster=client, **FOLDED) for each in (url, corpus))
+        assert found.documents == tuple(each.replace(str(corpus), url) for each in local.documents)
+        assert found.cluster.tolist() == local.cluster.tolist()
+        assert found.pairs.tolist() == local.pairs.tolist()
+    finally:
+        memory.rm("/test_duplicates", recursive=True)
