@@ -3,7 +3,7 @@
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
-# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, an hour on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
+# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, and 1,000 lives of 500 steps: three hours on two cores, a quarter of an hour on 32; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 LIVES=100x75 runs fewer, and others
 # make campaign-ci   300 of the kills, 60 damages, 5 cuts, and 200 lives of 75 steps: some four minutes on two idle cores
 # make slurm     batch jobs under Slurms of two nodes, which it brings up on this host; as root, with Slurm's packages; make slurm STOPS=20 STOPS_SEED=7 stops them twice as often, and always alike
 # make slurm-nightly   the same with 50 random stops
@@ -21,6 +21,7 @@ CASES ?= 3000
 DAMAGES ?= 1000
 CUTS ?= 50
 SEED ?= 0
+LIVES ?= 1000x500
 TABLE ?= campaign.json
 
 # Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
@@ -61,6 +62,7 @@ gpu-test: $(INSTALLED)
 
 campaign: $(INSTALLED)
 	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
+	TILEWRIGHT_LIVES=$(LIVES) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 0 -m slow tests/workflows/test_lives.py
 
 campaign-ci: $(INSTALLED)
 	$(BIN)/python -m tests.campaign --kills 300 --damages 60 --cuts 5 --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs

@@ -31,3 +31,19 @@ PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 FormName: TypeAlias = Literal["NFC", "NFD", "NFKC", "NFKD"]
 """Unicode's normalisation forms."""
 FORMS: tuple[FormName, ...] = get_args(FormName)
+
+ShingleName: TypeAlias = Literal["word", "character"]
+SHINGLES: tuple[ShingleName, ...] = get_args(ShingleName)
+"""What shingles consist of."""
+
+HashName: TypeAlias = Literal["sha1", "xxh32"]
+HASHES: tuple[HashName, ...] = get_args(HashName)
+"""Functions from shingles to 32 bits."""
+
+SchemeName: TypeAlias = Literal["affine32", "legacy"]
+SCHEMES: tuple[SchemeName, ...] = get_args(SchemeName)
+"""Families of permutations of MinHash, as datasketch calls them."""
+
+PairsName: TypeAlias = Literal["all", "links"]
+PAIRS: tuple[PairsName, ...] = get_args(PairsName)
+"""Which pairs of near-duplicates are verified: all, or those that show which documents are of one cluster."""

@@ -34,6 +34,7 @@ FUNCTIONS = (
     "verify",
     "audit",
     "histogram",
+    "duplicates",
     "dot",
     "devices",
     "open_cluster",
@@ -46,6 +47,7 @@ RESULTS = {
     "EofRun": "EofRun",
     "Eigenpairs": "Eigenpairs",
     "Histogram, the result": "Histogram",
+    "Duplicates, the result": "Duplicates",
     "Device": "Device",
 }
 
@@ -131,6 +133,7 @@ def test_json_of_the_commands_has_the_fields(tmp_path: Path) -> None:
         "Audit": ["audit", c, "--json", "-q"],
         "EofRun": ["eofs", a, str(tmp_path / "e.zarr"), "-k", "2", *cpu],
         "Histogram, the result": ["histogram", str(text), *cpu],
+        "Duplicates, the result": ["duplicates", str(text), "--json", "-q"],
     }
     for title, arguments in titles.items():
         assert set(run(arguments)) == named_in(section(title)), title

@@ -12,13 +12,14 @@ Functions, each of which says more to ``help``:
     verify          whether C = op(A) op(B) holds, without computing it again
     audit           whether what is stored of C is what was written, chunk by chunk
     histogram       how often each byte, letter, pair or character occurs in files
+    duplicates      which documents are the same, or nearly, and which to keep
     dot             the sum of conj(x) y over two stored vectors
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
-They return `MatmulRun`, `EofRun`, `Eigenpairs`, `MatmulPlan`, `Verification`, `Audit`, `Histogram` and a list of
-`Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for
-arrays in memory.
+They return `MatmulRun`, `EofRun`, `Eigenpairs`, `MatmulPlan`, `Verification`, `Audit`, `Histogram`, `Duplicates` and a
+list of `Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and
+`dot` for arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
 CUDA.
@@ -56,6 +57,7 @@ _ERRORS = (
 )
 
 _HOME = {
+    "Duplicates": "tilewright.pipeline.duplicates.result",
     "Device": "tilewright.kernels.gpu.device",
     "Histogram": "tilewright.pipeline.text.histogram",
     "MatmulPlan": "tilewright.pipeline.plan.product",
@@ -69,6 +71,7 @@ _HOME = {
     "cov": "tilewright.workflows.gram",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
+    "duplicates": "tilewright.workflows.duplicates",
     "gram": "tilewright.workflows.gram",
     "eigh": "tilewright.workflows.eofs",
     "eofs": "tilewright.workflows.eofs",
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
     from tilewright.kernels.gpu.device import Device as Device
     from tilewright.pipeline.check.verify import Verification as Verification
     from tilewright.pipeline.cluster.cluster import open_cluster as open_cluster
+    from tilewright.pipeline.duplicates.result import Duplicates as Duplicates
     from tilewright.pipeline.errors import ClusterError as ClusterError
     from tilewright.pipeline.errors import CompressedError as CompressedError
     from tilewright.pipeline.errors import ConvergenceError as ConvergenceError
@@ -116,6 +120,7 @@ if TYPE_CHECKING:
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
+    from tilewright.workflows.duplicates import duplicates as duplicates
     from tilewright.workflows.eofs import eigh as eigh
     from tilewright.workflows.eofs import eofs as eofs
     from tilewright.workflows.gram import corr as corr

@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 
 import click
 
-from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS
+from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS, SHINGLES
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
+    Benches,
     Command,
     FileName,
+    Group,
     Kinds,
     Number,
     Outputs,
@@ -29,10 +31,11 @@ from tilewright.workflows.console import (
     as_sides,
     as_weights,
     as_window,
-    interruptible,
     is_quiet,
     listening,
+    minhash_options,
     on_interrupt,
+    print_names,
     print_result,
     printing,
     reading_options,
@@ -45,37 +48,9 @@ CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
+DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
-BENCHES = {
-    "gemm": "the matrix product on one device, against the vendor's library",
-    "histogram": "histograms on one device, against other libraries",
-    "dot": "the dot product on one device, against the vendor's library",
-    "io": "reading and writing Zarr arrays, against zarr-python",
-    "e2e": "the whole product from Zarr to Zarr, against dask.array",
-    "control": "handing out and recording tiles on hundreds of simulated workers",
-    "corpus": "counting text files on a cluster, against dask.delayed with bincount",
-}
-"""Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
-
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Group(click.Group):
-    """Commands in the order in which they stand in this file, each telling its failures in one line."""
-
-    command_class = Command
-
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with interruptible(), printing():  # of --help and --version
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        # A command's module is imported, and its --help printed, before it can report failures itself.
-        with interruptible(), printing():
-            return super().invoke(ctx)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 class JobCommand(Command):
@@ -119,34 +94,6 @@ _WORDS = "tilewright.words"
 
 def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     ctx.meta[f"{_WORDS}.{parameter.name}"] = value
-
-
-class Benches(Group):
-    """Loads a benchmark's module when it is called, and lists those that are there.
-
-    They are plain click commands; here they get the class that tells failures in one line.
-    """
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        from importlib.util import find_spec
-
-        if find_spec("tilewright.workflows.bench") is None:
-            return []
-        return [name for name in BENCHES if find_spec(f"tilewright.workflows.bench.{name}") is not None]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        from importlib import import_module
-
-        found: click.Command = import_module(f"tilewright.workflows.bench.{cmd_name}").command
-        return Command(name=cmd_name, params=found.params, callback=found.callback, help=found.help)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, BENCHES[name]) for name in self.list_commands(ctx)]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
@@ -667,6 +614,43 @@ def histogram(
     print_result(result, as_json=as_json)
     if result.bad:
         for _, why in result.bad:
+            click.echo(f"left out: {why}", err=True)
+        raise click.exceptions.Exit(3)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("corpus", nargs=-1, required=True)
+@click.option("--threshold", type=click.FloatRange(0, 1, min_open=True), default=0.8, show_default=True,
+              help="The least Jaccard index of near-duplicates.")  # fmt: skip
+@click.option("--shingle", type=click.Choice(SHINGLES), default="word", show_default=True,
+              help="What shingles consist of.")  # fmt: skip
+@click.option("--ngram", type=click.IntRange(1, 1000), default=5, show_default=True,
+              help="Words or characters of a shingle.")  # fmt: skip
+@click.option("--casefold", is_flag=True, help="Compare without regard to case, by str.casefold.")
+@click.option("--normalise", type=click.Choice(FORMS), help="Compare in this form of Unicode's.")
+@options(*minhash_options, *reading_options)
+@click.option("--out", type=FileName(*DUPLICATES_ENDINGS), metavar="FILE",
+              help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
+@click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
+              " those to drop, one a line.")  # fmt: skip
+@options(cluster_options, overwrite_option, json_option)
+def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: bool, **shared: Any) -> None:
+    """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
+    from tilewright.pipeline.text.saved_counts import place_of
+    from tilewright.workflows import duplicates as workflow
+
+    if lists and as_json:
+        raise click.UsageError("--list and --json both say what is printed: give one of them")
+    if out is not None and isinstance(place := place_of(out), Path):
+        on_interrupt(Outputs(place).kept)
+    with listening(quiet=is_quiet()) as listener:
+        found = workflow.duplicates(corpus, out=out, listener=listener, **shared)
+    if lists:
+        print_names(found.dropped)
+    else:
+        print_result(found, as_json=as_json)
+    if found.bad:
+        for _, why in found.bad:
             click.echo(f"left out: {why}", err=True)
         raise click.exceptions.Exit(3)
 

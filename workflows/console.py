@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from tilewright.kernels.choices import HASHES, PAIRS, SCHEMES
 from tilewright.pipeline.cluster.endings import request_end
 
 if TYPE_CHECKING:
@@ -48,6 +49,18 @@ storage does not answer never ends."""
 _DEBUG = "tilewright.debug"
 _QUIET = "tilewright.quiet"
 _KEPT = "tilewright.kept"
+
+
+BENCHES = {
+    "gemm": "the matrix product on one device, against the vendor's library",
+    "histogram": "histograms on one device, against other libraries",
+    "dot": "the dot product on one device, against the vendor's library",
+    "io": "reading and writing Zarr arrays, against zarr-python",
+    "e2e": "the whole product from Zarr to Zarr, against dask.array",
+    "control": "handing out and recording tiles on hundreds of simulated workers",
+    "corpus": "counting text files on a cluster, against dask.delayed with bincount",
+}
+"""Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
 
 
 class Failed(click.ClickException):
@@ -132,6 +145,52 @@ class Command(click.Command):
     def work(self, ctx: click.Context) -> Any:
         """What the command does."""
         return super().invoke(ctx)
+
+
+class Group(click.Group):
+    """Commands in the order in which they were added, each telling its failures in one line."""
+
+    command_class = Command
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with interruptible(), printing():  # of --help and --version
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # A command's module is imported, and its --help printed, before it can report failures itself.
+        with interruptible(), printing():
+            return super().invoke(ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+class Benches(Group):
+    """Loads a benchmark's module when it is called, and lists those that are there.
+
+    They are plain click commands; here they get the class that tells failures in one line.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from importlib.util import find_spec
+
+        if find_spec("tilewright.workflows.bench") is None:
+            return []
+        return [name for name in BENCHES if find_spec(f"tilewright.workflows.bench.{name}") is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        from importlib import import_module
+
+        found: click.Command = import_module(f"tilewright.workflows.bench.{cmd_name}").command
+        return Command(name=cmd_name, params=found.params, callback=found.callback, help=found.help)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, BENCHES[name]) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 @contextmanager
@@ -344,6 +403,13 @@ def print_result(result: Any, *, as_json: bool) -> None:
             click.echo(text.encode(error.encoding, "replace").decode(error.encoding))
 
 
+def print_names(names: Iterable[str]) -> None:
+    """Print names of files, or of what is in them, one a line, as the bytes that they are."""
+    with printing():
+        for name in names:
+            click.echo(os.fsencode(name))
+
+
 def to_json_text(value: dict[str, Any]) -> str:
     """The object as strict JSON: NaN and infinities, which JSON has no numbers for, become strings."""
     return json.dumps(_strict(value), allow_nan=False)
@@ -525,3 +591,21 @@ reading_options = (
     ),
 )
 """How the files of a corpus are read."""
+
+minhash_options = (
+    click.option("--num-perm", type=click.IntRange(1, 4096), default=128, show_default=True,
+                 help="Numbers of a signature."),
+    click.option("--bands", type=click.IntRange(1, 4096),
+                 help="Bands that a signature is cut into, with --rows; default: by the threshold."),
+    click.option("--rows", type=click.IntRange(1, 4096), help="Numbers of a band."),
+    click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True,
+                 help="What permutations follow from, as in datasketch."),
+    click.option("--hash", type=click.Choice(HASHES), default="sha1", show_default=True,
+                 help="What shingles are hashed with."),
+    click.option("--scheme", type=click.Choice(SCHEMES), default="affine32", show_default=True,
+                 help="datasketch's scheme of permutations; legacy is that before its release 2.0."),
+    click.option("--pairs", type=click.Choice(PAIRS), default="all", show_default=True,
+                 help="Compare all pairs that agree in a band, or only those that clusters are known by."),
+    click.option("--signatures", is_flag=True, help="Write signatures, too."),
+)  # fmt: skip
+"""How documents are compared by their signatures."""

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 BLOCK = 1280
 """Side of the blocks that integers are split in: large enough for BLAS, and 15 of them in float64 are 200 MB."""
 FLOAT_BLOCK = 2048
-"""Side of the blocks in which floating-point operands are converted and products are added up."""
+"""Side of the blocks in which floating-point operands are converted."""
+STRIP_ROWS, STRIP_COLUMNS = 1024, 4096
+"""The most of a strip in which products are added to what is there: a cache still holds part of what BLAS has written.
+Of a lower half, strips also leave less that NumPy copies, by one thread, to the other half of squares on the diagonal;
+but up to half as many rows more, it is one strip, since each call of BLAS ends with threads that wait for others."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
@@ -124,12 +128,27 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, low
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> None:
     """``out += a b`` where all have the dtype that BLAS computes in; NumPy offers no way to have BLAS add."""
     m, n = out.shape
-    memory = np.empty((min(FLOAT_BLOCK, m), min(FLOAT_BLOCK, n)), out.dtype)
-    for rows, columns in _places(m, n, FLOAT_BLOCK, lower):
+    places = list(_strips(m, n, lower))
+    memory = np.empty(max(out[place].size for place in places), out.dtype)
+    for rows, columns in places:
         target = out[rows, columns]
-        product = memory[: target.shape[0], : target.shape[1]]
+        # Without gaps: where lines begin at multiples of 8 KiB, NumPy takes several times as long to copy one half of a
+        # symmetric product to the other.
+        product = memory[: target.size].reshape(target.shape)
         np.matmul(a[rows], b[:, columns], out=product)
         target += product
+
+
+def _strips(m: int, n: int, lower: bool) -> Iterator[tuple[slice, slice]]:
+    """The rows and columns of strips of a matrix; with ``lower`` of those left of the diagonal, and the squares on
+    it."""
+    height = m if lower and 2 * m <= 3 * STRIP_ROWS else STRIP_ROWS
+    for rows in blocks(m, height):
+        stop = rows.start if lower else n
+        if stop:
+            yield from ((rows, columns) for columns in blocks(stop, STRIP_COLUMNS))
+        if lower:
+            yield rows, rows
 
 
 def _ring(array: np.ndarray) -> np.ndarray:

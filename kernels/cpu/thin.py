@@ -54,6 +54,10 @@ BLOCK_ROWS = 16
 BLOCK_COLUMNS = 512
 """Columns widened together: with 16 rows 64 KB, which stays in the second-level cache."""
 
+PADDING_NBYTES = 64
+"""A cache line between the rows of a block: columns of a transposed one are written down these rows, and at multiples
+of 4 KB all of a column would have their place in the same few lines of the first-level cache."""
+
 
 VECTORS_AT_ONCE = 4
 """Vectors that a row is multiplied by in one go: each element is loaded once for all of them."""
@@ -150,7 +154,7 @@ def _add_thin_product(
     block: Any, vectors: Any, out: Any, norm_vectors: Any, norm_out: Any, column_squares: Any
 ) -> None:
     rows, columns = block.shape
-    wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS), out.dtype)
+    wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS + PADDING_NBYTES // out.itemsize), out.dtype)
     zero = out.dtype.type(0)
     together = vectors.shape[0] - vectors.shape[0] % VECTORS_AT_ONCE
     parts = np.empty(BLOCK_COLUMNS, np.float64)
@@ -247,7 +251,7 @@ def _add_thin_product(
 
 def _add_chosen_sums(block: Any, masks: Any, out: Any) -> None:
     rows, columns = block.shape
-    wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS), out.dtype)
+    wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS + PADDING_NBYTES // out.itemsize), out.dtype)
     zero = out.dtype.type(0)
     together = masks.shape[0] - masks.shape[0] % VECTORS_AT_ONCE
     by_column = block.strides[0] < block.strides[1]

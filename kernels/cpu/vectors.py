@@ -53,6 +53,8 @@ def _storer(bits: int, kind: Any) -> Any:
 
 
 load_byte = _loader(8, types.int64)
+load_half = _loader(32, types.uint64)
+"""Four bytes, on a little-endian host the first byte lowest."""
 load_word = _loader(64, types.uint64)
 """Eight bytes, on a little-endian host the first byte lowest."""
 load_int = _loader(64, types.int64)

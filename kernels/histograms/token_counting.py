@@ -302,8 +302,8 @@ class TokenCounter:
         if self._words is not None:
             table = self._words
             used = table.used
-            data, starts, lengths = self._as_counted(
-                table.bytes_used, table.starts[:used], table.lengths[:used]
+            data, starts, lengths = as_counted(
+                self._kind, table.bytes_used, table.starts[:used], table.lengths[:used]
             )
         if self._grams is None:
             return packed(data, starts, lengths)
@@ -314,30 +314,6 @@ class TokenCounter:
         if len(texts):
             ngram_texts(*given, texts, offsets)
         return Tokens(texts, offsets)
-
-    def _as_counted(
-        self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Words as they are folded, lines as they are decoded: those that change are put behind the others."""
-        kind = self._kind
-        chosen = np.empty(len(starts), np.bool_)
-        if kind.unit == "line":
-            if not _malformed(data, starts, lengths, chosen):
-                return data, starts, lengths
-        elif not kind.casefold and kind.normalise is None:
-            return data, starts, lengths
-        else:
-            data = data.copy()
-            _fold_ascii(data, starts, lengths, kind.casefold, chosen)
-        starts, lengths = starts.copy(), lengths.copy()
-        texts, place = [data.tobytes()], len(data)
-        for token in np.flatnonzero(chosen).tolist():
-            text = data[starts[token] : starts[token] + lengths[token]].tobytes().decode(errors="replace")
-            changed = (kind.folded(text) if kind.unit == "word" else text).encode()
-            starts[token], lengths[token] = place, len(changed)
-            texts.append(changed)
-            place += len(changed)
-        return np.frombuffer(b"".join(texts), np.uint8), starts, lengths
 
     def _forget(self) -> None:
         """Begin with empty tables, of the same document if one is under way."""
@@ -360,6 +336,31 @@ class TokenCounter:
         for entry in entries.tolist():
             key = key << self._bits | entry
         self._rolling[:] = key >> 64, key & (2**64 - 1), have
+
+
+def as_counted(
+    kind: TokenKind, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Words as they are folded, lines as they are decoded, in the same form as they are given: their bytes, and where
+    each begins there, and how long it is. Those that change are put behind the others."""
+    chosen = np.empty(len(starts), np.bool_)
+    if kind.unit == "line":
+        if not _malformed(data, starts, lengths, chosen):
+            return data, starts, lengths
+    elif not kind.casefold and kind.normalise is None:
+        return data, starts, lengths
+    else:
+        data = data.copy()
+        _fold_ascii(data, starts, lengths, kind.casefold, chosen)
+    starts, lengths = starts.copy(), lengths.copy()
+    texts, place = [data.tobytes()], len(data)
+    for token in np.flatnonzero(chosen).tolist():
+        text = data[starts[token] : starts[token] + lengths[token]].tobytes().decode(errors="replace")
+        changed = (kind.folded(text) if kind.unit == "word" else text).encode()
+        starts[token], lengths[token] = place, len(changed)
+        texts.append(changed)
+        place += len(changed)
+    return np.frombuffer(b"".join(texts), np.uint8), starts, lengths
 
 
 def counts_of(documents: Any, kind: TokenKind) -> TokenCounts:

@@ -7,6 +7,7 @@ lost where the mean is large beside the deviations. Sums of integers are exact.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -14,11 +15,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tilewright.kernels.cpu.loops import blocks, compiled
+from tilewright.kernels.cpu.loops import blocks, by_memory, compiled
 from tilewright.kernels.deferred import numba
 
 CELL = (256, 512)
 """Rows and columns of what is looked at at a time: in double precision it stays in a core's cache."""
+
+NARROW_NBYTES = 2
+"""Integers up to this size are squared and summed as integers, exactly and without a widened copy."""
+NARROW_LENGTH = 2**15
+"""The longest piece of a line of theirs: its length times its sum of squares is an int64."""
 
 HALF_BITS = 32
 """Sums of 64-bit integers are kept in two, of their upper and lower halves."""
@@ -119,6 +125,10 @@ def moments_of(
     [2.0, 5.0]
     """
     found = Moments.of_nothing(block.shape[1 - axis], block.dtype)
+    if block.dtype.kind in "iu" and block.dtype.itemsize <= NARROW_NBYTES and weights is None:
+        for along in blocks(block.shape[axis], NARROW_LENGTH) if block.size else ():
+            found.add(_of_narrow(block[along] if axis == 0 else block[:, along], axis, missing))
+        return found
     for cell in _cells(block.shape):
         of_lines, along = cell[1 - axis], cell[axis]
         held = block[cell] if axis == 0 else block[cell].T
@@ -160,6 +170,67 @@ def _of_cell(cell: np.ndarray, missing: Any, weights: np.ndarray | None) -> Mome
         least = np.where(there, cell, highest).min(0)
         return replace(found, least=least, most=np.where(there, cell, lowest).max(0))
     return found
+
+
+def _of_narrow(block: np.ndarray, axis: int, missing: Any) -> Moments:
+    """Of the lines of narrow integers, by exact sums."""
+    found = Moments.of_nothing(block.shape[1 - axis], block.dtype)
+    squares = np.zeros_like(found.low)
+    held = by_memory(block)
+    along_rows = axis == (1 if held is block else 0)
+    never = 1 << 40
+    whole = missing not in (None, "nan") and math.isfinite(missing) and missing == int(missing)
+    gone = int(missing) if whole and abs(missing) < never else never
+    with _loop_lock:
+        loop = _compiled_narrow_loop(_along_rows if along_rows else _down_columns, block.dtype)
+    loop(np.ascontiguousarray(held), gone, found.count, found.low, squares, found.least, found.most)
+    found.weight[:] = found.count
+    some = found.count > 0
+    np.divide(found.low, found.count, out=found.mean, where=some)
+    np.divide(found.count * squares - found.low**2, found.count, out=found.second, where=some)
+    return found
+
+
+@functools.cache
+def _compiled_narrow_loop(function: Any, dtype: np.dtype) -> Any:
+    types, element = numba.types, numba.from_dtype(dtype)
+    ends, sums = types.Array(element, 1, "C"), types.Array(types.int64, 1, "C")
+    return compiled(function, types.Array(element, 2, "C"), types.int64, sums, sums, sums, ends, ends)
+
+
+def _along_rows(block: Any, gone: Any, count: Any, sums: Any, squares: Any, least: Any, most: Any) -> None:
+    """Fill the five vectors, which come as of no elements, of lines that are the block's rows."""
+    for i in range(block.shape[0]):
+        number: Any = 0
+        total: Any = 0
+        square: Any = 0
+        low, high = least[i], most[i]
+        for j in range(block.shape[1]):
+            element = block[i, j]
+            value: Any = np.int64(element)
+            there = value != gone
+            value = value if there else 0
+            number += there
+            total += value
+            square += value * value
+            low = min(low, element if there else low)
+            high = max(high, element if there else high)
+        count[i], sums[i], squares[i], least[i], most[i] = number, total, square, low, high
+
+
+def _down_columns(block: Any, gone: Any, count: Any, sums: Any, squares: Any, least: Any, most: Any) -> None:
+    """The same of lines that are the block's columns."""
+    for i in range(block.shape[0]):
+        for j in range(block.shape[1]):
+            element = block[i, j]
+            value: Any = np.int64(element)
+            there = value != gone
+            value = value if there else 0
+            count[j] += there
+            sums[j] += value
+            squares[j] += value * value
+            least[j] = min(least[j], element if there else least[j])
+            most[j] = max(most[j], element if there else most[j])
 
 
 def _of_parts(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:

@@ -107,7 +107,7 @@ class Arrival:
     def _add(self, part: Counts, places: np.ndarray) -> None:
         rows, columns = part.entries(self._kind)
         if self._per_document:
-            rows = self.listing.rows_of(part, places)[rows]
+            rows = self.listing.rows_of(part.rows, places)[rows]
         self._total.add(rows, columns, part.values, part.tokens)
         self.nbytes += part.nbytes
         self.counted += int(part.values.sum())

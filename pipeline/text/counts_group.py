@@ -7,7 +7,7 @@ document d are those from ``indptr[d]`` to ``indptr[d + 1]``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,65 +48,109 @@ def store_group(
     StoreError
         The place cannot be written.
     """
-    names = list(facts["documents"])
+    names, undecoded = as_unicode(facts["documents"])
     attributes = {GROUP_KIND: 1} | {name: fact for name, fact in facts.items() if name != "documents"}
-    if not _are_unicode(names):
-        attributes["documents"] = names  # bytes that are no UTF-8, which only JSON's escapes hold
-        names = [name.encode("utf-8", "surrogateescape").decode(errors="replace") for name in names]
+    if undecoded is not None:
+        attributes["documents"] = undecoded
 
-    def write(growing: Path) -> zarr.Group:
-        group = zarr.create_group(growing, zarr_format=3, attributes=attributes)
-
-        def numbers(name: str, values: np.ndarray, dimension: str) -> None:
-            array = group.create_array(
-                name,
-                shape=values.shape,
-                dtype=values.dtype,
-                chunks=(max(1, min(CHUNK, len(values))),),
-                dimension_names=(dimension,),
-            )
-            for start in range(0, len(values), CHUNK):
-                array[start : start + CHUNK] = values[start : start + CHUNK]
-
-        def texts(name: str, length: int, some: Any) -> None:
-            array = group.create_array(
-                name,
-                shape=(length,),
-                dtype=str,
-                chunks=(max(1, min(CHUNK, length)),),
-                dimension_names=(name,),
-            )
-            for start in range(0, length, CHUNK):
-                array[start : start + CHUNK] = np.array(some(start, min(start + CHUNK, length)), dtype=object)
-
-        texts("document", len(names), lambda start, stop: names[start:stop])
+    def write(group: zarr.Group) -> None:
+        write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
         if tokens is not None:
-            texts(
+            write_texts(
+                group,
                 "token",
                 len(tokens),
                 lambda start, stop: [tokens[place].decode(encoding) for place in range(start, stop)],
             )
         if isinstance(counts, SparseCounts):
-            numbers("indptr", counts.indptr, "document_edge")
-            numbers("indices", counts.indices, "entry")
-            numbers("counts", counts.values, "entry")
+            write_numbers(group, "indptr", counts.indptr, "document_edge")
+            write_numbers(group, "indices", counts.indices, "entry")
+            write_numbers(group, "counts", counts.values, "entry")
         else:
-            numbers("counts", counts, "token")
+            write_numbers(group, "counts", counts, "token")
+
+    write_group(path, GROUP_KIND, attributes, write, overwrite=overwrite)
+
+
+def write_group(
+    path: Path | str,
+    kind: str,
+    attributes: dict[str, Any],
+    write: Callable[[zarr.Group], None],
+    *,
+    overwrite: bool,
+) -> None:
+    """Let ``write`` fill a group with these attributes, which appears when it is whole. path: a URL where it is a text.
+    kind: the one of the attributes that says what the group is.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there and ``overwrite`` is false, or it is no such group.
+    StoreError
+        The place cannot be written.
+    """
+
+    def create(growing: Path) -> zarr.Group:
+        group = zarr.create_group(growing, zarr_format=3, attributes=attributes)
+        write(group)
         return group
 
     place = (
-        group_at_url(path, GROUP_KIND, overwrite=overwrite)
+        group_at_url(path, kind, overwrite=overwrite)
         if isinstance(path, str)
-        else output_group(path, GROUP_KIND, overwrite=overwrite)
+        else output_group(path, kind, overwrite=overwrite)
     )
     with place as growing:
         try:
-            ended(lambda: write(growing))
+            ended(lambda: create(growing))
         except (OSError, BaseZarrError, ValueError) as error:
             if isinstance(error, StoreError):
                 raise
             told = with_remedy(error) if isinstance(error, OSError) else str(error)
             raise StoreError(f"output: cannot write {path}: {told}") from error
+
+
+def write_numbers(group: zarr.Group, name: str, values: np.ndarray, *dimensions: str) -> None:
+    """Add an array whose dimensions have these names."""
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        dtype=values.dtype,
+        chunks=(max(1, min(CHUNK, len(values))), *values.shape[1:]),
+        dimension_names=dimensions,
+    )
+    for start in range(0, len(values), CHUNK):
+        array[start : start + CHUNK] = values[start : start + CHUNK]
+
+
+def write_texts(
+    group: zarr.Group,
+    name: str,
+    length: int,
+    some: Callable[[int, int], Sequence[str]],
+    dimension: str | None = None,
+) -> None:
+    """Add an array of so many texts, along the dimension of its own name if no other is given. some: those from one
+    place up to another."""
+    array = group.create_array(
+        name,
+        shape=(length,),
+        dtype=str,
+        chunks=(max(1, min(CHUNK, length)),),
+        dimension_names=(dimension or name,),
+    )
+    for start in range(0, length, CHUNK):
+        array[start : start + CHUNK] = np.array(some(start, min(start + CHUNK, length)), dtype=object)
+
+
+def as_unicode(names: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Names of files as Unicode has them; and as they are where those are not the same, since bytes that are no UTF-8
+    are held by JSON's escapes only."""
+    names = list(names)
+    if _are_unicode(names):
+        return names, None
+    return [name.encode("utf-8", "surrogateescape").decode(errors="replace") for name in names], names
 
 
 def _are_unicode(names: Sequence[str]) -> bool:

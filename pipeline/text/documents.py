@@ -202,14 +202,15 @@ class Listing:
         self._below: list[tuple[np.ndarray, Rows]] = []
         """Of pieces with rows: these, and the places in the corpus of their files."""
 
-    def rows_of(self, part: Counts, places: np.ndarray) -> np.ndarray:
-        """The provisional rows, int64, of a piece's documents. places: int64, where its files stand in the corpus."""
-        if part.rows is None:
+    def rows_of(self, rows: Rows | None, places: np.ndarray) -> np.ndarray:
+        """The provisional rows, int64, of a piece's documents. rows: those within its files, None where it consists of
+        these; places: int64, where its files stand in the corpus."""
+        if rows is None:
             return places
-        found = self._next + np.arange(len(part.rows))
-        self._next += len(part.rows)
+        found = self._next + np.arange(len(rows))
+        self._next += len(rows)
         self._within.update(places.tolist())
-        self._below.append((places[part.rows.places], part.rows))
+        self._below.append((places[rows.places], rows))
         return found
 
     def in_order(

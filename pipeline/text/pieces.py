@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -52,6 +52,8 @@ from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 if TYPE_CHECKING:
     from tilewright.pipeline.text.lanes import Tally
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -98,31 +100,47 @@ def count_piece(
     on_error: "report" leaves out the files that cannot be counted, and says which (`Counts.bad`); "stop" raises, and
     names what else is bad among the piece's files, as far as a block of them reaches.
     """
-    left, bad = piece, dict[int, str]()
-    for attempt in itertools.count():
+
+    def count(left: Piece) -> tuple[Counts, dict[str, float]]:
         if not left.documents:
             rows = joined([]) if per_document else None
-            return Counts(NO_CELLS, NO_CELLS, 0, lost=0, rows=rows, bad=bad), dict.fromkeys(STAGES, 0.0)
+            return Counts(NO_CELLS, NO_CELLS, 0, lost=0, rows=rows), dict.fromkeys(STAGES, 0.0)
+        return _count(
+            left, kind, device, per_document, block_nbytes, threads, neighbours, fingerprints, reading
+        )
+
+    counted_part, bad = without_bad_files(piece, count, kind, reading, on_error, block_nbytes)
+    if counted_part is None:
+        return Counts(NO_CELLS, NO_CELLS, 0, lost=0, bad=bad), dict.fromkeys(STAGES, 0.0)
+    counts, stages = counted_part
+    return replace(counts, bad=bad), stages
+
+
+def without_bad_files(
+    piece: Piece,
+    read: Callable[[Piece], Result],
+    kind: Kind | TokenKind,
+    reading: Reading,
+    on_error: str,
+    most_nbytes: int,
+) -> tuple[Result | None, dict[int, str]]:
+    """What ``read`` makes of a piece; where ``on_error`` is "report", without the files that cannot be read, which may
+    leave no documents: by their places, why. None of a part of such a file.
+
+    most_nbytes: how much of a piece's other files is read, decoded, to name what else is bad where ``on_error`` is
+    "stop".
+    """
+    left, bad = piece, dict[int, str]()
+    for attempt in itertools.count():
         try:
-            counts, stages = _count(
-                left,
-                kind,
-                device,
-                per_document,
-                block_nbytes,
-                threads,
-                neighbours,
-                fingerprints,
-                reading,
-            )
-            return replace(counts, bad=bad), stages
+            return read(left), bad
         except CorpusError as error:
             if on_error != "report":
                 if isinstance(error, DocumentError) and len(piece.documents) > 1:
-                    raise _with_others(error, _bad_files(piece, kind, reading, most=block_nbytes)) from error
+                    raise _with_others(error, _bad_files(piece, kind, reading, most=most_nbytes)) from error
                 raise
             if left.is_part:
-                return Counts(NO_CELLS, NO_CELLS, 0, lost=0, bad={0: str(error)}), dict.fromkeys(STAGES, 0.0)
+                return None, {0: str(error)}
             found = _bad_files(piece, kind, reading, bad)
             if not found and attempt:
                 raise  # it can be read by itself, and twice not with others

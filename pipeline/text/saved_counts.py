@@ -57,8 +57,13 @@ def check_outputs(
     plot: str | os.PathLike[str] | None,
     *,
     overwrite: bool,
+    out_endings: Collection[str] | None = None,
+    group_kind: str = GROUP_KIND,
 ) -> None:
     """Fail before any work when an output could not be written at its end, or would replace what is counted.
+
+    out_endings: those that ``out`` may have, without them those of counts. group_kind: the attribute of the groups of
+    Zarr that it may replace.
 
     Raises
     ------
@@ -73,20 +78,20 @@ def check_outputs(
     OptionError
         A name whose ending says no format.
     """
-    for given, endings in ((out, tuple(WRITERS)), (plot, (".png",))):
+    for given, endings in ((out, tuple(out_endings or WRITERS)), (plot, (".png",))):
         if given is None:
             continue
         place = place_of(given)
         _check_ending(place, endings)
         if isinstance(place, str):
-            _check_at_url(place, corpus, overwrite=overwrite)
+            _check_at_url(place, corpus, group_kind, overwrite=overwrite)
             continue
         path = place
         _check_length(path)
         check_source(given, "output")
         folder = absolute(path).parent
         if path.suffix == ".zarr":
-            if not (overwrite and is_group_of(path, GROUP_KIND)):
+            if not (overwrite and is_group_of(path, group_kind)):
                 check_place_free(path, overwrite=overwrite)
         else:
             check_no_link(path)
@@ -111,7 +116,9 @@ def place_of(given: str | os.PathLike[str]) -> Path | str:
     return text.rstrip("/") if is_url(text) else Path(without_local_protocol(text))
 
 
-def _check_at_url(url: str, corpus: Collection[str | os.PathLike[str]], *, overwrite: bool) -> None:
+def _check_at_url(
+    url: str, corpus: Collection[str | os.PathLike[str]], group_kind: str, *, overwrite: bool
+) -> None:
     """As `check_outputs`, of an output at a URL: an object is written beside it, and removed again."""
     inside = [
         each
@@ -120,11 +127,11 @@ def _check_at_url(url: str, corpus: Collection[str | os.PathLike[str]], *, overw
     ]
     check_bucket(url, "output")
     objects = _object_of(url)[0]
-    if _suffix(url) == ".zarr":
+    if suffix_of(url) == ".zarr":
         if is_unfinished(objects_at(url)):
             there = False
         elif (there := objects_at(url).get(METADATA_NAMES[3]) is not None) or not overwrite:
-            check_group_at_url(objects_at(url), GROUP_KIND, overwrite=overwrite)
+            check_group_at_url(objects_at(url), group_kind, overwrite=overwrite)
     else:
         try:
             there = remote_files.facts_of([url])[0] is not None
@@ -148,7 +155,8 @@ def _object_of(url: str) -> tuple[Objects, str]:
     return objects_at(above), name
 
 
-def _suffix(place: Path | str) -> str:
+def suffix_of(place: Path | str) -> str:
+    """The ending of what `place_of` gives."""
     return PurePosixPath(place.rpartition("/")[2]).suffix if isinstance(place, str) else place.suffix
 
 
@@ -186,7 +194,7 @@ def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None
 
 
 def _check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
-    suffix = _suffix(path)
+    suffix = suffix_of(path)
     if suffix not in endings:
         found = f"ends in {suffix!r}" if suffix else "has no ending"
         raise OptionError(f"output: {path} {found}; the ending says the format and is {' or '.join(endings)}")
@@ -211,7 +219,7 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwr
     """
     target = place_of(path)
     _check_ending(target, tuple(WRITERS))
-    WRITERS[_suffix(target)](histogram, target, overwrite)
+    WRITERS[suffix_of(target)](histogram, target, overwrite)
 
 
 def _draft_of(path: Path) -> Path:

@@ -18,6 +18,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 import pytest
+import zarr
 import zstandard
 from click.testing import CliRunner
 from pyarrow import parquet
@@ -28,6 +29,7 @@ from tests.object_stores.proxy import NO_FAULT, Asked, Fault, Proxy, seeded
 from tilewright.pipeline.errors import CorpusError, DocumentError, OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.store.objects import objects_at
+from tilewright.pipeline.store.remote.opening import openable
 from tilewright.pipeline.text.saved_counts import check_outputs, save_histogram
 from tilewright.workflows.cli import cli
 
@@ -290,3 +292,34 @@ def test_an_error_names_its_cause_and_what_to_do(
     with dask.config.set(deadline), pytest.raises(StoreError, match=r"^output: ") as raised:
         check_outputs([], f"s3://{place}/o.csv", None, overwrite=False)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("ending", [".json", ".zarr", ".parquet"])
+def test_duplicates_are_found_and_written_there(
+    tmp_path: Path, url: str, server: int, proxy: Proxy, ending: str
+) -> None:
+    words = [f"word{number}" for number in range(60)]
+    texts = [words, [*words[:-1], "other"], words, list(reversed(words))]
+    (tmp_path / "corpus").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(" ".join(text))
+        objects_at(url).put(f"{number}.txt", " ".join(text).encode())
+    here = tw.duplicates(tmp_path / "corpus")
+    found = tw.duplicates(url, out=f"{url}-found{ending}")
+    np.testing.assert_array_equal(found.pairs, here.pairs)
+    np.testing.assert_array_equal(found.exact, here.exact)
+    assert found.documents == tuple(f"{url}/{number}.txt" for number in range(4))
+    with pytest.raises(OutputExistsError, match="exists"):
+        tw.duplicates(url, out=f"{url}-found{ending}")
+    if ending == ".zarr":
+        group = zarr.open_group(openable(f"{url}-found.zarr"), mode="r")
+        np.testing.assert_array_equal(group["cluster"][...], here.cluster)
+    else:
+        written = objects_at(f"{url}-found{ending}".rpartition("/")[0]).get(
+            f"{url}-found{ending}".rpartition("/")[2]
+        )
+        assert written is not None
+        if ending == ".json":
+            assert json.loads(written)["pairs"]
+        else:
+            assert parquet.read_table(io.BytesIO(written))["cluster"].to_pylist() == here.cluster.tolist()

@@ -403,6 +403,7 @@ GRAM = {
     "dtype": (None, dtypes),
     "overwrite": (False, flags | junk),
 }
+FRACTIONS = st.sampled_from([0, 1, 2, -0.5, np.nan, np.inf, "0.8", np.float32(0.8), True, 10**400, 1j]) | junk
 SEARCH = {
     "k": (3, counts),
     "tol": (
@@ -454,6 +455,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | {"per_document": (False, flags | junk), "raw": (False, flags | junk)} | DEVICE | PLACED
         | {"casefold": (False, flags | junk), "normalise": (None, words | junk)},
     ),
+    "duplicates": (
+        lambda paths, **options: tw.duplicates(paths, **options),
+        {"paths": ("text.txt", corpora), "threshold": (0.5, FRACTIONS)}
+        | {"shingle": ("word", words), "ngram": (3, counts), "num_perm": (8, counts)}
+        | {"casefold": (False, flags | junk), "normalise": (None, words | junk)}
+        | {"bands": (None, counts), "rows": (None, counts), "seed": (1, counts), "hash": ("sha1", words)}
+        | {"scheme": ("legacy", words), "pairs": ("all", words), "signatures": (False, flags | junk)}
+        | {"out": (None, st.sampled_from(["d.csv", "d", "folder", "nowhere/d.json", "text.txt"]) | junk)}
+        | {"overwrite": (False, flags | junk), "raw": (False, flags | junk), "split_on": (None, words | junk)}
+        | {"on_error": ("stop", words | junk)} | PLACED,
+    ),
     "dot": (
         lambda x, y, **options: tw.dot(x, y, **options),
         {name: (st.sampled_from(VECTOR), sources) for name in "xy"}
@@ -490,7 +502,7 @@ def check_call(place: Path, client: Client, function: str, arguments: dict[str, 
     before, left = tree(place), Left()
     found = outcome(lambda: call(**given))
     results = []
-    if function in ("matmul", "gram", "eofs"):
+    if function in ("matmul", "gram", "eofs") or arguments.get("out") is not None:
         out = arguments["out"]
         if isinstance(out, Made):
             results = ["here/given.zarr"]

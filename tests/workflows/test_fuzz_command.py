@@ -77,6 +77,11 @@ tables = (
     | st.builds("{}.csv".format, names)
     | st.builds("{}.zarr".format, names)
 )
+documents = (
+    st.sampled_from(["d.json", "d.zarr", "d.parquet", "d.csv", "d", "C.zarr", "text.txt", "nowhere/d.json"])
+    | st.builds("{}.json".format, names)
+    | st.builds("{}.zarr".format, names)
+)
 plots = st.sampled_from(["h.png", "h.csv", "nowhere/h.png", "folder"]) | st.builds("{}.png".format, names)
 
 SWITCHES = {
@@ -169,6 +174,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None}
         | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names},
     ),
+    "duplicates": (
+        ("CORPUS",),
+        PLACED
+        | {"--threshold": codes, "--ngram": counts, "--num-perm": counts, "--bands": counts, "--rows": counts}
+        | {"--shingle": st.sampled_from(["word", "character", "byte"]) | names, "--seed": counts}
+        | {"--hash": st.sampled_from(["sha1", "xxh32", "md5"]) | names, "--scheme": names, "--pairs": names}
+        | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None},
+    ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
     "devices": ((), {}),
     "settings": ((), {}),
@@ -225,7 +238,7 @@ def written(line: list[str]) -> Iterator[str]:
     if line[0] in ("matmul", "gram", "cov", "corr", "eofs"):
         yield from line[2:]  # C is one of them
     for option in ("--out", "--plot"):
-        if line[0] == "histogram" and option in line:
+        if line[0] in ("histogram", "duplicates") and option in line:
             yield from line[line.index(option) + 1 :]
 
 

@@ -9,10 +9,9 @@ knows both by itself. Then, whatever happened before:
 - no file of a sound unit is written again, whether the run ends well or not, and none loses its line in the record;
 - an audit names the files that hold other bytes than were written, and no others.
 
-``TILEWRIGHT_LIVES`` says how many lives of how many steps are tried, as in ``1000x500``, which takes longer than pytest
-lets a test run without ``--timeout 0``; without it they are `FEW`, and `MANY` in each of the `PARTS` of the slow test,
-which processes of pytest's share. The former are the same lives in every run, those of the slow test others each time:
-``--hypothesis-seed`` sets them.
+The slow test has `MANY` lives in all, others each time, or as many of as many steps as ``TILEWRIGHT_LIVES`` says, as in
+``1000x500``; ``--hypothesis-seed`` sets them. Its `PARTS` are shared by pytest's processes. The other test has `FEW`,
+the same in every run.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from hypothesis.stateful import (
 )
 
 import tilewright as tw
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.product import ledger
@@ -48,7 +48,7 @@ from tilewright.pipeline.product.output import CHECKSUMS_NAME, MARK_NAME, partia
 from tilewright.pipeline.store.chunks import draft_of
 from tilewright.pipeline.store.journal import twin_of
 
-FEW, MANY, PARTS = "4x75", "25x75", 8
+FEW, MANY, PARTS = "4x75", "200x75", 40
 """Lives and steps, of which one takes 13 ms of a core: one in seven is a run, which takes 90 ms. They wait for no disk,
 and the arrays are as small as can be: the time goes into planning and handing out tiles, which is what is tried."""
 
@@ -595,15 +595,15 @@ def lives(
         )
     )
 
-    def run(size: str, start: str | None = None, **options: Any) -> None:
-        lives, steps = map(int, os.environ.get("TILEWRIGHT_LIVES", size).split("x"))
+    def run(size: str, parts: int = 1, start: str | None = None, **options: Any) -> None:
+        lives, steps = map(int, size.split("x"))
         machine = type("Lives", (Lives,), {"client": client, "root": root})
         if start is not None:
             machine = seed(start)(machine)
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=lives,
+                max_examples=ceil_div(lives, parts),
                 stateful_step_count=steps,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
@@ -639,4 +639,4 @@ def test_so_it_is_in_many_lives(
 ) -> None:
     asked = request.config.getoption("--hypothesis-seed")
     start = None if asked is None else f"{asked}, part {part}"  # else all parts would live the same lives
-    lives(MANY, start, derandomize=False)
+    lives(os.environ.get("TILEWRIGHT_LIVES", MANY), PARTS, start, derandomize=False)

@@ -35,10 +35,12 @@ class _Long(NamedTuple):
 class JsonLines:
     """The documents of a text of JSON lines."""
 
-    def __init__(self, fill: Fill, found: Found, member: str, reading: Reading) -> None:
+    def __init__(self, fill: Fill, found: Found, member: str, reading: Reading, shown: str) -> None:
+        """shown: the file and the member, as the user sees them."""
         from tilewright.kernels.records import json_lines  # needs Numba, which a client has no use for
 
         self._loop, self._found, self._member, self._reading = json_lines, found, member, reading
+        self._shown = shown
         keys = [*reading.fields, *([reading.id_field] if reading.id_field else [])]
         self._keys, self._edges = json_lines.packed_keys(keys)
         self._window = Window(fill)
@@ -212,7 +214,7 @@ class JsonLines:
             )
         if self._absent:
             what = f"records without a field {' or '.join(map(repr, fields))}, counted as empty"
-            self._found.remark(what, self._member, self._absent)
+            self._found.remark(what, self._shown, self._absent)
         self._absent = self._records = 0
 
 

@@ -35,8 +35,15 @@ are looked at when they are read."""
 NAMED = 3
 """The most documents that a notice names."""
 
-_OUTPUT = re.compile(rb'\{"by": "[^"]*", "bins": \d|(document,)?bin,label,count\r\n')
+_OUTPUT = re.compile(
+    rb'\{"by": "[^"]*", ("options": \{[^{}]*\}, )?"bins": \d|(document,)?bin,label,count\r\n'
+    rb'|\{"options": \{"shingle": "\w+", "ngram": \d'
+)
 """How the files begin that ``--out`` writes."""
+DUPLICATES_MARK = "tilewright_duplicates"
+"""The attribute of what duplicates are written to as Zarr and Parquet."""
+_FOOTER_NBYTES = 2**16
+"""Bytes at the end of a Parquet file in which a mark is looked for: it stands behind the columns."""
 _OUR_MARKS = ("tilewright-counts.jsonl", "tilewright-output")
 """Files that mark a folder as Tilewright's: finished pieces of a count, and an output that is not finished."""
 
@@ -69,7 +76,7 @@ class LeftOut:
     ) -> None:
         """Take out of the names of a folder what is not to be counted. top: the folder that the user named. head: for
         files that are no local ones."""
-        head = head or head_of
+        is_local, head = head is None, head or head_of
         if here != top and any(mark in files for mark in _OUR_MARKS):
             self.outputs += 1
             folders.clear()
@@ -94,7 +101,11 @@ class LeftOut:
         outputs = [
             name
             for name in kept
-            if name.endswith((".json", ".csv")) and _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
+            if (
+                name.endswith((".json", ".csv"))
+                and _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
+            )
+            or (name.endswith(".parquet") and is_local and _is_our_table(os.path.join(here, name)))
         ]
         self.outputs += len(outputs)
         files[:] = [name for name in kept if name not in outputs] if outputs else kept
@@ -224,10 +235,26 @@ def names_of(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {counted(more, 'other')}" if more > 0 else "")
 
 
+def _is_our_table(path: str) -> bool:
+    """Whether a Parquet file holds what ``--out`` wrote."""
+    try:
+        descriptor = open_anything(path)
+    except OSError:
+        return False
+    try:
+        start = max(0, os.fstat(descriptor).st_size - _FOOTER_NBYTES)
+        return DUPLICATES_MARK.encode() in os.pread(descriptor, _FOOTER_NBYTES, start)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _is_our_array(metadata: bytes) -> bool:
-    """Whether an array or a group of Zarr, by its metadata, holds counts that ``--out`` wrote."""
+    """Whether an array or a group of Zarr, by its metadata, holds counts that ``--out`` wrote, or duplicates."""
     try:
         attributes = json.loads(metadata).get("attributes", {})
-        return GROUP_KIND in attributes or {"by", "documents", "skipped", "nbytes"} <= set(attributes)
+        ours = DUPLICATES_MARK in attributes or GROUP_KIND in attributes
+        return ours or {"by", "documents", "skipped", "nbytes"} <= set(attributes)
     except (ValueError, AttributeError, TypeError, RecursionError):
         return False

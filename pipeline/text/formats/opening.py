@@ -183,7 +183,10 @@ def _text(layer: _Layer, reading: Reading, found: Found) -> Iterator[Source]:
             )
         else:
             for number, identifier, fill in warc.records(head.fill, found, layer.shown, reading.id_field):
-                yield from _documents(fill, str(number), identifier, _decoding(None, reading), reading, found)
+                record = f"{layer.shown}:{number}"
+                yield from _documents(
+                    fill, str(number), identifier, _decoding(None, reading), reading, found, record
+                )
         return
     if form == ARROW_STREAM and reading.fields:
         yield Table(form, StreamFile(head.fill), found, layer.member, reading)
@@ -204,7 +207,7 @@ def _text(layer: _Layer, reading: Reading, found: Found) -> Iterator[Source]:
         found.remark(
             f"named like {CONTAINERS[named]}, but no such thing: counted as stored bytes", layer.shown
         )
-    yield from _documents(head.fill, layer.member, None, encoding, reading, found)
+    yield from _documents(head.fill, layer.member, None, encoding, reading, found, layer.shown)
 
 
 def _tell(form: str, layer: _Layer, reading: Reading, found: Found) -> None:
@@ -222,15 +225,21 @@ def _decoding(form: str | None, reading: Reading) -> str | None:
 
 
 def _documents(
-    fill: Fill, member: str, identifier: str | None, encoding: str | None, reading: Reading, found: Found
+    fill: Fill,
+    member: str,
+    identifier: str | None,
+    encoding: str | None,
+    reading: Reading,
+    found: Found,
+    shown: str,
 ) -> Iterator[Source]:
-    """The documents of a text."""
+    """The documents of a text. shown: the file and the member that it is, as the user sees them."""
     lost: Callable[[], int] = never_lost
     if encoding is not None:
         decoded = Decoded(fill, encoding)
         fill, lost = decoded.fill, lambda: decoded.lost
     if reading.fields:
-        source: Source = JsonLines(fill, found, member, reading)
+        source: Source = JsonLines(fill, found, member, reading, shown)
     elif reading.split_on is not None:
         source = Passages(fill, found, member, reading.split_on, lost)
     else:

@@ -32,6 +32,8 @@ layouts = st.sampled_from(sorted(naive.HOST_LAYOUTS))
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "BLOCK", 6)
     monkeypatch.setattr(host, "FLOAT_BLOCK", 5)
+    monkeypatch.setattr(host, "STRIP_ROWS", 4)
+    monkeypatch.setattr(host, "STRIP_COLUMNS", 7)
     monkeypatch.setattr(host, "STRASSEN_SIDE", 8)
 
 
@@ -237,7 +239,7 @@ def test_scratch_memory_is_bounded(
 ) -> None:
     """Blocks of a quarter of the side, so a sixteenth of the memory; more than one of them each way."""
     monkeypatch.undo()
-    for name in ("BLOCK", "FLOAT_BLOCK", "STRASSEN_SIDE"):
+    for name in ("BLOCK", "FLOAT_BLOCK", "STRASSEN_SIDE", "STRIP_ROWS", "STRIP_COLUMNS"):
         monkeypatch.setattr(host, name, getattr(host, name) // 4)
     a, b = (naive.numbers(rng, (side, side), dtype) for dtype in dtypes)
     out = np.zeros((side, side), np.result_type(a, b))

@@ -65,6 +65,7 @@ def test_moments_are_numpys(data: st.DataObject) -> None:
     cut = draw(st.integers(0, len(x)))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(moments, "CELL", (draw(st.integers(1, 50)), draw(st.integers(1, 20))))
+        patched.setattr(moments, "NARROW_LENGTH", draw(st.integers(1, 50)))
         total = Moments.of_nothing(x.shape[1], x.dtype)
         for part in (slice(0, cut), slice(cut, len(x))):
             own = None if weights is None else weights[part]
@@ -88,6 +89,30 @@ def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
     for start in range(0, 1000, 100):
         total.add(moments_of(x[start : start + 100], 0))
     np.testing.assert_allclose(total.second, ((x - x.mean(0)) ** 2).sum(0), rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_narrow_integers_are_summed_exactly(dtype: str, axis: int, rng: np.random.Generator) -> None:
+    """Extreme numbers, in a line as long as their sums stay exact; the second moment is rounded twice at most."""
+    info, length = np.iinfo(dtype), moments.NARROW_LENGTH
+    x = np.full((length, 2), info.max, dtype)
+    x[rng.random(length) < 0.5, 0] = info.min
+    x[-1, 1] = info.max - 1
+    found = moments_of(x if axis == 0 else np.ascontiguousarray(x.T), axis)
+    for line in range(2):
+        values = x[:, line].astype(object)
+        total = sum(values)
+        exact = length * sum(values**2) - total**2
+        assert found.exact_sums[line] == total
+        assert found.mean[line] == total / length
+        np.testing.assert_allclose(found.second[line], exact / length, rtol=4e-16)
+        assert (found.least[line], found.most[line]) == (min(values), max(values))
+
+
+@pytest.mark.parametrize("missing", [300, -1.5, np.inf, 2**70])
+def test_a_missing_number_that_a_dtype_does_not_hold_is_never_there(missing: float) -> None:
+    assert moments_of(np.zeros((3, 2), "i1"), 0, missing).count.tolist() == [3, 3]
 
 
 def test_numbers_that_are_not_finite_make_no_line_constant() -> None:

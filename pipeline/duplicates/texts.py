@@ -1,0 +1,109 @@
+"""The documents of a piece with all of their texts, as many at a time as a block holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import xxhash
+
+from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.kernels.numbers import format_nbytes
+from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
+from tilewright.pipeline.text.corpus import Piece
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.threads import thread_buffer
+
+BLOCK_NBYTES = 2**22
+"""Text whose shingles are found at once, where it is of many documents."""
+
+MOST_NBYTES = 2**27
+"""The longest document that shingles are made of: what a worker holds for one takes up to sixteen times as much."""
+
+TOO_LONG = f"longer than {format_nbytes(MOST_NBYTES)}, compared as a whole and not by its shingles: split it (split_on)"
+
+AS_BYTES = KINDS["byte"]
+"""Tells `stream` that no margins are wanted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Some consecutive documents."""
+
+    data: np.ndarray | None
+    """uint8: their texts, one behind the other; None for a single one that is too long."""
+    edges: np.ndarray
+    """int64: where each begins and the last ends."""
+    digests: np.ndarray
+    """uint64[(documents, 2)]: XXH3 of each text with 128 bits, the high half first."""
+
+
+def texts_of(
+    piece: Piece,
+    reading: Reading,
+    found: Found,
+    check: Callable[[], None],
+    *,
+    block_nbytes: int = BLOCK_NBYTES,
+    most_nbytes: int = MOST_NBYTES,
+) -> Iterator[Texts]:
+    """The documents of a piece in their order; each `Texts` only until the next is asked for.
+
+    found: is told of documents as they end. check: is called for each block, and may end it.
+    """
+    memory = partial(thread_buffer, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
+    under_way: _Long | None = None
+    for block in stream(piece, AS_BYTES, 0, block_nbytes, memory, reading=reading, found=found):
+        check()
+        if under_way is not None and (block.edges is not None or block.first != under_way.first):
+            yield under_way.texts()
+            under_way = None
+        if block.edges is None:
+            if under_way is None:
+                name = piece.documents[found.place].name
+                under_way = _Long(block.first, most_nbytes, partial(found.remark, TOO_LONG, name))
+            under_way.add(block)
+        else:
+            edges = block.edges.astype(np.int64)
+            digests = [
+                xxhash.xxh3_128_digest(block.data[start:stop].data)
+                for start, stop in itertools.pairwise(edges.tolist())
+            ]
+            yield Texts(block.data, edges, _as_words(digests))
+    if under_way is not None:
+        yield under_way.texts()
+
+
+class _Long:
+    """A document that comes in stretches."""
+
+    def __init__(self, first: int, most_nbytes: int, too_long: Callable[[], object]) -> None:
+        self.first = first
+        self._most, self._too_long = most_nbytes, too_long
+        self._parts: list[np.ndarray] = []
+        self._nbytes = 0
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, block: Block) -> None:
+        data = block.data[block.start : block.stop]
+        self._hash.update(data.data)
+        self._nbytes += len(data)
+        if self._nbytes <= self._most:
+            self._parts.append(data.copy())
+        else:
+            self._parts.clear()
+
+    def texts(self) -> Texts:
+        edges, digests = np.array([0, self._nbytes]), _as_words([self._hash.digest()])
+        if self._nbytes > self._most:
+            self._too_long()
+            return Texts(None, edges, digests)
+        return Texts(np.concatenate(self._parts), edges, digests)
+
+
+def _as_words(digests: list[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)

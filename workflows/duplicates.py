@@ -1,0 +1,161 @@
+"""The command that finds duplicates in a corpus: checks its arguments, lists the files, opens a cluster and looks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag, shown
+from tilewright.kernels.choices import FormName, HashName, PairsName, SchemeName, ShingleName
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.duplicates.job import find_duplicates
+from tilewright.pipeline.duplicates.options import options_of
+from tilewright.pipeline.duplicates.result import Duplicates
+from tilewright.pipeline.duplicates.saved import WRITERS, check_duplicates_output, save_duplicates
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.text.corpus import list_corpus
+from tilewright.pipeline.text.formats.piped import named, without_pipes
+from tilewright.pipeline.text.formats.reading import reading_of
+from tilewright.pipeline.worker.survey import survey
+from tilewright.workflows.histogram import ON_ERROR
+
+
+def duplicates(
+    paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
+    *,
+    threshold: float = 0.8,
+    shingle: ShingleName = "word",
+    ngram: int = 5,
+    casefold: bool = False,
+    normalise: FormName | None = None,
+    num_perm: int = 128,
+    bands: int | None = None,
+    rows: int | None = None,
+    seed: int = 1,
+    hash: HashName = "sha1",
+    scheme: SchemeName = "affine32",
+    pairs: PairsName = "all",
+    signatures: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    raw: bool = False,
+    encoding: str | None = None,
+    field: str | Iterable[str] | None = None,
+    id_field: str | None = None,
+    split_on: str | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    on_error: str = "stop",
+    listener: Listener = log_notices,
+) -> Duplicates:
+    """Find the documents of a corpus that are there more than once: the same texts, and those whose sets of shingles
+    are nearly the same.
+
+    One pass over the corpus forms a digest and a MinHash signature of each document. Documents whose signatures agree
+    in one of several bands are read once more, and those pairs are near-duplicates whose Jaccard index, of their
+    shingles as they are, reaches the threshold. The answer depends neither on the number of workers nor on how the
+    corpus is cut. All is done on the workers' cores.
+
+    Parameters
+    ----------
+    paths
+        A file, a folder, or several of them; what is a document of them, `tilewright.histogram` says, and its options
+        ``raw``, ``encoding``, ``field``, ``id_field``, ``split_on``, ``include``, ``exclude`` and ``on_error`` mean the
+        same here.
+    threshold
+        The least Jaccard index of near-duplicates, above 0 and up to 1: the shingles that both have, of those that
+        either has.
+    shingle, ngram
+        What shingles consist of, ``word`` or ``character``, and of how many. Words are those of ``by="word"``, joined
+        by one blank; characters those of the decoded text. A document with fewer than ``ngram`` is one shingle; one
+        with none, such as an empty one, has no near-duplicates.
+    casefold, normalise
+        How words and characters are compared: by ``str.casefold``, and in one of Unicode's forms, ``NFC``, ``NFD``,
+        ``NFKC`` or ``NFKD``.
+    num_perm, seed, hash, scheme
+        Of the signatures, which are those of datasketch's ``MinHash`` for the same ones. ``hash``: ``sha1``, its
+        ``sha1_hash32``, or ``xxh32``. ``scheme``: ``affine32``, or ``legacy``, the one before its release 2.0.
+    bands, rows
+        How a signature is cut; together they take at most ``num_perm`` numbers. Without them they are chosen by the
+        threshold, as in datasketch's ``MinHashLSH``. More bands of fewer rows miss fewer pairs, and compare more.
+    pairs
+        ``all``: every pair that agrees in a band is compared. ``links``: only as many as show which documents are of
+        one cluster, where a text is there thousands of times with small changes.
+    signatures
+        Whether the result has them.
+    out, overwrite
+        A .json, .zarr or .parquet to write the result to, and whether to replace one.
+    cluster, cluster_file
+        As of `tilewright.histogram`.
+    listener
+        Is called with every event (``tilewright.pipeline.events``).
+
+    Raises
+    ------
+    TilewrightError
+        One of its subclasses: OptionError for an argument that means nothing; CorpusError for paths that are not there,
+        hold no files, or cannot be read, decompressed or split, and for files that change meanwhile; PlanError where
+        more pairs would have to be compared than this process has memory for; OutputExistsError, OutputError and
+        StoreError for an ``out`` that cannot be written; ClusterError as its name says.
+    """
+    config.check_all(cluster_file=cluster_file)
+    check_callable("listener", listener)
+    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
+    overwrite = check_flag("overwrite", overwrite)
+    options = options_of(
+        threshold=threshold,
+        shingle=shingle,
+        ngram=ngram,
+        casefold=casefold,
+        normalise=normalise,
+        num_perm=num_perm,
+        bands=bands,
+        rows=rows,
+        seed=seed,
+        hash=hash,
+        scheme=scheme,
+        pairs=pairs,
+        signatures=signatures,
+    )
+    reading = reading_of(
+        raw=raw,
+        encoding=encoding,
+        field=field,
+        id_field=id_field,
+        split_on=split_on,
+        include=include,
+        exclude=exclude,
+    )
+    place = _place_of(out)
+    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
+    with without_pipes(given) as (files, names):
+        corpus = named(list_corpus(files, reading=reading), names)
+        if place is not None:
+            stored = [os.fsdecode(each) for each in files if os.fsdecode(each) not in names]
+            check_duplicates_output(stored, place, overwrite=overwrite)
+        for note in corpus.notes:
+            listener(Notice(note))
+        with (
+            open_cluster(cluster, cluster_file) as client,
+            workers_held(client, waiting=on_waiting(listener, "duplicates", "ends it")),
+        ):
+            facts = survey(client, "cpu")
+            count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
+            listener(Notice(f"looking for duplicates in {count} with {workers}"))
+            found = find_duplicates(client, corpus, options, facts, listener=listener, on_error=on_error)
+    if place is not None:
+        save_duplicates(found, place, overwrite=overwrite)
+    return found
+
+
+def _place_of(out: Any) -> str | None:
+    if out is None or (text := config.path_text(out)):
+        return None if out is None else text
+    raise OptionError(f"out={shown(out)} is no path; give one that ends in {' or '.join(WRITERS)}, or None")
