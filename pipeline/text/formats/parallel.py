@@ -138,4 +138,4 @@ def _decoded(decode: Callable[[Part], Decoded], part: Part) -> Decoded | None:
 @lru_cache(maxsize=2)
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Shared by all files of a process, so that no more threads decompress than it has cores for."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-decompress")
+    return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text-decompress")

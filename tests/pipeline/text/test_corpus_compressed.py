@@ -244,7 +244,7 @@ def test_a_task_decompresses_several_documents_at_once(
     """Each of three large documents waits for the others to have begun."""
     together = threading.Barrier(3, timeout=60)
 
-    def met(document: Document, look: Look | None, codec: str, window: int) -> Fill:
+    def met(document: Document, look: Look | None, codec: str, *how: Any) -> Fill:
         together.wait()
         return reader(document, look)
 
@@ -308,7 +308,7 @@ def test_a_document_that_fails_ends_those_read_beside_it(
     for name in ("damaged.gz", "long.gz"):
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.setattr(
-        opening, "reader", lambda document, look, codec, window: long if "long" in document.name else damaged
+        opening, "reader", lambda document, *how: long if "long" in document.name else damaged
     )
     monkeypatch.setattr(counting_pieces, "LEAST_STREAM_NBYTES", 1)
     monkeypatch.setattr(counting_pieces, "usable_cores", lambda: 2)
@@ -433,7 +433,7 @@ def test_damage_is_looked_for_once(client: Client, tmp_path: Path, monkeypatch: 
     """It is as far into the document at every attempt, which may be hours."""
     read = []
 
-    def counted(document: Document, look: Look | None, codec: str, window: int) -> Fill:
+    def counted(document: Document, look: Look | None, codec: str, *how: Any) -> Fill:
         read.append(document.name)
         return reader(document, look, codec)
 
