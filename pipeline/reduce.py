@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from distributed import Client, Status, get_worker
 
@@ -30,6 +30,13 @@ Total = TypeVar("Total")
 CLOSING_SECONDS = 0.5
 """How long a task goes on in a closing worker. A worker first tells its nanny and then cancels its tasks; a task that
 ended before would count as failed, not as cancelled."""
+
+
+class Calls(Protocol):
+    """The arguments of tasks. A list, or what makes them when each is handed out."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int, /) -> tuple[Any, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,13 @@ class Reduction(Generic[Part, Total]):
     """How a user gives its tasks less to hold."""
 
 
+def taken_as_they_arrive(
+    name: str, chunk: Callable[..., tuple[Part, dict[str, float]]], lighter: str
+) -> Reduction[Part, None]:
+    """A reduction without a total: ``arrived`` of `reduce_pieces` takes the parts."""
+    return Reduction(name, chunk, lambda: None, lambda total, part: None, commutative=True, lighter=lighter)
+
+
 @dataclass(frozen=True)
 class _Outcome(Generic[Part]):
     """What comes back from a worker."""
@@ -63,7 +77,7 @@ class _Outcome(Generic[Part]):
 def reduce_pieces(
     client: Client,
     reduction: Reduction[Part, Total],
-    calls: Sequence[tuple[Any, ...]],
+    calls: Calls,
     nbytes: Sequence[int],
     listener: Listener,
     *,

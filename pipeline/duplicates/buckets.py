@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from distributed import Client
@@ -56,7 +56,7 @@ def _joined(keys: np.ndarray, documents: np.ndarray) -> Buckets:
     )
 
 
-class _Calls(Sequence[tuple[Any, ...]]):
+class _Calls:
     """The arguments of tasks, made when each is handed out: all keys of all bands would be there twice else.
 
     A band with many documents is cut by its keys' lowest bits, which are the same where keys are.
@@ -73,12 +73,7 @@ class _Calls(Sequence[tuple[Any, ...]]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, place: int) -> tuple[Any, ...]: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[tuple[Any, ...]]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        assert isinstance(place, int)
+    def __getitem__(self, place: int) -> tuple[Any, ...]:
         if self._cuts == 1:
             some = self._keys[place * self._bands : (place + 1) * self._bands]
             return ([(keys[self._documents], self._documents) for keys in some],)

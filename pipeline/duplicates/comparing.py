@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from distributed import Client
@@ -70,7 +70,7 @@ def _batch(pairs: np.ndarray, nbytes: int) -> Batch:
     return Batch(documents, places.reshape(-1, 2), nbytes)
 
 
-class _Calls(Sequence[tuple[Any, ...]]):
+class _Calls:
     """The arguments of tasks, whose texts are read when each is handed out."""
 
     def __init__(self, batches: Sequence[Batch], texts: Spool, kind: TokenKind) -> None:
@@ -79,12 +79,7 @@ class _Calls(Sequence[tuple[Any, ...]]):
     def __len__(self) -> int:
         return len(self._batches)
 
-    @overload
-    def __getitem__(self, place: int) -> tuple[Any, ...]: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[tuple[Any, ...]]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        assert isinstance(place, int)
+    def __getitem__(self, place: int) -> tuple[Any, ...]:
         batch = self._batches[place]
         return (*self._texts.read(batch.documents), batch.pairs, self._kind)
 

@@ -18,7 +18,7 @@ from distributed import Client
 from tilewright.pipeline.duplicates.texts import texts_of
 from tilewright.pipeline.errors import DocumentError, StoreError
 from tilewright.pipeline.events import Listener
-from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
+from tilewright.pipeline.reduce import end_if_given_up, reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, reading_ahead
 from tilewright.pipeline.text.formats.reading import Reading
@@ -163,13 +163,8 @@ def fetch(
 
     reduce_pieces(
         client,
-        Reduction(
-            name="texts",
-            chunk=read_texts,
-            identity=lambda: None,
-            combine=lambda total, part: None,  # each was kept as it arrived
-            commutative=True,
-            lighter="give them more memory, or split long documents (split_on)",
+        taken_as_they_arrive(
+            "texts", read_texts, "give them more memory, or split long documents (split_on)"
         ),
         calls,
         [int(where.nbytes[part].sum()) for part in parts],

@@ -29,7 +29,7 @@ from tilewright.pipeline.duplicates.result import Duplicates
 from tilewright.pipeline.duplicates.signing import Signed, sign_piece
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
-from tilewright.pipeline.reduce import Reduction, reduce_pieces
+from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.text.arrival import without
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, check_unchanged, cut_pieces
 from tilewright.pipeline.text.counting import LEAST_PIECE_NBYTES
@@ -144,13 +144,10 @@ def find_duplicates(
     arrival = _Arrival(corpus, pieces)
     reduce_pieces(
         client,
-        Reduction(
-            name="signatures",
-            chunk=sign_piece,
-            identity=lambda: None,
-            combine=lambda total, part: None,  # each was taken as it arrived
-            commutative=True,
-            lighter="let them take smaller pieces (tilewright.piece-nbytes), or split long documents (split_on)",
+        taken_as_they_arrive(
+            "signatures",
+            sign_piece,
+            "let them take smaller pieces (tilewright.piece-nbytes), or split long documents (split_on)",
         ),
         [(piece, options, corpus.reading, on_error) for piece in pieces],
         [piece.nbytes for piece in pieces],
