@@ -41,7 +41,7 @@ from hypothesis.stateful import (
 
 import tilewright as tw
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, MARK_NAME, partial_path
@@ -230,12 +230,15 @@ class Lives(RuleBasedStateMachine):
             }
             sound += of_final
         done: set[Place] = set()
+        told: list[str] = []
         snapshot = self.folder.parent / f"{self.folder.name}.killed"
         count = 0
         plan: Any = None
 
         def listener(event: Event) -> None:
             nonlocal count, plan
+            if isinstance(event, Notice):
+                told.append(event.message)
             if not (isinstance(event, UnitDone) and event.name == "matmul"):
                 return
             if plan is None:
@@ -249,7 +252,7 @@ class Lives(RuleBasedStateMachine):
                 for top in range(tile.row_start, tile.row_stop, rows)
                 for left in range(tile.column_start, tile.column_stop, columns)
             }
-            assert not its & before.keys(), "a sound tile was computed again"
+            assert not its & before.keys(), f"a sound tile, {its}, was computed again: {told}"
             done.update(its)
             count += 1
             if count == stop:
