@@ -21,6 +21,7 @@ from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import StoredObject
 from tilewright.pipeline.product.banded import WINDOW, piece_region, stored_outside
+from tilewright.pipeline.product.kept import with_their_groups
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     Past,
@@ -139,7 +140,8 @@ def changed_metadata(array: zarr.Array[Any], record: Past) -> str:
 def audit_by_checksums(
     array: zarr.Array[Any], record: Past, listener: Listener, *, finished: bool = True
 ) -> Audit:
-    """Compare all that is stored of C with the checksums of its record. finished: whether all of C must be there.
+    """Compare all that is stored of C with the checksums of its record. finished: whether all of C must be there; else
+    what a run that goes on counts on is compared.
 
     Raises StoreError where a file cannot be looked at, which says nothing of what it holds.
     """
@@ -147,14 +149,16 @@ def audit_by_checksums(
     metadata = changed_metadata(array, record)
     band = band_of(record)
     unit = write_unit(array)
+    lost = with_their_groups(record.finished, ())
+    tiles = {index: stored for index, stored in record.finished.items() if index not in lost}
     bad: list[BadObject] = []
     if not metadata:
         bad = [
             _bad(array, unit, stored.place, reason, tile)
-            for tile, stored, reason in faults(array, record.finished, listener, whole=True)
+            for tile, stored, reason in faults(array, tiles, listener, whole=True)
         ]
         if finished:
-            known = {one.place for stored in record.finished.values() for one in stored.objects}
+            known = {one.place for stored in tiles.values() for one in stored.objects}
             bad += [
                 _bad(array, unit, place, "the record has no checksum of it")
                 for place in _wanted(array, unit, band)
@@ -165,7 +169,7 @@ def audit_by_checksums(
                 _bad(array, unit, place, "it lies outside the band, where nothing was written")
                 for place in stored_outside(array, band)
             ]
-    objects = [one for stored in record.finished.values() for one in stored.objects]
+    objects = [one for stored in tiles.values() for one in stored.objects]
     return Audit(
         name_of(array),
         "checksums",
