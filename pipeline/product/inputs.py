@@ -455,7 +455,8 @@ class InputWatch:
     def _compare(self, roles: Sequence[str], indices: Iterable[int]) -> _Compared:
         """Read what tiles were computed from of these inputs, and compare it with what was read. A tile is lost unless
         parts that are the same hold all that it needs: one that a larger tile has read besides may have changed
-        elsewhere. Parts that are not known to be the same are forgotten."""
+        elsewhere. Parts that are not known to be the same are forgotten, unless nobody has looked at them and other
+        finished tiles were computed from them."""
         start, nbytes = time.perf_counter(), 0
         tiles = dict(self._tiles(indices))
         lost: set[int] = set()
@@ -487,8 +488,14 @@ class InputWatch:
                         break
             if len(lost) == len(tiles):
                 break
+        others = list(self._tiles(self.finished - tiles.keys()))
         for role, parts_of_it in same.items():
-            self._known.forget(role, self._known.hashes(role).keys() - parts_of_it)
+            doubtful = self._known.hashes(role).keys() - parts_of_it
+            used = overlaps(
+                doubtful, [corners for _, all_of in others for of, corners in all_of if of == role]
+            )
+            others_read = {part for part in doubtful if used[part][0] and part not in changed.get(role, ())}
+            self._known.forget(role, doubtful - others_read)
         seconds = time.perf_counter() - start
         told = f"{format_nbytes(nbytes)} of {' and '.join(roles)} were compared in {seconds:.1f} s"
         return _Compared(lost, unknown, changed, told)

@@ -120,6 +120,8 @@ class Lives(RuleBasedStateMachine):
         """Whether the growing C is one that a repair has begun."""
         self.reads_known = True
         """Whether the record says of all tiles what they were computed from."""
+        self.final_reads_known = True
+        """Whether that of the finished C does, which a repair goes on with."""
         self.unseen = False
         """Whether a change may have escaped all but the check."""
 
@@ -298,6 +300,7 @@ class Lives(RuleBasedStateMachine):
         assert sum(path.is_file() for path in (self.out / "c").rglob("*")) == len(right)
         assert not self.partial.exists()
         self.is_current |= not repair
+        self.final_reads_known = self.reads_known and (self.final_reads_known or not repair)
         self.final = right
         self.units, self.written, self.stale = [], {}, set()
         self.reads_known, self.unseen = True, False
@@ -335,6 +338,7 @@ class Lives(RuleBasedStateMachine):
         }
         self.units = now
         self.repairing = repair
+        self.reads_known &= self.final_reads_known or not repair
 
     @rule(
         stop=st.integers(1, 8),
@@ -425,7 +429,8 @@ class Lives(RuleBasedStateMachine):
         text = "".join(f"{one}\n" for one in [head, *lines[:victim], damaged, *lines[victim + 1 :]])
         path.write_text(text[:-1] if how == "tear" else text)
         before = {place for unit in self.units for place in unit.places}
-        others = {one.tile for place, one in enumerate(about) if one and place != victim}
+        # The last line that is left of a tile counts.
+        last = {one.tile: one.kind for place, one in enumerate(about) if one and place != victim}
         self.units = self.recorded()
         after = {place for unit in self.units for place in unit.places}
         if copied:
@@ -435,7 +440,7 @@ class Lives(RuleBasedStateMachine):
             fresh = after - before
             self.stale |= fresh
             self.written |= {place: held(self.partial, place) or b"" for place in fresh}
-        elif told.kind in ("read", "inputs") or told.tile in others:
+        elif told.kind in ("read", "inputs") or last.get(told.tile) in ("tile", "stored"):
             assert after == before
             self.reads_known &= told.kind != "read"
         else:

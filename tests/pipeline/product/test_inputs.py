@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.store.stored_arrays import CODECS, encoded
+from tilewright.pipeline.events import Teller
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.product import plan_tiles
 from tilewright.pipeline.plan.told import Corners
 from tilewright.pipeline.product import inputs
-from tilewright.pipeline.product.inputs import KnownContent, changed_parts, needs, overlaps
+from tilewright.pipeline.product.inputs import (
+    Fingerprint,
+    InputWatch,
+    KnownContent,
+    changed_parts,
+    needs,
+    overlaps,
+)
+from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.content import content_hash, panel_content
 
 SIDE = 12
@@ -154,3 +165,40 @@ def test_tasks_that_compare_are_of_a_bounded_size(monkeypatch: pytest.MonkeyPatc
     batches = list(inputs._batches(parts, 4))
     assert [part for batch in batches for part in batch] == parts
     assert list(map(len, batches)) == [1, 1, 1, 3, 3, 1]
+
+
+def test_a_repair_keeps_what_is_known_of_tiles_that_it_does_not_compute(
+    client: Client, tmp_path: Path
+) -> None:
+    """Also where a part has changed that a larger tile once read, and whose tiles have been computed again since."""
+    numbers = np.arange(32, dtype="f4").reshape(8, 4)
+    a = zarr.create_array(tmp_path / "a", data=numbers, chunks=(4, 4))
+    b = zarr.create_array(tmp_path / "b", data=numbers[:4], chunks=(4, 4))
+    sides = [StoredMatrix(*array.shape, np.dtype("f4"), (4, 4)) for array in (a, b)]
+    plan = plan_tiles(*sides, np.dtype("f4"), (4, 4), Limits(1, 10**6))
+    plan = replace(plan, tile_rows=4, tile_columns=4)
+    upper, lower, both, of_b = (0, 4, 0, 4), (4, 8, 0, 4), (0, 8, 0, 4), (0, 4, 0, 4)
+    read = {
+        "A": {
+            upper: content_hash(numbers[:4]),
+            lower: content_hash(numbers[4:]),
+            both: content_hash(numbers + 1),
+        },
+        "B": {of_b: content_hash(numbers[:4])},
+    }
+    looks = Fingerprint("", (appearance_of(a), appearance_of(b)))
+    watch = InputWatch(
+        client,
+        {"A": a, "B": b},
+        plan,
+        looks,
+        Teller(lambda event: None),
+        {0: None},
+        read,
+        "C",
+        repairing=True,
+    )
+    watch.compare_repaired(other_panels=True)
+    assert watch.hashes()["A"].keys() == {upper, lower}
+    watch.compare_past(None)
+    assert watch.finished == {0}
