@@ -34,7 +34,15 @@ from tilewright.pipeline.events import (
 )
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, PanelContent, Product, TileReport
+from tilewright.pipeline.plan.told import (
+    NOTHING_FOUND,
+    THREADS,
+    Corners,
+    Found,
+    PanelContent,
+    Product,
+    TileReport,
+)
 from tilewright.pipeline.plan.transform import NOT_FUSED
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.worker import tasks
@@ -43,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 TileTask = Callable[..., TileReport | DeviceMemoryError]
 """What a worker does for a tile, with the arguments of `tasks.multiply_tile`."""
+
+UNTOLD_SECONDS = 5
+"""The longest that a tile is not recorded for want of what its panels held."""
 
 LIMITING_SHARE = 0.8
 """A thread that is busy for at least this share of the time limits a run; below it, threads wait for one another."""
@@ -360,6 +371,37 @@ class MatmulRun:
         return f"{busy}; {verdict}"
 
 
+def told_first(
+    reports: Iterable[TileReport | DeviceMemoryError], clock: Callable[[], float] = time.monotonic
+) -> Iterator[TileReport | DeviceMemoryError]:
+    """Reports in the order in which they come, but each behind those that tell what its panels held: no tile may be
+    recorded before it is known what it was computed from, and the report of a worker that tells it may come later than
+    one that relies on that. After `UNTOLD_SECONDS` it is not waited for: its worker may be lost, or another's result
+    have come first.
+    """
+    told: set[tuple[str, Corners, int]] = set()
+    held: list[tuple[float, TileReport]] = []
+    for report in reports:
+        if isinstance(report, DeviceMemoryError):
+            yield report
+            continue
+        told |= {_known_as(panel) for panel in report.contents if panel.parts is not None}
+        now = clock()
+        held.append((now, report))
+        waiting = []
+        for since, one in held:
+            if now - since < UNTOLD_SECONDS and not told.issuperset(map(_known_as, one.contents)):
+                waiting.append((since, one))
+            else:
+                yield one
+        held = waiting
+    yield from (one for _, one in held)
+
+
+def _known_as(panel: PanelContent) -> tuple[str, Corners, int]:
+    return panel.role, panel.corners, panel.digest
+
+
 def run_tiles(
     client: Client,
     product: Product,
@@ -424,7 +466,7 @@ def run_tiles(
             stack.enter_context(
                 closing(results)
             )  # cancels outstanding tasks before the workers are told to end
-            for _, report in results:
+            for report in told_first(report for _, report in results):
                 if isinstance(report, DeviceMemoryError):
                     raise report
                 drain.took(report.seconds)
