@@ -664,13 +664,17 @@ def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: b
     metavar="FILE",
     help="Write the sum to F.csv, F.json, F.npz or F.zarr.",
 )
+@click.option("--subtract", multiple=True, metavar="COUNTS",
+              help="Take out the documents of this histogram, such as removed ones; may be repeated.")  # fmt: skip
 @options(overwrite_option, json_option)
-def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> None:
+def merge(
+    counts: tuple[str, ...], out: str, subtract: tuple[str, ...], overwrite: bool, as_json: bool
+) -> None:
     """Add up histograms of different documents, from the .json, .npz and .zarr files that they were written to."""
     from tilewright.workflows.merge import merge as workflow
 
     on_interrupt(Outputs(Path(out)).kept)
-    print_result(workflow(counts, out, overwrite=overwrite), as_json=as_json)
+    print_result(workflow(counts, out, subtract=subtract, overwrite=overwrite), as_json=as_json)
 
 
 @cli.command(cls=JobCommand)

@@ -84,6 +84,30 @@ def test_sums_do_not_depend_on_how_they_are_taken(cuts: list[int], per_document:
     assert_same(added([added(group) for group in groups]), added(all_of))
 
 
+@pytest.mark.parametrize("by", ["letter", "codepoint", "word"])
+@pytest.mark.parametrize("per_document", [False, True])
+def test_what_was_added_is_subtracted(client: Client, tmp_path: Path, by: str, per_document: bool) -> None:
+    words = ["Tilewright", "zählt", "Wörter", "und", "Zeichen", "jedes"]
+    paths = [tmp_path / name for name in "abcde"]
+    for number, path in enumerate(paths):
+        path.write_text(" ".join(words[number : number + 2] * (number + 1)))
+    whole, gone, rest = (
+        tw.histogram(part, by=by, per_document=per_document, cluster=client)
+        for part in (paths, paths[1:3], [paths[0], *paths[3:]])
+    )
+    found = whole - gone
+    np.testing.assert_array_equal(found.counts, rest.counts)
+    assert (found.documents, found.labels) == (rest.documents, rest.labels)
+    for name in ("nbytes", "skipped", "document_count", "undecodable"):
+        assert getattr(found, name) == getattr(rest, name)
+    assert not (whole - whole).counts.any()
+    with pytest.raises(OptionError, match=f"2 documents to be subtracted are not among those counted, {paths[1]}"):
+        rest - gone
+    paths[1].write_text("zz" * 400)
+    with pytest.raises(OptionError, match="a document had other contents then"):
+        whole - tw.histogram(paths[1:3], by=by, per_document=per_document, cluster=client)
+
+
 def test_what_does_not_add_up_is_told() -> None:
     one = made("byte", ["a", "b"])
     with pytest.raises(OptionError, match="counts by byte and by letter do not add up"):
@@ -124,6 +148,9 @@ def test_the_command_writes_the_sum(run: Callable[..., Result]) -> None:
     assert "all.json exists" in again.stderr
     assert run("merge", "all.json", "--out", "all.json", "--overwrite").exit_code == 0
     assert_same(Histogram.load("all.json"), added(parts))
+    assert run("merge", "all.json", "--subtract", "1.json", "--subtract", "3.json", "--out", "2.json").exit_code == 0
+    np.testing.assert_array_equal(Histogram.load("2.json").counts, parts[1].counts)
+    assert Histogram.load("2.json").documents == ("b", "c")
     assert run("merge", "1.json", "--out", "sum.csv").exit_code == 0
     assert Path("sum.csv").read_text().startswith("bin,label,count")
 
