@@ -40,7 +40,7 @@ from tilewright.pipeline.text.documents import Counts, facts_from
 from tilewright.pipeline.text.fingerprints import covers
 from tilewright.pipeline.text.formats.listing import names_of
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.recognition import codec_named, without_codec
+from tilewright.pipeline.text.formats.recognition import said_by
 
 FILE_NAME = "tilewright-counts.jsonl"
 
@@ -326,14 +326,12 @@ def what_is_left(record: Record, corpus: Corpus, kind: Kind | TokenKind) -> Left
     return left
 
 
-_Look = tuple[int, str | None, str | None, str, int | None]
+_Look = tuple[int, str | None, tuple[str | None, str | None], int | None]
 """By what a file that has another name may be taken for one that was counted."""
 
 
 def _look_of(name: str, nbytes: int, codec: str | None, modified_ns: int | None) -> _Look:
-    # What a file is may follow from the end of its name.
-    ending = os.path.splitext(without_codec(name))[1].lower()
-    return nbytes, codec, codec_named(name), ending, modified_ns
+    return nbytes, codec, said_by(name), modified_ns
 
 
 class _Homes:

@@ -123,6 +123,12 @@ def without_codec(name: str) -> str:
     return stem if ending.lower() in decompress.SUFFIXES else name
 
 
+def said_by(name: str) -> tuple[str | None, str | None]:
+    """What the end of a name says: two files of which it says the same are the same if their bytes are."""
+    ending = _ending(without_codec(name))
+    return codec_named(name), ending if ending in (*_ENDINGS, ".arrows") else None
+
+
 def may_be_known(data: np.ndarray, edges: np.ndarray, names: Sequence[str]) -> bool:
     """Whether any of the texts that lie in ``data``, uint8, from edges[i] to edges[i + 1], begins as a known form does,
     or has the name of a container; a look at all texts at once, which may say so of one that is nothing."""
