@@ -1,5 +1,5 @@
-"""The command that adds up histograms of different documents, such as those of the jobs of an array, and takes out those
-of documents that were removed."""
+"""The command that adds up histograms of different documents, such as those of the jobs of an array, and takes out
+those of documents that were removed."""
 
 from __future__ import annotations
 

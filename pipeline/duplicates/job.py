@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from distributed import Client
@@ -195,7 +195,7 @@ def _pieces(corpus: Corpus, workers: Sequence[WorkerFacts]) -> list[Piece]:
 def _whole(document: Document, most: int) -> Document:
     """The document as one that is not cut."""
     if document.codec is None and document.nbytes > most:
-        return replace(document, codec=TEXT)
+        return document._replace(codec=TEXT)
     return document
 
 

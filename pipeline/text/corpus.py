@@ -11,6 +11,7 @@ way, by several threads where it is large and has parts.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import stat
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -38,7 +40,7 @@ from tilewright.pipeline.store.remote.files import (
     without_local_protocol,
 )
 from tilewright.pipeline.text.formats import decompress, parallel
-from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, listed_at, names_of
+from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, least_looked_at, listed_at, names_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import READ_FROM_END
 from tilewright.pipeline.transfer.checksum import new_checksum
@@ -72,8 +74,7 @@ LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, 
 """Errors for files that are gone, closed to us, or no longer files: a retry would meet them again."""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """One file, as it was when the corpus was listed: it has to stay so until the corpus is counted."""
 
     name: str
@@ -189,7 +190,25 @@ def list_corpus(
         ) from error
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
-    reading = Reading(raw=raw) if reading is None else reading
+    with _without_collections():
+        return _listed(given, Reading(raw=raw) if reading is None else reading, apart)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Have Python not look for cycles of objects: while a million documents are made, none of which is in one, it would
+    look through all of them again and again, for half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpus:
+    """As `list_corpus`."""
     documents: dict[str, Document] = {}
     left_out = LeftOut()
     told: dict[str, list[str]] = {}
@@ -197,6 +216,7 @@ def list_corpus(
     urls: list[str] = []
     absolute_folder, real_folder = cache(_absolute), cache(os.path.realpath)  # for each folder, not each file
     passed_over = os.path.realpath(apart) if apart is not None else None
+    looked_at = least_looked_at()
     repeated = links = special = broken = 0
     for path in given:
         if is_url(path):
@@ -205,44 +225,56 @@ def list_corpus(
             repeated += again
             continue
         facts = _stat(path)
-        if stat.S_ISDIR(facts.st_mode):
-            found, passed = _below(path, reading, left_out)
-            links += passed
+        found: Iterable[tuple[str, Sequence[str], int]]
+        if is_folder := stat.S_ISDIR(facts.st_mode):
+            found = _below(path, reading, left_out)
         elif stat.S_ISREG(facts.st_mode):
-            found = [path] if reading.takes(path.replace(os.sep, "/"), named=True) else []
-            left_out.unwanted += not found
+            taken = reading.takes(path.replace(os.sep, "/"), named=True)
+            left_out.unwanted += not taken
+            above, last = os.path.split(path)
+            found = [(above, [last], 0)] if taken else []
         else:
             raise CorpusError(f"{path} is neither a file nor a folder; a corpus is made of files")
-        for name in found:
-            try:
-                facts = _stat(name)
-            except CorpusError:
-                if name == path or not os.path.islink(name):
-                    raise
-                broken += 1  # found on the way, not asked for: it must not keep the rest from being counted
+        for here, names, passed in found:
+            links += passed
+            if not names:
                 continue
-            above, last = os.path.split(name)
             try:
-                folder = absolute_folder(above)
+                folder = absolute_folder(here)
             except OSError as error:  # ".." leads out of a folder that was removed, too
                 raise CorpusError(
-                    f"{name} is named from the working directory, which is not there any more; name it from the root,"
-                    " or change to another directory"
+                    f"{os.path.join(here, names[0])} is named from the working directory, which is not there any more;"
+                    " name it from the root, or change to another directory"
                 ) from error
-            absolute = os.path.join(folder, last)
-            place = os.path.join(real_folder(folder), last)
-            if passed_over is not None and place.startswith(passed_over + os.sep):
+            real = real_folder(folder)
+            if passed_over is not None and f"{real}{os.sep}".startswith(passed_over + os.sep):
                 continue
-            if not stat.S_ISREG(facts.st_mode):
-                special += 1
-            elif place in documents:
-                repeated += 1
-            else:
-                if not facts.st_size:
-                    _check_empty(name)
-                codec = None if reading.raw else codec_of(name, facts.st_size, reading, told)
-                documents[place] = Document(name, absolute, facts.st_size, codec, facts.st_mtime_ns)
-                status.append(Status(facts.st_ctime_ns, facts.st_ino))
+            as_named, as_absolute, as_real = map(_with_separator, (here, folder, real))
+            for last in names:
+                name = as_named + last
+                try:
+                    facts = os.stat(name)
+                except (OSError, ValueError):
+                    if not (is_folder and os.path.islink(name)):
+                        _stat(name)  # says why
+                        raise
+                    broken += (
+                        1  # found on the way, not asked for: it must not keep the rest from being counted
+                    )
+                    continue
+                # Most names are all three at once: a million of them take memory.
+                absolute = name if as_absolute == as_named else as_absolute + last
+                place = absolute if as_real == as_absolute else as_real + last
+                if not stat.S_ISREG(facts.st_mode):
+                    special += 1
+                elif place in documents:
+                    repeated += 1
+                else:
+                    if not facts.st_size:
+                        _check_empty(name)
+                    codec = None if reading.raw else codec_of(name, facts.st_size, reading, told, looked_at)
+                    documents[place] = Document(name, absolute, facts.st_size, codec, facts.st_mtime_ns)
+                    status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
         passed_by = "; ".join(left_out.notes())
         raise CorpusError(
@@ -333,22 +365,64 @@ def _check_empty(name: str) -> None:
     raise CorpusError(f"{name} is said to have no bytes, and has some; {ELSEWHERE}")
 
 
-def _below(folder: str, reading: Reading, left_out: LeftOut) -> tuple[list[str], int]:
-    """What is to be counted below a folder, sorted by path, and the number of links to folders."""
+def _with_separator(folder: str) -> str:
+    """What the names of a folder's entries stand behind."""
+    return folder if not folder or folder.endswith(os.sep) else folder + os.sep
 
-    def fail(error: OSError) -> None:
-        raise CorpusError(
-            f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
-            " name other folders and files"
-        ) from error
 
-    found: list[str] = []
-    links = 0
-    for here, folders, files in os.walk(folder, onerror=fail):
+def _below(folder: str, reading: Reading, left_out: LeftOut) -> Iterator[tuple[str, Sequence[str], int]]:
+    """What is to be counted below a folder, sorted by path: folders, names there that follow one another, and how many
+    links to folders the folder has, once. No more is held than the entries of the folders that are under way."""
+
+    def entries(here: str) -> tuple[list[list[str] | str], int]:
+        """Names of files that follow one another, and the folders to go into, the last first; and how many links to
+        folders there are."""
+        folders: list[str] = []
+        files: list[str] = []
+        linked: set[str] = set()
+        try:
+            with os.scandir(here) as found:
+                for entry in found:
+                    if not _is_folder(entry):
+                        files.append(entry.name)
+                        continue
+                    folders.append(entry.name)
+                    if entry.is_symlink():
+                        linked.add(entry.name)
+        except OSError as error:
+            raise CorpusError(
+                f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
+                " name other folders and files"
+            ) from error
         left_out.choose(here, folders, files, folder, reading)
-        links += sum(os.path.islink(os.path.join(here, name)) for name in folders)
-        found += [os.path.join(here, name) for name in files]
-    return sorted(found, key=lambda path: path.split(os.sep)), links
+        below = {name for name in folders if name not in linked}
+        runs: list[list[str] | str] = []
+        for is_below, run in groupby(sorted([*files, *below]), below.__contains__):
+            names = list(run)
+            runs += names if is_below else [names]
+        return runs[::-1], len(folders) - len(below)
+
+    runs, links = entries(folder)
+    yield folder, [], links
+    under_way = [(folder, runs)]
+    while under_way:
+        here, runs = under_way[-1]
+        if not runs:
+            under_way.pop()
+        elif isinstance(run := runs.pop(), str):
+            below = os.path.join(here, run)
+            runs, links = entries(below)
+            yield below, [], links
+            under_way.append((below, runs))
+        else:
+            yield here, run, 0
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def cut_pieces(

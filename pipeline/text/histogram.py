@@ -281,9 +281,7 @@ def _check_alike(first: Histogram, other: Histogram, what: str) -> None:
         )
     differing = [name for name in first.options if other.options.get(name) != first.options[name]]
     if differing:
-        said = ", ".join(
-            f"{name}={first.options[name]} and {other.options.get(name)}" for name in differing
-        )
+        said = ", ".join(f"{name}={first.options[name]} and {other.options.get(name)}" for name in differing)
         raise OptionError(f"words of {said} do not {what}; count both corpora with the same options")
     if other.counts.ndim != first.counts.ndim:
         raise OptionError(
@@ -306,7 +304,7 @@ def subtracted(whole: Histogram, part: Histogram) -> Histogram:
     if missing := gone.difference(whole.documents):
         raise OptionError(
             f"{counted(len(missing), 'document')} to be subtracted {'is' if len(missing) == 1 else 'are'} not among"
-            f" those counted, {min(missing)} first: subtract counts of documents that were counted, under the same names"
+            f" those counted, {min(missing)} first: subtract counts of documents that were counted by the same names"
         )
     kept = np.array([name not in gone for name in whole.documents], np.bool_)
     counts, tokens = _without_rows(whole, kept) if whole.counts.ndim == 2 else _less(whole, part)

@@ -502,7 +502,9 @@ def _notes(corpus: Corpus, left: Left, known: set[int], gone: list[str]) -> list
     if changed:
         notes.append(f"{named(changed)} changed since, or came in a piece with some that did: counted anew")
     if doubtful - moved:
-        notes.append(f"{named(sorted(doubtful - moved))} got other times since: compared with what was counted")
+        notes.append(
+            f"{named(sorted(doubtful - moved))} got other times since: compared with what was counted"
+        )
     if moved:
         notes.append(
             f"{named(sorted(moved))} moved since, or came in a piece with some that did: compared with what was counted"

@@ -1,7 +1,8 @@
 """Counts the changes that a process makes to the file system, and stops it right before one of them.
 
 A change is a call that makes, opens for writing, shortens, renames or removes a file or a folder, forces one to disk,
-or adds a finished piece to the record of a count. What it is told, and what it tells, lies in memory that all processes of a case share (`Orders`).
+or adds a finished piece to the record of a count.
+What it is told, and what it tells, lies in memory that all processes of a case share (`Orders`).
 """
 
 from __future__ import annotations

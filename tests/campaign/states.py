@@ -1,5 +1,5 @@
-"""What a count keeps of its pieces is cut or damaged at random: the same command counts what was lost, and nothing else;
-or it says that the state cannot be gone on with, and what to do. A wrong count is never given."""
+"""What a count keeps of its pieces is cut or damaged at random: the same command counts what was lost, and nothing
+else; or it says that the state cannot be gone on with, and what to do. A wrong count is never given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.campaign import processes

@@ -101,7 +101,9 @@ def test_what_was_added_is_subtracted(client: Client, tmp_path: Path, by: str, p
     for name in ("nbytes", "skipped", "document_count", "undecodable"):
         assert getattr(found, name) == getattr(rest, name)
     assert not (whole - whole).counts.any()
-    with pytest.raises(OptionError, match=f"2 documents to be subtracted are not among those counted, {paths[1]}"):
+    with pytest.raises(
+        OptionError, match=f"2 documents to be subtracted are not among those counted, {paths[1]}"
+    ):
         rest - gone
     paths[1].write_text("zz" * 400)
     with pytest.raises(OptionError, match="a document had other contents then"):
@@ -148,7 +150,10 @@ def test_the_command_writes_the_sum(run: Callable[..., Result]) -> None:
     assert "all.json exists" in again.stderr
     assert run("merge", "all.json", "--out", "all.json", "--overwrite").exit_code == 0
     assert_same(Histogram.load("all.json"), added(parts))
-    assert run("merge", "all.json", "--subtract", "1.json", "--subtract", "3.json", "--out", "2.json").exit_code == 0
+    assert (
+        run("merge", "all.json", "--subtract", "1.json", "--subtract", "3.json", "--out", "2.json").exit_code
+        == 0
+    )
     np.testing.assert_array_equal(Histogram.load("2.json").counts, parts[1].counts)
     assert Histogram.load("2.json").documents == ("b", "c")
     assert run("merge", "1.json", "--out", "sum.csv").exit_code == 0

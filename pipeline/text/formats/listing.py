@@ -127,12 +127,13 @@ def codec_of(
     nbytes: int,
     reading: Reading,
     told: dict[str, list[str]],
+    looked_at: int,
     head_at: HeadOf | None = None,
 ) -> str | None:
     """`Document.codec` of a file. told: gets the names of files that are counted as they are stored although they look
-    like something else. head_at: for a file that is no local one."""
+    like something else. looked_at: `least_looked_at`. head_at: for a file that is no local one."""
     codec = codec_named(name)
-    if _is_looked_at(name, nbytes):
+    if nbytes >= looked_at and codec is None:
         head = (head_at or head_of)(name, HEAD_NBYTES)
         form = recognised(head, name)
         # Without a field, tables are bytes like any others, and may be cut.
@@ -146,9 +147,10 @@ def codec_of(
     return codec if codec is not None or reading.as_stored else TEXT
 
 
-def _is_looked_at(name: str, nbytes: int) -> bool:
-    """Whether a file's first bytes are looked at when it is listed."""
-    return codec_named(name) is None and nbytes >= min(SNIFFED_NBYTES, config.get("piece-nbytes"))
+def least_looked_at() -> int:
+    """Of how many bytes the files are at least whose first bytes are looked at when they are listed, unless their names
+    say what they are."""
+    return min(SNIFFED_NBYTES, config.get("piece-nbytes"))
 
 
 def listed_at(
@@ -177,13 +179,14 @@ def listed_at(
     else:
         names = list(found) if reading.takes(url, named=True) else []
         left_out.unwanted += not names
+    looked_at = least_looked_at()
     if not reading.raw:
-        look(name for name in names if _is_looked_at(name, found[name].nbytes))
+        look(name for name in names if found[name].nbytes >= looked_at and codec_named(name) is None)
     return is_folder, [
         (
             name,
             found[name],
-            None if reading.raw else codec_of(name, found[name].nbytes, reading, told, head),
+            None if reading.raw else codec_of(name, found[name].nbytes, reading, told, looked_at, head),
         )
         for name in names
     ]
