@@ -31,10 +31,12 @@ from tilewright.workflows.console import (
     as_sides,
     as_weights,
     as_window,
+    check_plot_options,
     is_quiet,
     listening,
     minhash_options,
     on_interrupt,
+    plot_options,
     print_names,
     print_result,
     printing,
@@ -46,7 +48,6 @@ DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
-BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
@@ -539,10 +540,7 @@ def repair(
     metavar="FILE",
     help="Write the counts to F.csv, F.json, F.npz or F.zarr.",
 )
-@click.option("--plot", type=FileName(".png"), metavar="FILE", help="Draw the counts into F.png.")
-@click.option(
-    "--bars", type=click.Choice(BARS), default="counts", show_default=True, help="What the plot shows."
-)
+@options(*plot_options)
 @click.option(
     "--state",
     metavar="DIR",
@@ -556,6 +554,8 @@ def histogram(
     out: str | None,
     plot: str | None,
     bars: str,
+    log: bool,
+    heat_map: str | None,
     state: str | None,
     no_resume: bool,
     overwrite: bool,
@@ -569,9 +569,7 @@ def histogram(
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.progress import Counting
 
-    given = click.get_current_context().get_parameter_source("bars")
-    if plot is None and given is not click.core.ParameterSource.DEFAULT:
-        raise click.UsageError("--bars says what --plot shows: give --plot FILE too, or leave --bars out")
+    check_plot_options(plot, heat_map, per_document=shared["per_document"])
     if out is not None or plot is not None:
         check_outputs([each for each in corpus if each != "-"], out, plot, overwrite=overwrite)
     keeping = None
@@ -605,7 +603,7 @@ def histogram(
         if plot is not None:
             from tilewright.workflows.plots import plot_histogram
 
-            plot_histogram(result, plot, bars=bars, overwrite=overwrite)
+            plot_histogram(result, plot, bars=bars, log=log, heat_map=heat_map, overwrite=overwrite)
     except Exception:
         if keeping is not None and keeping.apart is not None and not is_quiet():
             click.echo(f"what was counted is kept in {keeping.folder}; the same command writes it", err=True)

@@ -478,6 +478,45 @@ class FileName(click.ParamType):
         return str(value)
 
 
+BARS = ("counts", "percent", "probability")
+MAPS = ("documents", "tokens")
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
+
+plot_options = (
+    click.option(
+        "--plot",
+        type=FileName(*PLOT_ENDINGS),
+        metavar="FILE",
+        help="Draw the counts into F.png, F.svg or F.pdf.",
+    ),
+    click.option(
+        "--bars", type=click.Choice(BARS), default="counts", show_default=True, help="What the plot shows."
+    ),
+    click.option("--log", is_flag=True, help="Draw the plot by a logarithmic scale."),
+    click.option(
+        "--heat-map",
+        type=click.Choice(MAPS),
+        help="Plot how similar documents are to each other, or what tokens each has; with --per-document.",
+    ),
+)
+
+
+def check_plot_options(plot: str | None, heat_map: str | None, *, per_document: bool) -> None:
+    """Raise UsageError where something is said of a plot that is not drawn, or cannot be."""
+    context = click.get_current_context()
+    for name in ("bars", "log", "heat_map"):
+        given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        option = "--" + name.replace("_", "-")
+        if given and plot is None:
+            raise click.UsageError(
+                f"{option} says what --plot shows: give --plot FILE too, or leave {option} out"
+            )
+        if given and name == "bars" and heat_map is not None:
+            raise click.UsageError("--bars and --heat-map exclude each other: a heat map has no bars")
+    if heat_map is not None and not per_document:
+        raise click.UsageError("--heat-map shows documents: give --per-document too, or leave --heat-map out")
+
+
 class Kinds(click.ParamType):
     """The kinds of histogram, as the kernels list them."""
 

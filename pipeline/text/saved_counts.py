@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 CHUNK_NBYTES = 2**22
 """About the size of a chunk of a table of counts, in whole rows."""
 
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
+
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors by which file systems say that they have none, such as FAT and some network and user-space ones."""
 
@@ -78,11 +80,11 @@ def check_outputs(
     OptionError
         A name whose ending says no format.
     """
-    for given, endings in ((out, tuple(out_endings or WRITERS)), (plot, (".png",))):
+    for given, endings in ((out, tuple(out_endings or WRITERS)), (plot, PLOT_ENDINGS)):
         if given is None:
             continue
         place = place_of(given)
-        _check_ending(place, endings)
+        check_ending(place, endings)
         if isinstance(place, str):
             _check_at_url(place, corpus, group_kind, overwrite=overwrite)
             continue
@@ -193,7 +195,8 @@ def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None
             )
 
 
-def _check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
+def check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
+    """Raise OptionError where the name of an output ends in none of these."""
     suffix = suffix_of(path)
     if suffix not in endings:
         found = f"ends in {suffix!r}" if suffix else "has no ending"
@@ -218,7 +221,7 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwr
         The file cannot be written.
     """
     target = place_of(path)
-    _check_ending(target, tuple(WRITERS))
+    check_ending(target, tuple(WRITERS))
     WRITERS[suffix_of(target)](histogram, target, overwrite)
 
 

@@ -880,7 +880,9 @@ def test_choices_are_those_of_the_layers_below() -> None:
         assert by.type.convert(kind, by, context) == kind
     assert all(kind in by.type.get_metavar(by, context) for kind in (*KINDS, "word", "line", "ngram:N"))
     assert cli.METHODS == spectral_options.METHODS
-    assert set(cli.BARS) == set(plots.BARS)
+    assert set(console.BARS) == set(plots.BARS)
+    assert console.MAPS == plots.MAPS
+    assert console.PLOT_ENDINGS == saved_counts.PLOT_ENDINGS
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS
     of_gram = (gram_options.SIDES, gram_options.MISSING_AS, gram_options.CONSTANTS)
@@ -1066,7 +1068,7 @@ PRODUCT = ["matmul", "a.zarr", "b.zarr", "c.zarr"]
         (
             ["histogram", "text.txt", "--plot", "f.csv"],
             "--plot",
-            "ends in '.csv'; the ending says the format and is .png",
+            "ends in '.csv'; the ending says the format and is .png or .svg or .pdf",
         ),
     ],
 )
