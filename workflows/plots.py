@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,15 +270,24 @@ def _short(value: float) -> str:
     raise AssertionError("unreachable: T returns")
 
 
-def with_fonts(labels: Sequence[str]) -> Labels:
+def with_fonts(
+    labels: Sequence[str],
+    characters_of: Callable[[str], frozenset[int]] | None = None,
+    others: Callable[[], Sequence[str]] | None = None,
+) -> Labels:
     """Labels as they can be drawn, and the families of fonts that it takes: what no font has stands as an escape,
-    ``\\u4e2d``, and as ``U+4E2D`` where it is the whole label. A mark that combines stands on a dotted circle."""
+    ``\\u4e2d``, and as ``U+4E2D`` where it is the whole label. A mark that combines stands on a dotted circle.
+
+    characters_of, others: what characters a family has, and which there are beside the first; of the fonts that are
+    installed, without them.
+    """
+    characters_of, others = characters_of or _characters_of, others or _others
     wanted = {ord(character) for label in labels for character in label}
-    families, missing = [FIRST_FONT], wanted - _characters_of(FIRST_FONT)
-    for family in _others() if missing else ():
+    families, missing = [FIRST_FONT], wanted - characters_of(FIRST_FONT)
+    for family in others() if missing else ():
         if len(families) == MOST_FAMILIES or not missing:
             break
-        if found := missing & _characters_of(family):
+        if found := missing & characters_of(family):
             families.append(family)
             missing -= found
     return [_escaped(label, missing) for label in labels], families

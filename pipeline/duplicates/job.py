@@ -83,7 +83,7 @@ class _Arrival:
 
     def documents(self, bands: int) -> _Documents:
         files = [document.name for document in self._corpus.documents]
-        order, names, found = self._listing.in_order(files, self.bad)
+        order, names, ids = self._listing.in_order(files, self.bad)
         rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _, _ in self._parts)])
         # Where each provisional row came to stand among those that arrived.
         arrived = np.empty(int(rows.max(initial=-1)) + 1, np.int64)
@@ -101,8 +101,8 @@ class _Arrival:
         )
         wanted = [part.signatures for part in parts if part.signatures is not None]
         return _Documents(
-            names,
-            tuple(found.ids) if found is not None and self._corpus.reading.id_field else None,
+            list(names),
+            tuple(ids) if ids is not None and self._corpus.reading.id_field else None,
             where,
             np.concatenate([np.empty(0, np.bool_), *(part.shingled for part in parts)])[places],
             np.concatenate([np.empty((bands, 0), np.uint64), *(part.keys for part in parts)], axis=1)[

@@ -143,17 +143,17 @@ def count_corpus(
         listener(Notice(f"{changed} changed, or came in a piece with some that did: counted anew there"))
     for remark in remarks_of(arrival.remarks):
         listener(Notice(remark))
-    names = [document.name for document in corpus.documents]
-    order, rows_found = None, None
+    names: Sequence[str] = tuple(document.name for document in corpus.documents)
+    order, ids = None, None
     if per_document:
-        order, names, rows_found = arrival.listing.in_order(names, arrival.bad)
+        order, names, ids = arrival.listing.in_order(names, arrival.bad)
     elif arrival.bad:
-        names = [name for place, name in enumerate(names) if place not in arrival.bad]
+        names = tuple(name for place, name in enumerate(names) if place not in arrival.bad)
     counts, tokens = total.result(order)
     return Histogram(
         by=kind.name,
         counts=counts,
-        documents=tuple(names),
+        documents=names,
         skipped=kind.skipped(arrival.counted, arrival.nbytes),
         nbytes=arrival.nbytes,
         device="CPU" if device == CORES else workers[0].name,
@@ -162,7 +162,7 @@ def count_corpus(
         options=kind.options if isinstance(kind, TokenKind) else {},
         document_count=arrival.documents,
         undecodable=arrival.lost if kind.name == "codepoint" else None,
-        ids=tuple(rows_found.ids) if rows_found is not None and corpus.reading.id_field else None,
+        ids=ids if corpus.reading.id_field else None,
         bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
     )
 

@@ -43,7 +43,8 @@ class Histogram:
     counts: np.ndarray | SparseCounts
     """int64[bins]; per document int64[(documents, bins)], rows in the order of ``documents``, and of more than 256 bins
     sparse ones."""
-    documents: tuple[str, ...]
+    documents: Sequence[str]
+    """Their names: a tuple, or of documents within files what makes each when it is asked for."""
     skipped: int
     """Bytes that have no bin: above 127 for ``ascii``, all but letters for ``letter``."""
     nbytes: int
@@ -64,7 +65,7 @@ class Histogram:
     undecodable: int | None = None
     """How many of U+FFFD, by code point, stand for bytes that could not be decoded, and not for themselves; None for
     other kinds, and where a GPU counted."""
-    ids: tuple[str | None, ...] | None = None
+    ids: Sequence[str | None] | None = None
     """Per document, what ``id_field`` says of each; None where none was asked for."""
     bad: tuple[tuple[str, str], ...] = ()
     """Files that were left out, and why, where ``on_error`` is "report"."""
@@ -205,11 +206,19 @@ class Histogram:
 
     def facts(self) -> dict[str, Any]:
         """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
+        listed = {
+            "documents": list(self.documents),
+            "ids": None if self.ids is None else list(self.ids),
+        }
+        return {name: listed.get(name, fact) for name, fact in self.short_facts().items()}
+
+    def short_facts(self) -> dict[str, Any]:
+        """The same with null for what is said of each document, which may be millions."""
         return {
             "by": self.by,
             "options": dict(self.options),
             "bins": self.bins,
-            "documents": list(self.documents),
+            "documents": None,
             "labels": list(self.labels) if self.tokens is None and self.bins <= FEW_BINS else None,
             "skipped": self.skipped,
             "nbytes": self.nbytes,
@@ -217,7 +226,7 @@ class Histogram:
             "seconds": self.seconds,
             "document_count": self.document_count,
             "undecodable": self.undecodable,
-            "ids": None if self.ids is None else list(self.ids),
+            "ids": None,
             "bad": [list(each) for each in self.bad],
         }
 

@@ -26,6 +26,7 @@ from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.text.counts_group import GROUP_KIND, load_group
+from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.transfer.files import read_file
@@ -132,6 +133,10 @@ def _read_npz(path: Path | str) -> Read:
     try:
         with np.load(io.BytesIO(_contents(path)), allow_pickle=False) as found:
             facts = json.loads(str(found["facts"]))
+            for name, key in (("document", "documents"), ("id", "ids")):
+                if f"{name}_bytes" in found:
+                    texts = Tokens(found[f"{name}_bytes"], found[f"{name}_offsets"])
+                    facts[key] = Texts(texts, found[f"{name}_absent"]).all()
             tokens = Tokens(found["token_bytes"], found["token_offsets"]) if "token_bytes" in found else None
             counts: Counts = (
                 SparseCounts(found["indptr"], found["indices"], found["data"], int(found["shape"][1]))

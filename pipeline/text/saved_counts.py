@@ -40,6 +40,7 @@ from tilewright.pipeline.store.remote.files import UrlError, is_url, without_loc
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counts_group import GROUP_KIND, store_group
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram
+from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 
 logger = logging.getLogger(__name__)
@@ -334,7 +335,12 @@ def _save_json(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
 
 def _save_npz(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     counts, tokens = histogram.counts, histogram.tokens
-    arrays: dict[str, Any] = {"facts": np.array(json.dumps(histogram.facts()))}
+    arrays: dict[str, Any] = {"facts": np.array(json.dumps(histogram.short_facts()))}
+    for name, texts in (("document", histogram.documents), ("id", histogram.ids)):
+        if texts is not None:
+            packed = Texts.of(texts)
+            arrays |= {f"{name}_bytes": packed.texts.data, f"{name}_offsets": packed.texts.offsets}
+            arrays[f"{name}_absent"] = packed.absent
     if isinstance(counts, SparseCounts):
         # As scipy.sparse.load_npz reads them.
         arrays |= {
@@ -361,8 +367,10 @@ def _save_zarr(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
         store_group(
             histogram.counts,
             histogram.tokens,
-            histogram.facts(),
+            histogram.short_facts(),
             path,
+            documents=histogram.documents,
+            ids=histogram.ids,
             encoding=encoding_of(histogram.by),
             overwrite=overwrite,
         )

@@ -118,16 +118,11 @@ def test_what_is_left_out_is_said() -> None:
     assert said == ["the 60 longest of 70 documents"]
 
 
-def test_labels_are_drawn_by_fonts_that_have_them_or_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    have = {
-        plots.FIRST_FONT: set(map(ord, "aé中\N{DOTTED CIRCLE}\u0301")) - {ord("中")},
-        "One": {ord("中")},
-        "Two": {1},
-    }
-    monkeypatch.setattr(plots, "_characters_of", lambda family: frozenset(have[family]))
-    monkeypatch.setattr(plots, "_others", lambda: ("One", "Two"))
-    assert plots.with_fonts(["é", "a"]) == (["é", "a"], [plots.FIRST_FONT])
-    labels, families = plots.with_fonts(["é中", "\u6587", "a\u6587\U0001f600", "\u0301"])
+def test_labels_are_drawn_by_fonts_that_have_them_or_escaped() -> None:
+    have = {plots.FIRST_FONT: "aé\N{DOTTED CIRCLE}\u0301", "One": "中", "Two": "b"}
+    fonts = (lambda family: frozenset(map(ord, have[family])), lambda: ("One", "Two"))
+    assert plots.with_fonts(["é", "a"], *fonts) == (["é", "a"], [plots.FIRST_FONT])
+    labels, families = plots.with_fonts(["é中", "\u6587", "a\u6587\U0001f600", "\u0301"], *fonts)
     assert labels == ["é中", "U+6587", r"a\u6587\U0001f600", "\N{DOTTED CIRCLE}\u0301"]
     assert families == [plots.FIRST_FONT, "One"]
 
