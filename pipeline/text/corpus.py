@@ -11,7 +11,6 @@ way, by several threads where it is large and has parts.
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import stat
 import time
@@ -19,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -27,6 +25,7 @@ import numpy as np
 
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import ceil_div, counted
+from tilewright.pipeline.advance import advanced, advanced_to
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import (
@@ -40,7 +39,16 @@ from tilewright.pipeline.store.remote.files import (
     without_local_protocol,
 )
 from tilewright.pipeline.text.formats import decompress, parallel
-from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, least_looked_at, listed_at, names_of
+from tilewright.pipeline.text.formats.listing import (
+    LeftOut,
+    below,
+    codec_of,
+    least_looked_at,
+    listed_at,
+    names_of,
+    with_separator,
+    without_collections,
+)
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import READ_FROM_END
 from tilewright.pipeline.transfer.checksum import new_checksum
@@ -190,21 +198,8 @@ def list_corpus(
         ) from error
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
-    with _without_collections():
+    with without_collections():
         return _listed(given, Reading(raw=raw) if reading is None else reading, apart)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Have Python not look for cycles of objects: while a million documents are made, none of which is in one, it would
-    look through all of them again and again, for half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpus:
@@ -227,7 +222,7 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
         facts = _stat(path)
         found: Iterable[tuple[str, Sequence[str], int]]
         if is_folder := stat.S_ISDIR(facts.st_mode):
-            found = _below(path, reading, left_out)
+            found = below(path, reading, left_out)
         elif stat.S_ISREG(facts.st_mode):
             taken = reading.takes(path.replace(os.sep, "/"), named=True)
             left_out.unwanted += not taken
@@ -249,7 +244,7 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
             real = real_folder(folder)
             if passed_over is not None and f"{real}{os.sep}".startswith(passed_over + os.sep):
                 continue
-            as_named, as_absolute, as_real = map(_with_separator, (here, folder, real))
+            as_named, as_absolute, as_real = map(with_separator, (here, folder, real))
             for last in names:
                 name = as_named + last
                 try:
@@ -365,66 +360,6 @@ def _check_empty(name: str) -> None:
     raise CorpusError(f"{name} is said to have no bytes, and has some; {ELSEWHERE}")
 
 
-def _with_separator(folder: str) -> str:
-    """What the names of a folder's entries stand behind."""
-    return folder if not folder or folder.endswith(os.sep) else folder + os.sep
-
-
-def _below(folder: str, reading: Reading, left_out: LeftOut) -> Iterator[tuple[str, Sequence[str], int]]:
-    """What is to be counted below a folder, sorted by path: folders, names there that follow one another, and how many
-    links to folders the folder has, once. No more is held than the entries of the folders that are under way."""
-
-    def entries(here: str) -> tuple[list[list[str] | str], int]:
-        """Names of files that follow one another, and the folders to go into, the last first; and how many links to
-        folders there are."""
-        folders: list[str] = []
-        files: list[str] = []
-        linked: set[str] = set()
-        try:
-            with os.scandir(here) as found:
-                for entry in found:
-                    if not _is_folder(entry):
-                        files.append(entry.name)
-                        continue
-                    folders.append(entry.name)
-                    if entry.is_symlink():
-                        linked.add(entry.name)
-        except OSError as error:
-            raise CorpusError(
-                f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
-                " name other folders and files"
-            ) from error
-        left_out.choose(here, folders, files, folder, reading)
-        below = {name for name in folders if name not in linked}
-        runs: list[list[str] | str] = []
-        for is_below, run in groupby(sorted([*files, *below]), below.__contains__):
-            names = list(run)
-            runs += names if is_below else [names]
-        return runs[::-1], len(folders) - len(below)
-
-    runs, links = entries(folder)
-    yield folder, [], links
-    under_way = [(folder, runs)]
-    while under_way:
-        here, runs = under_way[-1]
-        if not runs:
-            under_way.pop()
-        elif isinstance(run := runs.pop(), str):
-            below = os.path.join(here, run)
-            runs, links = entries(below)
-            yield below, [], links
-            under_way.append((below, runs))
-        else:
-            yield here, run, 0
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
 def cut_pieces(
     documents: Sequence[Document],
     nbytes: int,
@@ -501,6 +436,7 @@ def read_range(
             if look is not None:
                 look(view[done : done + got])
             done += got
+            advanced(document.path, got)
         file.check()
 
 
@@ -538,7 +474,7 @@ def reader(
             document.nbytes,
             blocks,
             lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
-            None if looks is None else looks.to,
+            looks.to if looks is not None else advanced_to(document.path),
         )
         return decompress.reader(codec, stored, window_nbytes)
 
@@ -590,6 +526,7 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
             if not got:
                 raise file.ended()
             done += got
+            advanced(document.path, got)
             yield view[:got]
         file.check()
 

@@ -317,7 +317,7 @@ def subtracted(whole: Histogram, part: Histogram) -> Histogram:
         )
     kept = np.array([name not in gone for name in whole.documents], np.bool_)
     counts, tokens = _without_rows(whole, kept) if whole.counts.ndim == 2 else _less(whole, part)
-    facts = {
+    facts: dict[str, Any] = {
         name: None if None in (ours := getattr(whole, name), theirs := getattr(part, name)) else ours - theirs
         for name in ("skipped", "nbytes", "document_count", "undecodable")
     }

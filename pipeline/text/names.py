@@ -100,10 +100,10 @@ class _Made(Sequence[Value]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __add__(self, other: Sequence[Value]) -> tuple[Value, ...]:
+    def __add__(self, other: Sequence[Value]) -> tuple[Any, ...]:
         return (*self, *other)
 
-    def __radd__(self, other: Sequence[Value]) -> tuple[Value, ...]:
+    def __radd__(self, other: Sequence[Value]) -> tuple[Any, ...]:
         return (*other, *self)
 
     def __repr__(self) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import Facts, RemoteFile
 from tilewright.pipeline.text.formats.reading import Reading, is_hidden, relative_name
@@ -230,6 +234,79 @@ def head_of(path: str, nbytes: int = HEAD_NBYTES) -> bytes:
         return b""
     finally:
         os.close(descriptor)
+
+
+def with_separator(folder: str) -> str:
+    """What the names of a folder's entries stand behind."""
+    return folder if not folder or folder.endswith(os.sep) else folder + os.sep
+
+
+def below(folder: str, reading: Reading, left_out: LeftOut) -> Iterator[tuple[str, Sequence[str], int]]:
+    """What is to be counted below a folder, sorted by path: folders, names there that follow one another, and how many
+    links to folders the folder has, once. No more is held than the entries of the folders that are under way."""
+
+    def entries(here: str) -> tuple[list[list[str] | str], int]:
+        """Names of files that follow one another, and the folders to go into, the last first; and how many links to
+        folders there are."""
+        folders: list[str] = []
+        files: list[str] = []
+        linked: set[str] = set()
+        try:
+            with os.scandir(here) as found:
+                for entry in found:
+                    if not _is_folder(entry):
+                        files.append(entry.name)
+                        continue
+                    folders.append(entry.name)
+                    if entry.is_symlink():
+                        linked.add(entry.name)
+        except OSError as error:
+            raise CorpusError(
+                f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
+                " name other folders and files"
+            ) from error
+        left_out.choose(here, folders, files, folder, reading)
+        below = {name for name in folders if name not in linked}
+        runs: list[list[str] | str] = []
+        for is_below, run in groupby(sorted([*files, *below]), below.__contains__):
+            names = list(run)
+            runs += names if is_below else [names]
+        return runs[::-1], len(folders) - len(below)
+
+    runs, links = entries(folder)
+    yield folder, [], links
+    under_way = [(folder, runs)]
+    while under_way:
+        here, runs = under_way[-1]
+        if not runs:
+            under_way.pop()
+        elif isinstance(run := runs.pop(), str):
+            below = os.path.join(here, run)
+            runs, links = entries(below)
+            yield below, [], links
+            under_way.append((below, runs))
+        else:
+            yield here, run, 0
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Have Python not look for cycles of objects: while a million documents are made, none of which is in one, it would
+    look through all of them again and again, for half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def names_of(names: Sequence[str]) -> str:
