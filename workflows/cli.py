@@ -48,7 +48,7 @@ DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
-OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
+OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -538,7 +538,7 @@ def repair(
     "--out",
     type=FileName(*OUT_ENDINGS),
     metavar="FILE",
-    help="Write the counts to F.csv, F.json, F.npz or F.zarr.",
+    help="Write the counts to F.csv, F.json, F.npz, F.parquet or F.zarr.",
 )
 @options(*plot_options)
 @click.option(
@@ -660,7 +660,7 @@ def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: b
     type=FileName(*OUT_ENDINGS),
     required=True,
     metavar="FILE",
-    help="Write the sum to F.csv, F.json, F.npz or F.zarr.",
+    help="Write the sum to F.csv, F.json, F.npz, F.parquet or F.zarr.",
 )
 @click.option("--subtract", multiple=True, metavar="COUNTS",
               help="Take out the documents of this histogram, such as removed ones; may be repeated.")  # fmt: skip
@@ -668,7 +668,7 @@ def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: b
 def merge(
     counts: tuple[str, ...], out: str, subtract: tuple[str, ...], overwrite: bool, as_json: bool
 ) -> None:
-    """Add up histograms of different documents, from the .json, .npz and .zarr files that they were written to."""
+    """Add up histograms of different documents, from files that they were written to, but for .csv."""
     from tilewright.workflows.merge import merge as workflow
 
     on_interrupt(Outputs(Path(out)).kept)

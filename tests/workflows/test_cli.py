@@ -1060,9 +1060,9 @@ PRODUCT = ["matmul", "a.zarr", "b.zarr", "c.zarr"]
             "65 is not in the range 1<=x<=64",
         ),
         (
-            ["histogram", "text.txt", "--out", "a.parquet"],
+            ["histogram", "text.txt", "--out", "a.feather"],
             "--out",
-            "ends in '.parquet'; the ending says the format and is .csv or .json or .npz or .zarr",
+            "ends in '.feather'; the ending says the format and is .csv or .json or .npz or .parquet or .zarr",
         ),
         (["histogram", "text.txt", "--out", "text"], "--out", "'text' has no ending"),
         (

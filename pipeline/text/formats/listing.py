@@ -323,7 +323,8 @@ def _is_our_table(path: str) -> bool:
         return False
     try:
         start = max(0, os.fstat(descriptor).st_size - _FOOTER_NBYTES)
-        return DUPLICATES_MARK.encode() in os.pread(descriptor, _FOOTER_NBYTES, start)
+        footer = os.pread(descriptor, _FOOTER_NBYTES, start)
+        return DUPLICATES_MARK.encode() in footer or GROUP_KIND.encode() in footer
     except OSError:
         return False
     finally:
