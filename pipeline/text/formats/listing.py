@@ -44,6 +44,7 @@ _OUTPUT = re.compile(
     rb'|\{"options": \{"shingle": "\w+", "ngram": \d'
 )
 """How the files begin that ``--out`` writes."""
+_ENDINGS_OF_OUTPUTS = (".json", ".csv", ".parquet")
 DUPLICATES_MARK = "tilewright_duplicates"
 """The attribute of what duplicates are written to as Zarr and Parquet."""
 _FOOTER_NBYTES = 2**16
@@ -105,11 +106,12 @@ class LeftOut:
         outputs = [
             name
             for name in kept
-            if (
-                name.endswith((".json", ".csv"))
-                and _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
+            if name.endswith(_ENDINGS_OF_OUTPUTS)
+            and (
+                (is_local and _is_our_table(os.path.join(here, name)))
+                if name.endswith(".parquet")
+                else _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
             )
-            or (name.endswith(".parquet") and is_local and _is_our_table(os.path.join(here, name)))
         ]
         self.outputs += len(outputs)
         files[:] = [name for name in kept if name not in outputs] if outputs else kept
