@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
+from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
-from tilewright.pipeline.store.arrays import UNREADABLE, is_local, name_of, place_of
+from tilewright.pipeline.store.arrays import UNREADABLE, name_of, place_of
 from tilewright.pipeline.store.region import Flattened, StoredArray, unmasked
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
@@ -411,7 +412,7 @@ def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
 def _coordinates(array: zarr.Array[Any], name: str, length: int) -> str | None:
     """Where the coordinates of a dimension are: a vector of its name and length in the group that the array lies in, in
     local files; None where there is none."""
-    if not is_local(array):
+    if not isinstance(array.store, LocalStore):
         return None
     path = Path(place_of(array)).parent / name
     try:

@@ -1,0 +1,172 @@
+"""NumPy's arrays: those of a mapped file by that file, others in memory that the workers of this host read too.
+
+The memory is a nameless file (memfd_create), which the system frees with the last process that has it open, however
+that ends. Workers open it by this process' number, so no bytes pass through Dask, and all of them read the same pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import xxhash
+import zarr
+
+from tilewright.kernels.numbers import format_nbytes
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.store.sources.mapped import (
+    Mapped,
+    MappedStore,
+    mapped_array,
+    named,
+    sight_of,
+    stored_dtype,
+    unit_of,
+)
+
+COPIED_NBYTES = 4 * 2**20
+"""Bytes that are copied at a time."""
+
+_held: WeakValueDictionary[tuple[str, tuple[int, ...], str], MappedStore] = WeakValueDictionary()
+"""What lies in memory now, by digest, shape and dtype: the same numbers lie there once, and are one array."""
+
+
+class _Memory:
+    """A nameless file in memory, of the bytes of an array in C's order."""
+
+    def __init__(self, array: np.ndarray, name: str) -> None:
+        self._descriptor = os.memfd_create("tilewright-input", os.MFD_CLOEXEC)
+        digest = xxhash.xxh3_128()
+        try:
+            os.ftruncate(self._descriptor, array.nbytes)
+            for start, part in _parts(array):
+                digest.update(part)
+                while part:
+                    written = os.pwrite(self._descriptor, part, start)
+                    start, part = start + written, part[written:]
+        except OSError as error:
+            self.close()
+            raise StoreError(f"{name} cannot be copied into shared memory: {error}") from error
+        self.digest = digest.hexdigest()
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _parts(array: np.ndarray) -> Any:
+    """The array's bytes, in order: where each part begins, and its memory."""
+    if array.size == 0:
+        return
+    if array.flags.c_contiguous:
+        flat = array.reshape(-1).view(np.uint8)
+        for start in range(0, flat.nbytes, COPIED_NBYTES):
+            yield start, flat[start : start + COPIED_NBYTES].data
+        return
+    row_nbytes = array.nbytes // array.shape[0]
+    step = max(1, COPIED_NBYTES // row_nbytes)
+    for row in range(0, array.shape[0], step):
+        part = np.ascontiguousarray(array[row : row + step])
+        yield row * row_nbytes, part.reshape(-1).view(np.uint8).data
+
+
+def open_numpy(
+    array: np.ndarray,
+    role: str,
+    name: str | None = None,
+    dimensions: Any = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> zarr.Array[Any]:
+    """An array in memory, or of a mapped file, as an array of Zarr.
+
+    One in memory is copied, as it is now: so it takes its size once more, in memory that all processes of this host
+    share. name: what to call it in messages.
+
+    Raises
+    ------
+    DTypeError
+        It holds no numbers.
+    StoreError
+        There is not so much free memory, or the system has no such files.
+    """
+    name = name or f"numpy array of shape {array.shape}"
+    if np.ma.isMaskedArray(array) and np.ma.is_masked(array):
+        raise StoreError(
+            f"{role}: {name} is masked, and its masked numbers would count as they are; fill them (.filled(0)), or of"
+            " gram, cov and corr give the mask as missing"
+        )
+    dtype = stored_dtype(array.dtype, role, name)
+    array = np.asarray(array) if type(array) is not np.memmap else array
+    facts = named(dimensions, attributes)
+    if (file := _file_of(array)) is not None:
+        path, offset, column_major = file
+        return mapped_array(
+            Mapped(path, path, array.shape, dtype, unit_of(array.shape), offset, column_major=column_major,
+                   variable=f"at {offset}", attributes=facts)
+        )  # fmt: skip
+    if not hasattr(os, "memfd_create"):
+        raise StoreError(
+            f"{role}: {name} lies in memory that workers of this system ({sys.platform}) do not share; store it"
+            " (numpy.save), and give the path"
+        )
+    _check_room(array.nbytes, role, name)
+    held = _Memory(array, f"{role}: {name}")
+    key = held.digest, array.shape, dtype.str
+    store = _held.get(key)
+    if store is not None and store.mapped.attributes == facts:
+        return zarr.open_array(store, mode="r", zarr_format=2)
+    mapped = Mapped(
+        held.path, name, array.shape, dtype, unit_of(array.shape), 0, digest=held.digest, attributes=facts,
+        sight=sight_of(held.path),
+    )  # fmt: skip
+    opened = mapped_array(mapped, held)
+    _held[key] = opened.store  # type: ignore[assignment]
+    return opened
+
+
+def _file_of(array: np.ndarray) -> tuple[str, int, bool] | None:
+    """Of an array that is a mapped file, or all of it between two places: the file's path, the first place, and whether
+    it lies there in Fortran's order; None for any other, and for one that is changed in memory alone."""
+    if not isinstance(array, np.memmap) or array.filename is None or array.mode == "c" or array.size == 0:
+        return None
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        return None
+    root: Any = array
+    while not isinstance(root.base, mmap.mmap):
+        if not isinstance(root.base, np.memmap):
+            return None
+        root = root.base
+    offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    path = os.path.abspath(os.fspath(array.filename))
+    return (path, offset, not array.flags.c_contiguous) if os.path.isfile(path) else None
+
+
+def _check_room(nbytes: int, role: str, name: str) -> None:
+    free = free_nbytes()
+    if free is not None and nbytes > free:
+        raise StoreError(
+            f"{role}: {name} has {format_nbytes(nbytes)}, is copied for the workers, and {format_nbytes(free)} of memory"
+            " are free; store it (numpy.save, or zarr.save), and give the path"
+        )
+
+
+def free_nbytes() -> int | None:
+    """The memory that this host has left; None where it does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
