@@ -17,12 +17,12 @@ from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, S
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.request import Durability
-from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.arrays import Input, Source
 
 
 def gram(
-    x: Source,
-    y: Source | None = None,
+    x: Input,
+    y: Input | None = None,
     out: Source | None = None,
     *,
     of: Side = "columns",
@@ -187,8 +187,8 @@ def gram(
 
 
 def cov(
-    x: Source,
-    y: Source | None = None,
+    x: Input,
+    y: Input | None = None,
     out: Source | None = None,
     *,
     of: Side = "columns",
@@ -260,8 +260,8 @@ def cov(
 
 
 def corr(
-    x: Source,
-    y: Source | None = None,
+    x: Input,
+    y: Input | None = None,
     out: Source | None = None,
     *,
     of: Side = "columns",
@@ -339,7 +339,7 @@ ASKED: dict[str, dict[str, Any]] = {
 """What each command asks of a Gram matrix."""
 
 
-def plan_only(name: str, arrays: Sequence[Source], **options: Any) -> MatmulPlan:
+def plan_only(name: str, arrays: Sequence[Any], **options: Any) -> MatmulPlan:
     """The plan that a command of `ASKED` would follow for these matrices and this output; nothing is written. options:
     as its function has them. Raises as that."""
     x, *between, out = arrays
@@ -347,7 +347,7 @@ def plan_only(name: str, arrays: Sequence[Source], **options: Any) -> MatmulPlan
     return job.plan_only(GramRequest(x, out, y, **(options | ASKED[name])))
 
 
-def _run(x: Source, y: Source | None, out: Source | None, **options: Any) -> MatmulRun:
+def _run(x: Input, y: Input | None, out: Source | None, **options: Any) -> MatmulRun:
     if out is None:
         raise OptionError(
             f"out={shown(out)}: there is no place for the result; give it behind the matrices: (x, out), or (x, y, out)"

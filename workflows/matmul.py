@@ -16,7 +16,7 @@ from tilewright.pipeline.product.fusing import Vector
 from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Durability, Request
-from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.arrays import Input, Source
 
 MOST_WORKERS = 10**6
 """The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
@@ -24,8 +24,8 @@ fill memory."""
 
 
 def matmul(
-    a: Source,
-    b: Source,
+    a: Input,
+    b: Input,
     out: Source,
     *,
     transpose_a: bool = False,
@@ -150,8 +150,8 @@ def matmul(
 
 
 def plan_matmul(
-    a: Source,
-    b: Source,
+    a: Input,
+    b: Input,
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,

@@ -62,6 +62,7 @@ from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import local_path, name_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 
@@ -281,6 +282,7 @@ def unchanged(
     """
     arrays = shared_inputs(given)
     check_read_alike(partial(ask_all, client), arrays)
+    computed_on(client, arrays.values())
     looks = {role: appearance_of(array, status=True) for role, array in arrays.items()}
     let_a_tick_pass(time.monotonic())
 

@@ -99,6 +99,7 @@ from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
+from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import facts_here, survey
@@ -162,6 +163,7 @@ def multiply(
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
         check_read_alike(ask, shared)
+        computed_on(client, shared.values())
         for place in filter(None, [out, factors.counts]):
             for note in check_written_alike(ask, place):
                 tell.warn(note)

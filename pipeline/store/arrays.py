@@ -37,16 +37,21 @@ from tilewright.pipeline.store.sources.opening import (
     is_given_array,
     open_file,
     open_given,
+    open_in_file,
     with_bytes_for_bool,
 )
+from tilewright.pipeline.store.sources.slices import Slice, sliced_name
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array of Zarr: a path, a URL, or an open array."""
 
-Input: TypeAlias = "Source | InMemory"
+Input: TypeAlias = "Source | InMemory | Slice"
 """How a user may give an array that is only read."""
+
+Found: TypeAlias = "Source | Flattened | Masked | Section"
+"""An array of Zarr by its name, or as it is open, or seen."""
 
 Given: TypeAlias = "Input | Flattened | Masked | Section"
 """The same, or what a part of the pipeline makes of it."""
@@ -88,6 +93,8 @@ def name_of(source: Given) -> str:
     """What to call an array in messages: its path or URL."""
     if isinstance(source, Flattened | Masked | Section):
         source = base_of(source)
+    if isinstance(source, Slice):
+        return name_of(source.source)
     if is_given_array(source):
         return described(source)
     if isinstance(source, zarr.Array):
@@ -108,7 +115,7 @@ def name_of(source: Given) -> str:
         if not names_itself(source.store):
             return f"/{source.path} in {kind_of(source.store)}"
         return str(source.store_path)
-    return os.fspath(source)
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else str(source)
 
 
 def names_itself(store: Any) -> bool:
@@ -136,7 +143,7 @@ def place_of(array: StoredArray) -> str:
     return str(base_of(array).store_path)
 
 
-def location(source: Given) -> tuple[str, PurePath]:
+def location(source: Found) -> tuple[str, PurePath]:
     """Where an array is, or would be, to tell whether two are the same, or one lies inside another.
 
     For a local disk ``""`` and the path with links resolved; else a protocol, or the store's type, and the path there.
@@ -218,6 +225,10 @@ OUTPUT_ROLES = ("output", "counts")
 
 def check_source(source: Any, role: str) -> None:
     """Raise StoreError for anything that does not name a stored array."""
+    if isinstance(source, Slice):
+        raise StoreError(
+            f"{role}: found a slice of {name_of(source)}; give the whole array, in a place of its own"
+        )
     if not isinstance(source, str | os.PathLike | zarr.Array):
         found = f"{type(source).__module__}.{type(source).__qualname__}"
         hint = "of numbers in memory, numpy.asarray makes an array that is read as it is"
@@ -261,10 +272,15 @@ def open_array(
         The array has another number of dimensions, or holds no numbers.
     """
     if not isinstance(source, str | os.PathLike | zarr.Array) and is_given_array(source):
-        array = open_given(source, role)
+        array, _ = open_given(source, role)
     else:
         check_source(source, role)
         array = _open_stored(source, ndim, role, growing=growing)
+    return _checked(array, role, ndim, or_more=or_more)
+
+
+def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> zarr.Array[Any]:
+    """An open array that holds numbers in ``ndim`` dimensions, ``or_more``. Raises as `open_array`."""
     name = name_of(array)
     _check_sides(role, name, array)
     if not isinstance(array.metadata.attributes, Mapping):
@@ -382,6 +398,8 @@ def _opened(source: Source, role: str) -> zarr.Array[Any]:
         return anchored(source)
     text, path = os.fspath(source), local_path(source)
     if path is None:
+        if (found := open_in_file(text, role)) is not None:
+            return found
         return zarr.open_array(openable(text), mode="r")
     if (found := open_file(path, text, role)) is not None:
         return found
@@ -405,11 +423,37 @@ def _check_no_other(file: Path) -> None:
         raise NotAFileError(f"of {file.name} in it, {error}") from None
 
 
-def open_matrix(source: Given, role: str) -> StoredArray:
-    """As `open_array`, of a matrix: what is seen as one already stays as it is."""
-    return (
-        source if isinstance(source, Flattened | Masked | Section) else open_array(source, ndim=2, role=role)
-    )
+def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArray:
+    """As `open_array`, of a matrix, or some rows and columns of one: what is seen as a matrix already stays as it is.
+
+    Raises also OptionError for rows or columns that it does not have.
+    """
+    if isinstance(source, Flattened | Masked | Section):
+        return source
+    asked = source if isinstance(source, Slice) else sliced_name(source)
+    given = source if asked is None else asked.source
+    cut = None
+    if not isinstance(given, str | os.PathLike | zarr.Array) and is_given_array(given):
+        array, cut = open_given(given, role, cuts=True)
+        if cut is not None and array.ndim != 2:
+            array, cut = open_given(given, role)
+        _checked(array, role, 2, or_more=or_more)
+    else:
+        array = open_array(given, ndim=2, role=role, or_more=or_more)
+    if asked is None and cut is None:
+        return array
+    if array.ndim != 2:
+        raise ShapeError(
+            f"{role}: {name_of(array)} has shape {array.shape}; rows and columns are taken of two dimensions only"
+        )
+    rows, columns = cut or tuple((0, side) for side in array.shape)
+    if asked is not None:
+        shape = rows[1] - rows[0], columns[1] - columns[0]
+        (top, bottom), (left, right) = asked.within(shape, name_of(array), role)
+        rows, columns = (rows[0] + top, rows[0] + bottom), (columns[0] + left, columns[0] + right)
+    if (rows, columns) == tuple((0, side) for side in array.shape):
+        return array
+    return Section(array, rows, columns)
 
 
 def read_unit(array: StoredArray) -> tuple[int, ...]:
@@ -465,7 +509,7 @@ def is_plain(array: StoredArray) -> bool:
     return layout is not None and layout.plain
 
 
-def check_shared(source: Given, role: str, *, written: bool = False, copied: bool = False) -> None:
+def check_shared(source: Found, role: str, *, written: bool = False, copied: bool = False) -> None:
     """Raise StoreError for an array that tasks cannot share with the caller, for reading, or (``written``) for writing.
 
     Arrays are pickled on their way to any worker, even one in this process. An array in memory is, depending on its

@@ -74,6 +74,7 @@ from tilewright.pipeline.store.region import (
 )
 from tilewright.pipeline.store.remote.opening import is_s3
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
+from tilewright.pipeline.store.sources.dasks import check_computed
 from tilewright.pipeline.store.sources.mapped import MappedStore
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
@@ -134,6 +135,7 @@ def region_reads(
     """
     if isinstance(array, Section):
         return region_reads(array.array, array.within(region), in_loops=in_loops)
+    check_computed(base_of(array))
     if isinstance(array, Masked):
         return [
             RegionRead(part.target, partial(_read_masked, array, region, part))

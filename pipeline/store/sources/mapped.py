@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +31,9 @@ UNIT_ELEMENTS = 2**20
 """Elements of a rectangle in which a stretch of a file that holds a whole array is planned: any other would do, since
 nothing there is decoded, and C's chunks are made like it."""
 UNIT_SIDE = 1024
+
+MOST_TABLE_NBYTES = 2**20
+"""Up to so many bytes a map of chunks goes along with every task; a longer one each process reads from the file."""
 
 ABSENT = -1
 """The offset of a chunk that was never written."""
@@ -70,10 +73,13 @@ class Mapped:
     sight: tuple[str, int, int] | None = None
     """Of such a file: the boot of its host's system, and the file's device and number there."""
 
+    table_digest: str = ""
+    """Of the table."""
+
     @property
     def whole(self) -> bool:
         """Whether all of the array is one stretch of the file."""
-        return self.table is None
+        return self.offset is not None
 
     def extent(self, chunk: tuple[int, ...]) -> tuple[int, int] | None:
         """Offset and length of a chunk, or of the whole array; None where it was never written."""
@@ -84,7 +90,8 @@ class Mapped:
 
     def documents(self) -> dict[str, bytes]:
         """The metadata as Zarr's format 2 has them, by their keys."""
-        *filters, compressor = [*map(dict, self.filters)] or [None]
+        settings = [dict(one) for one in self.filters]
+        filters, compressor = settings[:-1], settings[-1] if settings else None
         array = {
             "zarr_format": 2,
             "shape": list(self.shape),
@@ -117,12 +124,18 @@ class MappedStore(Store):
         super().__init__(read_only=True)
         self._is_open = True
         self.mapped = mapped
-        self._keeps = keeps
+        self.keeps = keeps
 
     def __getstate__(self) -> Mapped:
-        return self.mapped
+        table = self.mapped.table
+        long = table is not None and table.nbytes > MOST_TABLE_NBYTES
+        return replace(self.mapped, table=None) if long else self.mapped
 
     def __setstate__(self, mapped: Mapped) -> None:
+        if mapped.table is None and not mapped.whole:
+            from tilewright.pipeline.store.sources.hdf5 import table_again  # which imports this
+
+            mapped = replace(mapped, table=table_again(mapped.path, mapped.variable, mapped.table_digest))
         self.__init__(mapped)  # type: ignore[misc]
         if mapped.sight is not None and sight_of(mapped.path) != mapped.sight:
             raise StoreError(
@@ -187,9 +200,7 @@ class MappedStore(Store):
         whole = np.memmap(mapped.path, mapped.dtype, "r", mapped.offset or 0, mapped.shape, order)
         chunk = np.zeros(mapped.chunks, mapped.dtype, order)
         part = whole[
-            tuple(
-                slice(one * side, (one + 1) * side) for one, side in zip(place, mapped.chunks, strict=True)
-            )
+            tuple(slice(one * side, (one + 1) * side) for one, side in zip(place, mapped.chunks, strict=True))
         ]
         chunk[tuple(map(slice, part.shape))] = part
         return chunk.tobytes(order="A")
@@ -205,10 +216,6 @@ class MappedStore(Store):
     @property
     def supports_listing(self) -> bool:
         return True
-
-    @property
-    def supports_partial_writes(self) -> bool:
-        return False
 
     async def set(self, key: str, value: Buffer) -> None:
         self._refuse()

@@ -37,24 +37,40 @@ _held: WeakValueDictionary[tuple[str, tuple[int, ...], str], MappedStore] = Weak
 """What lies in memory now, by digest, shape and dtype: the same numbers lie there once, and are one array."""
 
 
-class _Memory:
-    """A nameless file in memory, of the bytes of an array in C's order."""
+class SharedMemory:
+    """A nameless file in memory, which is freed with the last process that has it open. Raises StoreError where the
+    system has no such files, or no room for it."""
 
-    def __init__(self, array: np.ndarray, name: str) -> None:
-        self._descriptor = os.memfd_create("tilewright-input", os.MFD_CLOEXEC)
-        digest = xxhash.xxh3_128()
+    def __init__(self, nbytes: int, role: str, name: str) -> None:
+        self._descriptor = -1
+        if not hasattr(os, "memfd_create"):
+            raise StoreError(
+                f"{role}: {name} lies in memory that workers of this system ({sys.platform}) do not share; store it"
+                " (numpy.save), and give the path"
+            )
+        free = free_nbytes()
+        if free is not None and nbytes > free:
+            raise StoreError(
+                f"{role}: {name} has {format_nbytes(nbytes)}, is copied for the workers, and {format_nbytes(free)} of"
+                " memory are free; store it (numpy.save, or zarr.save), and give the path"
+            )
         try:
-            os.ftruncate(self._descriptor, array.nbytes)
-            for start, part in _parts(array):
-                digest.update(part)
-                while part:
-                    written = os.pwrite(self._descriptor, part, start)
-                    start, part = start + written, part[written:]
+            self._descriptor = os.memfd_create("tilewright-input", os.MFD_CLOEXEC)
+            os.ftruncate(self._descriptor, nbytes)
         except OSError as error:
             self.close()
-            raise StoreError(f"{name} cannot be copied into shared memory: {error}") from error
-        self.digest = digest.hexdigest()
+            raise StoreError(f"{role}: {name} cannot be copied into shared memory: {error}") from error
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def fill(self, array: np.ndarray) -> str:
+        """Copy an array's bytes, in C's order, and return their digest."""
+        digest = xxhash.xxh3_128()
+        for start, part in _parts(array):
+            digest.update(part)
+            while part:
+                written = os.pwrite(self._descriptor, part, start)
+                start, part = start + written, part[written:]
+        return digest.hexdigest()
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -116,24 +132,28 @@ def open_numpy(
             Mapped(path, path, array.shape, dtype, unit_of(array.shape), offset, column_major=column_major,
                    variable=f"at {offset}", attributes=facts)
         )  # fmt: skip
-    if not hasattr(os, "memfd_create"):
-        raise StoreError(
-            f"{role}: {name} lies in memory that workers of this system ({sys.platform}) do not share; store it"
-            " (numpy.save), and give the path"
-        )
-    _check_room(array.nbytes, role, name)
-    held = _Memory(array, f"{role}: {name}")
-    key = held.digest, array.shape, dtype.str
+    held = SharedMemory(array.nbytes, role, name)
+    digest = held.fill(array)
+    key = digest, array.shape, dtype.str
     store = _held.get(key)
     if store is not None and store.mapped.attributes == facts:
         return zarr.open_array(store, mode="r", zarr_format=2)
-    mapped = Mapped(
-        held.path, name, array.shape, dtype, unit_of(array.shape), 0, digest=held.digest, attributes=facts,
-        sight=sight_of(held.path),
-    )  # fmt: skip
-    opened = mapped_array(mapped, held)
+    opened = mapped_array(in_memory(held, name, array.shape, dtype, digest, facts), held)
     _held[key] = opened.store  # type: ignore[assignment]
     return opened
+
+
+def in_memory(
+    held: SharedMemory,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    digest: str,
+    attributes: Mapping[str, Any],
+) -> Mapped:
+    """The map of an array in shared memory, in C's order."""
+    return Mapped(held.path, name, shape, dtype, unit_of(shape), 0, digest=digest, attributes=attributes,
+                  sight=sight_of(held.path))  # fmt: skip
 
 
 def _file_of(array: np.ndarray) -> tuple[str, int, bool] | None:
@@ -151,15 +171,6 @@ def _file_of(array: np.ndarray) -> tuple[str, int, bool] | None:
     offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     path = os.path.abspath(os.fspath(array.filename))
     return (path, offset, not array.flags.c_contiguous) if os.path.isfile(path) else None
-
-
-def _check_room(nbytes: int, role: str, name: str) -> None:
-    free = free_nbytes()
-    if free is not None and nbytes > free:
-        raise StoreError(
-            f"{role}: {name} has {format_nbytes(nbytes)}, is copied for the workers, and {format_nbytes(free)} of memory"
-            " are free; store it (numpy.save, or zarr.save), and give the path"
-        )
 
 
 def free_nbytes() -> int | None:

@@ -33,7 +33,9 @@ def open_npy(path: Path, name: str, role: str) -> zarr.Array[Any]:
     try:
         with open(path, "rb") as file:
             version = npy_format.read_magic(file)
-            read: Any = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+            read: Any = (
+                npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+            )
             shape, column_major, dtype = read(file)
             offset, stored = file.tell(), os.fstat(file.fileno()).st_size
     except (OSError, ValueError, EOFError) as error:
@@ -48,5 +50,7 @@ def open_npy(path: Path, name: str, role: str) -> zarr.Array[Any]:
             " cut short; save it again"
         )
     return mapped_array(
-        Mapped(str(path.absolute()), name, tuple(shape), found, unit_of(shape), offset, column_major=column_major)
+        Mapped(
+            str(path.absolute()), name, tuple(shape), found, unit_of(shape), offset, column_major=column_major
+        )
     )

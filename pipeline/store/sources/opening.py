@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -11,8 +10,11 @@ import numpy as np
 import zarr
 from zarr.core.array import AsyncArray
 
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store.sources.memory import open_numpy
+from tilewright.pipeline.store.sources import hdf5, xarrays
+from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
+from tilewright.pipeline.store.sources.memory import free_nbytes, open_numpy
 from tilewright.pipeline.store.sources.npy import is_npy, open_npy
 
 
@@ -44,11 +46,56 @@ def described(source: Any) -> str:
     return f"{kind.__module__.partition('.')[0]} {kind.__name__} of shape {tuple(source.shape)}"
 
 
-def open_given(source: Any, role: str) -> zarr.Array[Any]:
-    """An array of another library, as an array of Zarr. Raises StoreError, DTypeError, ShapeError."""
+Cut: TypeAlias = "tuple[tuple[int, int], ...]"
+"""What is wanted along each axis: first, and last and one more."""
+
+
+def open_given(source: Any, role: str, *, cuts: bool = False) -> tuple[zarr.Array[Any], Cut | None]:
+    """An array of another library, as an array of Zarr; and what of that it is, None for all. cuts: whether it may be
+    only a part. Raises StoreError, DTypeError."""
     if isinstance(source, np.ndarray):
-        return open_numpy(source, role)
+        return open_numpy(source, role), None
+    if hdf5.is_dataset(source):
+        found = hdf5.open_dataset(source, role)
+        return (found, None) if isinstance(found, zarr.Array) else (_by_values(source, role), None)
+    if xarrays.is_data_array(source):
+        place = xarrays.stored(source)
+        if place is not None and (cuts or place.cut is None):
+            if place.array is not None:
+                return with_bytes_for_bool(place.array), place.cut
+            if place.file is not None:
+                path, variable = place.file
+                array = hdf5.open_variable(path, variable, f"{path}::{variable}", role)
+                if isinstance(array, zarr.Array):
+                    return array, place.cut
+        variable = xarrays.variable_of(source)
+        if place is None and type(variable._data).__module__.startswith("dask.array"):
+            held = variable._data
+            return open_dask(held, role, xarrays.name_of(source), variable.dims, variable.attrs), None
+        _check_room(source, role)
+        held = open_numpy(
+            xarrays.values(source), role, xarrays.name_of(source), variable.dims, variable.attrs
+        )
+        return held, None
+    if is_dask(source):
+        return open_dask(source, role, described(source)), None
+    return _by_values(source, role), None
+
+
+def _by_values(source: Any, role: str) -> zarr.Array[Any]:
+    _check_room(source, role)
     return open_numpy(_values(source, role), role, described(source))
+
+
+def _check_room(source: Any, role: str) -> None:
+    """Raise StoreError, before anything is read, for more numbers than this host's memory holds twice: as they are,
+    and for the workers."""
+    nbytes, free = getattr(source, "nbytes", None), free_nbytes()
+    if isinstance(nbytes, int) and free is not None and 2 * nbytes > free:
+        raise StoreError(
+            f"{role}: {described(source)} has {format_nbytes(nbytes)} and would be read into memory, of which"
+            f" {format_nbytes(free)} are free; store it (to_zarr), and give the path"
+        )
 
 
 def _values(source: Any, role: str) -> np.ndarray:
@@ -65,7 +112,26 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
     `open_given`."""
     if is_npy(path):
         return open_npy(path, name, role)
+    if hdf5.is_hdf5(path):
+        return _of_hdf5(path, None, name, role)
     return None
+
+
+def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
+    """The array that ``file.h5::/group/name`` names; None for what is no such name. Raises as `open_given`.
+
+    So it is spelled where files of HDF5 are looked at (silx and its kind), and fsspec chains a file and what is in it
+    by the same sign."""
+    file, sign, variable = name.rpartition("::")
+    if not (sign and variable and file) or "://" in name or os.path.lexists(name):
+        return None
+    path = Path(file)
+    return _of_hdf5(path, variable, name, role) if hdf5.is_hdf5(path) else None
+
+
+def _of_hdf5(path: Path, variable: str | None, name: str, role: str) -> zarr.Array[Any]:
+    found = hdf5.open_variable(path, variable, name, role)
+    return found if isinstance(found, zarr.Array) else open_numpy(found, role, name)
 
 
 def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
@@ -80,8 +146,3 @@ def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
         facts |= {"data_type": "uint8", "fill_value": int(array.fill_value)}
     renamed: Any = type(metadata).from_dict(facts)
     return zarr.Array(AsyncArray(metadata=renamed, store_path=inner.store_path, config=inner.config))
-
-
-def is_loaded(module: str) -> bool:
-    """Whether the caller has imported a library: without it nothing can be one of its arrays."""
-    return module in sys.modules
