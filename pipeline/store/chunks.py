@@ -36,7 +36,7 @@ KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
 writes them, under these with the prefix ``numcodecs.``."""
 
 FILTERS = ("shuffle", "fletcher32")
-"""Those that format 2, and HDF5, may put before them."""
+"""Those that HDF5 puts before them, and after."""
 
 MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
@@ -155,6 +155,13 @@ class ChunkLayout:
             chunk = tuple(place // count for place, count in zip(chunk, self.shards.counts, strict=True))
         return self.key(chunk)
 
+    def own_file(self, chunk: tuple[int, ...], *, stored: bool = False) -> str | None:
+        """The path of a chunk's file, where no other array has parts at the same places of it. stored: the chunk, or
+        shard, is named by its indices in the array that is stored."""
+        if self.mapped is not None and self.mapped.variable:
+            return None
+        return f"{self.root}/{self.key(chunk) if stored else self.file_name(chunk)}"
+
 
 def layout_of(array: StoredArray, name: str) -> ChunkLayout | None:
     """How to read the array's files without zarr; None where its codecs or its store need zarr, where it is seen as a
@@ -225,7 +232,9 @@ def encoding_of(array: zarr.Array[Any], name: str, root: Path) -> ChunkLayout | 
     )
     if metadata.zarr_format == 2:
         codecs = (*(metadata.filters or ()), *filter(None, [metadata.compressor]))
-        if any(codec.codec_id not in (*KNOWN_CODECS, *FILTERS) for codec in codecs):
+        mapped = isinstance(array.store, MappedStore)
+        known = (*KNOWN_CODECS, *FILTERS) if mapped else KNOWN_CODECS
+        if (metadata.filters and not mapped) or any(codec.codec_id not in known for codec in codecs):
             return None
         order = tuple(reversed(range(array.ndim))) if metadata.order == "F" else ()
         return replace(layout, codecs=codecs, order=order)

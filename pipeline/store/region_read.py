@@ -70,6 +70,7 @@ from tilewright.pipeline.store.region import (
     base_of,
     chunk_name,
     chunks_in,
+    pieces_of_whole,
     unmasked,
 )
 from tilewright.pipeline.store.remote.opening import is_s3
@@ -164,17 +165,7 @@ def _pieces(array: StoredArray, layout: ChunkLayout | None, region: Sequence[sli
     if layout is None or not layout.whole:
         yield from chunks_in(region, part_unit(array))
         return
-    if layout.plain:
-        if all(part.start < part.stop for part in region):
-            target = tuple(slice(0, part.stop - part.start) for part in region)
-            yield ChunkPart((0,) * len(region), tuple(region), target)
-        return
-    for piece in chunks_in(region, read_unit(array)):
-        place = (
-            slice(whole.start + part.start, whole.start + part.stop)
-            for whole, part in zip(region, piece.target, strict=True)
-        )
-        yield ChunkPart((0,) * len(region), tuple(place), piece.target)
+    yield from pieces_of_whole(region, None if layout.plain else read_unit(array))
 
 
 def _chunk_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
@@ -236,8 +227,7 @@ def _flattened_reads(view: Flattened, region: Sequence[slice], in_loops: bool) -
         path = None
         if layout is not None:
             first, last = view.touched(part, _chunk_unit(array) if layout.whole else write_unit(array))
-            if first == last and not (layout.mapped is not None and layout.mapped.variable):
-                path = f"{layout.root}/{layout.key(first)}"
+            path = layout.own_file(first, stored=True) if first == last else None
         reads.append(RegionRead(target, partial(_read_flattened, view, read, part), path))
     return reads
 
@@ -419,23 +409,16 @@ def _coded_reads(
     layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart, in_loops: bool = False
 ) -> list[RegionRead]:
     read = partial(_read_direct, layout, indexes, in_loop=in_loops)
-    return [RegionRead(piece.target, partial(_read_piece, read, piece), _own_file(layout, piece.chunk))]
+    return [RegionRead(piece.target, partial(_read_piece, read, piece), layout.own_file(piece.chunk))]
 
 
 def _plain_reads(layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart) -> list[RegionRead]:
-    path = _own_file(layout, piece.chunk)
+    path = layout.own_file(piece.chunk)
     read = partial(_read_direct, layout, indexes)
     return [
         RegionRead(part.target, partial(_read_piece, read, part), path)
         for part in _split(piece, layout.dtype.itemsize)
     ]
-
-
-def _own_file(layout: ChunkLayout, chunk: tuple[int, ...]) -> str | None:
-    """The file of a chunk, for `RegionRead.path`; None where other arrays may have parts at the same places of it."""
-    if layout.mapped is not None and layout.mapped.variable:
-        return None
-    return f"{layout.root}/{layout.file_name(chunk)}"
 
 
 def _extent_in_shard(

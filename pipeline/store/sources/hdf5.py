@@ -187,7 +187,7 @@ def _mapped(dataset: Any, path: str, variable: str, name: str, role: str) -> Map
         table[..., 0] += np.where(table[..., 0] != ABSENT, base, 0)
     return Mapped(path, name, dataset.shape, dtype, dataset.chunks, table=table, filters=filters,
                   fill=0 if fill is None else fill, variable=variable, attributes=attributes,
-                  table_digest=xxhash.xxh3_64_hexdigest(table.tobytes()))  # fmt: skip
+                  table_digest=xxhash.xxh3_64_hexdigest(table.tobytes()), table_again=table_again)  # fmt: skip
 
 
 def _beginning(dataset: Any) -> bytes:

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,6 +75,8 @@ class Mapped:
 
     table_digest: str = ""
     """Of the table."""
+    table_again: Callable[[str, str, str], np.ndarray] | None = None
+    """Reads the table once more, in another process, by path, variable and digest."""
 
     @property
     def whole(self) -> bool:
@@ -132,10 +134,9 @@ class MappedStore(Store):
         return replace(self.mapped, table=None) if long else self.mapped
 
     def __setstate__(self, mapped: Mapped) -> None:
-        if mapped.table is None and not mapped.whole:
-            from tilewright.pipeline.store.sources.hdf5 import table_again  # which imports this
-
-            mapped = replace(mapped, table=table_again(mapped.path, mapped.variable, mapped.table_digest))
+        if mapped.table is None and mapped.table_again is not None:
+            table = mapped.table_again(mapped.path, mapped.variable, mapped.table_digest)
+            mapped = replace(mapped, table=table)
         self.__init__(mapped)  # type: ignore[misc]
         if mapped.sight is not None and sight_of(mapped.path) != mapped.sight:
             raise StoreError(

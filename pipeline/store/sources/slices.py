@@ -8,11 +8,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import zarr
+
 from tilewright.kernels.arguments import as_count, shown
 from tilewright.pipeline.errors import OptionError
 
 if TYPE_CHECKING:
-    from tilewright.pipeline.store.arrays import Input
+    from tilewright.pipeline.store.sources.opening import InMemory
+
+Whole: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any] | InMemory"
+"""A matrix as it is given, but for a slice of one."""
 
 Span: TypeAlias = "builtins.slice | tuple[int | None, int | None] | str | None"
 """``slice(1000, 2000)``, ``(1000, 2000)`` or ``"1000:2000"``: the first, and the last and one more, either of which may
@@ -26,7 +31,7 @@ TEXT = re.compile(r"\s*([+-]?\d+)?\s*:\s*([+-]?\d+)?\s*")
 class Slice:
     """Rows and columns of a matrix that is given in any way. Made by `slice`."""
 
-    source: Input
+    source: Whole
     rows: tuple[int | None, int | None]
     columns: tuple[int | None, int | None]
 
@@ -38,7 +43,7 @@ class Slice:
         )
 
 
-def slice(source: Input, rows: Span = None, columns: Span = None) -> Slice:
+def slice(source: Whole, rows: Span = None, columns: Span = None) -> Slice:
     """Some rows and columns of a matrix, as an input of every function that takes matrices: nothing else is read.
 
     source: as those functions take it. rows, columns: ``slice(1000, 2000)``, ``(1000, 2000)`` or ``"1000:2000"``, with
