@@ -126,6 +126,16 @@ def gram(request: GramRequest) -> MatmulRun:
         return run(_with(replace(plain, cluster=client, cluster_file=None), made))
 
 
+def result_of(request: GramRequest) -> tuple[tuple[int, int], np.dtype]:
+    """The shape and the dtype of the result that `gram` would store. Raises as that, but for the output."""
+    request = request.checked()
+    matrices = open_matrices(request)
+    factors = open_factors(
+        _plain(request, matrices, result_dtype(matrices, form_of(matrices), request.dtype))
+    )
+    return factors.shape, factors.dtype
+
+
 def plan_only(request: GramRequest) -> MatmulPlan:
     """The plan that `gram` would follow; nothing is written, and no number of X is read. Raises and tells as
     ``product.job.plan_only``."""

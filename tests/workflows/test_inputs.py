@@ -156,3 +156,21 @@ def test_what_goes_with_no_slice(tmp_path: Path) -> None:
         tw.matmul(x, x, np.empty((4, 4)))  # type: ignore[arg-type]
     with pytest.raises(tw.StoreError, match=r"X: found a slice of .*; give the whole array"):
         tw.dot(tw.slice(x), x[0])
+
+
+def test_results_in_memory(
+    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = rng.standard_normal((40, 30))
+    options = options_with(client)
+    np.testing.assert_allclose(tw.matmul(a, a, transpose_b=True, **options), a @ a.T, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(tw.gram(a, **options), a.T @ a, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(tw.cov(a, a[:, :3], **options), np.cov(a.T)[:, :3], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(tw.corr(as_npy(tmp_path, a), **options), np.corrcoef(a.T), rtol=1e-10)
+    monkeypatch.setattr("tilewright.pipeline.in_memory.SHARED_MEMORY", tmp_path / "none")
+    assert (tw.matmul(a > 0, (a > 0).T, **options) == (a > 0).astype(int) @ (a > 0).T).all()
+    monkeypatch.setattr("tilewright.pipeline.in_memory.free_nbytes", lambda: 1000)
+    with pytest.raises(
+        tw.OutputError, match=r"output: C, 40 × 40 of float64, has 12\.5 KiB .* give out, the path"
+    ):
+        tw.matmul(a, a.T, **options)

@@ -12,7 +12,7 @@ from zarr.core.array import AsyncArray
 
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store.sources import hdf5, xarrays
+from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
 from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
 from tilewright.pipeline.store.sources.memory import free_nbytes, open_numpy
 from tilewright.pipeline.store.sources.npy import is_npy, open_npy
@@ -27,6 +27,9 @@ class SupportsArray(Protocol):
 
     def __array__(self, dtype: Any = ..., /) -> np.ndarray[Any, Any]: ...
 
+
+PARQUET = (".parquet", ".pq")
+"""How files of Parquet end that need no ``::`` behind them."""
 
 InMemory: TypeAlias = "np.ndarray[Any, Any] | SupportsArray"
 
@@ -114,11 +117,13 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
         return open_npy(path, name, role)
     if hdf5.is_hdf5(path):
         return _of_hdf5(path, None, name, role)
+    if path.suffix in PARQUET and parquet.is_parquet(path):
+        return parquet.open_column(path, None, name, role)
     return None
 
 
 def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
-    """The array that ``file.h5::/group/name`` names; None for what is no such name. Raises as `open_given`.
+    """The array that ``file.h5::/group/name`` or ``file.parquet::column`` names; None for what is no such name. Raises as `open_given`.
 
     So it is spelled where files of HDF5 are looked at (silx and its kind), and fsspec chains a file and what is in it
     by the same sign."""
@@ -126,6 +131,8 @@ def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
     if not (sign and variable and file) or "://" in name or os.path.lexists(name):
         return None
     path = Path(file)
+    if parquet.is_parquet(path):
+        return parquet.open_column(path, variable, name, role)
     return _of_hdf5(path, variable, name, role) if hdf5.is_hdf5(path) else None
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import dask.array
 import h5py
 import numpy as np
+import pyarrow
 import pytest
 import xarray
 import zarr
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 import tilewright as tw
 from tilewright.pipeline.store import arrays as store
@@ -293,6 +295,22 @@ def test_dask_that_fails_names_the_block(client: Client) -> None:
         computed_on(client, [open_matrix(array, "A")])
 
 
+@pytest.mark.parametrize("kind", ["fixed", "list", "large"])
+@pytest.mark.parametrize("dtype", ["<f4", "<i8", "?"])
+def test_lists_of_parquet(kind: str, dtype: str, tmp_path: Path) -> None:
+    a = numbers(dtype)
+    item = pyarrow.from_numpy_dtype(a.dtype)
+    kinds = {"fixed": pyarrow.list_(item, 29), "list": pyarrow.list_(item), "large": pyarrow.large_list(item)}
+    table = pyarrow.table({"id": np.arange(37), "x": pyarrow.array(a.tolist(), kinds[kind])})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=10)
+    for name in ("a.parquet", "a.parquet::x"):
+        opened = open_matrix(f"{tmp_path}/{name}", "A")
+        np.testing.assert_array_equal(whole(opened), a)
+        assert is_same_array(opened, open_matrix(f"{tmp_path}/a.parquet::x", "B"))
+    vector = open_array(f"{tmp_path}/a.parquet::id", ndim=1, role="X")
+    np.testing.assert_array_equal(whole(vector), np.arange(37))
+
+
 @given(data=st.data())
 def test_slices(data: st.DataObject) -> None:
     a = numbers("<i4", (11, 7))
@@ -337,6 +355,14 @@ def lzf(folder: Path) -> str:
     return f"{folder / 'a.h5'}::/lzf"
 
 
+def lists(*rows: Any) -> Any:
+    def write(folder: Path) -> str:
+        parquet.write_table(pyarrow.table({"x": list(rows), "y": list(rows)}), folder / "a.parquet")
+        return f"{folder}/a.parquet::x"
+
+    return write
+
+
 CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "cut": (damaged, tw.StoreError, r"cut\.npy has \d+ bytes, and an array of shape .* cut short; save it again"),
     "objects": (objects, tw.StoreError, r"holds objects of Python; save it as an array of numbers"),
@@ -350,6 +376,12 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "missing": (lambda folder: lzf(folder) + "x", tw.StoreError, r"/lzfx is not in that file; it has the arrays /b"),
     "unknown": (lambda _: dask.array.from_array(np.arange(4.0), 2)[dask.array.from_array(np.arange(4), 2) > 1][:, None],
                 tw.ShapeError, r"known only once it is computed; call its compute_chunk_sizes"),
+    "ragged": (lists([1, 2], [1, 2, 3]), tw.ShapeError, r"list of 2 numbers in row 0 and one of 3 in row 1; a matrix"),
+    "null": (lists([1, None]), tw.StoreError, r"has 1 missing numbers in lists from row 0 on; fill them"),
+    "nulls": (lists([1], None), tw.StoreError, r"has 1 missing values from row 0 on; fill them"),
+    "texts": (lists(["a"]), tw.DTypeError, r"holds object; only bool"),
+    "column": (lambda folder: lists([1])(folder) + "x", tw.StoreError, r"no column xx; it has x, y"),
+    "columns": (lambda folder: lists([1])(folder)[:-3], tw.StoreError, r"the columns of lists x, y; give one, as"),
     "range": (lambda _: tw.slice(np.zeros((3, 3)), rows=(2, 5)), tw.OptionError, r"A: rows=2:5 are not among the 3"),
     "long": (lambda _: "a.zarr[1:2,1:2,1:2]", tw.OptionError, r"names 3 ranges; rows and columns are two"),
 }  # fmt: skip
