@@ -91,6 +91,7 @@ from tilewright.pipeline.product.request import (
     open_factors,
     plan_for,
 )
+from tilewright.pipeline.provenance import record_provenance, settle_in_group
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -514,6 +515,9 @@ def _fill(
         if told := not_finite_caution(factors, found, (plan.m, plan.n), verification):
             tell.warn(told)
         keeping.finish()
+        if output.final is not None and job.repair is None:
+            made = {"dtype": factors.dtype, "precision": checked.factors.precision, "device": product.device}
+            record_provenance(output.array, factors.roles, factors.transposed, made, verification)
         if ledger is not None and request.durability == "none":
             tell.say(
                 "C was not forced to disk (--durability none): until the system does so, a power cut may take parts of"
@@ -521,6 +525,12 @@ def _fill(
             )
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(keeping.removed, durable=request.durability == "full"):
+            tell.say(left)
+        for left in (
+            []
+            if output.final is None
+            else settle_in_group(output.final, factors.a, factors.b, *factors.transposed)
+        ):
             tell.say(left)
     return replace(
         run,

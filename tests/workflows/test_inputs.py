@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,36 @@ def test_results_in_memory(
         tw.OutputError, match=r"output: C, 40 × 40 of float64, has 12\.5 KiB .* give out, the path"
     ):
         tw.matmul(a, a.T, **options)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_xarray_opens_a_product_in_its_group(
+    zarr_format: Any, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """With names and coordinates of its sides, of a slice those of that, and with what it says of itself."""
+    a = rng.integers(-3, 4, (20, 12)).astype("f4")
+    given = xarray.Dataset(
+        {"a": (("time", "place"), a)},
+        {"time": ("time", np.arange(20) * 2, {"units": "days since 2000-01-01"}), "place": np.arange(12.0)},
+    )
+    path = tmp_path / "data.zarr"
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # that no specification of format 3 knows consolidated metadata
+        given.to_zarr(path, zarr_format=zarr_format, consolidated=True)
+    options = options_with(client)
+    tw.gram(path / "a", path / "sums", **options)
+    part = tw.slice(path / "a", rows=(2, 7))
+    tw.matmul(part, path / "a", path / "part", transpose_b=True, **options)
+    with xarray.open_zarr(path, chunks=None, consolidated=True, decode_times=False) as found:
+        np.testing.assert_array_equal(found["sums"].values, a.T @ a)
+        assert found["sums"].dims == ("place", "place_2")
+        np.testing.assert_array_equal(found["place_2"].values, np.arange(12.0))
+        assert found["part"].dims == ("time_2_7", "time")
+        np.testing.assert_array_equal(found["time_2_7"].values, np.arange(2, 7) * 2)
+        said = found["sums"].attrs
+    assert zarr.open_array(path / "time_2_7", mode="r").attrs["units"] == "days since 2000-01-01"
+    assert said["tilewright"]["inputs"] == {"A": str(path / "a"), "B": str(path / "a")}
+    assert said["tilewright"]["operation"] == "Aᵀ B"
+    assert said["tilewright"]["verification"].startswith("verified")
+    assert re.match(r"\d{4}-\d\d-\d\dT.*Z tilewright \d.*Aᵀ B of A = ", said["history"])

@@ -123,7 +123,8 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
 
 
 def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
-    """The array that ``file.h5::/group/name`` or ``file.parquet::column`` names; None for what is no such name. Raises as `open_given`.
+    """The array that ``file.h5::/group/name`` or ``file.parquet::column`` names; None for what is no such name. Raises
+    as `open_given`.
 
     So it is spelled where files of HDF5 are looked at (silx and its kind), and fsspec chains a file and what is in it
     by the same sign."""
