@@ -77,6 +77,7 @@ from tilewright.pipeline.store.remote.opening import is_s3
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 from tilewright.pipeline.store.sources.dasks import check_computed
 from tilewright.pipeline.store.sources.mapped import MappedStore
+from tilewright.pipeline.store.sources.mapping import copy_box
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
     ANY_LENGTH,
@@ -607,14 +608,14 @@ def _read_part(descriptor: int, extent: tuple[int, int], layout: ChunkLayout, wa
     if found != layout.chunk_nbytes:
         raise DamagedChunkError(f"it has {found} bytes and an uncompressed chunk has {layout.chunk_nbytes}")
     order = layout.order or tuple(range(len(layout.chunks)))
-    sides = tuple(layout.chunks[axis] for axis in order)
+    sides = [layout.chunks[axis] for axis in order]
     for inside, target in wanted:
-        if layout.plain:
-            _read_box(descriptor, offset, sides, inside, target)
-            continue
-        held = np.empty([target.shape[axis] for axis in order], layout.dtype)
-        _read_box(descriptor, offset, sides, [inside[axis] for axis in order], held)
-        target[...] = held.transpose(np.argsort(order))
+        in_rows = layout.plain and target.flags.c_contiguous and target.shape[1:] == layout.chunks[1:]
+        if layout.whole and not in_rows:
+            box = [inside[axis] for axis in order]
+            copy_box(descriptor, offset, layout.dtype, sides, box, target.transpose(order))
+        else:
+            _read_box(descriptor, offset, layout.chunks, inside, target)
 
 
 def _read_box(

@@ -22,7 +22,7 @@ from distributed import Client, as_completed
 from tilewright.pipeline.errors import ShapeError, StoreError
 from tilewright.pipeline.store.region import Masked, StoredArray, base_of, whole_of
 from tilewright.pipeline.store.sources.mapped import MappedStore, mapped_array, named, stored_dtype
-from tilewright.pipeline.store.sources.memory import SharedMemory, in_memory
+from tilewright.pipeline.store.sources.memory import SharedMemory
 
 BLOCKS_A_THREAD = 2
 
@@ -33,9 +33,8 @@ _opened: WeakValueDictionary[str, MappedStore] = WeakValueDictionary()
 class Pending:
     """Memory for an array that is still to be computed."""
 
-    def __init__(self, array: Any, memory: SharedMemory, role: str, name: str, dtype: np.dtype) -> None:
-        self._array, self._memory = array, memory
-        self._called, self._dtype = f"{role}: {name}", dtype
+    def __init__(self, array: Any, memory: SharedMemory, called: str) -> None:
+        self._array, self._memory, self._called = array, memory, called
         self.is_computed = False
 
     def compute(self, client: Client) -> None:
@@ -43,7 +42,6 @@ class Pending:
         if self.is_computed:
             return
         array = self._array
-        target = np.memmap(self._memory.path, self._dtype, "r+", shape=array.shape) if array.size else None
         edges = [np.cumsum([0, *sides]) for sides in array.chunks]
         places = itertools.product(*map(range, array.numblocks))
         threads = sum(client.nthreads().values())
@@ -54,7 +52,7 @@ class Pending:
             under_way.update(some)
             return list(some)
 
-        if target is not None:
+        if array.size:
             done = as_completed(submit(max(1, BLOCKS_A_THREAD * threads)))
             for future in done:
                 place = under_way.pop(future)
@@ -62,7 +60,7 @@ class Pending:
                     slice(edge[one], edge[one + 1]) for edge, one in zip(edges, place, strict=True)
                 )
                 try:
-                    target[region] = np.asarray(future.result())
+                    self._memory.write(region, np.asarray(future.result()))
                 except Exception as error:  # whatever the graph's functions raise
                     client.cancel(list(under_way))
                     raise StoreError(
@@ -98,11 +96,11 @@ def open_dask(
         return zarr.open_array(store, mode="r", zarr_format=2)
     shape = tuple(int(side) for side in array.shape)
     dtype = stored_dtype(array.dtype.newbyteorder("="), role, name)
-    memory = SharedMemory(math.prod(shape) * dtype.itemsize, role, name)
+    memory = SharedMemory(shape, dtype, role, name)
     # What it holds is not known, so that a later run compares it with what was read.
     digest = f"dask {uuid.uuid4().hex}"
-    mapped = in_memory(memory, name, shape, dtype, digest, named(dimensions, attributes))
-    opened = mapped_array(mapped, Pending(array, memory, role, name, dtype))
+    mapped = memory.mapped(name, digest, named(dimensions, attributes))
+    opened = mapped_array(mapped, Pending(array, memory, f"{role}: {name}"))
     _opened[array.name] = opened.store  # type: ignore[assignment]
     return opened
 

@@ -6,10 +6,11 @@ that ends. Workers open it by this process' number, so no bytes pass through Das
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,8 +19,9 @@ import numpy as np
 import xxhash
 import zarr
 
-from tilewright.kernels.numbers import format_nbytes
+from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.store.region import chunks_in
 from tilewright.pipeline.store.sources.mapped import (
     Mapped,
     MappedStore,
@@ -38,46 +40,56 @@ _held: WeakValueDictionary[tuple[str, tuple[int, ...], str], MappedStore] = Weak
 
 
 class SharedMemory:
-    """A nameless file in memory, which is freed with the last process that has it open. Raises StoreError where the
-    system has no such files, or no room for it."""
+    """A nameless file in memory for the chunks of an array, plain and one behind the other; it is freed with the last
+    process that has it open. Raises StoreError where the system has no such files, or no room for it."""
 
-    def __init__(self, nbytes: int, role: str, name: str) -> None:
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, role: str, name: str) -> None:
         self._descriptor = -1
+        self._shape, self._dtype = tuple(shape), dtype
+        self._chunks = unit_of(self._shape)
+        self._counts = tuple(ceil_div(side, unit) for side, unit in zip(shape, self._chunks, strict=True))
         if not hasattr(os, "memfd_create"):
             raise StoreError(
                 f"{role}: {name} lies in memory that workers of this system ({sys.platform}) do not share; store it"
                 " (numpy.save), and give the path"
             )
-        free = free_nbytes()
+        nbytes, free = math.prod(shape) * dtype.itemsize, free_nbytes()
         if free is not None and nbytes > free:
             raise StoreError(
                 f"{role}: {name} has {format_nbytes(nbytes)}, is copied for the workers, and {format_nbytes(free)} of"
                 " memory are free; store it (numpy.save, or zarr.save), and give the path"
             )
+        self._nbytes = math.prod(self._counts) * math.prod(self._chunks) * dtype.itemsize
         try:
             self._descriptor = os.memfd_create("tilewright-input", os.MFD_CLOEXEC)
-            os.ftruncate(self._descriptor, nbytes)
+            os.ftruncate(self._descriptor, self._nbytes)
         except OSError as error:
             self.close()
             raise StoreError(f"{role}: {name} cannot be copied into shared memory: {error}") from error
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
-    def fill(self, array: np.ndarray) -> str:
-        """Copy an array's bytes, in C's order, and return their digest."""
+    def write(self, region: Sequence[slice], values: np.ndarray) -> None:
+        """Put numbers in a region of the array."""
+        item = self._dtype.itemsize
+        for piece in chunks_in(region, self._chunks):
+            place = int(np.ravel_multi_index(piece.chunk, self._counts)) * math.prod(self._chunks)
+            chunk = np.memmap(self.path, self._dtype, "r+", place * item, self._chunks)
+            chunk[piece.inside] = values[piece.target]
+
+    def digest(self) -> str:
+        """Of what it holds."""
         digest = xxhash.xxh3_128()
-        for start, part in _parts(array):
-            digest.update(part)
-            while part:
-                written = os.pwrite(self._descriptor, part, start)
-                start, part = start + written, part[written:]
+        for start in range(0, self._nbytes, COPIED_NBYTES):
+            digest.update(os.pread(self._descriptor, min(COPIED_NBYTES, self._nbytes - start), start))
         return digest.hexdigest()
 
-    def digest_of(self, nbytes: int) -> str:
-        """The digest of what it holds, as `fill` has it."""
-        digest = xxhash.xxh3_128()
-        for start in range(0, nbytes, COPIED_NBYTES):
-            digest.update(os.pread(self._descriptor, min(COPIED_NBYTES, nbytes - start), start))
-        return digest.hexdigest()
+    def mapped(self, name: str, digest: str, attributes: Mapping[str, Any]) -> Mapped:
+        """Where the array lies."""
+        nbytes = math.prod(self._chunks) * self._dtype.itemsize
+        starts = np.arange(math.prod(self._counts), dtype=np.int64).reshape(self._counts) * nbytes
+        table = np.stack([starts, np.full_like(starts, nbytes)], axis=-1)
+        return Mapped(self.path, name, self._shape, self._dtype, self._chunks, table=table, digest=digest,
+                      attributes=attributes, sight=sight_of(self.path))  # fmt: skip
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -87,22 +99,6 @@ class SharedMemory:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _parts(array: np.ndarray) -> Any:
-    """The array's bytes, in order: where each part begins, and its memory."""
-    if array.size == 0:
-        return
-    if array.flags.c_contiguous:
-        flat = array.reshape(-1).view(np.uint8)
-        for start in range(0, flat.nbytes, COPIED_NBYTES):
-            yield start, flat[start : start + COPIED_NBYTES].data
-        return
-    row_nbytes = array.nbytes // array.shape[0]
-    step = max(1, COPIED_NBYTES // row_nbytes)
-    for row in range(0, array.shape[0], step):
-        part = np.ascontiguousarray(array[row : row + step])
-        yield row * row_nbytes, part.reshape(-1).view(np.uint8).data
 
 
 def open_numpy(
@@ -139,28 +135,16 @@ def open_numpy(
             Mapped(path, path, array.shape, dtype, unit_of(array.shape), offset, column_major=column_major,
                    variable=f"at {offset}", attributes=facts)
         )  # fmt: skip
-    held = SharedMemory(array.nbytes, role, name)
-    digest = held.fill(array)
+    held = SharedMemory(array.shape, dtype, role, name)
+    held.write([slice(0, side) for side in array.shape], array)
+    digest = held.digest()
     key = digest, array.shape, dtype.str
     store = _held.get(key)
     if store is not None and store.mapped.attributes == facts:
         return zarr.open_array(store, mode="r", zarr_format=2)
-    opened = mapped_array(in_memory(held, name, array.shape, dtype, digest, facts), held)
+    opened = mapped_array(held.mapped(name, digest, facts), held)
     _held[key] = opened.store  # type: ignore[assignment]
     return opened
-
-
-def in_memory(
-    held: SharedMemory,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    digest: str,
-    attributes: Mapping[str, Any],
-) -> Mapped:
-    """The map of an array in shared memory, in C's order."""
-    return Mapped(held.path, name, shape, dtype, unit_of(shape), 0, digest=digest, attributes=attributes,
-                  sight=sight_of(held.path))  # fmt: skip
 
 
 def _file_of(array: np.ndarray) -> tuple[str, int, bool] | None:

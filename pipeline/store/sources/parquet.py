@@ -15,7 +15,7 @@ import zarr
 
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError, TilewrightError
 from tilewright.pipeline.store.sources.mapped import mapped_array, stored_dtype
-from tilewright.pipeline.store.sources.memory import SharedMemory, in_memory
+from tilewright.pipeline.store.sources.memory import SharedMemory
 
 MAGIC = b"PAR1"
 
@@ -88,7 +88,7 @@ def _read(file: Any, column: str, name: str, role: str) -> zarr.Array[Any]:
         raise DTypeError(f"{role}: {name} holds {items}; only lists of numbers can be used") from error
     stored = stored_dtype(dtype, role, name)
     rows, first, width = file.metadata.num_rows, 0, None
-    memory, target = None, None
+    memory = None
     for part in _parts(file, column, name, role):
         if _is_list(kind):
             part, found = _lists(part, name, role, first)
@@ -97,21 +97,19 @@ def _read(file: Any, column: str, name: str, role: str) -> zarr.Array[Any]:
         if first == 0:
             width = found
             shape = (rows,) if found is None else (rows, found)
-            memory = SharedMemory(int(np.prod(shape)) * stored.itemsize, role, name)
-            target = np.memmap(memory.path, stored, "r+", shape=shape) if np.prod(shape) else None
+            memory = SharedMemory(shape, stored, role, name)
         if found != width:
             raise ShapeError(
                 f"{role}: {name} has lists of {width} numbers, and from row {first} on of {found}; a matrix has rows of"
                 " one length"
             )
-        if target is not None:
-            target[first : first + len(part)] = part
+        assert memory is not None
+        across = [] if found is None else [slice(0, found)]
+        memory.write([slice(first, first + len(part)), *across], part)
         first += len(part)
     if memory is None:
         raise ShapeError(f"{role}: {name} has no rows, so that nobody knows how long they are; leave it out")
-    shape = (rows,) if width is None else (rows, width)
-    digest = memory.digest_of(int(np.prod(shape)) * stored.itemsize)
-    return mapped_array(in_memory(memory, name, shape, stored, digest, {}), memory)
+    return mapped_array(memory.mapped(name, memory.digest(), {}), memory)
 
 
 def _parts(file: Any, column: str, name: str, role: str) -> Iterator[Any]:
