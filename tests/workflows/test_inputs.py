@@ -209,3 +209,28 @@ def test_xarray_opens_a_product_in_its_group(
     assert said["tilewright"]["operation"] == "Aᵀ B"
     assert said["tilewright"]["verification"].startswith("verified")
     assert re.match(r"\d{4}-\d\d-\d\dT.*Z tilewright \d.*Aᵀ B of A = ", said["history"])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_stopped_run_goes_on_in_a_group_of_format_2(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "group" / "c"
+    zarr.create_group(tmp_path / "group", zarr_format=2)
+    options = options_with(client) | {"device_memory": TIGHT}
+    stop_at(FINISHED, a_path, b_path, out, **options)
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.resumed == FINISHED
+    found = zarr.open_array(out, mode="r")
+    assert found.metadata.zarr_format == 2
+    assert_product(found[...], a, b)
+    tw.matmul(a_path, b_path, out, overwrite=True, **options)
+    assert tw.audit(out).passed
+    banded = tmp_path / "group" / "band"
+    tw.gram(a_path, banded, window=2, **options)
+    reach = np.abs(np.subtract.outer(np.arange(80), np.arange(80))) <= 2
+    np.testing.assert_allclose(
+        zarr.open_array(banded)[...], np.where(reach, a.T @ a, 0), rtol=1e-4, atol=1e-3
+    )
+    assert tw.audit(banded).passed

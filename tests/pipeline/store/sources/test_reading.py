@@ -28,6 +28,7 @@ from tilewright.pipeline.store.region_read import read_region, read_targets, reg
 from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.pipeline.store.sources.hdf5 import is_hdf5
 from tilewright.pipeline.store.sources.mapped import Mapped, MappedStore
+from tilewright.pipeline.store.sources.mapping import copy_box
 from tilewright.pipeline.store.sources.memory import SharedMemory
 from tilewright.pipeline.transfer.file_rectangles import Rectangle
 
@@ -404,3 +405,24 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.pipeline.store.sources.memory.free_nbytes", lambda: 100)
     with pytest.raises(tw.StoreError, match=r"A: .* has 8\.38 KiB, .* 100 B of memory are free; store it"):
         open_matrix(numbers("<f8"), "A")
+
+
+@given(data=st.data(), order=st.permutations(range(3)), big=st.booleans())
+def test_boxes_out_of_a_files_pages(
+    data: st.DataObject, order: list[int], big: bool, tmp_path_factory: Any
+) -> None:
+    """In bands of any height, from any offset, into memory of any strides."""
+    shape = 7, 5, 6
+    a = numbers(">i4" if big else "<i4", shape)
+    path = tmp_path_factory.mktemp("pages") / "a"
+    offset = data.draw(st.integers(0, 5000))
+    path.write_bytes(bytes(offset) + a.tobytes())
+    ends = [sorted(data.draw(st.tuples(st.integers(0, side), st.integers(0, side)))) for side in shape]
+    inside = [slice(*pair) for pair in ends]
+    found = np.zeros([inside[axis].stop - inside[axis].start for axis in order], "<i4").transpose(
+        np.argsort(order)
+    )
+    with path.open("rb") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tilewright.pipeline.store.sources.mapping.BAND_NBYTES", data.draw(st.integers(1, 500)))
+        copy_box(file.fileno(), offset, a.dtype, shape, inside, found)
+    np.testing.assert_array_equal(found, a[tuple(inside)])
