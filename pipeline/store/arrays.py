@@ -232,6 +232,8 @@ def check_source(source: Any, role: str) -> None:
     if not isinstance(source, str | os.PathLike | zarr.Array):
         found = f"{type(source).__module__}.{type(source).__qualname__}"
         hint = "of numbers in memory, numpy.asarray makes an array that is read as it is"
+        if found.startswith("scipy.sparse"):
+            hint = "sparse matrices are not supported: .toarray() makes it dense, where it fits"
         if role in OUTPUT_ROLES:
             hint = "read the stored result by zarr.open_array"
         if isinstance(source, bytes):

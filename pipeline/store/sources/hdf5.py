@@ -35,6 +35,9 @@ MOST_USER_NBYTES = 2**20
 OWN_ATTRIBUTES = ("CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates")
 """Those by which the libraries keep dimensions."""
 
+SPARSE = ("csr_matrix", "csc_matrix")
+"""The values of ``encoding-type`` by which anndata marks a group as a sparse matrix."""
+
 MOST_NAMED = 8
 
 FILTERS = {
@@ -103,6 +106,11 @@ def _found(file: Any, variable: str | None, name: str, role: str) -> Any:
         found = file.get(variable)
         if isinstance(found, h5py.Dataset):
             return found
+        if isinstance(found, h5py.Group) and found.attrs.get("encoding-type") in SPARSE:
+            raise StoreError(
+                f"{role}: {name} is a sparse matrix of anndata, and sparse matrices are not supported: make it dense"
+                " where it fits (adata.X.toarray()), and give that, or store it so"
+            )
         what = "is a group there" if isinstance(found, h5py.Group) else "is not in that file"
         raise StoreError(f"{role}: {name}: {variable} {what}; it has {_listed(file)}")
     arrays = list(_matrices(file))

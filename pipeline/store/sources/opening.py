@@ -28,6 +28,9 @@ class SupportsArray(Protocol):
     def __array__(self, dtype: Any = ..., /) -> np.ndarray[Any, Any]: ...
 
 
+CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+"""How files of NetCDF 3 begin."""
+
 PARQUET = (".parquet", ".pq")
 """How files of Parquet end that need no ``::`` behind them."""
 
@@ -117,9 +120,25 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
         return open_npy(path, name, role)
     if hdf5.is_hdf5(path):
         return _of_hdf5(path, None, name, role)
+    if is_classic(path):
+        raise StoreError(
+            f"{role}: {name} is a file of NetCDF 3, which is not read here: open it with xarray"
+            f" (xarray.open_dataset({str(path)!r})), and give one of its DataArrays, or store it as NetCDF 4"
+        )
     if path.suffix in PARQUET and parquet.is_parquet(path):
         return parquet.open_column(path, None, name, role)
     return None
+
+
+def is_classic(path: Path) -> bool:
+    """Whether a regular file is one of NetCDF 3."""
+    try:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            return file.read(4) in CLASSIC
+    except OSError:
+        return False
 
 
 def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:

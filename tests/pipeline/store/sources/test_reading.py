@@ -356,6 +356,22 @@ def lzf(folder: Path) -> str:
     return f"{folder / 'a.h5'}::/lzf"
 
 
+def anndata(folder: Path) -> str:
+    with h5py.File(folder / "a.h5ad", "w") as file:
+        file.create_group("X").attrs["encoding-type"] = "csr_matrix"
+    return f"{folder}/a.h5ad::/X"
+
+
+def classic(folder: Path) -> Path:
+    (folder / "a.nc").write_bytes(b"CDF\x02" + bytes(60))
+    return folder / "a.nc"
+
+
+class OfScipy:
+    shape = SHAPE
+    __module__ = "scipy.sparse._csr"
+
+
 def lists(*rows: Any) -> Any:
     def write(folder: Path) -> str:
         parquet.write_table(pyarrow.table({"x": list(rows), "y": list(rows)}), folder / "a.parquet")
@@ -372,6 +388,9 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "masked": (lambda _: np.ma.masked_equal([[0.0, 1]], 0), tw.StoreError, r"is masked.*\.filled\(0\)"),
     "list": (lambda _: [[1.0]], tw.StoreError, r"found builtins\.list; .*numpy\.asarray"),
     "sparse": (lambda _: Sparse(), tw.StoreError, r"found .*Sparse; it must be"),
+    "scipy": (lambda _: OfScipy(), tw.StoreError, r"sparse matrices are not supported: \.toarray\(\) makes it dense"),
+    "anndata": (anndata, tw.StoreError, r"is a sparse matrix of anndata.*make it dense where it fits"),
+    "classic": (classic, tw.StoreError, r"is a file of NetCDF 3.*open it with xarray"),
     "filter": (lzf, tw.StoreError, r"HDF5's filter 32000 \(lzf\), which is not read here; .*deflate.*h5repack"),
     "several": (lambda folder: lzf(folder).partition("::")[0], tw.StoreError, r"the arrays /b, /lzf; give one, as"),
     "missing": (lambda folder: lzf(folder) + "x", tw.StoreError, r"/lzfx is not in that file; it has the arrays /b"),
