@@ -62,6 +62,7 @@ def computed(events: list[Event]) -> int:
     return sum(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("small_chunks")
 def test_a_stopped_run_goes_on_unless_a_number_has_changed(
@@ -89,6 +90,7 @@ def test_a_stopped_run_goes_on_unless_a_number_has_changed(
     assert_product(zarr.open_array(tmp_path / "other.zarr")[...], changed, b)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["numpy", "hdf5", "dask", "slice"])
 def test_every_function(kind: str, client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     a = rng.standard_normal((40, 30))

@@ -55,6 +55,7 @@ def numbers(dtype: str, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
     return found * (1 + 2j) if found.dtype.kind == "c" else found
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "?", "<u2", "<f2", "<c16"])
 def test_npy_is_one_plain_chunk(dtype: str, order: Any, tmp_path: Path) -> None:
@@ -193,6 +194,7 @@ HDF5 = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["<f4", ">i2", "?"])
 @pytest.mark.parametrize("user", [0, 512])
 def test_hdf5_is_read_where_it_lies(dtype: str, user: int, tmp_path: Path) -> None:
@@ -296,6 +298,7 @@ def test_dask_that_fails_names_the_block(client: Client) -> None:
         computed_on(client, [open_matrix(array, "A")])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["fixed", "list", "large"])
 @pytest.mark.parametrize("dtype", ["<f4", "<i8", "?"])
 def test_lists_of_parquet(kind: str, dtype: str, tmp_path: Path) -> None:
