@@ -40,7 +40,10 @@ from tilewright.workflows.console import (
     print_names,
     print_result,
     printing,
+    range_options,
     reading_options,
+    taken,
+    taken_of_product,
     to_json_text,
 )
 
@@ -208,8 +211,8 @@ def cli() -> None:
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
-@options(factor_options, epilogue_options, dtype_option, precision_option)
-@options(cluster_options, device_option, memory_option)
+@options(factor_options, range_options("rows of C", "columns of C"), epilogue_options, dtype_option)
+@options(precision_option, cluster_options, device_option, memory_option)
 @options(plan_only_option, outcome_options)
 def matmul(
     a: str,
@@ -220,6 +223,8 @@ def matmul(
     no_resume: bool,
     overwrite: bool,
     as_json: bool,
+    rows: Any,
+    columns: Any,
     **shared: Any,
 ) -> None:
     """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked.
@@ -231,19 +236,22 @@ def matmul(
     from tilewright.workflows import matmul as workflow
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
+    turned = {name: shared[name] for name in ("transpose_a", "transpose_b")}
+    left, right = taken_of_product(a, b, rows, columns, **turned)
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
             asked = {name: shared.pop(name) for name in EPILOGUE}
-            request = Request(a, b, c, listener=listener, **shared).with_epilogue(**asked)
+            request = Request(left, right, c, listener=listener, **shared).with_epilogue(**asked)
             planned = job.plan_only(request)
         print_result(planned, as_json=as_json)
         return
     with storing(c) as listener:
-        run = workflow.matmul(a, b, c, listener=listener, **shared)
+        run = workflow.matmul(left, right, c, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 
 variables_options = options(
+    range_options("rows of X", "columns of X"),
     click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
                  help="What the variables of the result are; the other side is summed over."),
     click.option("--sum-over", metavar="AXES", callback=as_axes,
@@ -273,7 +281,7 @@ gram_dtype_option = click.option(
 )
 
 
-def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) -> None:
     """Run one of the functions of ``workflows.gram``."""
     if not 2 <= len(arrays) <= 3:
         raise click.UsageError(
@@ -282,6 +290,7 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
         )
     from tilewright.workflows import gram as workflow
 
+    arrays = (taken(arrays[0], shared.pop("rows"), shared.pop("columns")), *arrays[1:])
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
     if shared.pop("plan_only"):
@@ -361,7 +370,7 @@ search_options = options(
 @cli.command(cls=JobCommand)
 @click.argument("x")
 @click.argument("out")
-@options(search_options)
+@options(search_options, range_options("rows of X", "columns of X"))
 @click.option(
     "--of",
     type=click.Choice(SIDES),
@@ -411,18 +420,19 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     """
     from tilewright.workflows import eofs as workflow
 
+    given = taken(x, shared.pop("rows"), shared.pop("columns"))
     for option in ("center", "verify", "resume"):
         shared[option] = not shared.pop(f"no_{option}")
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(x, out, listener=listener, **shared)
+            planned = workflow.plan_only(given, out, listener=listener, **shared)
         print_result(planned, as_json=as_json)
         return
     on_interrupt(
         lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
     )
     with listening(quiet=is_quiet()) as listener:
-        run = workflow.eofs(x, out, listener=listener, **shared)
+        run = workflow.eofs(given, out, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 

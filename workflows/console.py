@@ -580,6 +580,49 @@ def as_window(ctx: click.Context, parameter: click.Parameter, value: str | None)
     return tuple(as_number(ctx, parameter, part) for part in value.split(","))
 
 
+def as_range(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --rows or --columns, as ``tilewright.slice`` has it."""
+    if value is None:
+        return None
+    from tilewright.pipeline.errors import OptionError
+    from tilewright.pipeline.store.sources.slices import as_span
+
+    try:
+        return as_span(value, parameter.name or "")
+    except OptionError as error:
+        raise click.BadParameter(str(error), ctx, parameter) from None
+
+
+def range_options(rows: str, columns: str) -> Callable[[Any], Any]:
+    """--rows and --columns, with what they are of."""
+
+    def decorate(function: Any) -> Any:
+        for name, of in (("--columns", columns), ("--rows", rows)):
+            told = f"Only these {of}: first:last+1, either of which may be left out, or counted from the end."
+            function = click.option(name, metavar="A:B", callback=as_range, help=told)(function)
+        return function
+
+    return decorate
+
+
+def taken(name: str, rows: Any = None, columns: Any = None) -> Any:
+    """The rows and columns of a matrix that a command is asked for; its name, where that is all of it."""
+    if rows is None and columns is None:
+        return name
+    from tilewright.pipeline.store.sources.slices import slice as rows_and_columns
+
+    return rows_and_columns(name, rows, columns)
+
+
+def taken_of_product(
+    a: str, b: str, rows: Any, columns: Any, *, transpose_a: bool = False, transpose_b: bool = False
+) -> tuple[Any, Any]:
+    """A and B of a product of which only these rows and columns are computed."""
+    left = taken(a, columns=rows) if transpose_a else taken(a, rows)
+    right = taken(b, columns) if transpose_b else taken(b, columns=columns)
+    return left, right
+
+
 PASSAGES = ("line", "paragraph")
 
 reading_options = (

@@ -548,7 +548,7 @@ BAD = [
     (["matmul", "file.zarr", "b.zarr", "c.zarr"], ["A: ", "file.zarr"]),
     (["matmul", "a.zarr", "cube.zarr", "c.zarr"], ["(2, 2, 2)", "2 dimensions"]),
     (["matmul", "a.zarr", "a.zarr", "c.zarr"], ["6 columns", "8 rows", "transposing A"]),
-    (["matmul", "a.zarr", "words.zarr", "c.zarr"], ["words.zarr holds <U4", "only integers, floats"]),
+    (["matmul", "a.zarr", "words.zarr", "c.zarr"], ["words.zarr holds <U4", "only bool, integers, floats"]),
     (["matmul", "a.zarr", "dates.zarr", "c.zarr"], ["dates.zarr holds datetime64[s]"]),
     (["matmul", "a.zarr", "b.zarr", "x.zarr"], ["x.zarr exists", "overwrite"]),
     (["matmul", "a.zarr", "b.zarr", "text.txt"], ["text.txt exists"]),
