@@ -14,16 +14,21 @@ import zarr
 from zarr.errors import BaseZarrError
 
 from tilewright import __version__
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.store.arrays import UNREADABLE, name_of
 from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names, product_names
+from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.groups import (
     carry_coordinates,
     ended,
     format_around,
     renew_consolidated,
 )
+from tilewright.pipeline.store.journal import write_whole
+from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.sources.mapped import ATTRIBUTES_NAME
 
 PROVENANCE = "tilewright"
 """The attribute of C that says what it is."""
@@ -42,7 +47,13 @@ def record_provenance(
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
     names = {role: _named(one) for role, one in factors.items()}
     operation = " ".join(role + "ᵀ" * turned for role, turned in zip("AB", transposed, strict=True))
-    checked = None if verification is None else str(verification).splitlines()[0]
+    checked = None
+    if verification is not None:
+        checked = {
+            "rounds": verification.rounds,
+            "largest_error": verification.largest_error,
+            "tolerance": verification.tolerance,
+        }
     facts = {
         "version": __version__,
         "operation": operation,
@@ -51,8 +62,28 @@ def record_provenance(
         "verification": checked,
     }
     told = ", ".join(f"{role} = {name}" for role, name in names.items())
-    history = f"{when} tilewright {__version__}: {operation} of {told}; {checked or 'not verified'}"
-    ended(lambda: array.update_attributes({PROVENANCE: facts, "history": history}))
+    history = f"{when} tilewright {__version__}: {operation} of {told}; {_said(verification)}"
+    _add_attributes(array, {PROVENANCE: facts, "history": history})
+
+
+def _said(verification: Verification | None) -> str:
+    return "not verified" if verification is None else f"verified in {counted(verification.rounds, 'round')}"
+
+
+def _add_attributes(array: zarr.Array[Any], found: Mapping[str, Any]) -> None:
+    """Write attributes in one step, durably: a growing array without metadata could not go on."""
+    folder = folder_of(array)
+    if folder is None:
+        ended(lambda: array.update_attributes(dict(found)))
+        return
+    if array.metadata.zarr_format == 3:
+        path = folder / METADATA_NAMES[3]
+        whole = json.loads(path.read_bytes())
+        whole["attributes"] = {**whole.get("attributes", {}), **found}
+    else:
+        path = folder / ATTRIBUTES_NAME
+        whole = {**(json.loads(path.read_bytes()) if path.exists() else {}), **found}
+    write_whole(path, json.dumps(whole, indent=2).encode())
 
 
 def _named(array: StoredArray) -> str:

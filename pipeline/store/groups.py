@@ -19,7 +19,7 @@ from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.chunks import METADATA_NAMES
-from tilewright.pipeline.transfer.files import read_file
+from tilewright.pipeline.transfer.files import read_file, sync_files
 
 GROUP_NAME = ".zgroup"
 CONSOLIDATED_NAME = ".zmetadata"
@@ -128,6 +128,7 @@ def _renewed(folder: Path, nodes: Sequence[Path]) -> bool:
             kept["metadata"][key if group is not None else f"{key}/{name}"] = found
     draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
     draft.write_text(json.dumps(whole, indent=2))
+    sync_files([draft], folder)  # a power cut must not take what the group had
     draft.replace(target)
     return True
 

@@ -17,6 +17,7 @@ import zarr
 import zstandard
 
 from tilewright.pipeline.product.output import partial_path
+from tilewright.pipeline.provenance import PROVENANCE
 
 TILES = 32
 PIECES = 24
@@ -128,7 +129,7 @@ class Count:
             return {}
         found = json.loads(out.read_text())
         del found["seconds"]  # how long it took, the last time
-        return {out.name: hashlib.blake2b(json.dumps(found).encode(), digest_size=16).hexdigest()}
+        return {out.name: _digest_of(json.dumps(found).encode())}
 
     def leftovers(self, folder: Path) -> list[str]:
         allowed = ("corpus", "counts.json", "state")
@@ -217,14 +218,29 @@ EVERY: dict[str, Work] = {**WORKS, **COUNTS}
 
 
 def digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return _digest_of(path.read_bytes())
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _without_provenance(metadata: bytes) -> bytes:
+    """An array's metadata but for what they say of the run that has made it, of which the date is one."""
+    whole = json.loads(metadata)
+    assert whole["attributes"].pop(PROVENANCE)["version"]
+    assert whole["attributes"].pop("history")
+    return json.dumps(whole).encode()
 
 
 def digests(array: Path) -> dict[str, str]:
-    """A digest of each file of a stored array, by its name, but for those of Tilewright's own, which say how it was
+    """A digest of each file of a finished array, by its name, but for those of Tilewright's own, which say how it was
     computed."""
+    metadata = array / "zarr.json"
     return {
-        str(path.relative_to(array)): digest(path)
+        str(path.relative_to(array)): _digest_of(_without_provenance(path.read_bytes()))
+        if path == metadata
+        else digest(path)
         for path in sorted(array.rglob("*"))
         if path.is_file() and not path.name.startswith(OURS)
     }
