@@ -5,7 +5,7 @@ Pure: nothing else of Tilewright is imported here, so that the arithmetic of a p
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,18 @@ IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 WARP = 32
 """Threads that a GPU runs together."""
+
+
+class Extent(NamedTuple):
+    """The least and the largest of some integers."""
+
+    least: int
+    most: int
+
+    @property
+    def magnitude(self) -> int:
+        """The largest absolute value."""
+        return max(-self.least, self.most)
 
 
 def ceil_div(a: IntOrArray, b: IntOrArray) -> IntOrArray:

@@ -28,10 +28,18 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from tilewright.kernels.cpu.loops import compiled, on_threads, source_type, target_type
+from tilewright.kernels.cpu.vector_code import (
+    CACHE_LINE,
+    INT32,
+    INT64,
+    broadcast,
+    has_features,
+    load,
+    pointer,
+)
 from tilewright.kernels.numbers import ceil_div
 
 FEATURES = ("avx512f", "avx512ifma", "avx512vnni")
@@ -40,7 +48,6 @@ LIMB = 52
 """Bits of a number that IFMA multiplies."""
 LANES = 8
 """64-bit words of a vector."""
-CACHE_LINE = 64
 PREFETCH_STEPS = 32
 """Steps of k by which the panel of A is fetched ahead; each is one cache line. B's stays in the L2 cache."""
 
@@ -73,8 +80,7 @@ NARROW = Tiling(8, 24, pairs=False, cost=1.2, halve=False)
 @functools.cache
 def available() -> bool:
     """Whether Numba compiles for a CPU that has the instructions."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return {f"+{name}" for name in FEATURES} <= set(features.split(","))
+    return has_features(*FEATURES)
 
 
 def tiling(bits: int) -> Tiling:
@@ -82,24 +88,7 @@ def tiling(bits: int) -> Tiling:
     return NARROW if bits <= LIMB else WIDE
 
 
-_INT32, _INT64 = ir.IntType(32), ir.IntType(64)
-_WORDS, _PAIRS = ir.VectorType(_INT64, LANES), ir.VectorType(_INT32, 2 * LANES)
-
-
-def _pointer(builder: Any, address: Any, offset: int, kind: Any) -> Any:
-    return builder.inttoptr(builder.add(address, ir.Constant(_INT64, offset)), kind.as_pointer())
-
-
-def _load(builder: Any, address: Any, offset: int, kind: Any, alignment: int) -> Any:
-    value = builder.load(_pointer(builder, address, offset, kind))
-    value.align = alignment
-    return value
-
-
-def _broadcast(builder: Any, value: Any, kind: Any) -> Any:
-    nothing, first = ir.Constant(kind, ir.Undefined), ir.Constant(_INT32, 0)
-    lanes = ir.Constant(ir.VectorType(_INT32, kind.count), None)
-    return builder.shuffle_vector(builder.insert_element(nothing, value, first), nothing, lanes)
+_WORDS, _PAIRS = ir.VectorType(INT64, LANES), ir.VectorType(INT32, 2 * LANES)
 
 
 def _tile(shape: Tiling) -> Any:
@@ -123,14 +112,14 @@ def _tile(shape: Tiling) -> Any:
         byte = ir.IntType(8)
         prefetch = cgutils.get_or_insert_function(
             builder.module,
-            ir.FunctionType(ir.VoidType(), (byte.as_pointer(), _INT32, _INT32, _INT32)),
+            ir.FunctionType(ir.VoidType(), (byte.as_pointer(), INT32, INT32, INT32)),
             "llvm.prefetch.p0",
         )
         before = builder.block
         loop, after = builder.append_basic_block("k"), builder.append_basic_block("k.end")
         builder.branch(loop)
         builder.position_at_end(loop)
-        here_a, here_b, left = (builder.phi(_INT64) for _ in range(3))
+        here_a, here_b, left = (builder.phi(INT64) for _ in range(3))
         for phi, start in ((here_a, a), (here_b, b), (left, steps)):
             phi.add_incoming(start, before)
         phis = [[builder.phi(kind) for kind in kinds] for _ in range(shape.rows)]
@@ -138,35 +127,35 @@ def _tile(shape: Tiling) -> Any:
             for phi, kind in zip(row, kinds, strict=True):
                 phi.add_incoming(ir.Constant(kind, None), before)
 
-        reading, nearest, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
-        ahead = _pointer(builder, here_a, PREFETCH_STEPS * WORDS_A * 8, byte)
+        reading, nearest, data = (ir.Constant(INT32, value) for value in (0, 3, 1))
+        ahead = pointer(builder, here_a, PREFETCH_STEPS * WORDS_A * 8, byte)
         builder.call(prefetch, (ahead, reading, nearest, data))
-        words_b = [_load(builder, here_b, CACHE_LINE * v, _WORDS, CACHE_LINE) for v in range(vectors)]
+        words_b = [load(builder, here_b, CACHE_LINE * v, _WORDS, CACHE_LINE) for v in range(vectors)]
         pairs_b = [
-            _load(builder, here_b, CACHE_LINE * (vectors + v), _PAIRS, CACHE_LINE)
+            load(builder, here_b, CACHE_LINE * (vectors + v), _PAIRS, CACHE_LINE)
             for v in range(len(kinds) - 2 * vectors)
         ]
         for i, row in enumerate(phis):
-            word = _broadcast(builder, _load(builder, here_a, 8 * i, _INT64, 8), _WORDS)
+            word = broadcast(builder, load(builder, here_a, 8 * i, INT64, 8), _WORDS)
             new = [builder.call(low, (row[v], word, words_b[v])) for v in range(vectors)]
             if shape.pairs:
                 new += [builder.call(high, (row[vectors + v], word, words_b[v])) for v in range(vectors)]
-                pair = _load(builder, here_a, 8 * shape.rows + 4 * i, _INT32, 4)
-                pair = _broadcast(builder, pair, _PAIRS)
+                pair = load(builder, here_a, 8 * shape.rows + 4 * i, INT32, 4)
+                pair = broadcast(builder, pair, _PAIRS)
                 new += [
                     builder.call(cross, (row[2 * vectors + v], pair, pairs_b[v])) for v in range(len(pairs_b))
                 ]
             for phi, value in zip(row, new, strict=True):
                 phi.add_incoming(value, loop)
             phis[i] = new
-        rest = builder.sub(left, ir.Constant(_INT64, 1))
+        rest = builder.sub(left, ir.Constant(INT64, 1))
         for phi, value in (
-            (here_a, builder.add(here_a, ir.Constant(_INT64, 8 * WORDS_A))),
-            (here_b, builder.add(here_b, ir.Constant(_INT64, 8 * WORDS_B))),
+            (here_a, builder.add(here_a, ir.Constant(INT64, 8 * WORDS_A))),
+            (here_b, builder.add(here_b, ir.Constant(INT64, 8 * WORDS_B))),
             (left, rest),
         ):
             phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed(">", rest, ir.Constant(_INT64, 0)), loop, after)
+        builder.cbranch(builder.icmp_signed(">", rest, ir.Constant(INT64, 0)), loop, after)
 
         builder.position_at_end(after)
         shift = ir.Constant(_WORDS, [LIMB] * LANES)
@@ -175,14 +164,12 @@ def _tile(shape: Tiling) -> Any:
                 total = row[v]
                 if shape.pairs:
                     # Half a vector of cross terms for each vector of words.
-                    half = ir.Constant(
-                        ir.VectorType(_INT32, LANES), [v % 2 * LANES + j for j in range(LANES)]
-                    )
+                    half = ir.Constant(ir.VectorType(INT32, LANES), [v % 2 * LANES + j for j in range(LANES)])
                     terms = row[2 * vectors + v // 2]
                     terms = builder.shuffle_vector(terms, ir.Constant(_PAIRS, ir.Undefined), half)
                     upper = builder.add(row[vectors + v], builder.zext(terms, _WORDS))
                     total = builder.add(total, builder.shl(upper, shift))
-                place = _pointer(builder, sums, 8 * (i * shape.columns + v * LANES), _WORDS)
+                place = pointer(builder, sums, 8 * (i * shape.columns + v * LANES), _WORDS)
                 builder.store(total, place).align = 8
         return context.get_dummy_value()
 

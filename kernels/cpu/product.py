@@ -2,9 +2,10 @@
 
 Floating point goes to BLAS, which writes straight into ``out`` where it can. Integers are split into digits whose
 products are exact in floating point (`tilewright.kernels.gemm.exact.digits`) and go to BLAS too, which is two orders of
-magnitude faster than NumPy's own integer product. Where the CPU has AVX-512's 52-bit multiply-adds, wide integers go to
-those instead (`tilewright.kernels.cpu.integer`) as soon as they are less work than the digits that the values need; on
-any other CPU digits do all of it.
+magnitude faster than NumPy's own integer product. Where the CPU has the instructions of AVX-512, integers that lie
+within 255 of each other go to products of bytes (`tilewright.kernels.cpu.byte_integer`), and wide ones to 52-bit
+multiply-adds (`tilewright.kernels.cpu.integer`), as soon as those are less work than the digits that the values need;
+on any other CPU digits do all of it.
 
 Everything here may be called from several threads at once: the loops run on threads of their own, not in Numba's thread
 pool, which some of its threading layers do not let threads share.
@@ -31,7 +32,7 @@ from tilewright.kernels.cpu.loops import (
 from tilewright.kernels.deferred import numba
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.gemm.exact import digits
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import Extent, ceil_div
 
 if TYPE_CHECKING:
     from tilewright.kernels.cpu import integer as host_integer
@@ -77,9 +78,12 @@ def kernel_name(dtype: np.dtype) -> str:
     """What multiplies matrices with this result dtype; for integers, the candidates (the values decide)."""
     if dtype.kind not in "iu":
         return "BLAS"
+    from tilewright.kernels.cpu import byte_integer as host_bytes
     from tilewright.kernels.cpu import integer as host_integer
 
-    return "52-bit multiply-adds or exact digits" if host_integer.available() else "BLAS on exact digits"
+    units = (host_bytes, "products of bytes"), (host_integer, "52-bit multiply-adds")
+    named = [name for unit, name in units if unit.available()]
+    return f"{', '.join(named)} or exact digits" if named else "BLAS on exact digits"
 
 
 def _places(m: int, n: int, side: int, lower: bool) -> Iterator[tuple[slice, slice]]:
@@ -171,12 +175,12 @@ def _extremes(array: Any, start: int, stop: int) -> Any:
     return low, high
 
 
-def _largest(pool: ThreadPoolExecutor, array: np.ndarray) -> int:
-    """The largest absolute value of a non-empty integer matrix."""
+def _extent(pool: ThreadPoolExecutor, array: np.ndarray) -> Extent:
+    """The least and the largest value of a non-empty integer matrix."""
     array = by_memory(array)
     extremes = compiled(_extremes, source_type(array.dtype), numba.int64, numba.int64)
     found = on_threads(pool, extremes, array.shape[0], array)
-    return max(max(-int(low), int(high)) for low, high in found)
+    return Extent(min(int(low) for low, _ in found), max(int(high) for _, high in found))
 
 
 def _split(
@@ -372,6 +376,29 @@ def _whole(side: Callable[..., np.ndarray], block: np.ndarray) -> np.ndarray:
     return side(block.shape, block)
 
 
+def _bytes(
+    pool: ThreadPoolExecutor,
+    a: np.ndarray,
+    b: np.ndarray,
+    target: np.ndarray,
+    extents: tuple[Extent, Extent],
+    lower: bool,
+) -> None:
+    """``target += a b`` of numbers that are bytes, wrapping."""
+    from tilewright.kernels.cpu import byte_integer as host_bytes
+
+    (m, k), n = a.shape, b.shape[1]
+    sides = min(m, BLOCK), min(n, BLOCK), min(k, host_bytes.DEPTH)
+    work = host_bytes.ByteProduct(*extents, *sides, pool)
+    for steps in blocks(k, host_bytes.DEPTH):
+        right, begin = None, -1
+        for rows, columns in _places(m, n, BLOCK, lower):
+            if right is None or columns.start != begin:
+                right, begin = work.right(b[steps, columns]), columns.start
+            reach = rows.start - columns.start if lower else None
+            work.add(work.left(a[rows, steps]), right, target[rows, columns], reach)
+
+
 def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, lower: bool) -> None:
     m, k = a.shape
     n = b.shape[1]
@@ -379,15 +406,21 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, l
     a, b = _ring(a), _ring(b)
     # Signed, because Numba would make float64 of int64 + uint64; sums wrap to the same bits.
     target = out.view(f"i{out.dtype.itemsize}")
-    from tilewright.kernels.cpu import integer as host_integer  # not above: floats have no use for its loops
+    # Not above: floats have no use for these loops.
+    from tilewright.kernels.cpu import byte_integer as host_bytes
+    from tilewright.kernels.cpu import integer as host_integer
 
     if not accumulate:
         target[...] = 0
     with ThreadPoolExecutor(cpu_threads()) as pool:
         one = _is_transpose(a, b)
-        of_a = _largest(pool, a)
-        largest = of_a, of_a if one else _largest(pool, b)
+        of_a = _extent(pool, a)
+        of_b = of_a if one else _extent(pool, b)
+        largest = of_a.magnitude, of_b.magnitude
         plan = digits.plan(*largest, k, bits)
+        if host_bytes.available() and host_bytes.fits(of_a, of_b) and plan.cost > host_bytes.COST:
+            _bytes(pool, a, b, target, (of_a, of_b), lower)
+            return
         unit = host_integer.tiling(bits)
         words = host_integer.available() and unit.cost < plan.cost
         pays = unit.halve if words else len(plan.products) >= STRASSEN_PRODUCTS

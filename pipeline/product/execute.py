@@ -372,12 +372,13 @@ class MatmulRun:
 
 
 def told_first(
-    reports: Iterable[TileReport | DeviceMemoryError], clock: Callable[[], float] = time.monotonic
+    reports: Iterable[TileReport | DeviceMemoryError],
+    see: Callable[[int, Sequence[PanelContent]], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[TileReport | DeviceMemoryError]:
-    """Reports in the order in which they come, but each behind those that tell what its panels held: no tile may be
-    recorded before it is known what it was computed from, and the report of a worker that tells it may come later than
-    one that relies on that. After `UNTOLD_SECONDS` it is not waited for: its worker may be lost, or another's result
-    have come first.
+    """Reports in the order in which they come, but each after ``see`` was given what all its panels held: no tile may
+    be recorded before that is, and the report of a worker that tells it may come later than one that relies on that.
+    After `UNTOLD_SECONDS` it is not waited for: its worker may be lost, or another's result have come first.
     """
     told: set[tuple[str, Corners, int]] = set()
     held: list[tuple[float, TileReport]] = []
@@ -385,6 +386,8 @@ def told_first(
         if isinstance(report, DeviceMemoryError):
             yield report
             continue
+        if see is not None:
+            see(report.index, report.contents)
         told |= {_known_as(panel) for panel in report.contents if panel.parts is not None}
         now = clock()
         held.append((now, report))
@@ -466,12 +469,10 @@ def run_tiles(
             stack.enter_context(
                 closing(results)
             )  # cancels outstanding tasks before the workers are told to end
-            for report in told_first(report for _, report in results):
+            for report in told_first((report for _, report in results), see):
                 if isinstance(report, DeviceMemoryError):
                     raise report
                 drain.took(report.seconds)
-                if see is not None:
-                    see(report.index, report.contents)
                 if keep is not None and report.changes is not None:
                     keep(report.changes)
                 record(report)

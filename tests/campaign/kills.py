@@ -199,7 +199,7 @@ class _Case:
         if self.kill.for_good:
             for pid in hit:
                 processes.send(pid, signal.SIGKILL)
-        if self.kill.for_good or self.kill.signal == "SIGKILL":
+        if self.kill.for_good or self.kill.signal != "SIGSTOP":
             processes.wait_until_gone(hit)  # lest the next command is given to who is about to end
         recorded, stored = self.work.recorded(self.folder), len(self.lane.stored())
         if statuses[0] != 0 and not self.work.result(self.folder):

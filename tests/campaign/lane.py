@@ -59,6 +59,7 @@ class Lane:
 
     def __init__(self, folder: Path, modules: Sequence[str]) -> None:
         self.folder = folder
+        self.modules = modules
         self.home = folder / "home"
         """What nobody counts changes of."""
         self.work_folder = folder / "case"
@@ -72,7 +73,12 @@ class Lane:
         self.owned: dict[Any, Any] = {}
         os.chdir(self.home)
         os.environ.update(ENVIRONMENT)
-        processes.start_fork_server(self.orders_path, modules)
+        self.mend()
+
+    def mend(self) -> None:
+        """Start what serves processes to all, if it has ended, and then what it has served."""
+        if processes.ensure_fork_server(self.orders_path, self.modules):
+            self.site.stop()
 
     def own(self, make: Callable[[Path], Owned]) -> Owned:
         """Something else that cases leave standing, made in the folder that changes are counted in when it is first
@@ -111,6 +117,7 @@ class Lane:
     def start(self, argv: Sequence[str], cluster: str, number: int = 0) -> int:
         """Start a command, on a cluster if any; returns the process's id."""
         where, environment = cluster, {}
+        self.mend()
         if cluster == "site":
             self.site.mend()
             where, environment = self.site.address, {"DASK_TILEWRIGHT__WORKERS": str(WORKERS)}
@@ -170,6 +177,7 @@ class Site:
 
     def mend(self) -> None:
         """Start what is not there."""
+        self.lane.mend()
         if not self.scheduler or not processes.is_alive(self.scheduler):
             self.stop()
             self._start_scheduler()

@@ -50,17 +50,21 @@ def warm(first: Callable[[], object], folder: Path) -> list[str]:
     return found
 
 
-def start_fork_server(orders: Path, modules: Sequence[str]) -> None:
+def ensure_fork_server(orders: Path, modules: Sequence[str]) -> bool:
     """Have a fork server run, whose processes heed the orders as workers. Dask's nannies start theirs by it (`fork`),
-    also those in forked processes."""
+    also those in forked processes. Returns whether one was started: a server ends with an error where whoever asks it
+    for a process is killed before its request is whole."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    before = server._forkserver_pid
     os.environ[changes.ORDERS_VARIABLE] = str(orders)
     try:
         multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, "tests.campaign.changes"])
-        forkserver.ensure_running()
+        forkserver.ForkServer.ensure_running(server)
     finally:
         del os.environ[changes.ORDERS_VARIABLE]
     # It looks whether its server, of which only this process is the parent, still runs.
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined,method-assign]
+    server.ensure_running = lambda: None
+    return bool(server._forkserver_pid != before)
 
 
 def fork(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +69,25 @@ def test_a_hundred_damages_are_found_and_put_right(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert {case["damage"] for case in cases} == set(DAMAGES)
     assert sum(case["undamaged"] for case in cases) > 3000
+
+
+def test_a_fork_server_that_a_killed_client_has_ended_is_started_anew(tmp_path: Path) -> None:
+    def end_it_and_go_on() -> None:
+        assert processes.ensure_fork_server(tmp_path / "orders", [])
+        assert not processes.ensure_fork_server(tmp_path / "orders", [])
+        first = processes.fork_server_pid()
+        with socket.socket(socket.AF_UNIX) as client:  # which ends before it has asked
+            client.connect(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+        processes.wait_until_gone([first])
+        assert processes.ensure_fork_server(tmp_path / "orders", [])
+        served = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+        served.start()
+        served.join()
+        processes.end(processes.fork_server_pid())
+        assert served.exitcode == 0
+
+    log = tmp_path / "log"
+    assert processes.wait(processes.fork(end_it_and_go_on, log)) == 0, log.read_text()
 
 
 def test_a_case_follows_from_its_seed() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.kernels import naive
 from tilewright.kernels import matmul
+from tilewright.kernels.cpu import byte_integer as host_bytes
 from tilewright.kernels.cpu import integer as host_integer
 from tilewright.kernels.cpu import product as host
 from tilewright.kernels.cpu.integer import LIMB, NARROW, WIDE, WORDS_A, WORDS_B, IfmaProduct, Tiling
@@ -42,6 +43,7 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little data crosses many blocks, and every product takes this way, whatever it costs."""
     monkeypatch.setattr(host, "BLOCK", 30)
     monkeypatch.setattr(host, "STRASSEN_SIDE", 8)
+    monkeypatch.setattr(host_bytes, "available", lambda: False)
     choice = host_integer.tiling
     monkeypatch.setattr(host_integer, "tiling", lambda bits: dataclasses.replace(choice(bits), cost=0.0))
 
@@ -260,19 +262,24 @@ def test_full_size_blocks_are_exact(
 
 @needs_ifma
 def test_what_the_values_cost_decides(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Full range goes to the multiply-adds, small values to the digits, one product of which is cheaper."""
+    """Full range goes to the multiply-adds, small values to the digits, one product of which is cheaper, and bytes to
+    the instruction for them."""
     monkeypatch.undo()
     taken: list[str] = []
-    for owner, name in ((host, "_DigitProduct"), (host_integer, "IfmaProduct")):
+    for owner, name in (
+        (host, "_DigitProduct"),
+        (host_integer, "IfmaProduct"),
+        (host_bytes, "ByteProduct"),
+    ):
         kind = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, kind=kind: (taken.append(kind.__name__), kind(*a))[1])
     for dtype, most, expected in (
         ("i8", 1 << 63, "IfmaProduct"),
-        ("i8", 1 << 7, "_DigitProduct"),
+        ("i8", 1 << 7, "ByteProduct"),
         ("i8", 1 << 20, "_DigitProduct"),
         ("i4", 1 << 31, "IfmaProduct"),
-        ("i4", 1 << 7, "_DigitProduct"),
-        ("i1", 1 << 7, "_DigitProduct"),
+        ("i4", 1 << 7, "ByteProduct"),
+        ("i1", 1 << 7, "ByteProduct"),
     ):
         a = rng.integers(-most, most - 1, (300, 300), dtype, endpoint=True)
         np.testing.assert_array_equal(matmul(a, a, device="cpu")[:9], a[:9] @ a)
@@ -317,10 +324,14 @@ def test_openmp_setting_bounds_the_threads(
 
 
 def test_a_run_names_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_integer, "available", lambda: True)
-    assert host.kernel_name(np.dtype("i8")) == "52-bit multiply-adds or exact digits"
-    monkeypatch.setattr(host_integer, "available", lambda: False)
-    assert host.kernel_name(np.dtype("i8")) == "BLAS on exact digits"
+    for bytes_too, words_too, expected in (
+        (True, True, "products of bytes, 52-bit multiply-adds or exact digits"),
+        (True, False, "products of bytes or exact digits"),
+        (False, False, "BLAS on exact digits"),
+    ):
+        monkeypatch.setattr(host_bytes, "available", lambda has=bytes_too: has)
+        monkeypatch.setattr(host_integer, "available", lambda has=words_too: has)
+        assert host.kernel_name(np.dtype("i8")) == expected
     assert host.kernel_name(np.dtype("f8")) == "BLAS"
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.kernels import naive
 from tilewright.kernels import matmul
+from tilewright.kernels.cpu import byte_integer as host_bytes
 from tilewright.kernels.cpu import integer as host_integer
 from tilewright.kernels.cpu import loops as host_loops
 from tilewright.kernels.cpu import product as host
@@ -44,7 +45,8 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def by_digits() -> Iterator[None]:
     """With a patch of its own, which outlasts a test that takes the blocks' real sides back."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_integer, "available", lambda: False)
+        for unit in (host_bytes, host_integer):
+            patch.setattr(unit, "available", lambda: False)
         yield
 
 

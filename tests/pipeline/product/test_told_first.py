@@ -25,7 +25,9 @@ def report(index: int, *contents: PanelContent) -> TileReport:
 def order(*reports: TileReport, seconds: float = 0.0) -> list[int]:
     """seconds: between two reports."""
     clock = iter(float(number) * seconds for number in range(len(reports)))
-    return [one.index for one in told_first(reports, lambda: next(clock)) if isinstance(one, TileReport)]
+    return [
+        one.index for one in told_first(reports, clock=lambda: next(clock)) if isinstance(one, TileReport)
+    ]
 
 
 def test_reports_come_behind_those_that_tell_what_their_panels_held() -> None:
@@ -35,6 +37,17 @@ def test_reports_come_behind_those_that_tell_what_their_panels_held() -> None:
     assert order(report(1, held(A)), report(2, other), report(0, A)) == [2, 1, 0], (
         "of other numbers it tells nothing"
     )
+
+
+def test_what_panels_held_is_seen_before_any_report_that_relies_on_it() -> None:
+    seen: list[int] = []
+    seen_before = {}
+    reports = [report(1, held(A), held(B)), report(2), report(3, A), report(0, B)]
+    for one in told_first(reports, lambda index, contents: seen.append(index)):
+        assert isinstance(one, TileReport)
+        seen_before[one.index] = {*seen}
+    assert seen_before[1] == {0, 1, 2, 3}
+    assert all(index in its for index, its in seen_before.items())
 
 
 def test_a_report_that_was_lost_is_not_waited_for() -> None:
