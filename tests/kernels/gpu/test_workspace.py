@@ -244,13 +244,16 @@ def test_no_kernel_borrows_more_than_is_counted(
             assert nbytes <= counted, (name, m, n, k, order, device.capability)
 
 
-SIDES = st.one_of(
-    st.integers(1, 100),
-    st.integers(1, 5000),
-    st.integers(1, 300).map(lambda units: 64 * units),
-    st.integers(1, 10**7),
-)
-DEPTHS = st.one_of(st.integers(1, 100), st.integers(1, 5000), st.integers(1, 10**6))
+def sides_up_to(longest: int) -> st.SearchStrategy[int]:
+    return st.one_of(
+        st.integers(1, 100),
+        st.integers(1, 5000),
+        st.integers(1, 300).map(lambda units: 64 * units),
+        st.integers(1, longest),
+    )
+
+
+SIDES, DEPTHS = sides_up_to(10**7), sides_up_to(10**6)
 """A k of 10 million has up to 78,000 panels, all of which use what is borrowed once; `SHAPES` have longer ones."""
 
 
