@@ -3,8 +3,8 @@
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
-# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, and 1,000 lives of 500 steps: three hours on two cores, a quarter of an hour on 32; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 LIVES=100x75 runs fewer, and others
-# make campaign-ci   300 of the kills, 60 damages, 5 cuts, and 200 lives of 75 steps: some four minutes on two idle cores
+# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), 1,000 kills of counts and 1,000 cuts of what they keep, into campaign.json, and 1,000 lives of 500 steps: three hours and a half on two cores, a quarter of an hour on 32; make campaign CASES=300 DAMAGES=100 CUTS=5 COUNTS=100 STATES=100 SEED=7 LIVES=100x75 runs fewer, and others
+# make campaign-ci   300 of the kills, 60 damages, 5 cuts, 30 kills of counts and 30 cuts of states, and 200 lives of 75 steps: some five minutes on two idle cores
 # make slurm     batch jobs under Slurms of two nodes, which it brings up on this host; as root, with Slurm's packages; make slurm STOPS=20 STOPS_SEED=7 stops them twice as often, and always alike
 # make slurm-nightly   the same with 50 random stops
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
@@ -20,6 +20,8 @@ NEWEST_PYTHON ?= python3.13
 CASES ?= 3000
 DAMAGES ?= 1000
 CUTS ?= 50
+COUNTS ?= 1000
+STATES ?= 1000
 SEED ?= 0
 LIVES ?= 1000x500
 TABLE ?= campaign.json
@@ -64,11 +66,11 @@ gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'
 
 campaign: $(INSTALLED)
-	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
+	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --counts $(COUNTS) --states $(STATES) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
 	TILEWRIGHT_LIVES=$(LIVES) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 0 -m slow tests/workflows/test_lives.py
 
 campaign-ci: $(INSTALLED)
-	$(BIN)/python -m tests.campaign --kills 300 --damages 60 --cuts 5 --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
+	$(BIN)/python -m tests.campaign --kills 300 --damages 60 --cuts 5 --counts 30 --states 30 --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow tests/workflows/test_lives.py
 
 slurm: $(INSTALLED)

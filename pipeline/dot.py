@@ -39,11 +39,12 @@ from tilewright.pipeline.plan.sums import can_wrap_by_dtype, dtype_reason, found
 from tilewright.pipeline.records import Record, open_record, packed_bytes, unpacked_bytes
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
-from tilewright.pipeline.store.arrays import Source, name_of, open_array, read_unit
+from tilewright.pipeline.store.arrays import Input, name_of, open_array, read_unit
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region_read import reads_parts, region_reads
+from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.threads import thread_buffer
 from tilewright.pipeline.transfer.files import let_a_tick_pass
@@ -76,7 +77,7 @@ class Vectors:
     """When they were looked at, by `time.monotonic`."""
 
 
-def open_vectors(x: Source, y: Source, dtype: str | np.dtype | None) -> Vectors:
+def open_vectors(x: Input, y: Input, dtype: str | np.dtype | None) -> Vectors:
     """Open two vectors and find out what their product is.
 
     Raises
@@ -201,6 +202,7 @@ def multiply_vectors(
         does not find the same vectors, or cannot read them.
     """
     check_read_alike(partial(ask_all, client), vectors.arrays)
+    computed_on(client, vectors.arrays.values())
     let_a_tick_pass(vectors.looked)
     x, y = vectors.arrays.values()
     masks = [vectors.masks.get(role) for role in vectors.arrays]

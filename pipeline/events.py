@@ -65,6 +65,17 @@ class UnitDone:
 
 
 @dataclass(frozen=True)
+class UnitAdvanced:
+    """A unit that takes long has come so far. It is told now and then, by another thread than other events, never at
+    the same time as one of the same work."""
+
+    name: str
+    index: int
+    nbytes: int
+    """Bytes that were read for it, of those that `UnitDone` will tell."""
+
+
+@dataclass(frozen=True)
 class WorkDone:
     name: str
     seconds: float
@@ -88,7 +99,7 @@ class Waiting(Notice):
     """A notice that work waits, and for what: otherwise it would seem to hang."""
 
 
-Event = WorkPlanned | UnitDone | WorkDone | Notice
+Event = WorkPlanned | UnitDone | UnitAdvanced | WorkDone | Notice
 Listener = Callable[[Event], None]
 
 

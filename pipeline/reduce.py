@@ -7,10 +7,11 @@ depends neither on the number of workers nor on their speed.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,7 +23,17 @@ from tilewright.pipeline.cluster.drain import Drain, draining
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.cluster.submit import run_bounded
 from tilewright.pipeline.errors import TaskError
-from tilewright.pipeline.events import Listener, UnitDone, Waiting, WorkDone, WorkPlanned, on_lost, on_waiting
+from tilewright.pipeline.events import (
+    Event,
+    Listener,
+    UnitAdvanced,
+    UnitDone,
+    Waiting,
+    WorkDone,
+    WorkPlanned,
+    on_lost,
+    on_waiting,
+)
 
 Part = TypeVar("Part")
 Total = TypeVar("Total")
@@ -85,6 +96,7 @@ def reduce_pieces(
     arrived: Callable[[int, Part], Part] = lambda place, part: part,
     done: int = 0,
     kept: bool = False,
+    tells: bool = False,
 ) -> Total:
     """Run ``reduction.chunk(*call)`` on the workers for every call, and combine the parts in this process.
 
@@ -93,9 +105,11 @@ def reduce_pieces(
     known: parts that need no task, by the places of their calls. arrived: is given each other part with its place as it
     arrives, before the listener hears of it, and returns what is combined: whoever keeps finished pieces keeps them
     there. done: pieces that have no call, since an earlier run finished them. kept: whether ``arrived`` keeps pieces
-    for a later run; if so, where the command is asked to end, those that are nearly done are finished first.
+    for a later run; if so, where the command is asked to end, those that are nearly done are finished first. tells:
+    whether tasks tell how far they have come (`teller`), of which the listener hears.
     """
     start = time.perf_counter()
+    listener = _one_at_a_time(listener)
     known = known or {}
     places = [place for place in range(len(calls)) if place not in known]
     left = sum(nbytes[place] for place in places)
@@ -105,10 +119,12 @@ def reduce_pieces(
     try:
         with ExitStack() as stack:
             drain = stack.enter_context(_draining(listener, reduction.name)) if kept else None
+            if tells:
+                stack.enter_context(_hearing(client, key, reduction.name, listener))
             outcomes = run_bounded(
                 client,
                 _run_chunk,
-                ((reduction.chunk, calls[place]) for place in places),
+                ((reduction.chunk, calls[place], key if tells else None, place) for place in places),
                 key=key,
                 waiting=on_waiting(listener, reduction.name, "ends it"),
                 lost=on_lost(listener, reduction.name, "piece"),
@@ -123,6 +139,32 @@ def reduce_pieces(
         raise TaskError(f"{error}, or {reduction.lighter}") from error
     listener(WorkDone(reduction.name, time.perf_counter() - start))
     return total
+
+
+def _one_at_a_time(listener: Listener) -> Listener:
+    lock = threading.RLock()  # a listener may do what tells it of something else
+
+    def tell(event: Event) -> None:
+        with lock:
+            listener(event)
+
+    return tell
+
+
+@contextmanager
+def _hearing(client: Client, topic: str, name: str, listener: Listener) -> Iterator[None]:
+    """In this block the listener hears how far tasks have come."""
+
+    def hear(event: tuple[float, tuple[int, int]]) -> None:
+        _, (place, nbytes) = event
+        listener(UnitAdvanced(name, place, nbytes))
+
+    client.subscribe_topic(topic, hear)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the client has been closed
+            client.unsubscribe_topic(topic)
 
 
 def _draining(listener: Listener, name: str) -> AbstractContextManager[Drain]:
@@ -170,10 +212,31 @@ def _parts(
         due += 1
 
 
-def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]) -> _Outcome[Part]:
+_of_thread = threading.local()
+"""The topic and the place of the task that each thread runs."""
+
+
+def _run_chunk(
+    chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...], topic: str | None, place: int
+) -> _Outcome[Part]:
     start = time.perf_counter()
-    part, stages = chunk(*call)
+    _of_thread.task = None if topic is None else (topic, place)
+    try:
+        part, stages = chunk(*call)
+    finally:
+        _of_thread.task = None
     return _Outcome(part, address_of(get_worker()), time.perf_counter() - start, stages)
+
+
+def teller() -> Callable[[int], None] | None:
+    """A function by which the task that this thread runs tells how many bytes it has read, which any thread may call;
+    None where nobody wants to know."""
+    task = getattr(_of_thread, "task", None)
+    if task is None:
+        return None
+    topic, place = task
+    worker = get_worker()
+    return lambda nbytes: worker.log_event(topic, (place, nbytes))
 
 
 def end_if_given_up(clock: Callable[[], float] = time.monotonic) -> Callable[[], None]:

@@ -35,6 +35,7 @@ FUNCTIONS = (
     "audit",
     "histogram",
     "duplicates",
+    "slice",
     "dot",
     "devices",
     "open_cluster",

@@ -13,6 +13,7 @@ Functions, each of which says more to ``help``:
     audit           whether what is stored of C is what was written, chunk by chunk
     histogram       how often each byte, letter, pair or character occurs in files
     duplicates      which documents are the same, or nearly, and which to keep
+    slice           some rows and columns of a matrix, as an input of these
     dot             the sum of conj(x) y over two stored vectors
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
@@ -80,6 +81,7 @@ _HOME = {
     "open_cluster": "tilewright.pipeline.cluster.cluster",
     "plan_matmul": "tilewright.workflows.matmul",
     "repair": "tilewright.workflows.repair",
+    "slice": "tilewright.pipeline.store.sources.slices",
     "verify": "tilewright.workflows.verify",
 } | dict.fromkeys(_ERRORS, "tilewright.pipeline.errors")
 
@@ -116,6 +118,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
     from tilewright.pipeline.spectral.results import Eigenpairs as Eigenpairs
     from tilewright.pipeline.spectral.results import EofRun as EofRun
+    from tilewright.pipeline.store.sources.slices import slice as slice
     from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices

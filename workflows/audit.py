@@ -9,16 +9,17 @@ from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, record_of
-from tilewright.pipeline.store.arrays import Source, name_of, open_array
+from tilewright.pipeline.store.arrays import Input, Source, name_of, open_array, open_matrix
 from tilewright.pipeline.store.probe import shared_inputs
+from tilewright.pipeline.store.region import base_of
 from tilewright.workflows.verify import checking
 
 
 def audit(
     c: Source,
     *,
-    a: Source | None = None,
-    b: Source | None = None,
+    a: Input | None = None,
+    b: Input | None = None,
     transpose_a: bool = False,
     transpose_b: bool = False,
     precision: PrecisionName = "full",
@@ -79,12 +80,14 @@ def audit(
                 " it): give A and B (--a, --b), and it is compared with their product"
             )
         return audit_by_checksums(product, record, listener, finished=finished)
-    left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
+    left, right = open_matrix(a, "A"), open_matrix(b, "B")
     arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
     with checking(arrays, cluster, cluster_file, "audit", listener) as client:
         return audit_by_products(
             client,
-            *arrays.values(),
+            arrays["A"],
+            arrays["B"],
+            base_of(arrays["C"]),
             listener=listener,
             transpose_a=transpose_a,
             transpose_b=transpose_b,

@@ -31,14 +31,19 @@ from tilewright.workflows.console import (
     as_sides,
     as_weights,
     as_window,
+    check_plot_options,
     is_quiet,
     listening,
     minhash_options,
     on_interrupt,
+    plot_options,
     print_names,
     print_result,
     printing,
+    range_options,
     reading_options,
+    taken,
+    taken_of_product,
     to_json_text,
 )
 
@@ -46,8 +51,7 @@ DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
-BARS = ("counts", "percent", "probability")
-OUT_ENDINGS = (".csv", ".json", ".npz", ".zarr")
+OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -207,8 +211,8 @@ def cli() -> None:
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
-@options(factor_options, epilogue_options, dtype_option, precision_option)
-@options(cluster_options, device_option, memory_option)
+@options(factor_options, range_options("rows of C", "columns of C"), epilogue_options, dtype_option)
+@options(precision_option, cluster_options, device_option, memory_option)
 @options(plan_only_option, outcome_options)
 def matmul(
     a: str,
@@ -219,6 +223,8 @@ def matmul(
     no_resume: bool,
     overwrite: bool,
     as_json: bool,
+    rows: Any,
+    columns: Any,
     **shared: Any,
 ) -> None:
     """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked.
@@ -230,19 +236,22 @@ def matmul(
     from tilewright.workflows import matmul as workflow
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
+    turned = {name: shared[name] for name in ("transpose_a", "transpose_b")}
+    left, right = taken_of_product(a, b, rows, columns, **turned)
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
             asked = {name: shared.pop(name) for name in EPILOGUE}
-            request = Request(a, b, c, listener=listener, **shared).with_epilogue(**asked)
+            request = Request(left, right, c, listener=listener, **shared).with_epilogue(**asked)
             planned = job.plan_only(request)
         print_result(planned, as_json=as_json)
         return
     with storing(c) as listener:
-        run = workflow.matmul(a, b, c, listener=listener, **shared)
+        run = workflow.matmul(left, right, c, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 
 variables_options = options(
+    range_options("rows of X", "columns of X"),
     click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
                  help="What the variables of the result are; the other side is summed over."),
     click.option("--sum-over", metavar="AXES", callback=as_axes,
@@ -272,7 +281,7 @@ gram_dtype_option = click.option(
 )
 
 
-def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) -> None:
     """Run one of the functions of ``workflows.gram``."""
     if not 2 <= len(arrays) <= 3:
         raise click.UsageError(
@@ -281,6 +290,7 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
         )
     from tilewright.workflows import gram as workflow
 
+    arrays = (taken(arrays[0], shared.pop("rows"), shared.pop("columns")), *arrays[1:])
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
     if shared.pop("plan_only"):
@@ -360,7 +370,7 @@ search_options = options(
 @cli.command(cls=JobCommand)
 @click.argument("x")
 @click.argument("out")
-@options(search_options)
+@options(search_options, range_options("rows of X", "columns of X"))
 @click.option(
     "--of",
     type=click.Choice(SIDES),
@@ -410,18 +420,19 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     """
     from tilewright.workflows import eofs as workflow
 
+    given = taken(x, shared.pop("rows"), shared.pop("columns"))
     for option in ("center", "verify", "resume"):
         shared[option] = not shared.pop(f"no_{option}")
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(x, out, listener=listener, **shared)
+            planned = workflow.plan_only(given, out, listener=listener, **shared)
         print_result(planned, as_json=as_json)
         return
     on_interrupt(
         lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
     )
     with listening(quiet=is_quiet()) as listener:
-        run = workflow.eofs(x, out, listener=listener, **shared)
+        run = workflow.eofs(given, out, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 
@@ -537,12 +548,9 @@ def repair(
     "--out",
     type=FileName(*OUT_ENDINGS),
     metavar="FILE",
-    help="Write the counts to F.csv, F.json, F.npz or F.zarr.",
+    help="Write the counts to F.csv, F.json, F.npz, F.parquet or F.zarr.",
 )
-@click.option("--plot", type=FileName(".png"), metavar="FILE", help="Draw the counts into F.png.")
-@click.option(
-    "--bars", type=click.Choice(BARS), default="counts", show_default=True, help="What the plot shows."
-)
+@options(*plot_options)
 @click.option(
     "--state",
     metavar="DIR",
@@ -556,6 +564,8 @@ def histogram(
     out: str | None,
     plot: str | None,
     bars: str,
+    log: bool,
+    heat_map: str | None,
     state: str | None,
     no_resume: bool,
     overwrite: bool,
@@ -569,9 +579,7 @@ def histogram(
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.progress import Counting
 
-    given = click.get_current_context().get_parameter_source("bars")
-    if plot is None and given is not click.core.ParameterSource.DEFAULT:
-        raise click.UsageError("--bars says what --plot shows: give --plot FILE too, or leave --bars out")
+    check_plot_options(plot, heat_map, per_document=shared["per_document"])
     if out is not None or plot is not None:
         check_outputs([each for each in corpus if each != "-"], out, plot, overwrite=overwrite)
     keeping = None
@@ -605,7 +613,7 @@ def histogram(
         if plot is not None:
             from tilewright.workflows.plots import plot_histogram
 
-            plot_histogram(result, plot, bars=bars, overwrite=overwrite)
+            plot_histogram(result, plot, bars=bars, log=log, heat_map=heat_map, overwrite=overwrite)
     except Exception:
         if keeping is not None and keeping.apart is not None and not is_quiet():
             click.echo(f"what was counted is kept in {keeping.folder}; the same command writes it", err=True)
@@ -662,15 +670,19 @@ def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: b
     type=FileName(*OUT_ENDINGS),
     required=True,
     metavar="FILE",
-    help="Write the sum to F.csv, F.json, F.npz or F.zarr.",
+    help="Write the sum to F.csv, F.json, F.npz, F.parquet or F.zarr.",
 )
+@click.option("--subtract", multiple=True, metavar="COUNTS",
+              help="Take out the documents of this histogram, such as removed ones; may be repeated.")  # fmt: skip
 @options(overwrite_option, json_option)
-def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> None:
-    """Add up histograms of different documents, from the .json, .npz and .zarr files that they were written to."""
+def merge(
+    counts: tuple[str, ...], out: str, subtract: tuple[str, ...], overwrite: bool, as_json: bool
+) -> None:
+    """Add up histograms of different documents, from files that they were written to, but for .csv."""
     from tilewright.workflows.merge import merge as workflow
 
     on_interrupt(Outputs(Path(out)).kept)
-    print_result(workflow(counts, out, overwrite=overwrite), as_json=as_json)
+    print_result(workflow(counts, out, subtract=subtract, overwrite=overwrite), as_json=as_json)
 
 
 @cli.command(cls=JobCommand)

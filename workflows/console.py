@@ -478,6 +478,45 @@ class FileName(click.ParamType):
         return str(value)
 
 
+BARS = ("counts", "percent", "probability")
+MAPS = ("documents", "tokens")
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
+
+plot_options = (
+    click.option(
+        "--plot",
+        type=FileName(*PLOT_ENDINGS),
+        metavar="FILE",
+        help="Draw the counts into F.png, F.svg or F.pdf.",
+    ),
+    click.option(
+        "--bars", type=click.Choice(BARS), default="counts", show_default=True, help="What the plot shows."
+    ),
+    click.option("--log", is_flag=True, help="Draw the plot by a logarithmic scale."),
+    click.option(
+        "--heat-map",
+        type=click.Choice(MAPS),
+        help="Plot how similar documents are to each other, or what tokens each has; with --per-document.",
+    ),
+)
+
+
+def check_plot_options(plot: str | None, heat_map: str | None, *, per_document: bool) -> None:
+    """Raise UsageError where something is said of a plot that is not drawn, or cannot be."""
+    context = click.get_current_context()
+    for name in ("bars", "log", "heat_map"):
+        given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        option = "--" + name.replace("_", "-")
+        if given and plot is None:
+            raise click.UsageError(
+                f"{option} says what --plot shows: give --plot FILE too, or leave {option} out"
+            )
+        if given and name == "bars" and heat_map is not None:
+            raise click.UsageError("--bars and --heat-map exclude each other: a heat map has no bars")
+    if heat_map is not None and not per_document:
+        raise click.UsageError("--heat-map shows documents: give --per-document too, or leave --heat-map out")
+
+
 class Kinds(click.ParamType):
     """The kinds of histogram, as the kernels list them."""
 
@@ -539,6 +578,49 @@ def as_window(ctx: click.Context, parameter: click.Parameter, value: str | None)
     if value is None or "," not in value:
         return as_number(ctx, parameter, value)
     return tuple(as_number(ctx, parameter, part) for part in value.split(","))
+
+
+def as_range(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """What follows --rows or --columns, as ``tilewright.slice`` has it."""
+    if value is None:
+        return None
+    from tilewright.pipeline.errors import OptionError
+    from tilewright.pipeline.store.sources.slices import as_span
+
+    try:
+        return as_span(value, parameter.name or "")
+    except OptionError as error:
+        raise click.BadParameter(str(error), ctx, parameter) from None
+
+
+def range_options(rows: str, columns: str) -> Callable[[Any], Any]:
+    """--rows and --columns, with what they are of."""
+
+    def decorate(function: Any) -> Any:
+        for name, of in (("--columns", columns), ("--rows", rows)):
+            told = f"Only these {of}: first:last+1, either of which may be left out, or counted from the end."
+            function = click.option(name, metavar="A:B", callback=as_range, help=told)(function)
+        return function
+
+    return decorate
+
+
+def taken(name: str, rows: Any = None, columns: Any = None) -> Any:
+    """The rows and columns of a matrix that a command is asked for; its name, where that is all of it."""
+    if rows is None and columns is None:
+        return name
+    from tilewright.pipeline.store.sources.slices import slice as rows_and_columns
+
+    return rows_and_columns(name, rows, columns)
+
+
+def taken_of_product(
+    a: str, b: str, rows: Any, columns: Any, *, transpose_a: bool = False, transpose_b: bool = False
+) -> tuple[Any, Any]:
+    """A and B of a product of which only these rows and columns are computed."""
+    left = taken(a, columns=rows) if transpose_a else taken(a, rows)
+    right = taken(b, columns) if transpose_b else taken(b, columns=columns)
+    return left, right
 
 
 PASSAGES = ("line", "paragraph")

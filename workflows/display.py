@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.events import Event, Listener, Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned
 from tilewright.workflows.progress import WorkProgress
 
 
@@ -54,6 +54,8 @@ class Display:
             work, task = self._running[event.name]
             work.add(event)
             self._progress.advance(task.id)
+        elif isinstance(event, UnitAdvanced) and event.name in self._running:
+            self._running[event.name][0].advance(event)
         elif isinstance(event, WorkDone) and event.name in self._running:
             _, task = self._running.pop(event.name)
             self._progress.remove_task(task.id)

@@ -19,7 +19,7 @@ from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.dot import multiply_vectors, open_parts, open_vectors
 from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.records import place_of
-from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.arrays import Input
 from tilewright.pipeline.worker.survey import survey
 
 
@@ -60,8 +60,8 @@ class DotRun:
 
 
 def dot(
-    x: Source,
-    y: Source,
+    x: Input,
+    y: Input,
     *,
     dtype: str | np.dtype | None = None,
     cluster: Cluster = "local",
@@ -118,8 +118,8 @@ def dot(
 
 
 def timed_dot(
-    x: Source,
-    y: Source,
+    x: Input,
+    y: Input,
     *,
     dtype: str | np.dtype | None = None,
     cluster: Cluster = "local",

@@ -15,11 +15,11 @@ from tilewright.pipeline.gram.options import Constant, Side, Values
 from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun
-from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.arrays import Input, Source
 
 
 def eigh(
-    g: Source,
+    g: Input,
     k: int = 10,
     *,
     tol: float = 1e-4,
@@ -99,7 +99,7 @@ def eigh(
 
 
 def eofs(
-    x: Source,
+    x: Input,
     out: Source,
     k: int = 10,
     *,
@@ -240,7 +240,7 @@ def eofs(
     )
 
 
-def plan_only(x: Source, out: Source, **options: Any) -> EofPlan:
+def plan_only(x: Input, out: Source, **options: Any) -> EofPlan:
     """How `eofs` would go about it; nothing is written to ``out``. options: as it has them. Raises as that."""
     search = {name: options.pop(name) for name in Search.__dataclass_fields__ if name in options}
     return job.plan_only(EofRequest(x, out, Search(**search), **options))

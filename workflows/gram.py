@@ -2,27 +2,93 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
+import zarr
 
-from tilewright.kernels.arguments import shown
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
 from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, Side, Values
+from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.request import Durability
-from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.sources.opening import InMemory
+from tilewright.pipeline.store.sources.slices import Slice
+
+
+class _Options(TypedDict, total=False):
+    of: Side
+    missing: Any
+    missing_as: MissingAs
+    weights: Values | Mapping[str | int, Values] | None
+    window: Any
+    append: bool
+    counts: Source | None
+    sum_over: Any
+    dtype: str | np.dtype | None
+    precision: PrecisionName
+    cluster: Cluster
+    cluster_file: str | None
+    device: DeviceName
+    device_memory: int | str | None
+    resume: bool
+    verify: bool
+    overwrite: bool
+    durability: Durability
+    same_bits: bool
+    listener: Listener
+
+
+class CovOptions(_Options, total=False):
+    """What `cov` takes by name."""
+
+    divide: float | str | None
+
+
+class CorrOptions(_Options, total=False):
+    """What `corr` takes by name."""
+
+    constant: Constant
+
+
+class GramOptions(CovOptions, total=False):
+    """What `gram` takes by name."""
+
+    center: Any
+    scale: Any
+    constant: Constant
+
+
+@overload
+def gram(x: Input, y: Source, out: None = None, **options: Unpack[GramOptions]) -> MatmulRun: ...
+
+
+@overload
+def gram(x: Input, y: Input | None = None, *, out: Source, **options: Unpack[GramOptions]) -> MatmulRun: ...
+
+
+@overload
+def gram(x: Input, y: Input | None, out: Source, **options: Unpack[GramOptions]) -> MatmulRun: ...
+
+
+@overload
+def gram(
+    x: Input, y: InMemory | Slice | None = None, out: None = None, **options: Unpack[GramOptions]
+) -> np.ndarray: ...
 
 
 def gram(
-    x: Source,
-    y: Source | None = None,
+    x: Input,
+    y: Input | None = None,
     out: Source | None = None,
     *,
     of: Side = "columns",
@@ -49,7 +115,7 @@ def gram(
     durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
-) -> MatmulRun:
+) -> MatmulRun | np.ndarray:
     """Store the Gram matrix of X: the sums of products of every two of its columns, or rows.
 
     ``gram(x, out)`` is XᵀX, or with ``of="rows"`` X Xᵀ; ``gram(x, y, out)`` multiplies the columns, or rows, of two
@@ -153,8 +219,6 @@ def gram(
 
         tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide=2 * (p * (1 - p)).sum())
     """
-    if out is None:
-        y, out = None, y
     return _run(
         x,
         y,
@@ -186,9 +250,27 @@ def gram(
     )
 
 
+@overload
+def cov(x: Input, y: Source, out: None = None, **options: Unpack[CovOptions]) -> MatmulRun: ...
+
+
+@overload
+def cov(x: Input, y: Input | None = None, *, out: Source, **options: Unpack[CovOptions]) -> MatmulRun: ...
+
+
+@overload
+def cov(x: Input, y: Input | None, out: Source, **options: Unpack[CovOptions]) -> MatmulRun: ...
+
+
+@overload
 def cov(
-    x: Source,
-    y: Source | None = None,
+    x: Input, y: InMemory | Slice | None = None, out: None = None, **options: Unpack[CovOptions]
+) -> np.ndarray: ...
+
+
+def cov(
+    x: Input,
+    y: Input | None = None,
     out: Source | None = None,
     *,
     of: Side = "columns",
@@ -212,7 +294,7 @@ def cov(
     durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
-) -> MatmulRun:
+) -> MatmulRun | np.ndarray:
     """Store the covariances of the columns of X, or of its rows: `gram` with ``center=True`` and ``divide="n-1"``.
 
     ``cov(x, out)`` equals ``numpy.cov(x, rowvar=False)``, with ``of="rows"`` ``numpy.cov(x)``, and with ``weights``
@@ -228,8 +310,6 @@ def cov(
     TilewrightError
         As `gram`.
     """
-    if out is None:
-        y, out = None, y
     return _run(
         x,
         y,
@@ -259,9 +339,27 @@ def cov(
     )
 
 
+@overload
+def corr(x: Input, y: Source, out: None = None, **options: Unpack[CorrOptions]) -> MatmulRun: ...
+
+
+@overload
+def corr(x: Input, y: Input | None = None, *, out: Source, **options: Unpack[CorrOptions]) -> MatmulRun: ...
+
+
+@overload
+def corr(x: Input, y: Input | None, out: Source, **options: Unpack[CorrOptions]) -> MatmulRun: ...
+
+
+@overload
 def corr(
-    x: Source,
-    y: Source | None = None,
+    x: Input, y: InMemory | Slice | None = None, out: None = None, **options: Unpack[CorrOptions]
+) -> np.ndarray: ...
+
+
+def corr(
+    x: Input,
+    y: Input | None = None,
     out: Source | None = None,
     *,
     of: Side = "columns",
@@ -285,7 +383,7 @@ def corr(
     durability: Durability = "full",
     same_bits: bool = False,
     listener: Listener = log_notices,
-) -> MatmulRun:
+) -> MatmulRun | np.ndarray:
     """Store the correlations of the columns of X, or of its rows: `cov` with ``scale=True``.
 
     ``corr(x, out)`` equals ``numpy.corrcoef(x, rowvar=False)``, and with ``of="rows"`` ``numpy.corrcoef(x)``;
@@ -300,8 +398,6 @@ def corr(
     TilewrightError
         As `gram`.
     """
-    if out is None:
-        y, out = None, y
     return _run(
         x,
         y,
@@ -339,7 +435,7 @@ ASKED: dict[str, dict[str, Any]] = {
 """What each command asks of a Gram matrix."""
 
 
-def plan_only(name: str, arrays: Sequence[Source], **options: Any) -> MatmulPlan:
+def plan_only(name: str, arrays: Sequence[Any], **options: Any) -> MatmulPlan:
     """The plan that a command of `ASKED` would follow for these matrices and this output; nothing is written. options:
     as its function has them. Raises as that."""
     x, *between, out = arrays
@@ -347,9 +443,17 @@ def plan_only(name: str, arrays: Sequence[Source], **options: Any) -> MatmulPlan
     return job.plan_only(GramRequest(x, out, y, **(options | ASKED[name])))
 
 
-def _run(x: Source, y: Source | None, out: Source | None, **options: Any) -> MatmulRun:
-    if out is None:
+def _run(x: Input, y: Input | None, out: Source | None, **options: Any) -> MatmulRun | np.ndarray:
+    """Of two arrays the second is the output, if it can be one."""
+    other: Input | None = y
+    if out is None and isinstance(y, str | os.PathLike | zarr.Array):
+        other, out = None, y
+    request = GramRequest(x, out, other, **options)
+    if out is not None:
+        return job.gram(request)
+    if options["append"]:
         raise OptionError(
-            f"out={shown(out)}: there is no place for the result; give it behind the matrices: (x, out), or (x, y, out)"
+            "append=True without out: there is nothing to add to; give out, where the result is stored"
         )
-    return job.gram(GramRequest(x, out, y, **options))
+    shape, dtype = job.result_of(request)
+    return array_of(shape, dtype, lambda path: job.gram(replace(request, out=path)), "the result")

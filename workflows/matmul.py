@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TypedDict, Unpack, overload
+
 import numpy as np
 
 from tilewright.kernels.arguments import as_count, shown
@@ -10,23 +13,57 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.fusing import Vector
 from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.repair import multiply_or_accept
-from tilewright.pipeline.product.request import Durability, Request
-from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.product.request import Durability, Request, open_factors
+from tilewright.pipeline.store.arrays import Input, Source
 
 MOST_WORKERS = 10**6
 """The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
 fill memory."""
 
 
+class ProductOptions(TypedDict, total=False):
+    """What `matmul` takes by name."""
+
+    transpose_a: bool
+    transpose_b: bool
+    dtype: str | np.dtype | None
+    precision: PrecisionName
+    cluster: Cluster
+    cluster_file: str | None
+    device: DeviceName
+    device_memory: int | str | None
+    resume: bool
+    verify: bool
+    overwrite: bool
+    durability: Durability
+    same_bits: bool
+    alpha: complex
+    beta: complex
+    row_scale: Vector | None
+    column_scale: Vector | None
+    row_offset: Vector | None
+    column_offset: Vector | None
+    listener: Listener
+
+
+@overload
+def matmul(a: Input, b: Input, out: Source, **options: Unpack[ProductOptions]) -> MatmulRun: ...
+
+
+@overload
+def matmul(a: Input, b: Input, out: None = None, **options: Unpack[ProductOptions]) -> np.ndarray: ...
+
+
 def matmul(
-    a: Source,
-    b: Source,
-    out: Source,
+    a: Input,
+    b: Input,
+    out: Source | None = None,
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
@@ -48,7 +85,7 @@ def matmul(
     row_offset: Vector | None = None,
     column_offset: Vector | None = None,
     listener: Listener = log_notices,
-) -> MatmulRun:
+) -> MatmulRun | np.ndarray:
     """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose; or what becomes of that:
 
         C[i, j] <- alpha * row_scale[i] * column_scale[j] * (op(A) op(B))[i, j] + row_offset[i] + column_offset[j]
@@ -57,9 +94,12 @@ def matmul(
     Parameters
     ----------
     a, b
-        Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. op(A) is m × k, op(B) is k × n.
+        Two-dimensional arrays of numbers: paths or URLs of Zarr, or open ``zarr.Array``s; arrays of NumPy, xarray, dask
+        or h5py, paths of ``.npy`` files, ``file.h5::/name``; or some rows and columns (`tilewright.slice`). op(A) is
+        m × k, op(B) is k × n.
     out
-        Where C (m × n) goes. A path gets its array only when C is whole (it grows under ``<out>.partial``);
+        Where C (m × n) goes; None: nowhere, and C is returned, as an array of NumPy, if this host's memory holds it
+        twice. A path gets its array only when C is whole (it grows under ``<out>.partial``);
         a URL or an open array is written in place, and what an open array holds is replaced. One that is open in a
         writable session of icechunk gets C by its session once C is verified; committing that is up to the caller.
     transpose_a, transpose_b
@@ -137,21 +177,24 @@ def matmul(
         same_bits=same_bits,
         listener=listener,
     )
-    return multiply_or_accept(
-        request.with_epilogue(
-            alpha=alpha,
-            beta=beta,
-            row_scale=row_scale,
-            column_scale=column_scale,
-            row_offset=row_offset,
-            column_offset=column_offset,
-        )
+    request = request.with_epilogue(
+        alpha=alpha,
+        beta=beta,
+        row_scale=row_scale,
+        column_scale=column_scale,
+        row_offset=row_offset,
+        column_offset=column_offset,
     )
+    if out is not None:
+        return multiply_or_accept(request)
+    factors = open_factors(request.checked())
+    opened = replace(request, a=factors.a, b=factors.b)
+    return array_of(factors.shape, factors.dtype, lambda path: multiply_or_accept(replace(opened, out=path)))
 
 
 def plan_matmul(
-    a: Source,
-    b: Source,
+    a: Input,
+    b: Input,
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,

@@ -6,7 +6,7 @@ import errno
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import click
 
@@ -16,13 +16,15 @@ from tilewright.pipeline.events import (
     Event,
     Listener,
     Notice,
+    UnitAdvanced,
     UnitDone,
     WorkDone,
     WorkPlanned,
 )
 
-LINE_SECONDS = 10.0
-"""The least time between two lines about the same work."""
+LINE_SECONDS = 9.0
+"""The least time between two lines about the same work: those that read large files tell of it every second, so that
+there is a line every ten."""
 
 
 @dataclass
@@ -39,8 +41,14 @@ class WorkProgress:
     """Seconds in which stages of those units were busy."""
     staged: bool = False
     """Whether units tell of stages."""
+    under_way: dict[int, int] = field(default_factory=dict)
+    """By units that have told how far they are: bytes."""
+
+    def advance(self, unit: UnitAdvanced) -> None:
+        self.under_way[unit.index] = unit.nbytes
 
     def add(self, unit: UnitDone) -> None:
+        self.under_way.pop(unit.index, None)
         self.done += 1
         self.nbytes += unit.nbytes
         self.operations += unit.operations
@@ -52,14 +60,20 @@ class WorkProgress:
         work that its workers have hardly begun depends on when they have time for it."""
         elapsed = max(now - self.started, 1e-9)
         parts = [f"{self.planned.done + self.done}/{in_all(self.planned)}"]
-        if self.nbytes:
-            parts.append(f"{format_nbytes(self.nbytes / elapsed)}/s")
+        nbytes = self.nbytes + sum(self.under_way.values())
+        by_bytes = self.planned.unit == "pieces" and self.planned.nbytes > 0
+        if by_bytes and nbytes:
+            parts.append(f"{format_nbytes(nbytes)} of {format_nbytes(self.planned.nbytes)}")
+        if nbytes:
+            parts.append(f"{format_nbytes(nbytes / elapsed)}/s")
         if self.operations:
             parts.append(f"{format_count(self.operations / elapsed)}op/s")
         left = self.planned.total - self.planned.done - self.done
+        # Pieces differ in length by far, and a single one may be all there is.
+        share = nbytes / self.planned.nbytes if by_bytes else self.done / max(1, self.done + left)
         hardly_begun = self.staged and self.busy_seconds < LEAST_BUSY_SHARE * elapsed
-        if self.done and left and not hardly_begun:
-            parts.append(f"{format_seconds(left * elapsed / self.done)} left")
+        if share and left and not hardly_begun:
+            parts.append(f"{format_seconds(max(0.0, elapsed * (1 - share) / share))} left")
         return ", ".join(parts)
 
 
@@ -107,9 +121,9 @@ class Lines:
             _print(event.message)
         elif isinstance(event, WorkPlanned):
             self._running[event.name] = WorkProgress(event, now), now
-        elif isinstance(event, UnitDone) and event.name in self._running:
+        elif isinstance(event, UnitDone | UnitAdvanced) and event.name in self._running:
             work, last = self._running[event.name]
-            work.add(event)
+            work.advance(event) if isinstance(event, UnitAdvanced) else work.add(event)
             if now - last >= LINE_SECONDS:
                 _print(f"{event.name}: {work.rates(now)}")
                 self._running[event.name] = work, now

@@ -17,14 +17,14 @@ from tilewright.pipeline.product.audit import Audit, record_of
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.repair import repair_by_checksums, repair_by_products
 from tilewright.pipeline.product.request import Durability, Request, open_factors
-from tilewright.pipeline.store.arrays import Source, local_path, name_of, open_array
+from tilewright.pipeline.store.arrays import Input, Source, local_path, name_of, open_array
 from tilewright.pipeline.store.probe import shared_inputs
 from tilewright.workflows.verify import checking
 
 
 def repair(
-    a: Source,
-    b: Source,
+    a: Input,
+    b: Input,
     c: Source,
     *,
     transpose_a: bool | None = None,

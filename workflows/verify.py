@@ -16,10 +16,11 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.store.arrays import Source, open_array
+from tilewright.pipeline.store.arrays import Input, open_array, open_matrix
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
-from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region import StoredArray, base_of
+from tilewright.pipeline.store.sources.dasks import computed_on
 
 
 @contextmanager
@@ -39,13 +40,14 @@ def checking(
         # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.
         ask_all(client, can_verify)
         check_read_alike(partial(ask_all, client), arrays)
+        computed_on(client, arrays.values())
         yield client
 
 
 def verify(
-    a: Source,
-    b: Source,
-    c: Source,
+    a: Input,
+    b: Input,
+    c: Input,
     *,
     rounds: int | None = None,
     transpose_a: bool = False,
@@ -91,7 +93,7 @@ def verify(
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
     check_choice("precision", precision, PRECISIONS)
     check_callable("listener", listener)
-    left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
+    left, right = open_matrix(a, "A"), open_matrix(b, "B")
     product = open_array(c, ndim=2, role="C")
     arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
     for role, array in arrays.items():
@@ -100,7 +102,9 @@ def verify(
     with checking(arrays, cluster, cluster_file, "verify", listener) as client:
         return verify_product(
             client,
-            *arrays.values(),
+            arrays["A"],
+            arrays["B"],
+            base_of(arrays["C"]),
             transpose_a=transpose_a,
             transpose_b=transpose_b,
             rounds=config.get("verify-rounds", rounds),

@@ -41,6 +41,13 @@ class Tokens:
         np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)), out=offsets[1:])
         return cls(np.frombuffer(b"".join(tokens), np.uint8), offsets)
 
+    def chosen(self, which: np.ndarray) -> Tokens:
+        """Some of them, in their order. which: bool[tokens]."""
+        lengths = np.diff(self.offsets)
+        offsets = np.zeros(np.count_nonzero(which) + 1, np.int64)
+        np.cumsum(lengths[which], out=offsets[1:])
+        return Tokens(self.data[np.repeat(which, lengths)], offsets)
+
     @classmethod
     def none(cls) -> Tokens:
         return cls(np.empty(0, np.uint8), np.zeros(1, np.int64))

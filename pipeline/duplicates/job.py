@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from distributed import Client
@@ -83,7 +83,7 @@ class _Arrival:
 
     def documents(self, bands: int) -> _Documents:
         files = [document.name for document in self._corpus.documents]
-        order, names, found = self._listing.in_order(files, self.bad)
+        order, names, ids = self._listing.in_order(files, self.bad)
         rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _, _ in self._parts)])
         # Where each provisional row came to stand among those that arrived.
         arrived = np.empty(int(rows.max(initial=-1)) + 1, np.int64)
@@ -101,8 +101,8 @@ class _Arrival:
         )
         wanted = [part.signatures for part in parts if part.signatures is not None]
         return _Documents(
-            names,
-            tuple(found.ids) if found is not None and self._corpus.reading.id_field else None,
+            list(names),
+            tuple(ids) if ids is not None and self._corpus.reading.id_field else None,
             where,
             np.concatenate([np.empty(0, np.bool_), *(part.shingled for part in parts)])[places],
             np.concatenate([np.empty((bands, 0), np.uint64), *(part.keys for part in parts)], axis=1)[
@@ -195,7 +195,7 @@ def _pieces(corpus: Corpus, workers: Sequence[WorkerFacts]) -> list[Piece]:
 def _whole(document: Document, most: int) -> Document:
     """The document as one that is not cut."""
     if document.codec is None and document.nbytes > most:
-        return replace(document, codec=TEXT)
+        return document._replace(codec=TEXT)
     return document
 
 

@@ -12,10 +12,15 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.duplicates.result import Duplicates
-from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
 from tilewright.pipeline.text.formats.listing import DUPLICATES_MARK
-from tilewright.pipeline.text.saved_counts import check_outputs, place_of, suffix_of, write_whole
+from tilewright.pipeline.text.saved_counts import (
+    check_outputs,
+    parquet_module,
+    place_of,
+    suffix_of,
+    write_whole,
+)
 
 GROUP_KIND = DUPLICATES_MARK
 """The attribute of the group that says what it is."""
@@ -27,7 +32,7 @@ def check_duplicates_output(
     """As `saved_counts.check_outputs`, of ``out``; OptionError also where pyarrow is not there to write Parquet."""
     check_outputs(corpus, out, None, overwrite=overwrite, out_endings=tuple(WRITERS), group_kind=GROUP_KIND)
     if suffix_of(place_of(out)) == ".parquet":
-        _parquet()
+        parquet_module()
 
 
 def save_duplicates(found: Duplicates, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -85,19 +90,8 @@ def _save_zarr(found: Duplicates, path: Path | str, overwrite: bool) -> None:
     write_group(path, GROUP_KIND, attributes, write, overwrite=overwrite)
 
 
-def _parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise OptionError(
-            "output: Parquet is written by pyarrow, which is not installed here; install it (pip install"
-            " 'tilewright[text]'), or choose .json or .zarr"
-        ) from error
-    return parquet
-
-
 def _save_parquet(found: Duplicates, path: Path | str, overwrite: bool) -> None:
-    parquet = _parquet()
+    parquet = parquet_module()
     import pyarrow
 
     names, _ = as_unicode(found.documents)

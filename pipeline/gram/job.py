@@ -62,6 +62,7 @@ from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import local_path, name_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 
@@ -123,6 +124,16 @@ def gram(request: GramRequest) -> MatmulRun:
 
             made = _made(request, matrices, form, found, dtype, thin)
         return run(_with(replace(plain, cluster=client, cluster_file=None), made))
+
+
+def result_of(request: GramRequest) -> tuple[tuple[int, int], np.dtype]:
+    """The shape and the dtype of the result that `gram` would store. Raises as that, but for the output."""
+    request = request.checked()
+    matrices = open_matrices(request)
+    factors = open_factors(
+        _plain(request, matrices, result_dtype(matrices, form_of(matrices), request.dtype))
+    )
+    return factors.shape, factors.dtype
 
 
 def plan_only(request: GramRequest) -> MatmulPlan:
@@ -281,6 +292,7 @@ def unchanged(
     """
     arrays = shared_inputs(given)
     check_read_alike(partial(ask_all, client), arrays)
+    computed_on(client, arrays.values())
     looks = {role: appearance_of(array, status=True) for role, array in arrays.items()}
     let_a_tick_pass(time.monotonic())
 

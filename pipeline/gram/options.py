@@ -31,8 +31,8 @@ from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
 from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
-from tilewright.pipeline.store.arrays import Source, name_of, open_array
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
+from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -54,9 +54,9 @@ Missing: TypeAlias = "int | float | Literal['nan'] | None"
 class GramRequest:
     """A Gram matrix as it is asked for, by the parameters of ``tilewright.gram``, which says what each may be."""
 
-    x: Source
+    x: Input
     out: Source | None = None
-    y: Source | None = None
+    y: Input | None = None
     """The right factor's; None: it is X."""
     of: Side = "columns"
     center: Any = False
@@ -306,9 +306,15 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
 
     Raises as `open_matrices`.
     """
-    opened = {"X": open_array(request.x, ndim=2, role="X", or_more=True)}
-    if request.y is not None:
-        opened["Y"] = open_array(request.y, ndim=2, role="Y", or_more=True)
+    given = {"X": request.x} if request.y is None else {"X": request.x, "Y": request.y}
+    found = {role: open_matrix(source, role, or_more=True) for role, source in given.items()}
+    cuts = {role: array for role, array in found.items() if isinstance(array, Section)}
+    if cuts and request.append:
+        raise OptionError(
+            f"append=True beside some rows or columns of {' and '.join(cuts)}: what came to a matrix is found behind"
+            " what it had; append to the result of whole matrices"
+        )
+    opened = {role: base_of(array) for role, array in found.items()}
     x = opened["X"]
     if request.sum_over is None:
         for role, array in opened.items():
@@ -317,7 +323,7 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
                     f"{role}: {name_of(array)} has shape {array.shape}; it must have 2 dimensions, or sum_over"
                     f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}"
                 )
-        return dict(opened), request.of, (axis_of(other(request.of)),), x
+        return found, request.of, (axis_of(other(request.of)),), x
     axes = {role: summed_axes(array, request.sum_over) for role, array in opened.items()}
     of = side_left(x, axes["X"])
     if request.of == "rows" and (of == "columns" or x.ndim > 2):
@@ -331,7 +337,18 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
         )
     if "Y" in opened:
         check_summed_alike(x, opened["Y"], list(axes.values()))
-    return {role: as_matrix(array, axes[role], of) for role, array in opened.items()}, of, axes["X"], x
+    matrices = {role: as_matrix(array, axes[role], of) for role, array in opened.items()}
+    return {role: _cut(array, cuts.get(role)) for role, array in matrices.items()}, of, axes["X"], x
+
+
+def _cut(array: StoredArray, section: Section | None) -> StoredArray:
+    """The rows and columns of a matrix that a section of the array beneath it has; None: all."""
+    if section is None:
+        return array
+    assert not isinstance(array, Section), "matrices are whole"
+    turned = isinstance(array, Flattened) and array.rows == (1,)
+    rows, columns = (section.columns, section.rows) if turned else (section.rows, section.columns)
+    return Section(array, rows, columns)
 
 
 def _beside_masks(request: GramRequest, arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
@@ -341,7 +358,11 @@ def _beside_masks(request: GramRequest, arrays: dict[str, StoredArray]) -> dict[
         return arrays
     masks = missing.of(tuple(arrays))
     return {
-        role: with_mask(unmasked(array), masks[role], role) if role in masks else array
+        role: _cut(
+            with_mask(unmasked(array), masks[role], role), array if isinstance(array, Section) else None
+        )
+        if role in masks
+        else array
         for role, array in arrays.items()
     }
 

@@ -35,7 +35,6 @@ from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
-from tilewright.pipeline.store.groups import group_note
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,6 @@ def cautions(
     if isinstance(out, zarr.Array):
         found.append(packing_notice("output", out, written=True))
     path = local_path(out) if out is not None else None
-    if path is not None:
-        found.append(group_note(path))
     if facts and facts[0].device == "cpu" and precision != "full":
         found.append(
             f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"

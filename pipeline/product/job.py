@@ -91,6 +91,7 @@ from tilewright.pipeline.product.request import (
     open_factors,
     plan_for,
 )
+from tilewright.pipeline.provenance import record_provenance, settle_in_group
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -99,6 +100,7 @@ from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
+from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import facts_here, survey
@@ -162,6 +164,7 @@ def multiply(
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
         check_read_alike(ask, shared)
+        computed_on(client, shared.values())
         for place in filter(None, [out, factors.counts]):
             for note in check_written_alike(ask, place):
                 tell.warn(note)
@@ -512,6 +515,9 @@ def _fill(
         if told := not_finite_caution(factors, found, (plan.m, plan.n), verification):
             tell.warn(told)
         keeping.finish()
+        if output.final is not None and job.repair is None:
+            made = {"dtype": factors.dtype, "precision": checked.factors.precision, "device": product.device}
+            record_provenance(output.array, factors.roles, factors.transposed, made, verification)
         if ledger is not None and request.durability == "none":
             tell.say(
                 "C was not forced to disk (--durability none): until the system does so, a power cut may take parts of"
@@ -519,6 +525,12 @@ def _fill(
             )
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(keeping.removed, durable=request.durability == "full"):
+            tell.say(left)
+        for left in (
+            []
+            if output.final is None
+            else settle_in_group(output.final, factors.a, factors.b, *factors.transposed)
+        ):
             tell.say(left)
     return replace(
         run,

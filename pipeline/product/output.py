@@ -49,7 +49,14 @@ from tilewright.pipeline.store.chunks import (
     METADATA_NAMES,
     new_drafts_name,
 )
-from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
+from tilewright.pipeline.store.groups import (
+    absolute,
+    ended,
+    format_around,
+    in_format,
+    make_groups,
+    metadata_in,
+)
 from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.locks import (
     is_locked_by,
@@ -169,7 +176,7 @@ class Output:
         remove_drafts(self.partial)
         left += make_groups(self.final) + self._publish_beside(durable)
         if durable:
-            names = (*METADATA_NAMES.values(), CHECKSUMS_NAME)
+            names = (*METADATA_NAMES.values(), ".zattrs", CHECKSUMS_NAME)
             try:
                 sync_files([self.partial / name for name in names], self.partial)
             except OSError as error:
@@ -591,15 +598,13 @@ def create_output(
             return Output(gathered.empty, None, gathered=gathered)
         return _in_place(given_in_place(target))
     path = local_path(target)
-    create = partial(
+    create: Callable[..., zarr.Array[Any]] = partial(
         zarr.create_array,
         shape=shape,
         dtype=dtype,
         chunks=chunks,
         compressors="auto" if compressed else None,
-        fill_value=0,
-        dimension_names=dimension_names,
-        attributes=attributes,
+        **in_format(None if path is None else format_around(path), dimension_names, attributes),
     )
     if path is None:
         return _in_place(create_at_url(os.fspath(target), create, overwrite))
@@ -743,7 +748,7 @@ def lacks_mark(final: Path) -> bool:
 
 def holds_tiles(final: Path) -> bool:
     """Whether there is anything in the folder of a growing array but what a run begins it with."""
-    own = {MARK_NAME, CHECKSUMS_NAME, *METADATA_NAMES.values()}
+    own = {MARK_NAME, CHECKSUMS_NAME, *METADATA_NAMES.values(), ".zattrs"}
     try:
         names = os.listdir(partial_path(final))
     except OSError:

@@ -67,7 +67,7 @@ from tilewright.pipeline.product.output import (
     partial_path,
 )
 from tilewright.pipeline.store import arrays as store
-from tilewright.pipeline.store.arrays import Given, Source
+from tilewright.pipeline.store.arrays import Found, Given, Source
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
@@ -331,7 +331,7 @@ def _inputs(factors: Factors) -> dict[str, StoredArray]:
     return factors.roles | masks
 
 
-def _check_distinct(out: Source, others: Mapping[str, Given], what: str) -> None:
+def _check_distinct(out: Source, others: Mapping[str, Found], what: str) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there. what: it is, in words."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -61,9 +62,9 @@ from tilewright.pipeline.spectral.options import (
 )
 from tilewright.pipeline.spectral.passes import Passes, are_kept, digest_of
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun
-from tilewright.pipeline.store.arrays import Source, name_of
+from tilewright.pipeline.store.arrays import Input, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.transfer.files import with_remedy
 
@@ -85,7 +86,7 @@ BLOCK_NBYTES = 2**26
 """Of scores that are read at a time."""
 
 
-def eigh(g: Source, search: Search) -> Eigenpairs:
+def eigh(g: Input, search: Search) -> Eigenpairs:
     """The leading eigenpairs of a stored Hermitian matrix, as ``tilewright.eigh`` says, and raise as it does."""
     start = time.perf_counter()
     search = search.checked()
@@ -99,7 +100,7 @@ def eigh(g: Source, search: Search) -> Eigenpairs:
         unchanged(client, {"G": array}, "its eigenvalues were found"),
         _scratch(search) as folder,
     ):
-        matrix = Streamed(client, search, g, array, Transform(dtype), folder, tell)
+        matrix = Streamed(client, search, array, array, Transform(dtype), folder, tell)
 
         def product(block: np.ndarray) -> np.ndarray:
             matrix.put("v", block, 1)
@@ -204,7 +205,10 @@ class Task:
 
     @property
     def source(self) -> Any:
-        return self.x if isinstance(self.x, Flattened | Masked) else self.request.x
+        """X as each product opens it: what is seen as a matrix, or is no array of Zarr, as it is open already."""
+        seen = isinstance(self.x, Flattened | Masked | Section)
+        named = isinstance(self.request.x, str | os.PathLike | zarr.Array)
+        return self.x if seen or not named else self.request.x
 
     @property
     def digest(self) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import zarr
 
 from tilewright.kernels.arguments import as_count, check_callable, check_choice, check_flag, shown
 from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
@@ -30,7 +29,7 @@ from tilewright.pipeline.gram.options import (
 )
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
-from tilewright.pipeline.store.arrays import Source, name_of, open_array
+from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
 from tilewright.pipeline.store.region import Flattened, StoredArray, base_of, unmasked
 
 OVERSAMPLING = 10
@@ -101,7 +100,7 @@ class Search:
 class EofRequest:
     """EOFs as they are asked for, by the parameters of ``tilewright.eofs``, which says what each may be."""
 
-    x: Source
+    x: Input
     out: Source | None
     search: Search
     of: Side = "columns"
@@ -185,9 +184,9 @@ def _first_bad(found: np.ndarray) -> str:
     return f"{found[place]} as number {place}"
 
 
-def open_hermitian(source: Source, k: int) -> zarr.Array[Any]:
+def open_hermitian(source: Input, k: int) -> StoredArray:
     """Open a square matrix. Raises StoreError, DTypeError, ShapeError, or OptionError where it has no k rows."""
-    array = open_array(source, ndim=2, role="G")
+    array = open_matrix(source, "G")
     rows, columns = array.shape
     if rows != columns:
         raise ShapeError(

@@ -22,6 +22,7 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import metadata_name, name_of, unwrapped, write_unit
 from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, base_of, whole_of
+from tilewright.pipeline.store.sources.mapped import MappedStore
 from tilewright.pipeline.store.waiting import answer_of
 
 CHUNK_KEY = re.compile(r"(c[/.])?\d+([/.]\d+)*")
@@ -206,6 +207,8 @@ def _tags(array: zarr.Array[Any]) -> list[str]:
         ceil_div(side, unit) for side, unit in zip(array.shape, write_unit(array), strict=True)
     )
     name = f"{array.path}/{metadata}".lstrip("/")
+    if isinstance(store, MappedStore):
+        return [store.mapped.digest]  # of numbers in memory
     if isinstance(store, FsspecStore):
         asking = _tags_by_fsspec(store, name, objects <= MOST_LISTED)
     elif isinstance(store, ObjectStore):

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
+from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError, TilewrightError
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.store.byte_ranges import block_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
@@ -30,13 +30,30 @@ from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredA
 from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, openable, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
+from tilewright.pipeline.store.sources.mapped import MappedStore
+from tilewright.pipeline.store.sources.opening import (
+    InMemory,
+    described,
+    is_given_array,
+    open_file,
+    open_given,
+    open_in_file,
+    with_bytes_for_bool,
+)
+from tilewright.pipeline.store.sources.slices import Slice, sliced_name
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
-"""How a user may give an array: a path, a URL, or an open array."""
+"""How a user may give an array of Zarr: a path, a URL, or an open array."""
 
-Given: TypeAlias = "Source | Flattened | Masked | Section"
+Input: TypeAlias = "Source | InMemory | Slice"
+"""How a user may give an array that is only read."""
+
+Found: TypeAlias = "Source | Flattened | Masked | Section"
+"""An array of Zarr by its name, or as it is open, or seen."""
+
+Given: TypeAlias = "Input | Flattened | Masked | Section"
 """The same, or what a part of the pipeline makes of it."""
 
 UNREADABLE = (
@@ -76,7 +93,13 @@ def name_of(source: Given) -> str:
     """What to call an array in messages: its path or URL."""
     if isinstance(source, Flattened | Masked | Section):
         source = base_of(source)
+    if isinstance(source, Slice):
+        return name_of(source.source)
+    if is_given_array(source):
+        return described(source)
     if isinstance(source, zarr.Array):
+        if isinstance(source.store, MappedStore):
+            return source.store.mapped.name
         if isinstance(source.store, LocalStore):
             given = os.fspath(getattr(source.store, GIVEN_NAME, source.store.root))
             if given.startswith(LOCAL_URLS):  # of which a Path would drop a slash
@@ -92,7 +115,7 @@ def name_of(source: Given) -> str:
         if not names_itself(source.store):
             return f"/{source.path} in {kind_of(source.store)}"
         return str(source.store_path)
-    return os.fspath(source)
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else str(source)
 
 
 def names_itself(store: Any) -> bool:
@@ -115,10 +138,12 @@ def place_of(array: StoredArray) -> str:
     """Where an array is, for processes that run in other folders: its absolute path, or its URL."""
     if isinstance(array.store, LocalStore):
         return str(array.store.root.absolute() / array.path)
+    if isinstance(array.store, MappedStore):
+        return array.store.mapped.path
     return str(base_of(array).store_path)
 
 
-def location(source: Given) -> tuple[str, PurePath]:
+def location(source: Found) -> tuple[str, PurePath]:
     """Where an array is, or would be, to tell whether two are the same, or one lies inside another.
 
     For a local disk ``""`` and the path with links resolved; else a protocol, or the store's type, and the path there.
@@ -142,6 +167,8 @@ def location(source: Given) -> tuple[str, PurePath]:
     store = unwrapped(source.store)
     if isinstance(store, LocalStore):
         return "", (store.root / source.path).resolve()
+    if isinstance(store, MappedStore):
+        return "", Path(store.mapped.path).resolve()
     if isinstance(store, FsspecStore):
         return _location(store.fs, f"{store.path}/{source.path}")
     return type(store).__name__, PurePosixPath(str(source.store_path))
@@ -192,15 +219,23 @@ def metadata_name(array: StoredArray) -> str:
     return METADATA_NAMES[array.metadata.zarr_format]
 
 
+OUTPUT_ROLES = ("output", "counts")
+"""What is written, in messages; all else is only read."""
+
+
 def check_source(source: Any, role: str) -> None:
     """Raise StoreError for anything that does not name a stored array."""
+    if isinstance(source, Slice):
+        raise StoreError(
+            f"{role}: found a slice of {name_of(source)}; give the whole array, in a place of its own"
+        )
     if not isinstance(source, str | os.PathLike | zarr.Array):
         found = f"{type(source).__module__}.{type(source).__qualname__}"
-        hint = (
-            "store it first with .to_zarr(path), and give the path"
-            if found.startswith("dask.array.")
-            else "tilewright.kernels.matmul multiplies arrays in memory"
-        )
+        hint = "of numbers in memory, numpy.asarray makes an array that is read as it is"
+        if found.startswith("scipy.sparse"):
+            hint = "sparse matrices are not supported: .toarray() makes it dense, where it fits"
+        if role in OUTPUT_ROLES:
+            hint = "read the stored result by zarr.open_array"
         if isinstance(source, bytes):
             hint = "of a path in bytes, os.fsdecode makes text"
         raise StoreError(f"{role}: found {found}; it must be a path, a URL or a zarr.Array ({hint})")
@@ -223,7 +258,7 @@ def check_source(source: Any, role: str) -> None:
 
 
 def open_array(
-    source: Source, *, ndim: int, role: str, or_more: bool = False, growing: bool = False
+    source: Input, *, ndim: int, role: str, or_more: bool = False, growing: bool = False
 ) -> zarr.Array[Any]:
     """Open an array for reading and check that it holds numbers in ``ndim`` dimensions, ``or_more``.
 
@@ -238,10 +273,57 @@ def open_array(
     ShapeError, DTypeError
         The array has another number of dimensions, or holds no numbers.
     """
-    check_source(source, role)
+    if not isinstance(source, str | os.PathLike | zarr.Array) and is_given_array(source):
+        array, _ = open_given(source, role)
+    else:
+        check_source(source, role)
+        array = _open_stored(source, ndim, role, growing=growing)
+    return _checked(array, role, ndim, or_more=or_more)
+
+
+def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> zarr.Array[Any]:
+    """An open array that holds numbers in ``ndim`` dimensions, ``or_more``. Raises as `open_array`."""
+    name = name_of(array)
+    _check_sides(role, name, array)
+    if not isinstance(array.metadata.attributes, Mapping):
+        raise StoreError(
+            f"{role}: the attributes of {name} are {shown(array.metadata.attributes)}; they must be a mapping of names"
+            " to values: mend them"
+        )
+    if array.ndim < ndim or (array.ndim > ndim and not or_more):
+        raise ShapeError(
+            f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
+            f"{' or more' * or_more}"
+        )
+    if any(side == 0 < length for side, length in zip(array.chunks, array.shape, strict=True)):
+        raise StoreError(
+            f"{role}: {name} has shape {array.shape} in chunks of {array.chunks}, which hold no element; write it"
+            " again in chunks of one element or more"
+        )
+    if array.dtype.kind not in "iufc":
+        raise DTypeError(
+            f"{role}: {name} holds {array.dtype}; only bool, integers, floats and complex numbers can be used"
+        )
+    try:
+        # Asks for each codec and its settings: a wrong one would be met chunk by chunk.
+        layout = layout_of(array, name)
+        if layout is not None:
+            _ = layout.zstd
+    except UNREADABLE as error:
+        raise StoreError(
+            f"{role}: the metadata of {name} name codecs that cannot be used ({error}); mend them, or write the array"
+            " again"
+        ) from error
+    return array
+
+
+def _open_stored(source: Any, ndim: int, role: str, *, growing: bool) -> zarr.Array[Any]:
+    """Open what is stored at a path or a URL, or take an open array of Zarr. Raises as `open_array`."""
     name = name_of(source)
     try:
-        array = _opened(source)
+        array = _opened(source, role)
+    except TilewrightError:
+        raise
     except (FileNotFoundError, *UNREADABLE) as error:
         if is_bare_chain(source):
             raise StoreError(
@@ -263,37 +345,7 @@ def open_array(
         raise StoreError(f"{role}: cannot open {name}: {_cannot(error, source)}") from error
     if not growing:
         _check_finished(role, source, array)
-    _check_sides(role, name, array)
-    if not isinstance(array.metadata.attributes, Mapping):
-        raise StoreError(
-            f"{role}: the attributes of {name} are {shown(array.metadata.attributes)}; they must be a mapping of names"
-            " to values: mend them"
-        )
-    if array.ndim < ndim or (array.ndim > ndim and not or_more):
-        raise ShapeError(
-            f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
-            f"{' or more' * or_more}"
-        )
-    if any(side == 0 < length for side, length in zip(array.chunks, array.shape, strict=True)):
-        raise StoreError(
-            f"{role}: {name} has shape {array.shape} in chunks of {array.chunks}, which hold no element; write it"
-            " again in chunks of one element or more"
-        )
-    if array.dtype.kind not in "iufc":
-        raise DTypeError(
-            f"{role}: {name} holds {array.dtype}; only integers, floats and complex numbers can be used"
-        )
-    try:
-        # Asks for each codec and its settings: a wrong one would be met chunk by chunk.
-        layout = layout_of(array, name)
-        if layout is not None:
-            _ = layout.zstd
-    except UNREADABLE as error:
-        raise StoreError(
-            f"{role}: the metadata of {name} name codecs that cannot be used ({error}); mend them, or write the array"
-            " again"
-        ) from error
-    return array
+    return with_bytes_for_bool(array)
 
 
 def check_bucket(source: Source, role: str) -> None:
@@ -343,12 +395,16 @@ def _check_sides(role: str, name: str, array: zarr.Array[Any]) -> None:
             )
 
 
-def _opened(source: Source) -> zarr.Array[Any]:
+def _opened(source: Source, role: str) -> zarr.Array[Any]:
     if isinstance(source, zarr.Array):
         return anchored(source)
     text, path = os.fspath(source), local_path(source)
     if path is None:
+        if (found := open_in_file(text, role)) is not None:
+            return found
         return zarr.open_array(openable(text), mode="r")
+    if (found := open_file(path, text, role)) is not None:
+        return found
     for entry in METADATA_FILES:
         _check_no_other(path / entry)
     # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL; and a URL of a
@@ -369,11 +425,37 @@ def _check_no_other(file: Path) -> None:
         raise NotAFileError(f"of {file.name} in it, {error}") from None
 
 
-def open_matrix(source: Given, role: str) -> StoredArray:
-    """As `open_array`, of a matrix: what is seen as one already stays as it is."""
-    return (
-        source if isinstance(source, Flattened | Masked | Section) else open_array(source, ndim=2, role=role)
-    )
+def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArray:
+    """As `open_array`, of a matrix, or some rows and columns of one: what is seen as a matrix already stays as it is.
+
+    Raises also OptionError for rows or columns that it does not have.
+    """
+    if isinstance(source, Flattened | Masked | Section):
+        return source
+    asked = source if isinstance(source, Slice) else sliced_name(source)
+    given = source if asked is None else asked.source
+    cut = None
+    if not isinstance(given, str | os.PathLike | zarr.Array) and is_given_array(given):
+        array, cut = open_given(given, role, cuts=True)
+        if cut is not None and array.ndim != 2:
+            array, cut = open_given(given, role)
+        _checked(array, role, 2, or_more=or_more)
+    else:
+        array = open_array(given, ndim=2, role=role, or_more=or_more)
+    if asked is None and cut is None:
+        return array
+    if array.ndim != 2:
+        raise ShapeError(
+            f"{role}: {name_of(array)} has shape {array.shape}; rows and columns are taken of two dimensions only"
+        )
+    rows, columns = cut or tuple((0, side) for side in array.shape)
+    if asked is not None:
+        shape = rows[1] - rows[0], columns[1] - columns[0]
+        (top, bottom), (left, right) = asked.within(shape, name_of(array), role)
+        rows, columns = (rows[0] + top, rows[0] + bottom), (columns[0] + left, columns[0] + right)
+    if (rows, columns) == tuple((0, side) for side in array.shape):
+        return array
+    return Section(array, rows, columns)
 
 
 def read_unit(array: StoredArray) -> tuple[int, ...]:
@@ -429,7 +511,7 @@ def is_plain(array: StoredArray) -> bool:
     return layout is not None and layout.plain
 
 
-def check_shared(source: Given, role: str, *, written: bool = False, copied: bool = False) -> None:
+def check_shared(source: Found, role: str, *, written: bool = False, copied: bool = False) -> None:
     """Raise StoreError for an array that tasks cannot share with the caller, for reading, or (``written``) for writing.
 
     Arrays are pickled on their way to any worker, even one in this process. An array in memory is, depending on its
@@ -518,7 +600,7 @@ def protocols(keeper: Any) -> tuple[str, ...]:
 
 def is_local(array: StoredArray) -> bool:
     """Whether an array's chunks are local files."""
-    return isinstance(array.store, LocalStore)
+    return isinstance(array.store, LocalStore | MappedStore)
 
 
 def local_path(target: Source) -> Path | None:

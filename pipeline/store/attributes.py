@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
+from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
-from tilewright.pipeline.store.arrays import UNREADABLE, is_local, name_of, place_of
-from tilewright.pipeline.store.region import Flattened, StoredArray, unmasked
+from tilewright.pipeline.store.arrays import UNREADABLE, name_of, place_of
+from tilewright.pipeline.store.region import Flattened, Section, StoredArray, unmasked
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -358,11 +359,21 @@ def product_names(a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b
     Without names xarray cannot open a group that C is in, nor with two that are the same, as those of a Gram matrix
     would be: the second gets ``_2`` appended.
     """
-    rows = dimension_names(a)[int(transpose_a)]
-    columns = dimension_names(b)[int(not transpose_b)]
+    rows = _side_name(a, int(transpose_a))
+    columns = _side_name(b, int(not transpose_b))
     if rows is None and columns is None:
         return None
     return rows, f"{columns}_2" if columns is not None and rows == columns else columns
+
+
+def _side_name(array: StoredArray, side: int) -> str | None:
+    """The name of a matrix's side. Of some of its rows or columns it says which: in one group xarray opens no two
+    lengths of a dimension."""
+    name = dimension_names(array)[side]
+    if name is None or not isinstance(array, Section) or array.shape[side] == array.array.shape[side]:
+        return name
+    first, last = (array.rows, array.columns)[side]
+    return f"{name}_{first}_{last}"
 
 
 FLATTENED = "flattened"
@@ -399,7 +410,9 @@ def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
         return None
     base, names = array.array, dimension_names(array.array)
     places = {
-        name: _coordinates(base, name, base.shape[axis]) for axis in axes if (name := names[axis]) is not None
+        name: coordinates_beside(base, name, base.shape[axis])
+        for axis in axes
+        if (name := names[axis]) is not None
     }
     return {
         "dimensions": [names[axis] or f"axis_{axis}" for axis in axes],
@@ -408,10 +421,10 @@ def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
     }
 
 
-def _coordinates(array: zarr.Array[Any], name: str, length: int) -> str | None:
+def coordinates_beside(array: zarr.Array[Any], name: str, length: int) -> str | None:
     """Where the coordinates of a dimension are: a vector of its name and length in the group that the array lies in, in
     local files; None where there is none."""
-    if not is_local(array):
+    if not isinstance(array.store, LocalStore):
         return None
     path = Path(place_of(array)).parent / name
     try:

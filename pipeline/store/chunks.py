@@ -28,11 +28,15 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray
+from tilewright.pipeline.store.sources.mapped import Mapped, MappedStore
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
 """Bytes-to-bytes codecs, by numcodecs' names. Zarr's format 3 has some under these names, and the rest, as zarr-python
 writes them, under these with the prefix ``numcodecs.``."""
+
+FILTERS = ("shuffle", "fletcher32")
+"""Those that HDF5 puts before them, and after."""
 
 MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
@@ -103,6 +107,13 @@ class ChunkLayout:
     shards: Shards | None = None
     flattened: Flattened | None = None
     """The array that is seen as a matrix, where ``chunks`` are those of the matrix."""
+    mapped: Mapped | None = None
+    """Where chunks lie in a file that is no Zarr; one that holds the whole array plain counts as one chunk."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is one chunk, the whole array, of which any part is read alone."""
+        return self.mapped is not None and self.mapped.whole
 
     @property
     def transposed(self) -> bool:
@@ -144,6 +155,13 @@ class ChunkLayout:
             chunk = tuple(place // count for place, count in zip(chunk, self.shards.counts, strict=True))
         return self.key(chunk)
 
+    def own_file(self, chunk: tuple[int, ...], *, stored: bool = False) -> str | None:
+        """The path of a chunk's file, where no other array has parts at the same places of it. stored: the chunk, or
+        shard, is named by its indices in the array that is stored."""
+        if self.mapped is not None and self.mapped.variable:
+            return None
+        return f"{self.root}/{self.key(chunk) if stored else self.file_name(chunk)}"
+
 
 def layout_of(array: StoredArray, name: str) -> ChunkLayout | None:
     """How to read the array's files without zarr; None where its codecs or its store need zarr, where it is seen as a
@@ -153,19 +171,38 @@ def layout_of(array: StoredArray, name: str) -> ChunkLayout | None:
         return None
     if isinstance(array, Flattened):
         return _of_matrix(layout_of(array.array, name), array)
+    if isinstance(array.store, MappedStore):
+        return _of_mapped(encoding_of(array, name, Path()), array.store.mapped)
     if not isinstance(array.store, LocalStore):
         return None
     return encoding_of(array, name, array.store.root / array.path)
+
+
+def _of_mapped(layout: ChunkLayout | None, mapped: Mapped) -> ChunkLayout | None:
+    """The layout of an array in a file that is no Zarr."""
+    if layout is None:
+        return None
+    folder, file = os.path.split(mapped.path)
+    return replace(
+        layout,
+        root=Path(folder),
+        metadata_name=file,
+        key=lambda chunk: file,
+        chunks=mapped.shape if mapped.whole else layout.chunks,
+        fill_value=mapped.fill,
+        mapped=mapped,
+    )
 
 
 def _of_matrix(layout: ChunkLayout | None, view: Flattened) -> ChunkLayout | None:
     """The layout of an array's chunks as those of the matrix that it is seen as; None where they are no rectangles of
     that."""
     rows, columns = view.sides
-    if layout is None or not (rows.is_regular and columns.is_regular):
+    if layout is None or not (layout.whole or (rows.is_regular and columns.is_regular)):
         return None
     order = matrix_order(layout, view)
-    return None if order is None else replace(layout, chunks=view.unit, order=order, flattened=view)
+    chunks = view.shape if layout.whole else view.unit
+    return None if order is None else replace(layout, chunks=chunks, order=order, flattened=view)
 
 
 def matrix_order(layout: ChunkLayout, view: Flattened) -> tuple[int, ...] | None:
@@ -194,10 +231,11 @@ def encoding_of(array: zarr.Array[Any], name: str, root: Path) -> ChunkLayout | 
         fill_value=array.fill_value if array.fill_value is not None else 0,
     )
     if metadata.zarr_format == 2:
-        compressor = metadata.compressor
-        if metadata.filters or (compressor is not None and compressor.codec_id not in KNOWN_CODECS):
+        codecs = (*(metadata.filters or ()), *filter(None, [metadata.compressor]))
+        mapped = isinstance(array.store, MappedStore)
+        known = (*KNOWN_CODECS, *FILTERS) if mapped else KNOWN_CODECS
+        if (metadata.filters and not mapped) or any(codec.codec_id not in known for codec in codecs):
             return None
-        codecs = () if compressor is None else (compressor,)
         order = tuple(reversed(range(array.ndim))) if metadata.order == "F" else ()
         return replace(layout, codecs=codecs, order=order)
     chain: Sequence[Any] = metadata.codecs
@@ -276,6 +314,11 @@ def find_chunk(
     them read the same index. Raises DamagedChunkError for a shard whose index is invalid, OSError as reading does.
     """
     stored_nbytes = os.fstat(descriptor).st_size
+    if layout.mapped is not None:
+        found = layout.mapped.extent(layout.place(chunk))
+        if found is not None and sum(found) > stored_nbytes:
+            raise DamagedChunkError(f"it lies up to byte {sum(found)}, and the file has {stored_nbytes}")
+        return found
     if layout.shards is None:
         return 0, stored_nbytes
     name = layout.file_name(chunk)

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import zarr
 from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 
@@ -19,31 +21,115 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.transfer.files import read_file
 
+GROUP_NAME = ".zgroup"
+CONSOLIDATED_NAME = ".zmetadata"
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute in which xarray keeps the names of dimensions in format 2."""
+
 Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")
 
 
-def group_note(path: Path) -> str | None:
-    """One sentence about a local output that readers of the Zarr groups it lies in will not find there by themselves;
-    None if they will."""
-    try:
-        folder, found, between = _group_around(absolute(path))
-    except StoreError:  # so it is no output: whoever checks it says so
-        return None
-    if found == 2:
-        below = "" if not between else ", in groups that are made of the folders between"
-        return (
-            f"output: {path} lies in a group of Zarr format 2, {folder}, and is written in format 3{below}: readers of"
-            " that group may not list it. Choose a path outside of it, or create the array in the group and give it,"
-            " open, from Python"
-        )
-    while found == 3 and (group := _group_metadata(folder)) is not None:
-        if group.get("consolidated_metadata"):
-            return (
-                f"output: {folder} has consolidated metadata, which do not tell of {path}: once it is whole, renew them"
+def format_around(final: Path) -> Literal[2, 3] | None:
+    """The format of the group that a local output would lie in; None where there is none. Raises StoreError."""
+    return _group_around(absolute(final))[1]
+
+
+def in_format(
+    zarr_format: int | None, dimension_names: Sequence[str | None] | None, attributes: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What is different in the format of the group that a new array lies in. In format 2 names of dimensions are an
+    attribute, and xarray takes a fill value for a missing number, so there is none; what is not stored is 0 all the
+    same."""
+    if zarr_format != 2:
+        return {"fill_value": 0, "dimension_names": dimension_names, "attributes": attributes}
+    named = {}
+    if dimension_names is not None:
+        named[DIMENSIONS] = [name or f"dim_{axis}" for axis, name in enumerate(dimension_names)]
+    return {"fill_value": None, "zarr_format": 2, "attributes": named | (attributes or {})}
+
+
+def carry_coordinates(
+    final: Path, sides: Mapping[str, np.ndarray], attributes: Mapping[str, Any]
+) -> list[str]:
+    """Store the coordinates of a new array's dimensions beside it, in the group that it lies in, so that xarray finds
+    them: those that are not there yet.
+
+    sides: a vector for each name of a dimension. attributes: of each of these, by its name. Returns a sentence for what
+    could not be done.
+    """
+    _, zarr_format, _ = _group_around(absolute(final))
+    left = []
+    for name, values in sides.items() if zarr_format is not None else []:
+        place = final.with_name(name)
+        if os.path.lexists(place):
+            continue
+        named: dict[str, Any] = {"dimension_names": [name]} if zarr_format == 3 else {}
+        own = dict(attributes.get(name, {})) | ({DIMENSIONS: [name]} if zarr_format == 2 else {})
+        create = partial(
+            zarr.create_array, place.absolute(), data=values, zarr_format=zarr_format, attributes=own,
+            fill_value=None if zarr_format == 2 else 0, **named,
+        )  # fmt: skip
+        try:
+            with suppress(ContainsArrayError, ContainsGroupError):  # another run was quicker
+                ended(create)
+        except (OSError, BaseZarrError, ValueError, TypeError) as error:
+            left.append(
+                f"{final} is whole, but the coordinates of {name} cannot be stored at {place}: {error}"
+            )
+    return left
+
+
+def renew_consolidated(final: Path, beside: Iterable[str] = ()) -> list[str]:
+    """Tell consolidated metadata of the groups around a new output of it, and of arrays that were stored beside it.
+
+    Only what is new is put in: nothing else in the group is looked at, and other outputs may be growing there. Returns
+    a sentence for what could not be done.
+    """
+    final = Path(os.path.realpath(absolute(final)))
+    nodes = [final, *(final.with_name(name) for name in beside)]
+    for folder in final.parents:
+        try:
+            if not _renewed(folder, nodes):
+                break
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = (
+                f"{final} is whole, but the consolidated metadata of {folder} do not tell of it ({error}); renew them"
                 f" by zarr.consolidate_metadata({str(folder)!r})"
             )
-        folder = folder.parent
-    return None
+            return [problem]
+        nodes.append(folder)
+    return []
+
+
+def _renewed(folder: Path, nodes: Sequence[Path]) -> bool:
+    """Put the metadata of arrays and groups below a group into its consolidated ones, if it has any; whether it is a
+    group. Raises OSError, and what comes of metadata that are none."""
+    old, group = folder / CONSOLIDATED_NAME, _group_metadata(folder)
+    if group is None and not (folder / GROUP_NAME).exists():
+        return False
+    if group is not None:
+        target, whole = folder / METADATA_NAMES[3], group
+        kept = group.get("consolidated_metadata")
+    elif old.exists():
+        target, whole = old, json.loads(read_file(old))
+        kept = whole
+    else:
+        return True
+    if not kept:
+        return True
+    for node in nodes:
+        key = node.relative_to(folder).as_posix()
+        for name in (METADATA_NAMES[3],) if group is not None else (METADATA_NAMES[2], GROUP_NAME, ".zattrs"):
+            if not (node / name).exists():
+                continue
+            found = json.loads(read_file(node / name))
+            if group is not None:
+                found.pop("consolidated_metadata", None)
+            kept["metadata"][key if group is not None else f"{key}/{name}"] = found
+    draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
+    draft.write_text(json.dumps(whole, indent=2))
+    draft.replace(target)
+    return True
 
 
 def make_groups(final: Path) -> list[str]:
@@ -77,7 +163,7 @@ def _group_around(final: Path) -> tuple[Path, Literal[2, 3] | None, list[Path]]:
     for folder in final.parents:
         if os.path.exists(folder / METADATA_NAMES[3]):
             return folder, 3 if _group_metadata(folder) is not None else None, between
-        if os.path.exists(folder / ".zgroup"):
+        if os.path.exists(folder / GROUP_NAME):
             return folder, 2, between
         if os.path.exists(folder / METADATA_NAMES[2]):
             break  # an array

@@ -21,7 +21,7 @@ SPARSE = ("csr_matrix", "csc_matrix")
 
 FILES = {
     b"\x89HDF\r\n\x1a\n": ("an HDF5 file", (".h5", ".hdf5", ".h5ad"), "h5py.File({0!r})['NAME']"),
-    b"\x93NUMPY": ("a NumPy file", (".npy",), "numpy.load({0!r}, mmap_mode='r')"),
+    b"\x93NUMPY": ("a NumPy file", (".npy",), "numpy.load({0!r})"),
 }
 """Files that hold arrays and are no Zarr: how they begin, what they are, how their names end, and what reads them."""
 

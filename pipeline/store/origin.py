@@ -33,6 +33,7 @@ from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, Sectio
 from tilewright.pipeline.store.remote.opening import endpoint_of_s3
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.sessions import session_of
+from tilewright.pipeline.store.sources.mapped import MappedStore
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
 """What the name of an option, or of a parameter of a URL, holds where its value says who asks, and not for what. Some
@@ -63,6 +64,8 @@ def origin_of(array: StoredArray) -> Origin:
     store = unwrapped(array.store)
     if isinstance(store, LocalStore):
         return _of_folder(str(store.root / array.path))
+    if isinstance(store, MappedStore):
+        return Origin(store.origin, file=None if store.mapped.digest else store.mapped.path)
     if isinstance(store, ZipStore):
         return _in_archive("zip", array.path, _of_folder(str(store.path)), {})
     if isinstance(store, FsspecStore):
@@ -99,6 +102,8 @@ def is_same_array(one: StoredArray, other: StoredArray) -> bool:
         return False
     if one.store is other.store:
         return one.path == other.path
+    if isinstance(one.store, MappedStore) and isinstance(other.store, MappedStore):
+        return one.store == other.store
     if isinstance(one.store, AtUrl) and isinstance(other.store, AtUrl):
         return bool(origin_of(one).place == origin_of(other).place)
     kind = type(one.store)

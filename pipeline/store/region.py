@@ -48,6 +48,21 @@ def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Chun
         yield ChunkPart(places, insides, targets)
 
 
+def pieces_of_whole(region: Sequence[slice], unit: tuple[int, ...] | None) -> Iterator[ChunkPart]:
+    """The parts of a region of an array that is one chunk, each in one rectangle of a grid; None: the region itself."""
+    if unit is None:
+        if all(part.start < part.stop for part in region):
+            target = tuple(slice(0, part.stop - part.start) for part in region)
+            yield ChunkPart((0,) * len(region), tuple(region), target)
+        return
+    for piece in chunks_in(region, unit):
+        place = (
+            slice(whole.start + part.start, whole.start + part.stop)
+            for whole, part in zip(region, piece.target, strict=True)
+        )
+        yield ChunkPart((0,) * len(region), tuple(place), piece.target)
+
+
 def chunk_name(chunk: tuple[int, ...]) -> str:
     return "(" + ", ".join(map(str, chunk)) + ")"
 

@@ -70,10 +70,14 @@ from tilewright.pipeline.store.region import (
     base_of,
     chunk_name,
     chunks_in,
+    pieces_of_whole,
     unmasked,
 )
 from tilewright.pipeline.store.remote.opening import is_s3
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
+from tilewright.pipeline.store.sources.dasks import check_computed
+from tilewright.pipeline.store.sources.mapped import MappedStore
+from tilewright.pipeline.store.sources.mapping import copy_box
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
     ANY_LENGTH,
@@ -102,8 +106,8 @@ class RegionRead:
     """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file, or its subclass
     DamagedError where reading again cannot help."""
     path: str | None = None
-    """The file that the part is read from, without zarr-python; None where that is another way, or needs another
-    one."""
+    """The file that the part is read from, without zarr-python; None where that is another way, or needs another one,
+    or holds other arrays too."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,6 +137,7 @@ def region_reads(
     """
     if isinstance(array, Section):
         return region_reads(array.array, array.within(region), in_loops=in_loops)
+    check_computed(base_of(array))
     if isinstance(array, Masked):
         return [
             RegionRead(part.target, partial(_read_masked, array, region, part))
@@ -141,7 +146,7 @@ def region_reads(
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         return _flattened_reads(array, region, in_loops)
-    pieces = chunks_in(region, part_unit(array))
+    pieces = _pieces(array, layout, region)
     indexes: dict[str, np.ndarray] = {}
     if layout is None:
         read = _reader(base_of(array), in_loops)
@@ -150,6 +155,24 @@ def region_reads(
     if layout.plain:
         return [read for piece in pieces for read in _plain_reads(layout, indexes, piece)]
     return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
+
+
+def _pieces(array: StoredArray, layout: ChunkLayout | None, region: Sequence[slice]) -> Iterator[ChunkPart]:
+    """The parts of a region that each lie in one chunk, or in several that are read at once.
+
+    Of an array that is one plain chunk as a whole it is the region itself; where its elements lie in another order,
+    what is held at once is bounded by the rectangles in which it is planned.
+    """
+    if layout is None or not layout.whole:
+        yield from chunks_in(region, part_unit(array))
+        return
+    yield from pieces_of_whole(region, None if layout.plain else read_unit(array))
+
+
+def _chunk_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
+    """Sides of a stored array's chunks as `_reader` counts them."""
+    whole = isinstance(array.store, MappedStore) and array.store.mapped.whole
+    return tuple(max(1, side) for side in array.shape) if whole else read_unit(array)
 
 
 Reader: TypeAlias = "Callable[[Sequence[tuple[tuple[int, ...], Wanted]]], None]"
@@ -204,8 +227,8 @@ def _flattened_reads(view: Flattened, region: Sequence[slice], in_loops: bool) -
         ]
         path = None
         if layout is not None:
-            first, last = view.touched(part, write_unit(array))
-            path = f"{layout.root}/{layout.key(first)}" if first == last else None
+            first, last = view.touched(part, _chunk_unit(array) if layout.whole else write_unit(array))
+            path = layout.own_file(first, stored=True) if first == last else None
         reads.append(RegionRead(target, partial(_read_flattened, view, read, part), path))
     return reads
 
@@ -228,7 +251,7 @@ def _read_flattened(view: Flattened, read: Reader, region: Sequence[slice], targ
     wanted: dict[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]] = {}
     for box in view.boxes(region):
         block = view.block(target, box)
-        for piece in chunks_in(box.region, read_unit(view.array)):
+        for piece in chunks_in(box.region, _chunk_unit(view.array)):
             wanted.setdefault(piece.chunk, []).append((piece.inside, block[piece.target]))
     read(list(wanted.items()))
 
@@ -268,7 +291,7 @@ def _mask_parts(
     }
     pieces: dict[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]] = {}
     for key, extent in wanted.items():
-        for piece in chunks_in(extent, read_unit(mask)):
+        for piece in chunks_in(extent, _chunk_unit(mask)):
             pieces.setdefault(piece.chunk, []).append((piece.inside, parts[key][piece.target]))
     _reader(mask, in_loops=False)(list(pieces.items()))
     return parts
@@ -282,7 +305,7 @@ def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slic
     layout = layout_of(array, name_of(array))
     if layout is None and isinstance(array, Flattened):
         return list(_flattened_targets(array, region))
-    pieces = chunks_in(region, part_unit(array))
+    pieces = _pieces(array, layout, region)
     if layout is not None and layout.plain:
         return [part.target for piece in pieces for part in _split(piece, layout.dtype.itemsize)]
     return [piece.target for piece in pieces]
@@ -326,14 +349,17 @@ def region_uploads(
     indexes: dict[str, np.ndarray] = {}
     found: list[FilePart] = []
     others: list[RegionRead] = []
-    for piece in chunks_in(region, read_unit(array)):
+    pieces = chunks_in(region, read_unit(array)) if layout.mapped is None else _pieces(array, layout, region)
+    if layout.whole:  # a thread to each part of it, as to each chunk of others
+        pieces = (part for piece in pieces for part in _split(piece, layout.dtype.itemsize))
+    for piece in pieces:
         if layout.plain:
             reads = partial(_plain_reads, layout, indexes, piece)
         else:
             reads = partial(_coded_reads, layout, indexes, piece)
         path = f"{layout.root}/{layout.file_name(piece.chunk)}"
         extent: Extent | None = None
-        if layout.shards is not None:
+        if layout.shards is not None or layout.mapped is not None:
             extent = _extent_in_shard(layout, path, piece.chunk, indexes)
             if extent is None or (layout.plain and extent[1] != layout.chunk_nbytes):
                 others += reads()
@@ -383,13 +409,12 @@ def _source_of(
 def _coded_reads(
     layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart, in_loops: bool = False
 ) -> list[RegionRead]:
-    path = f"{layout.root}/{layout.file_name(piece.chunk)}"
     read = partial(_read_direct, layout, indexes, in_loop=in_loops)
-    return [RegionRead(piece.target, partial(_read_piece, read, piece), path)]
+    return [RegionRead(piece.target, partial(_read_piece, read, piece), layout.own_file(piece.chunk))]
 
 
 def _plain_reads(layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart) -> list[RegionRead]:
-    path = f"{layout.root}/{layout.file_name(piece.chunk)}"
+    path = layout.own_file(piece.chunk)
     read = partial(_read_direct, layout, indexes)
     return [
         RegionRead(part.target, partial(_read_piece, read, part), path)
@@ -469,7 +494,7 @@ def _read_direct(
         extent = find_chunk(layout, descriptor, chunk, indexes)
         if extent is None:
             _fill(wanted, layout.fill_value)
-        elif layout.plain:
+        elif layout.plain or layout.whole:
             _read_part(descriptor, extent, layout, wanted)
         elif not (
             layout.zstd
@@ -578,12 +603,19 @@ def _in_place(layout: ChunkLayout, wanted: Wanted) -> bool:
 
 
 def _read_part(descriptor: int, extent: tuple[int, int], layout: ChunkLayout, wanted: Wanted) -> None:
-    """What is wanted of one plain chunk from its open file."""
+    """What is wanted from its open file of one chunk that is not encoded: plain, or only in another order."""
     offset, found = extent
     if found != layout.chunk_nbytes:
         raise DamagedChunkError(f"it has {found} bytes and an uncompressed chunk has {layout.chunk_nbytes}")
+    order = layout.order or tuple(range(len(layout.chunks)))
+    sides = [layout.chunks[axis] for axis in order]
     for inside, target in wanted:
-        _read_box(descriptor, offset, layout.chunks, inside, target)
+        in_rows = layout.plain and target.flags.c_contiguous and target.shape[1:] == layout.chunks[1:]
+        if layout.whole and not in_rows:
+            box = [inside[axis] for axis in order]
+            copy_box(descriptor, offset, layout.dtype, sides, box, target.transpose(order))
+        else:
+            _read_box(descriptor, offset, layout.chunks, inside, target)
 
 
 def _read_box(

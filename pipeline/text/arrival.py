@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.text.corpus import Corpus, Piece
-from tilewright.pipeline.text.documents import Counts, Listing
+from tilewright.pipeline.text.documents import Counts, Listing, width_of
 from tilewright.pipeline.text.kept_counts import Again, counts_in, entry_of
 from tilewright.pipeline.text.totals import Total
 
@@ -105,10 +105,12 @@ class Arrival:
                 self._add(each, places)
 
     def _add(self, part: Counts, places: np.ndarray) -> None:
-        rows, columns = part.entries(self._kind)
-        if self._per_document:
-            rows = self.listing.rows_of(part.rows, places)[rows]
-        self._total.add(rows, columns, part.values, part.tokens)
+        rows_of = self.listing.rows_of(part.rows, places) if self._per_document else None
+        for cells, values in _steps(part, width_of(self._kind, part.tokens)):
+            rows, columns = np.divmod(cells, width_of(self._kind, part.tokens))
+            self._total.add(
+                rows if rows_of is None else rows_of[rows], columns, values.astype(np.int64), part.tokens
+            )
         self.nbytes += part.nbytes
         self.counted += int(part.values.sum())
         self.documents += part.documents
@@ -116,6 +118,27 @@ class Arrival:
         for what, (count, name) in part.remarks.items():
             before, first = self.remarks.get(what, (0, name))
             self.remarks[what] = (before + count, first)
+
+
+STEP = 2**20
+"""Counts that are added at a time, as int64 of several kinds."""
+
+
+def _steps(part: Counts, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The cells of a part, and their values, some rows at a time. With tokens, which each addition looks up, all."""
+    if part.tokens is not None:
+        yield part.cells, part.values
+        return
+    start = 0
+    while start < max(1, len(part.cells)):
+        stop = min(start + STEP, len(part.cells))
+        if stop < len(part.cells):
+            # Not within a row: its parts would have to be put together again.
+            begin = part.cells[stop] // width * width
+            aligned = int(np.searchsorted(part.cells[start:stop], begin)) + start
+            stop = aligned if aligned > start else stop
+        yield part.cells[start:stop], part.values[start:stop]
+        start = max(stop, start + 1)
 
 
 def counts_again(record: Record, again: Again) -> Counts:

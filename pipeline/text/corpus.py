@@ -25,6 +25,7 @@ import numpy as np
 
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import ceil_div, counted
+from tilewright.pipeline.advance import advanced, advanced_to
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import (
@@ -38,7 +39,16 @@ from tilewright.pipeline.store.remote.files import (
     without_local_protocol,
 )
 from tilewright.pipeline.text.formats import decompress, parallel
-from tilewright.pipeline.text.formats.listing import LeftOut, codec_of, listed_at, names_of
+from tilewright.pipeline.text.formats.listing import (
+    LeftOut,
+    below,
+    codec_of,
+    least_looked_at,
+    listed_at,
+    names_of,
+    with_separator,
+    without_collections,
+)
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import READ_FROM_END
 from tilewright.pipeline.transfer.checksum import new_checksum
@@ -72,8 +82,7 @@ LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, 
 """Errors for files that are gone, closed to us, or no longer files: a retry would meet them again."""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """One file, as it was when the corpus was listed: it has to stay so until the corpus is counted."""
 
     name: str
@@ -189,7 +198,12 @@ def list_corpus(
         ) from error
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
-    reading = Reading(raw=raw) if reading is None else reading
+    with without_collections():
+        return _listed(given, Reading(raw=raw) if reading is None else reading, apart)
+
+
+def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpus:
+    """As `list_corpus`."""
     documents: dict[str, Document] = {}
     left_out = LeftOut()
     told: dict[str, list[str]] = {}
@@ -197,6 +211,7 @@ def list_corpus(
     urls: list[str] = []
     absolute_folder, real_folder = cache(_absolute), cache(os.path.realpath)  # for each folder, not each file
     passed_over = os.path.realpath(apart) if apart is not None else None
+    looked_at = least_looked_at()
     repeated = links = special = broken = 0
     for path in given:
         if is_url(path):
@@ -205,44 +220,56 @@ def list_corpus(
             repeated += again
             continue
         facts = _stat(path)
-        if stat.S_ISDIR(facts.st_mode):
-            found, passed = _below(path, reading, left_out)
-            links += passed
+        found: Iterable[tuple[str, Sequence[str], int]]
+        if is_folder := stat.S_ISDIR(facts.st_mode):
+            found = below(path, reading, left_out)
         elif stat.S_ISREG(facts.st_mode):
-            found = [path] if reading.takes(path.replace(os.sep, "/"), named=True) else []
-            left_out.unwanted += not found
+            taken = reading.takes(path.replace(os.sep, "/"), named=True)
+            left_out.unwanted += not taken
+            above, last = os.path.split(path)
+            found = [(above, [last], 0)] if taken else []
         else:
             raise CorpusError(f"{path} is neither a file nor a folder; a corpus is made of files")
-        for name in found:
-            try:
-                facts = _stat(name)
-            except CorpusError:
-                if name == path or not os.path.islink(name):
-                    raise
-                broken += 1  # found on the way, not asked for: it must not keep the rest from being counted
+        for here, names, passed in found:
+            links += passed
+            if not names:
                 continue
-            above, last = os.path.split(name)
             try:
-                folder = absolute_folder(above)
+                folder = absolute_folder(here)
             except OSError as error:  # ".." leads out of a folder that was removed, too
                 raise CorpusError(
-                    f"{name} is named from the working directory, which is not there any more; name it from the root,"
-                    " or change to another directory"
+                    f"{os.path.join(here, names[0])} is named from the working directory, which is not there any more;"
+                    " name it from the root, or change to another directory"
                 ) from error
-            absolute = os.path.join(folder, last)
-            place = os.path.join(real_folder(folder), last)
-            if passed_over is not None and place.startswith(passed_over + os.sep):
+            real = real_folder(folder)
+            if passed_over is not None and f"{real}{os.sep}".startswith(passed_over + os.sep):
                 continue
-            if not stat.S_ISREG(facts.st_mode):
-                special += 1
-            elif place in documents:
-                repeated += 1
-            else:
-                if not facts.st_size:
-                    _check_empty(name)
-                codec = None if reading.raw else codec_of(name, facts.st_size, reading, told)
-                documents[place] = Document(name, absolute, facts.st_size, codec, facts.st_mtime_ns)
-                status.append(Status(facts.st_ctime_ns, facts.st_ino))
+            as_named, as_absolute, as_real = map(with_separator, (here, folder, real))
+            for last in names:
+                name = as_named + last
+                try:
+                    facts = os.stat(name)
+                except (OSError, ValueError):
+                    if not (is_folder and os.path.islink(name)):
+                        _stat(name)  # says why
+                        raise
+                    broken += (
+                        1  # found on the way, not asked for: it must not keep the rest from being counted
+                    )
+                    continue
+                # Most names are all three at once: a million of them take memory.
+                absolute = name if as_absolute == as_named else as_absolute + last
+                place = absolute if as_real == as_absolute else as_real + last
+                if not stat.S_ISREG(facts.st_mode):
+                    special += 1
+                elif place in documents:
+                    repeated += 1
+                else:
+                    if not facts.st_size:
+                        _check_empty(name)
+                    codec = None if reading.raw else codec_of(name, facts.st_size, reading, told, looked_at)
+                    documents[place] = Document(name, absolute, facts.st_size, codec, facts.st_mtime_ns)
+                    status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
         passed_by = "; ".join(left_out.notes())
         raise CorpusError(
@@ -333,24 +360,6 @@ def _check_empty(name: str) -> None:
     raise CorpusError(f"{name} is said to have no bytes, and has some; {ELSEWHERE}")
 
 
-def _below(folder: str, reading: Reading, left_out: LeftOut) -> tuple[list[str], int]:
-    """What is to be counted below a folder, sorted by path, and the number of links to folders."""
-
-    def fail(error: OSError) -> None:
-        raise CorpusError(
-            f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
-            " name other folders and files"
-        ) from error
-
-    found: list[str] = []
-    links = 0
-    for here, folders, files in os.walk(folder, onerror=fail):
-        left_out.choose(here, folders, files, folder, reading)
-        links += sum(os.path.islink(os.path.join(here, name)) for name in folders)
-        found += [os.path.join(here, name) for name in files]
-    return sorted(found, key=lambda path: path.split(os.sep)), links
-
-
 def cut_pieces(
     documents: Sequence[Document],
     nbytes: int,
@@ -427,6 +436,7 @@ def read_range(
             if look is not None:
                 look(view[done : done + got])
             done += got
+            advanced(document.path, got)
         file.check()
 
 
@@ -464,7 +474,7 @@ def reader(
             document.nbytes,
             blocks,
             lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
-            None if looks is None else looks.to,
+            looks.to if looks is not None else advanced_to(document.path),
         )
         return decompress.reader(codec, stored, window_nbytes)
 
@@ -516,6 +526,7 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
             if not got:
                 raise file.ended()
             done += got
+            advanced(document.path, got)
             yield view[:got]
         file.check()
 

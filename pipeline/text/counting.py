@@ -21,11 +21,12 @@ from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline import config
+from tilewright.pipeline.advance import watching
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
-from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, teller
 from tilewright.pipeline.text.arrival import Arrival, Work, counts_again
 from tilewright.pipeline.text.corpus import (
     MOST_DOCUMENTS,
@@ -54,6 +55,9 @@ from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbour
 TASK_BLOCKS = 64
 """Lane blocks, 8 MiB each, that a task on a GPU counts: a task costs Dask and a dozen threads some milliseconds, and
 counting 512 MiB takes eleven. A worker holds the text of as many tasks in device memory as it has threads."""
+
+TOLD_NBYTES = 2**22
+"""Of a file of so many bytes that is not cut, it is told how far it has been read."""
 
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
@@ -135,6 +139,7 @@ def count_corpus(
         arrived=arrival,
         done=len(left.done),
         kept=record is not None,
+        tells=True,
     )
     seconds = time.perf_counter() - start
     check_unchanged(corpus, set(arrival.bad))
@@ -143,17 +148,17 @@ def count_corpus(
         listener(Notice(f"{changed} changed, or came in a piece with some that did: counted anew there"))
     for remark in remarks_of(arrival.remarks):
         listener(Notice(remark))
-    names = [document.name for document in corpus.documents]
-    order, rows_found = None, None
+    names: Sequence[str] = tuple(document.name for document in corpus.documents)
+    order, ids = None, None
     if per_document:
-        order, names, rows_found = arrival.listing.in_order(names, arrival.bad)
+        order, names, ids = arrival.listing.in_order(names, arrival.bad)
     elif arrival.bad:
-        names = [name for place, name in enumerate(names) if place not in arrival.bad]
+        names = tuple(name for place, name in enumerate(names) if place not in arrival.bad)
     counts, tokens = total.result(order)
     return Histogram(
         by=kind.name,
         counts=counts,
-        documents=tuple(names),
+        documents=names,
         skipped=kind.skipped(arrival.counted, arrival.nbytes),
         nbytes=arrival.nbytes,
         device="CPU" if device == CORES else workers[0].name,
@@ -162,7 +167,7 @@ def count_corpus(
         options=kind.options if isinstance(kind, TokenKind) else {},
         document_count=arrival.documents,
         undecodable=arrival.lost if kind.name == "codepoint" else None,
-        ids=tuple(rows_found.ids) if rows_found is not None and corpus.reading.id_field else None,
+        ids=ids if corpus.reading.id_field else None,
         bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
     )
 
@@ -243,4 +248,8 @@ def count_unless_as_before(
     with suppress(CorpusError):  # whoever counts it says what is wrong
         if before is not None and is_as_before(piece, before, end_if_given_up()):
             return None, {"read": time.perf_counter() - start, "count": 0.0}
-    return count_piece(piece, *arguments)
+    lengths = {
+        document.path: document.nbytes for document in piece.documents if document.nbytes >= TOLD_NBYTES
+    }
+    with watching(lengths, teller() if lengths and not piece.is_part else None):
+        return count_piece(piece, *arguments)

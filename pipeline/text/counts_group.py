@@ -2,7 +2,7 @@
 
 The group's arrays have xarray's names of dimensions: ``token`` and ``document`` are coordinates, ``counts`` lie along
 ``token``. Per document they lie along ``entry``: ``indices`` are places in ``token``, or bins, and the entries of
-document d are those from ``indptr[d]`` to ``indptr[d + 1]``.
+document d are those from ``indptr[d]`` to ``indptr[d + 1]``. ``id`` says what identifies each document, where asked.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ def store_group(
     facts: dict[str, Any],
     path: Path | str,
     *,
+    documents: Sequence[str],
+    ids: Sequence[str | None] | None = None,
     encoding: str,
     overwrite: bool,
 ) -> None:
     """Store a histogram as a group, which appears when it is whole.
 
-    facts: `Histogram.facts`. encoding: that of the tokens.
+    facts: `Histogram.short_facts`. documents, ids: what these leave out. encoding: that of the tokens.
 
     Raises
     ------
@@ -48,13 +50,23 @@ def store_group(
     StoreError
         The place cannot be written.
     """
-    names, undecoded = as_unicode(facts["documents"])
+    names, undecoded = as_unicode(documents)
     attributes = {GROUP_KIND: 1} | {name: fact for name, fact in facts.items() if name != "documents"}
     if undecoded is not None:
         attributes["documents"] = undecoded
+    if ids is not None:
+        attributes["without_id"] = [place for place, each in enumerate(ids) if each is None]
 
     def write(group: zarr.Group) -> None:
         write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
+        if ids is not None:
+            write_texts(
+                group,
+                "id",
+                len(ids),
+                lambda start, stop: [each or "" for each in ids[start:stop]],
+                "document",
+            )
         if tokens is not None:
             write_texts(
                 group,
@@ -144,13 +156,12 @@ def write_texts(
         array[start : start + CHUNK] = np.array(some(start, min(start + CHUNK, length)), dtype=object)
 
 
-def as_unicode(names: Sequence[str]) -> tuple[list[str], list[str] | None]:
+def as_unicode(names: Sequence[str]) -> tuple[Sequence[str], list[str] | None]:
     """Names of files as Unicode has them; and as they are where those are not the same, since bytes that are no UTF-8
     are held by JSON's escapes only."""
-    names = list(names)
     if _are_unicode(names):
         return names, None
-    return [name.encode("utf-8", "surrogateescape").decode(errors="replace") for name in names], names
+    return [name.encode("utf-8", "surrogateescape").decode(errors="replace") for name in names], list(names)
 
 
 def _are_unicode(names: Sequence[str]) -> bool:
@@ -180,6 +191,12 @@ def load_group(path: Path | str) -> tuple[dict[str, Any], np.ndarray | SparseCou
 
         if "documents" not in facts:
             facts["documents"] = [str(name) for name in array("document")[...].tolist()]
+        if "id" in group:
+            without = set(facts.pop("without_id"))
+            facts["ids"] = [
+                None if place in without else str(each)
+                for place, each in enumerate(array("id")[...].tolist())
+            ]
         tokens = None
         if "token" in group:
             stored = array("token")

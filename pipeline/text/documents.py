@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import packed, unpacked
 from tilewright.pipeline.text.fingerprints import NONE
 from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.names import Ids, Names, Part, part_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,24 +36,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.places)
-
-    def names(self, documents: Sequence[str]) -> list[str]:
-        """``shard.jsonl.zst:1234``: file, member, number and field, as far as there are any. documents: the name of
-        each row's file."""
-        rows = zip(documents, self.members, self.numbers.tolist(), self.fields, strict=True)
-        return [":".join(str(part) for part in row if part) for row in rows]
-
-    def chosen(self, order: np.ndarray) -> Rows:
-        """Some of the rows, by their places."""
-        chosen = order.tolist()
-        return Rows(
-            self.places[order],
-            [self.members[i] for i in chosen],
-            self.numbers[order],
-            [self.fields[i] for i in chosen],
-            [self.ids[i] for i in chosen],
-            self.lost[order],
-        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -139,7 +122,7 @@ class Counts:
     cells: np.ndarray
     """int64: row × width + column; the row is the document's place in the piece, or in ``rows``, or 0."""
     values: np.ndarray
-    """int64, more than 0."""
+    """Unsigned integers, more than 0, or int64."""
     nbytes: int
     """The piece's length, decoded."""
     prints: np.ndarray = field(default_factory=lambda: NONE)
@@ -157,11 +140,6 @@ class Counts:
 
     tokens: Tokens | None = None
     """Where they are not known beforehand, what the columns are places in."""
-
-    def entries(self, kind: Kind | TokenKind) -> tuple[np.ndarray, np.ndarray]:
-        """The rows and the columns, int64, of the cells."""
-        rows, columns = np.divmod(self.cells, width_of(kind, self.tokens))
-        return rows, columns
 
     def facts(self) -> dict[str, Any]:
         """What a record keeps of it beside counts and fingerprints, as JSON."""
@@ -199,8 +177,7 @@ class Listing:
         self._files = self._next = files
         self._within: set[int] = set()
         """Files whose documents have rows of their own."""
-        self._below: list[tuple[np.ndarray, Rows]] = []
-        """Of pieces with rows: these, and the places in the corpus of their files."""
+        self._below: list[Part] = []
 
     def rows_of(self, rows: Rows | None, places: np.ndarray) -> np.ndarray:
         """The provisional rows, int64, of a piece's documents. rows: those within its files, None where it consists of
@@ -210,31 +187,26 @@ class Listing:
         found = self._next + np.arange(len(rows))
         self._next += len(rows)
         self._within.update(places.tolist())
-        self._below.append((places[rows.places], rows))
+        self._below.append(part_of(places[rows.places], rows.members, rows.numbers, rows.fields, rows.ids))
         return found
 
     def in_order(
         self, names: Sequence[str], bad: Collection[int]
-    ) -> tuple[np.ndarray | None, list[str], Rows | None]:
-        """The provisional rows in the order of the documents, the documents' names, and what else is known of each, if
-        anything is. names: of the corpus's files; bad: the places of those that are left out.
+    ) -> tuple[np.ndarray | None, Sequence[str], Sequence[str | None] | None]:
+        """The provisional rows in the order of the documents, the documents' names, and what identifies each, where
+        documents within files were found. names: of the corpus's files; bad: the places of those that are left out.
 
         The order is None where it is that of the files.
         """
         if not self._below and not bad:
-            return None, list(names), None
+            return None, tuple(names), None
         out = self._within | set(bad)
         files = np.array([place for place in range(self._files) if place not in out], np.int64)
-        nothing: list[Any] = [None] * len(files)
-        zeros = np.zeros(len(files), np.int64)
-        rows = joined(
-            [
-                Rows(files, [""] * len(files), zeros, nothing, nothing, zeros),
-                *(replace(rows, places=places) for places, rows in self._below),
-            ]
-        )
         provisional = np.concatenate([files, np.arange(self._files, self._next)])
-        order = np.argsort(rows.places, kind="stable")
-        rows = rows.chosen(order)
-        listed = rows.names([names[place] for place in rows.places.tolist()])
-        return provisional[order], listed, rows if self._below else None
+        places = np.concatenate([files, *(part.places for part in self._below)])
+        if (np.diff(places) < 0).any():
+            provisional = provisional[np.argsort(places, kind="stable")]
+        listed = Names(names, self._below, provisional)
+        if not self._below:
+            return provisional, tuple(listed), None
+        return provisional, listed, Ids(names, self._below, provisional)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ class Histogram(Protocol):
     @property
     def counts(self) -> np.ndarray | SparseCounts: ...
     @property
-    def documents(self) -> tuple[str, ...]: ...
+    def documents(self) -> Sequence[str]: ...
     @property
     def nbytes(self) -> int: ...
     @property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,7 +43,8 @@ class Histogram:
     counts: np.ndarray | SparseCounts
     """int64[bins]; per document int64[(documents, bins)], rows in the order of ``documents``, and of more than 256 bins
     sparse ones."""
-    documents: tuple[str, ...]
+    documents: Sequence[str]
+    """Their names: a tuple, or of documents within files what makes each when it is asked for."""
     skipped: int
     """Bytes that have no bin: above 127 for ``ascii``, all but letters for ``letter``."""
     nbytes: int
@@ -63,7 +65,7 @@ class Histogram:
     undecodable: int | None = None
     """How many of U+FFFD, by code point, stand for bytes that could not be decoded, and not for themselves; None for
     other kinds, and where a GPU counted."""
-    ids: tuple[str | None, ...] | None = None
+    ids: Sequence[str | None] | None = None
     """Per document, what ``id_field`` says of each; None where none was asked for."""
     bad: tuple[tuple[str, str], ...] = ()
     """Files that were left out, and why, where ``on_error`` is "report"."""
@@ -159,6 +161,10 @@ class Histogram:
         """The histogram of both corpora together; see `added`."""
         return added([self, other]) if isinstance(other, Histogram) else NotImplemented
 
+    def __sub__(self, other: Any) -> Histogram:
+        """The histogram without the documents of the other one; see `subtracted`."""
+        return subtracted(self, other) if isinstance(other, Histogram) else NotImplemented
+
     def __radd__(self, other: Any) -> Histogram:
         # What ``sum`` begins with.
         return self if isinstance(other, int) and other == 0 else NotImplemented
@@ -167,8 +173,8 @@ class Histogram:
         """Every field as JSON types; ``labels`` is null for kinds of more than 256 bins.
 
         A bin's place in ``counts`` is its byte, letter, pair or code point, or the place in ``tokens`` of its word,
-        line or n-gram; of bytes, each is the character of that number there. Counts of tokens per document are pairs of
-        lists for each: places, and how often.
+        line or n-gram; of bytes, each is the character of that number there. Per document, counts of more than 256 bins
+        and of tokens are pairs of lists for each: places, and how often.
         """
         found: dict[str, Any] = json.loads("".join(self.json_pieces()))
         return found
@@ -187,7 +193,7 @@ class Histogram:
                 yield f", {text}" if start else text
             yield "]"
         yield ', "counts": ['
-        if isinstance(self.counts, SparseCounts) and self.tokens is not None:
+        if isinstance(self.counts, SparseCounts):
             for row in range(len(self.counts)):
                 text = json.dumps([part.tolist() for part in self.counts.row(row)])
                 yield f", {text}" if row else text
@@ -200,11 +206,19 @@ class Histogram:
 
     def facts(self) -> dict[str, Any]:
         """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
+        listed = {
+            "documents": list(self.documents),
+            "ids": None if self.ids is None else list(self.ids),
+        }
+        return {name: listed.get(name, fact) for name, fact in self.short_facts().items()}
+
+    def short_facts(self) -> dict[str, Any]:
+        """The same with null for what is said of each document, which may be millions."""
         return {
             "by": self.by,
             "options": dict(self.options),
             "bins": self.bins,
-            "documents": list(self.documents),
+            "documents": None,
             "labels": list(self.labels) if self.tokens is None and self.bins <= FEW_BINS else None,
             "skipped": self.skipped,
             "nbytes": self.nbytes,
@@ -212,7 +226,7 @@ class Histogram:
             "seconds": self.seconds,
             "document_count": self.document_count,
             "undecodable": self.undecodable,
-            "ids": None if self.ids is None else list(self.ids),
+            "ids": None,
             "bad": [list(each) for each in self.bad],
         }
 
@@ -242,21 +256,7 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
         raise OptionError("there are no histograms to add; give one at least")
     first = histograms[0]
     for other in histograms[1:]:
-        if other.by != first.by:
-            raise OptionError(
-                f"counts by {first.by} and by {other.by} do not add up; count both corpora by the same kind"
-            )
-        differing = [name for name in first.options if other.options.get(name) != first.options[name]]
-        if differing:
-            said = ", ".join(
-                f"{name}={first.options[name]} and {other.options.get(name)}" for name in differing
-            )
-            raise OptionError(f"words of {said} do not add up; count both corpora with the same options")
-        if other.counts.ndim != first.counts.ndim:
-            raise OptionError(
-                "one of the histograms has a row of counts for each document, and another one for all; count both"
-                " corpora per document, or neither"
-            )
+        _check_alike(first, other, "add up")
     documents = tuple(name for histogram in histograms for name in histogram.documents)
     if len(set(documents)) < len(documents):
         twice = [name for name, times in Counter(documents).items() if times > 1]
@@ -280,6 +280,100 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
         tokens=tokens,
         options=first.options,
     )
+
+
+def _check_alike(first: Histogram, other: Histogram, what: str) -> None:
+    """Raise OptionError where two histograms do not count the same. what: what they do not."""
+    if other.by != first.by:
+        raise OptionError(
+            f"counts by {first.by} and by {other.by} do not {what}; count both corpora by the same kind"
+        )
+    differing = [name for name in first.options if other.options.get(name) != first.options[name]]
+    if differing:
+        said = ", ".join(f"{name}={first.options[name]} and {other.options.get(name)}" for name in differing)
+        raise OptionError(f"words of {said} do not {what}; count both corpora with the same options")
+    if other.counts.ndim != first.counts.ndim:
+        raise OptionError(
+            "one of the histograms has a row of counts for each document, and another one for all; count both"
+            " corpora per document, or neither"
+        )
+
+
+def subtracted(whole: Histogram, part: Histogram) -> Histogram:
+    """The histogram of the documents of ``whole`` without those of ``part``, which are among them.
+
+    Raises
+    ------
+    OptionError
+        They count different things, or only one of them per document; a document of ``part`` is not in ``whole``, or
+        was something else when that was counted.
+    """
+    _check_alike(whole, part, "subtract")
+    gone = set(part.documents)
+    if missing := gone.difference(whole.documents):
+        raise OptionError(
+            f"{counted(len(missing), 'document')} to be subtracted {'is' if len(missing) == 1 else 'are'} not among"
+            f" those counted, {min(missing)} first: subtract counts of documents that were counted by the same names"
+        )
+    kept = np.array([name not in gone for name in whole.documents], np.bool_)
+    counts, tokens = _without_rows(whole, kept) if whole.counts.ndim == 2 else _less(whole, part)
+    facts: dict[str, Any] = {
+        name: None if None in (ours := getattr(whole, name), theirs := getattr(part, name)) else ours - theirs
+        for name in ("skipped", "nbytes", "document_count", "undecodable")
+    }
+    if whole.counts.ndim == 2 and int(whole.totals.sum()) - int(part.totals.sum()) != int(counts.sum()):
+        raise _other_contents()
+    if any(fact is not None and fact < 0 for fact in facts.values()):
+        raise _other_contents()
+    return replace(
+        whole,
+        counts=counts,
+        tokens=tokens,
+        documents=tuple(itertools.compress(whole.documents, kept.tolist())),
+        ids=None if whole.ids is None else tuple(itertools.compress(whole.ids, kept.tolist())),
+        **facts,
+    )
+
+
+def _other_contents() -> OptionError:
+    return OptionError(
+        "what is to be subtracted was not counted so: a document had other contents then; count the corpus again, or"
+        " subtract the counts that were added"
+    )
+
+
+def _less(whole: Histogram, part: Histogram) -> Found:
+    """Counts of all documents together, without those of some. Raises OptionError where one would be below 0."""
+    if whole.tokens is None:
+        counts: np.ndarray = np.asarray(whole.counts) - np.asarray(part.counts)
+        tokens = None
+    else:
+        assert part.tokens is not None
+        total = TokenTotal(MEMORY_LIMIT // 8)
+        total.add_list(whole.tokens, np.asarray(whole.counts))
+        total.add_list(part.tokens, -np.asarray(part.counts))
+        found, tokens = total.result()
+        assert tokens is not None
+        counts = np.asarray(found)
+    if (counts < 0).any():
+        raise _other_contents()
+    return (counts, None) if tokens is None else (counts[counts > 0], tokens.chosen(counts > 0))
+
+
+def _without_rows(whole: Histogram, kept: np.ndarray) -> Found:
+    """Counts of each of the documents that are kept, and of these the tokens that occur."""
+    if isinstance(whole.counts, np.ndarray):
+        return whole.counts[kept], None
+    lengths = np.diff(whole.counts.indptr)
+    entries = np.repeat(kept, lengths)
+    indices, tokens, bins = whole.counts.indices[entries], whole.tokens, whole.counts.bins
+    if tokens is not None:
+        occurs = np.zeros(bins, np.bool_)
+        occurs[indices] = True
+        indices = (np.cumsum(occurs) - 1).astype(np.uint32)[indices]
+        tokens, bins = tokens.chosen(occurs), int(np.count_nonzero(occurs))
+    indptr = np.concatenate([[0], np.cumsum(lengths[kept])])
+    return SparseCounts(indptr, indices, whole.counts.values[entries], bins), tokens
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:

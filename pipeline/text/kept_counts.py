@@ -40,6 +40,7 @@ from tilewright.pipeline.text.documents import Counts, facts_from
 from tilewright.pipeline.text.fingerprints import covers
 from tilewright.pipeline.text.formats.listing import names_of
 from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.recognition import said_by
 
 FILE_NAME = "tilewright-counts.jsonl"
 
@@ -264,6 +265,8 @@ class Again(NamedTuple):
 
     places: tuple[int, ...]
     kept: Kept
+    moved: bool = False
+    """Whether one of them is a file of another name, which by its length may be the same."""
 
 
 @dataclass
@@ -288,29 +291,29 @@ def everything(corpus: Corpus) -> Left:
 
 
 def what_is_left(record: Record, corpus: Corpus, kind: Kind | TokenKind) -> Left:
-    """Compare a corpus with what the record holds, by the documents' names, sizes and times."""
+    """Compare a corpus with what the record holds, by the documents' names, sizes and times. What has another name than
+    before is found by these."""
     found = [_kept(line, entry) for line, entry in record.entries()]
     if not found:
         return everything(corpus)
-    by_path = {document.path: place for place, document in enumerate(corpus.documents)}
-    by_name = {document.name: place for place, document in enumerate(corpus.documents)}
-    left, cover = Left(), _Cover()
+    homes, left, cover = _Homes(corpus, found), Left(), _Cover()
     known: set[int] = set()
     gone: dict[str, None] = {}
     doubtful: list[Again] = []
     for kept in reversed(found):
-        names = zip(kept.paths, kept.names, strict=True)
-        places = [by_path.get(path, by_name.get(name)) for path, name in names]
+        places, moved = homes.of(kept)
         known.update(place for place in places if place is not None)
         gone |= {name: None for name, place in zip(kept.names, places, strict=True) if place is None}
         if None in places:
             continue
-        again = Again(tuple(place for place in places if place is not None), kept)
-        if _looks_as_before(again, corpus):
+        again = Again(tuple(place for place in places if place is not None), kept, moved)
+        if not moved and _looks_as_before(again, corpus):
             if cover.takes(again):
                 left.done.append(again)
         elif _can_be_compared(again, corpus, kind):
             doubtful.append(again)
+    # What is left of a file that grew or shrank is doubted most: another may have its name.
+    doubtful.sort(key=lambda again: not _has_its_lengths(again, corpus))
     left.doubtful = [again for again in doubtful if cover.takes(again)]
     for place, document in enumerate(corpus.documents):
         if place in cover.whole:
@@ -323,11 +326,89 @@ def what_is_left(record: Record, corpus: Corpus, kind: Kind | TokenKind) -> Left
     return left
 
 
+_Look = tuple[int, str | None, tuple[str | None, str | None], int | None]
+"""By what a file that has another name may be taken for one that was counted."""
+
+
+def _look_of(name: str, nbytes: int, codec: str | None, modified_ns: int | None) -> _Look:
+    return nbytes, codec, said_by(name), modified_ns
+
+
+class _Homes:
+    """Where documents of kept pieces are in the corpus: under their names, or, of files that were renamed or moved,
+    under others. Which file that may be, its length says, and of several the time of its last modification; whether it
+    is, its contents have to."""
+
+    def __init__(self, corpus: Corpus, found: Sequence[Kept]) -> None:
+        self._corpus = corpus
+        self._by_path = {document.path: place for place, document in enumerate(corpus.documents)}
+        self._by_name = {document.name: place for place, document in enumerate(corpus.documents)}
+        self._moved: dict[tuple[str, int, int], int | None] = {}
+        self._taken_places: set[int] = set()
+        at_home: set[int] = set()
+        for kept in found:
+            for path, name, facts in zip(kept.paths, kept.names, kept.facts.tolist(), strict=True):
+                place = self._named(path, name)
+                if place is not None and facts[:2] == self._facts(place):
+                    at_home.add(place)
+        self._free: dict[_Look, list[int]] = {}
+        """Files that are not what was counted under their names, if anything was, by what else they may be; the first
+        in the corpus stands last."""
+        for place in reversed(range(len(corpus.documents))):
+            if place not in at_home:
+                document = corpus.documents[place]
+                for modified_ns in (document.modified_ns, None):
+                    look = _look_of(document.name, document.nbytes, document.codec, modified_ns)
+                    self._free.setdefault(look, []).append(place)
+
+    def _named(self, path: str, name: str) -> int | None:
+        return self._by_path.get(path, self._by_name.get(name))
+
+    def _facts(self, place: int) -> list[int]:
+        document = self._corpus.documents[place]
+        return [document.nbytes, document.modified_ns]
+
+    def of(self, kept: Kept) -> tuple[list[int | None], bool]:
+        """The places of a piece's documents, None of those that are nowhere; and whether any has another name."""
+        places: list[int | None] = []
+        moved = False
+        rows = zip(kept.paths, kept.names, kept.codecs, kept.facts.tolist(), strict=True)
+        for path, name, codec, (nbytes, modified_ns, _) in rows:
+            place = self._named(path, name)
+            if place is None or self._corpus.documents[place].nbytes != nbytes:
+                key = path, nbytes, modified_ns
+                if key not in self._moved:
+                    self._moved[key] = self._taken(name, nbytes, codec, modified_ns, gone=place is None)
+                if self._moved[key] is not None:
+                    place, moved = self._moved[key], True
+            places.append(place)
+        return places, moved
+
+    def _taken(
+        self, name: str, nbytes: int, codec: str | None, modified_ns: int, *, gone: bool
+    ) -> int | None:
+        """A file that may be the one that was counted as ``name``, taken for no other from here on. gone: whether none
+        of that name is there; if one is, only one of the same time is looked for."""
+        for time in (modified_ns, None) if gone else (modified_ns,):
+            free = self._free.get(_look_of(name, nbytes, codec, time), [])
+            while free:
+                place = free.pop()
+                if place not in self._taken_places:
+                    self._taken_places.add(place)
+                    return place
+        return None
+
+
 def _looks_as_before(again: Again, corpus: Corpus) -> bool:
     documents = [corpus.documents[place] for place in again.places]
     return [document.codec for document in documents] == again.kept.codecs and bool(
         np.array_equal(_facts_of(again.places, corpus), again.kept.facts)
     )
+
+
+def _has_its_lengths(again: Again, corpus: Corpus) -> bool:
+    lengths = [corpus.documents[place].nbytes for place in again.places]
+    return bool(np.array_equal(lengths, again.kept.facts[:, 0]))
 
 
 def _facts_of(places: Sequence[int], corpus: Corpus) -> np.ndarray:
@@ -352,7 +433,7 @@ def _can_be_compared(again: Again, corpus: Corpus, kind: Kind | TokenKind) -> bo
         return False
     nbytes = np.array([document.nbytes for document in documents])
     if not kept.is_part:
-        return np.array_equal(nbytes, kept.facts[:, 0]) and covers(kept.prints, np.zeros_like(nbytes), nbytes)
+        return _has_its_lengths(again, corpus) and covers(kept.prints, np.zeros_like(nbytes), nbytes)
     (document,), before = documents, int(kept.facts[0, 0])
     start, stop = with_margins(piece_again(again, corpus), kind)
     # At the end of a document tokens end, too: what follows it now would make other ones.
@@ -408,6 +489,7 @@ class _Cover:
 
 def _notes(corpus: Corpus, left: Left, known: set[int], gone: list[str]) -> list[str]:
     doubtful = {place for again in left.doubtful for place in again.places}
+    moved = {place for again in left.doubtful if again.moved for place in again.places}
     uncounted = {*left.whole, *(place for place, _, _ in left.ranges)}
     as_before = {place for again in left.done for place in again.places}
     changed = sorted(known & uncounted - doubtful - as_before)
@@ -419,8 +501,14 @@ def _notes(corpus: Corpus, left: Left, known: set[int], gone: list[str]) -> list
     notes = [f"{counted(kept, 'piece')} of earlier runs {'is' if kept == 1 else 'are'} not counted again"]
     if changed:
         notes.append(f"{named(changed)} changed since, or came in a piece with some that did: counted anew")
-    if doubtful:
-        notes.append(f"{named(sorted(doubtful))} got other times since: compared with what was counted")
+    if doubtful - moved:
+        notes.append(
+            f"{named(sorted(doubtful - moved))} got other times since: compared with what was counted"
+        )
+    if moved:
+        notes.append(
+            f"{named(sorted(moved))} moved since, or came in a piece with some that did: compared with what was counted"
+        )
     if gone:
         notes.append(f"{names_of(sorted(gone))} left out, with what was counted: no more in the corpus")
     return notes

@@ -45,6 +45,7 @@ from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
 from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.sparse_counts import narrowest
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
 from tilewright.pipeline.transfer import file_upload
@@ -439,6 +440,7 @@ def _counts_of(
     stages = {name: sum(part.stages[name] for part in parts) for name in STAGES}
     prints = np.concatenate([part.prints for part in parts])
     nbytes = sum(part.nbytes for part in parts)
+    values = values.astype(narrowest(values))  # millions of them travel
     return Counts(cells, values, nbytes, prints, documents, lost, rows, remarks, tokens=tokens), stages
 
 

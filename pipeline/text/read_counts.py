@@ -26,6 +26,7 @@ from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.text.counts_group import GROUP_KIND, load_group
+from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.transfer.files import read_file
@@ -132,6 +133,10 @@ def _read_npz(path: Path | str) -> Read:
     try:
         with np.load(io.BytesIO(_contents(path)), allow_pickle=False) as found:
             facts = json.loads(str(found["facts"]))
+            for name, key in (("document", "documents"), ("id", "ids")):
+                if f"{name}_bytes" in found:
+                    texts = Tokens(found[f"{name}_bytes"], found[f"{name}_offsets"])
+                    facts[key] = Texts(texts, found[f"{name}_absent"]).all()
             tokens = Tokens(found["token_bytes"], found["token_offsets"]) if "token_bytes" in found else None
             counts: Counts = (
                 SparseCounts(found["indptr"], found["indices"], found["data"], int(found["shape"][1]))
@@ -143,6 +148,61 @@ def _read_npz(path: Path | str) -> Read:
     except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise StoreError(f"{path} holds no histogram: {error}; {AGAIN}") from error
     return facts, counts, tokens
+
+
+def _read_parquet(path: Path | str) -> Read:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise OptionError(
+            f"{path} is read by pyarrow, which is not installed here; install it (pip install 'tilewright[text]')"
+        ) from error
+    try:
+        source = pyarrow.BufferReader(_contents(path))
+        # Without documents of their own, their names are in the footer.
+        found = parquet.read_table(source, thrift_string_size_limit=2**31 - 1)
+        metadata = found.schema.metadata or {}
+        facts, documents = json.loads(metadata[GROUP_KIND.encode()]), json.loads(metadata[b"documents"])
+        if "document" not in found.column_names:
+            facts["documents"] = documents
+            tokens = _parquet_tokens(found["token"])[0] if "token" in found.column_names else None
+            values = found["count"].to_numpy().astype(np.int64)
+            if tokens is not None:
+                return facts, values, tokens
+            counts = np.zeros(int(facts["bins"]), np.int64)
+            counts[found["bin"].to_numpy()] = values
+            return facts, counts, None
+        facts["documents"] = documents or found["document"].to_pylist()
+        if "id" in found.column_names:
+            facts["ids"] = found["id"].to_pylist()
+        lists = found["counts"].combine_chunks()
+        values = lists.flatten().to_numpy()
+        indptr = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy())]).astype(np.int64)
+        if "tokens" in found.column_names:
+            tokens, columns = _parquet_tokens(found["tokens"].combine_chunks().flatten())
+            return facts, SparseCounts(indptr, columns, values, len(tokens)), tokens
+        sparse = SparseCounts(
+            indptr, found["bins"].combine_chunks().flatten().to_numpy(), values, int(facts["bins"])
+        )
+        return facts, sparse if sparse.bins > MOST_BINS_OF_ARRAYS else np.asarray(sparse), None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; give a file of counts") from error
+    except (ValueError, KeyError, IndexError, TypeError, pyarrow.ArrowException) as error:
+        raise StoreError(f"{path} holds no histogram: {error}; {AGAIN}") from error
+
+
+def _parquet_tokens(column: Any) -> tuple[Tokens, np.ndarray]:
+    """The different tokens of a column, in the order of their bytes, and the place there, uint32, of each entry."""
+    import pyarrow
+
+    whole = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    coded = whole.cast(pyarrow.binary()).dictionary_encode()
+    texts = coded.dictionary.to_pylist()
+    order = sorted(range(len(texts)), key=texts.__getitem__)
+    rank = np.empty(len(texts), np.uint32)
+    rank[order] = np.arange(len(texts))
+    return Tokens.of([texts[place] for place in order]), rank[coded.indices.to_numpy()]
 
 
 def _read_zarr(path: Path | str) -> Read:
@@ -158,8 +218,8 @@ def _read_zarr(path: Path | str) -> Read:
     return dict(array.attrs), counts, None
 
 
-ENDINGS = ".json, .npz and .zarr"
-READERS = {".json": _read_json, ".npz": _read_npz, ".zarr": _read_zarr}
+ENDINGS = ".json, .npz, .parquet and .zarr"
+READERS = {".json": _read_json, ".npz": _read_npz, ".parquet": _read_parquet, ".zarr": _read_zarr}
 
 
 def _check(path: Path | str, facts: Mapping[str, Any], counts: Counts, tokens: Tokens | None) -> None:

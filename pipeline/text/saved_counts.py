@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -38,14 +38,20 @@ from tilewright.pipeline.store.region_write import region_writes, write_region
 from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import UrlError, is_url, without_local_protocol
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counts_group import GROUP_KIND, store_group
+from tilewright.pipeline.text.counts_group import GROUP_KIND, as_unicode, store_group
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram
+from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 
 logger = logging.getLogger(__name__)
 
 CHUNK_NBYTES = 2**22
 """About the size of a chunk of a table of counts, in whole rows."""
+
+ROW_GROUP = 2**16
+"""Documents of a row group of Parquet."""
+
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors by which file systems say that they have none, such as FAT and some network and user-space ones."""
@@ -78,11 +84,13 @@ def check_outputs(
     OptionError
         A name whose ending says no format.
     """
-    for given, endings in ((out, tuple(out_endings or WRITERS)), (plot, (".png",))):
+    for given, endings in ((out, tuple(out_endings or WRITERS)), (plot, PLOT_ENDINGS)):
         if given is None:
             continue
         place = place_of(given)
-        _check_ending(place, endings)
+        check_ending(place, endings)
+        if suffix_of(place) == ".parquet":
+            parquet_module()
         if isinstance(place, str):
             _check_at_url(place, corpus, group_kind, overwrite=overwrite)
             continue
@@ -193,7 +201,8 @@ def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None
             )
 
 
-def _check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
+def check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
+    """Raise OptionError where the name of an output ends in none of these."""
     suffix = suffix_of(path)
     if suffix not in endings:
         found = f"ends in {suffix!r}" if suffix else "has no ending"
@@ -201,12 +210,13 @@ def _check_ending(path: Path | str, endings: tuple[str, ...]) -> None:
 
 
 def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a histogram as ``.csv``, ``.json`` or ``.zarr``; it appears when it is whole, or not at all.
+    """Write a histogram as ``.csv``, ``.json``, ``.npz``, ``.parquet`` or ``.zarr``; it appears when it is whole, or
+    not at all.
 
     ``overwrite`` replaces what stands there, also what came to stand there while the corpus was counted.
 
     CSV holds one row for each bin (per document, or of more than 256 bins: for each that occurs). Zarr and NumPy's npz
-    hold ``counts`` as they are, with everything else.
+    hold ``counts`` as they are, with everything else; Parquet, per document, lists of bins and of counts.
 
     Raises
     ------
@@ -218,7 +228,7 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwr
         The file cannot be written.
     """
     target = place_of(path)
-    _check_ending(target, tuple(WRITERS))
+    check_ending(target, tuple(WRITERS))
     WRITERS[suffix_of(target)](histogram, target, overwrite)
 
 
@@ -331,7 +341,12 @@ def _save_json(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
 
 def _save_npz(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     counts, tokens = histogram.counts, histogram.tokens
-    arrays: dict[str, Any] = {"facts": np.array(json.dumps(histogram.facts()))}
+    arrays: dict[str, Any] = {"facts": np.array(json.dumps(histogram.short_facts()))}
+    for name, texts in (("document", histogram.documents), ("id", histogram.ids)):
+        if texts is not None:
+            packed = Texts.of(texts)
+            arrays |= {f"{name}_bytes": packed.texts.data, f"{name}_offsets": packed.texts.offsets}
+            arrays[f"{name}_absent"] = packed.absent
     if isinstance(counts, SparseCounts):
         # As scipy.sparse.load_npz reads them.
         arrays |= {
@@ -353,13 +368,106 @@ def _save_npz(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
+def parquet_module() -> Any:
+    """The part of pyarrow that reads and writes Parquet. Raises OptionError where it is not installed."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise OptionError(
+            "output: Parquet is written by pyarrow, which is not installed here; install it (pip install"
+            " 'tilewright[text]'), or choose .json or .zarr"
+        ) from error
+    return parquet
+
+
+def _save_parquet(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
+    """A row for each document with lists of its bins, or tokens, and their counts; or a row for each bin."""
+    parquet = parquet_module()
+    import pyarrow
+
+    names, undecoded = as_unicode(histogram.documents)
+    per_document = histogram.counts.ndim == 2
+    listed = list(histogram.documents) if undecoded is not None or not per_document else None
+    # The mark by which outputs are known stands behind what may be long (`listing.py`).
+    metadata = {"documents": json.dumps(listed), GROUP_KIND: json.dumps(histogram.short_facts())}
+    rows = _document_rows(histogram, names) if per_document else _bin_rows(histogram)
+
+    def write(draft: Path) -> None:
+        first = next(rows).replace_schema_metadata(metadata)
+        with parquet.ParquetWriter(draft, first.schema) as writer:
+            writer.write_table(first)
+            for table in rows:
+                writer.write_table(table.replace_schema_metadata(metadata))
+
+    try:
+        write_whole(path, write, overwrite=overwrite)
+    except pyarrow.ArrowException as error:
+        raise StoreError(f"output: cannot write {path}: {error}") from error
+
+
+def _token_array(histogram: Histogram, places: np.ndarray) -> Any:
+    """Bins as Arrow has them: tokens as text, or as bytes where they are no text; others as their numbers."""
+    import pyarrow
+
+    if histogram.tokens is None:
+        return pyarrow.array(places.astype(np.uint32))
+    tokens = histogram.tokens
+    data = [tokens[place] for place in range(len(tokens))] if len(places) >= len(tokens) else None
+    found = [tokens[place] if data is None else data[place] for place in places.tolist()]
+    return pyarrow.array(found, pyarrow.binary()).cast(
+        pyarrow.binary() if histogram.is_of_bytes else pyarrow.string()
+    )
+
+
+def _document_rows(histogram: Histogram, names: Sequence[str]) -> Iterator[Any]:
+    import pyarrow
+
+    counts, ids = histogram.counts, histogram.ids
+    for start in range(0, max(1, len(counts)), ROW_GROUP):
+        stop = min(start + ROW_GROUP, len(counts))
+        if isinstance(counts, SparseCounts):
+            edges = counts.indptr[start : stop + 1]
+            part = slice(edges[0], edges[-1])
+            places, values = counts.indices[part], counts.values[part]
+        else:
+            rows, places = np.nonzero(counts[start:stop])
+            values = counts[start:stop][rows, places]
+            edges = np.searchsorted(rows, np.arange(stop - start + 1))
+        offsets = pyarrow.array((edges - edges[0]).astype(np.int32))
+        lists = {
+            "bins" if histogram.tokens is None else "tokens": _token_array(histogram, places),
+            "counts": pyarrow.array(values.astype(np.uint64)),
+        }
+        columns = {"document": pyarrow.array(names[start:stop], pyarrow.string())}
+        if ids is not None:
+            columns["id"] = pyarrow.array(ids[start:stop], pyarrow.string())
+        columns |= {name: pyarrow.ListArray.from_arrays(offsets, values) for name, values in lists.items()}
+        yield pyarrow.table(columns)
+
+
+def _bin_rows(histogram: Histogram) -> Iterator[Any]:
+    import pyarrow
+
+    totals = histogram.totals
+    shown = np.arange(histogram.bins) if histogram.bins <= FEW_BINS else np.flatnonzero(totals)
+    for start in range(0, max(1, len(shown)), CHUNK_NBYTES):
+        places = shown[start : start + CHUNK_NBYTES]
+        columns = {"bin" if histogram.tokens is None else "token": _token_array(histogram, places)}
+        if histogram.tokens is None:
+            labels = [histogram.label(place) for place in places.tolist()]
+            columns["label"] = pyarrow.array(labels, pyarrow.string())
+        yield pyarrow.table(columns | {"count": pyarrow.array(totals[places].astype(np.uint64))})
+
+
 def _save_zarr(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     if histogram.tokens is not None or isinstance(histogram.counts, SparseCounts):
         store_group(
             histogram.counts,
             histogram.tokens,
-            histogram.facts(),
+            histogram.short_facts(),
             path,
+            documents=histogram.documents,
+            ids=histogram.ids,
             encoding=encoding_of(histogram.by),
             overwrite=overwrite,
         )
@@ -408,5 +516,6 @@ WRITERS: dict[str, Callable[[Histogram, Path | str, bool], None]] = {
     ".csv": _save_csv,
     ".json": _save_json,
     ".npz": _save_npz,
+    ".parquet": _save_parquet,
     ".zarr": _save_zarr,
 }

@@ -27,9 +27,10 @@ from typing import Any
 
 from tests.campaign import processes, table
 from tests.campaign.damages import damage_of, run_damage
-from tests.campaign.kills import keep_logs, kill_of, run_kill
+from tests.campaign.kills import count_kill_of, keep_logs, kill_of, run_kill
 from tests.campaign.lane import Lane, run_all
 from tests.campaign.power import cut_of, run_cut, why_not
+from tests.campaign.states import run_state, state_of
 
 LEAST_FREE_NBYTES = 2**30
 """A file system in memory with less is left alone."""
@@ -52,7 +53,21 @@ def _cut(lane: Lane, seed: int, change: int | None) -> Case:
     return run_cut(lane, cut_of(seed))
 
 
-KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {"kills": _kill, "damages": _damage, "cuts": _cut}
+def _count(lane: Lane, seed: int, change: int | None) -> Case:
+    return run_kill(lane, count_kill_of(seed), change)
+
+
+def _state(lane: Lane, seed: int, change: int | None) -> Case:
+    return run_state(lane, state_of(seed))
+
+
+KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {
+    "kills": _kill,
+    "damages": _damage,
+    "cuts": _cut,
+    "counts": _count,
+    "states": _state,
+}
 """What a case of each kind is made and judged by."""
 
 

@@ -1,7 +1,8 @@
 """Counts the changes that a process makes to the file system, and stops it right before one of them.
 
-A change is a call that makes, opens for writing, shortens, renames or removes a file or a folder, or forces one to
-disk. What it is told, and what it tells, lies in memory that all processes of a case share (`Orders`).
+A change is a call that makes, opens for writing, shortens, renames or removes a file or a folder, forces one to disk,
+or adds a finished piece to the record of a count.
+What it is told, and what it tells, lies in memory that all processes of a case share (`Orders`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ PATHS = {
 }
 """Python's audit events that are changes, and which of their arguments are a path and the folder that it starts at."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+RECORD = "/tilewright-counts.jsonl"
+"""How the path of a count's record ends."""
 
 
 class Orders(ctypes.Structure):
@@ -57,7 +60,7 @@ class Orders(ctypes.Structure):
     changes: Any
     """The most changes that a process of each role has made in this case."""
     slow_seconds: float
-    """The most that storing a chunk is delayed by, as a slow disk does it."""
+    """The most that storing a chunk, or recording a piece of a count, is delayed by, as a slow disk does it."""
 
 
 def orders_at(path: Path) -> Orders:
@@ -134,7 +137,15 @@ def install(path: Path, role: int) -> None:
         changes.count()
         force(descriptor)
 
-    os.fsync = counted  # there is no event of it
+    write: Callable[..., int] = os.pwrite
+
+    def counted_write(descriptor: int, data: bytes, offset: int) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(RECORD):
+            time.sleep(random.random() * changes.orders.slow_seconds)
+            changes.count()
+        return write(descriptor, data, offset)
+
+    os.fsync, os.pwrite = counted, counted_write  # there are no events of them
 
 
 if ORDERS_VARIABLE in os.environ:

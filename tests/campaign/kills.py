@@ -16,7 +16,7 @@ from typing import Any
 from tests.campaign import processes
 from tests.campaign.changes import CLIENT, WORKER
 from tests.campaign.lane import THREADS, WORKERS, Lane, Reference
-from tests.campaign.works import WORKS, Work, differences
+from tests.campaign.works import COUNTS, EVERY, WORKS, Work, differences
 
 TARGETS = {
     "local": ("client",),
@@ -27,6 +27,8 @@ TARGETS = {
 on a scheduler and workers that were there before it."""
 CLUSTERS = {"site": 6, "local": 3, "processes": 2}
 """How often each comes up; processes take longest to start."""
+COUNT_CLUSTERS = {"local": 6, "site": 3, "processes": 1}
+"""The same of counts."""
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP")
 FOR_GOOD_SHARE = 0.15
 """Of workers and schedulers that are stopped, how many stay so: each takes the deadline for silence."""
@@ -81,13 +83,33 @@ def kill_of(seed: int) -> Kill:
     )
 
 
+def count_kill_of(seed: int) -> Kill:
+    """One of a count, by SIGKILL: right before the record gets a piece, or another change; or at any time."""
+    rng = random.Random(f"count {seed}")
+    cluster = rng.choices(list(COUNT_CLUSTERS), list(COUNT_CLUSTERS.values()))[0]
+    return Kill(
+        seed,
+        rng.choice(list(COUNTS)),
+        cluster,
+        rng.choice(TARGETS[cluster][:5]),
+        "SIGKILL",
+        rng.choices(("change", "time"), (3, 1))[0],
+        CLIENT,
+        rng.random(),
+        0.0,
+        False,
+        rng.choice((0.0, SLOW_SECONDS)),
+        rng.random(),
+    )
+
+
 def run_kill(lane: Lane, kill: Kill, change: int | None = None) -> dict[str, Any]:
     """Carry a case out; returns what it is and what came of it. ``broken`` names the promises that were not kept.
 
     change: before which change, where it is to be another than the seed gives: those of a command differ by a few from
     run to run.
     """
-    work = WORKS[kill.work]
+    work = EVERY[kill.work]
     reference = lane.reference(work, kill.cluster)
     folder = lane.begin(work)
     before = set(lane.served()) if kill.cluster == "processes" else set()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from tests.campaign import processes
 from tests.campaign.changes import CLIENT, WORKER, log_of, orders_at
-from tests.campaign.works import PIECE_NBYTES, TILES, WORKS, Product, Work, tiles_of_chunks
+from tests.campaign.works import EVERY, PIECE_NBYTES, TILES, Product, Work, tiles_of_chunks
 
 WORKERS, THREADS = 2, 2
 DEADLINE_SECONDS = 5
@@ -248,7 +248,7 @@ def run_all(folder: Path) -> None:
     from tilewright.workflows.repair import repair
 
     folder.mkdir()
-    for work in WORKS.values():
+    for work in EVERY.values():
         work.make_inputs(folder)
         cli.main(work.argv(folder), standalone_mode=False)
         if isinstance(work, Product):

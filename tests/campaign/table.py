@@ -92,6 +92,24 @@ def _of_kills(cases: Sequence[Case]) -> str:
     return f"kills: {len(every)}, and {idle} cases whose command had ended before\n\n{_rows(heads, rows)}\n"
 
 
+def _of_counts(cases: Sequence[Case]) -> str:
+    return f"counts: {_of_kills(cases)}"
+
+
+def _of_states(cases: Sequence[Case]) -> str:
+    groups = defaultdict[tuple[str, str], list[Case]](list)
+    for case in cases:
+        groups[case.get("damage", "?"), case.get("state", "?")].append(case)
+    heads = ("damage", "state", "cases", "refused", "kept", "counted", "broken")
+    rows = [
+        (damage, state, len(found), sum(case.get("refused", False) for case in found),
+         *(sum(case.get(name, 0) for case in found) for name in ("kept", "counted")),
+         sum(bool(case["broken"]) for case in found))
+        for (damage, state), found in sorted(groups.items())
+    ]  # fmt: skip
+    return f"damaged states of counts: {len(cases)}\n\n{_rows(heads, rows)}\n"
+
+
 def _of_damages(cases: Sequence[Case]) -> str:
     groups = defaultdict[tuple[str, str], list[Case]](list)
     for case in cases:
@@ -136,4 +154,6 @@ SUMMARIES: dict[str, Callable[[Sequence[Case]], str]] = {
     "kills": _of_kills,
     "damages": _of_damages,
     "cuts": _of_cuts,
+    "counts": _of_counts,
+    "states": _of_states,
 }

@@ -19,9 +19,11 @@ import pytest
 
 from tests.campaign import changes, processes, table
 from tests.campaign.damages import DAMAGES, PRODUCTS, REMEDIES, damage_of
-from tests.campaign.kills import TARGETS, kill_of
+from tests.campaign.kills import TARGETS, count_kill_of, kill_of
 from tests.campaign.power import cut_of
-from tests.campaign.works import differences, entries_in, recorded_tiles
+from tests.campaign.states import DAMAGES as STATE_DAMAGES
+from tests.campaign.states import state_of
+from tests.campaign.works import COUNTS, differences, entries_in, recorded_tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,12 +40,19 @@ def run_campaign(folder: Path, *options: str) -> tuple[subprocess.CompletedProce
 SMALL = ("--kills", "5", "--damages", "6", "--cuts", "2", "--seed", "14858", "--jobs", "1")
 """Cases of few products, and yet of a client, workers and a nanny, of each signal, of each remedy, and of a cut in the
 middle and at the end."""
+COUNTED = ("--counts", "3", "--states", "3")
 
 
 def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
-    done, cases = run_campaign(tmp_path, *SMALL)
+    done, cases = run_campaign(tmp_path, *SMALL, *COUNTED)
     assert done.returncode == 0, done.stdout + done.stderr
-    kinds = {kind: [case for case in cases if case["kind"] == kind] for kind in ("kills", "damages", "cuts")}
+    kinds = {
+        kind: [case for case in cases if case["kind"] == kind]
+        for kind in ("kills", "damages", "cuts", "counts", "states")
+    }
+    assert sum(case["took_effect"] for case in kinds["counts"]) >= 2
+    assert len(kinds["states"]) == 3
+    assert any(case["kept"] and case["counted"] for case in kinds["states"])
     assert len(kinds["kills"]) == 5
     assert sum(case["took_effect"] for case in kinds["kills"]) >= 3
     assert {case["remedy"] for case in kinds["damages"]} == {"audit", "repair", "resume"}
@@ -69,6 +78,34 @@ def test_a_hundred_damages_are_found_and_put_right(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert {case["damage"] for case in cases} == set(DAMAGES)
     assert sum(case["undamaged"] for case in cases) > 3000
+
+
+@pytest.mark.slow
+def test_counts_survive_kills_and_cuts_of_what_they_keep(tmp_path: Path) -> None:
+    done, cases = run_campaign(tmp_path, "--counts", "60", "--states", "60", "--seed", "1000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(cases) == 120
+
+
+def test_cases_of_counts_follow_from_their_seeds() -> None:
+    kills = [count_kill_of(seed) for seed in range(200)]
+    assert kills == [count_kill_of(seed) for seed in range(200)]
+    assert {kill.signal for kill in kills} == {"SIGKILL"}
+    assert {(kill.work, kill.cluster) for kill in kills} == {
+        (work, cluster) for work in COUNTS for cluster in ("local", "processes", "site")
+    }
+    states = [state_of(seed) for seed in range(400)]
+    assert states == [state_of(seed) for seed in range(400)]
+    assert {(each.work, each.damage) for each in states} == {
+        (work, damage) for work in COUNTS for damage in STATE_DAMAGES
+    }
+
+
+@pytest.mark.parametrize("name", STATE_DAMAGES)
+def test_a_damage_of_a_state_changes_it(name: str) -> None:
+    whole = b"".join(b'{"line": %d}\n' % line for line in range(20))
+    hurt = [STATE_DAMAGES[name](random.Random(seed), whole) for seed in range(20)]
+    assert sum(data != whole for data in hurt) >= 18
 
 
 def test_a_fork_server_that_a_killed_client_has_ended_is_started_anew(tmp_path: Path) -> None:

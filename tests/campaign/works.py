@@ -1,16 +1,20 @@
-"""What is computed in a campaign: small products of many tiles, and a count of many pieces."""
+"""What is computed in a campaign: small products of many tiles, and counts of many pieces."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import zarr
+import zstandard
 
 from tilewright.pipeline.product.output import partial_path
 
@@ -95,27 +99,39 @@ class Product:
 
 @dataclass(frozen=True)
 class Count:
-    """The bytes of one file, counted in pieces that a folder keeps."""
+    """A corpus, counted in pieces that a folder keeps."""
 
-    name: str = "histogram"
+    name: str
+    options: tuple[str, ...] = ()
+    """Beside where the counts and the pieces go."""
+    files: Callable[[np.random.Generator], dict[str, bytes]] = lambda rng: {
+        "corpus.txt": rng.bytes(PIECES * PIECE_NBYTES)
+    }
+    """What the corpus's files hold, by their names."""
 
     def make_inputs(self, folder: Path) -> None:
-        text = np.random.default_rng(33).integers(0, 256, PIECES * PIECE_NBYTES, np.uint8)
-        (folder / "corpus.txt").write_bytes(text.tobytes())
+        (folder / "corpus").mkdir()
+        for name, data in self.files(np.random.default_rng(33)).items():
+            (folder / "corpus" / name).write_bytes(data)
 
     def argv(self, folder: Path) -> list[str]:
         out, state = str(folder / "counts.json"), str(folder / "state")
-        return ["histogram", str(folder / "corpus.txt"), "--out", out, "--state", state, "--json"]
+        where = ["--out", out, "--state", state, "--json"]
+        return ["histogram", str(folder / "corpus"), *self.options, *where]
+
+    def record(self, folder: Path) -> Path:
+        return folder / "state" / "tilewright-counts.jsonl"
 
     def result(self, folder: Path) -> dict[str, str]:
         out = folder / "counts.json"
         if not out.exists():
             return {}
-        counts = json.loads(out.read_text())["counts"]  # beside them is how long it took
-        return {out.name: hashlib.blake2b(json.dumps(counts).encode(), digest_size=16).hexdigest()}
+        found = json.loads(out.read_text())
+        del found["seconds"]  # how long it took, the last time
+        return {out.name: hashlib.blake2b(json.dumps(found).encode(), digest_size=16).hexdigest()}
 
     def leftovers(self, folder: Path) -> list[str]:
-        allowed = ("corpus.txt", "counts.json", "state")
+        allowed = ("corpus", "counts.json", "state")
         # The draft of a table has its process's number in its name: one that is killed with it in hand leaves it.
         names = (path.name for path in folder.iterdir() if not path.match(".counts.json.*.partial"))
         return sorted(name for name in names if name not in allowed)
@@ -123,14 +139,55 @@ class Count:
     def recorded(self, folder: Path) -> set[Any]:
         return set(self.pieces(folder))
 
-    def pieces(self, folder: Path) -> list[tuple[int, int]]:
-        """First and last + 1 byte of each that the record holds, again where it was counted again."""
-        lines = entries_in(folder / "state" / "tilewright-counts.jsonl")
-        return [(line["start"], line["stop"]) for line in lines if "start" in line]
+    def pieces(self, folder: Path) -> list[tuple[str, int, int]]:
+        """What the record holds: files, and first and last + 1 byte of each, again where they were counted again."""
+        return pieces_in(entries_in(self.record(folder)))
 
     def kept(self, printed: dict[str, Any], before: set[Any], folder: Path) -> int:
         times = Counter(self.pieces(folder))
         return sum(times[piece] == 1 for piece in before)
+
+
+def pieces_in(entries: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """Files, and first and last + 1 byte of each, that entries of a count's record are of."""
+    found = []
+    for entry in entries:
+        if "start" not in entry:
+            continue
+        names = zstandard.decompress(base64.b64decode(entry["names"])).decode().split("\0")
+        width, _, data = entry["facts"].partition(" ")
+        lengths = np.frombuffer(zstandard.decompress(base64.b64decode(data)), width)[: len(names)].tolist()
+        if len(names) == 1:
+            found.append((names[0], entry["start"], entry["stop"]))
+        else:
+            found += [(name, 0, length) for name, length in zip(names, lengths, strict=True)]
+    return found
+
+
+def _some_words(rng: np.random.Generator, count: int) -> list[str]:
+    return [f"{'aeiouß'[word % 6]}{word}" for word in rng.zipf(1.5, count).tolist()]
+
+
+def _mixed_files(rng: np.random.Generator) -> dict[str, bytes]:
+    """A large text, small ones that share pieces, and compressed ones."""
+    texts = {f"{number:02}.txt": _some_words(rng, 100 * number) for number in range(30)}
+    files = {name: " ".join(words).encode() for name, words in texts.items()}
+    files["large.txt"] = " ".join(_some_words(rng, 60_000)).encode()
+    for number in range(4):
+        files[f"{number}.txt.gz"] = gzip.compress(" ".join(_some_words(rng, 20_000)).encode())
+    return files
+
+
+def _shards(rng: np.random.Generator) -> dict[str, bytes]:
+    """Lines of JSON, compressed: each a document with a name of its own."""
+    files = {}
+    for shard in range(16):
+        lines = [
+            json.dumps({"id": f"{shard}-{line}", "text": " ".join(_some_words(rng, 20))})
+            for line in range(200)
+        ]
+        files[f"{shard:02}.jsonl.zst"] = zstandard.compress("\n".join(lines).encode())
+    return files
 
 
 WORKS: dict[str, Work] = {
@@ -140,9 +197,23 @@ WORKS: dict[str, Work] = {
         Product("int64", "i8"),
         Product("float32-zstd", "f4", compressed=True),
         Product("int32-sharded", "i4", compressed=True, sharded=True),
-        Count(),
+        Count("histogram"),
     )
 }
+COUNTS: dict[str, Count] = {
+    work.name: work
+    for work in (
+        Count("bytes"),
+        Count("words", ("--by", "word"), _mixed_files),
+        Count("bigrams-of-each", ("--by", "bigram", "--per-document"), _mixed_files),
+        Count(
+            "fields",
+            ("--by", "codepoint", "--per-document", "--field", "text", "--id-field", "id"),
+            _shards,
+        ),
+    )
+}
+EVERY: dict[str, Work] = {**WORKS, **COUNTS}
 
 
 def digest(path: Path) -> str:
@@ -170,11 +241,15 @@ def differences(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
 def entries_in(record: Path) -> list[dict[str, Any]]:
     """The whole lines of a record."""
     try:
-        lines = record.read_bytes().split(b"\n")
+        return parsed(record.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def parsed(data: bytes) -> list[dict[str, Any]]:
+    """The lines of a text that are JSON."""
     found = []
-    for line in lines:
+    for line in data.split(b"\n"):
         try:
             found.append(json.loads(line))
         except ValueError:  # torn

@@ -548,7 +548,7 @@ BAD = [
     (["matmul", "file.zarr", "b.zarr", "c.zarr"], ["A: ", "file.zarr"]),
     (["matmul", "a.zarr", "cube.zarr", "c.zarr"], ["(2, 2, 2)", "2 dimensions"]),
     (["matmul", "a.zarr", "a.zarr", "c.zarr"], ["6 columns", "8 rows", "transposing A"]),
-    (["matmul", "a.zarr", "words.zarr", "c.zarr"], ["words.zarr holds <U4", "only integers, floats"]),
+    (["matmul", "a.zarr", "words.zarr", "c.zarr"], ["words.zarr holds <U4", "only bool, integers, floats"]),
     (["matmul", "a.zarr", "dates.zarr", "c.zarr"], ["dates.zarr holds datetime64[s]"]),
     (["matmul", "a.zarr", "b.zarr", "x.zarr"], ["x.zarr exists", "overwrite"]),
     (["matmul", "a.zarr", "b.zarr", "text.txt"], ["text.txt exists"]),
@@ -880,7 +880,9 @@ def test_choices_are_those_of_the_layers_below() -> None:
         assert by.type.convert(kind, by, context) == kind
     assert all(kind in by.type.get_metavar(by, context) for kind in (*KINDS, "word", "line", "ngram:N"))
     assert cli.METHODS == spectral_options.METHODS
-    assert set(cli.BARS) == set(plots.BARS)
+    assert set(console.BARS) == set(plots.BARS)
+    assert console.MAPS == plots.MAPS
+    assert console.PLOT_ENDINGS == saved_counts.PLOT_ENDINGS
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS
     of_gram = (gram_options.SIDES, gram_options.MISSING_AS, gram_options.CONSTANTS)
@@ -1058,15 +1060,15 @@ PRODUCT = ["matmul", "a.zarr", "b.zarr", "c.zarr"]
             "65 is not in the range 1<=x<=64",
         ),
         (
-            ["histogram", "text.txt", "--out", "a.parquet"],
+            ["histogram", "text.txt", "--out", "a.feather"],
             "--out",
-            "ends in '.parquet'; the ending says the format and is .csv or .json or .npz or .zarr",
+            "ends in '.feather'; the ending says the format and is .csv or .json or .npz or .parquet or .zarr",
         ),
         (["histogram", "text.txt", "--out", "text"], "--out", "'text' has no ending"),
         (
             ["histogram", "text.txt", "--plot", "f.csv"],
             "--plot",
-            "ends in '.csv'; the ending says the format and is .png",
+            "ends in '.csv'; the ending says the format and is .png or .svg or .pdf",
         ),
     ],
 )

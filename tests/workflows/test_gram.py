@@ -263,10 +263,10 @@ class TestRefusals:
             tmp_path, client, tw.OptionError, "precision", False, precision="tf32", dtype="f8", center=True
         )
 
-    def test_no_place(self, tmp_path: Path, x: np.ndarray) -> None:
+    def test_no_place_to_append_to(self, tmp_path: Path, x: np.ndarray) -> None:
         for function in (tw.gram, tw.cov, tw.corr):
-            with pytest.raises(tw.OptionError, match="out=None: there is no place for the result"):
-                function(tmp_path / "x.zarr")
+            with pytest.raises(tw.OptionError, match="append=True without out: there is nothing to add to"):
+                function(tmp_path / "x.zarr", append=True)
 
 
 def test_a_matrix_that_changes_while_its_means_are_found_is_refused(

@@ -20,6 +20,7 @@ import tilewright as tw
 from tests.pipeline.text.test_counting import count
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
+from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.histogram import Histogram, added
 from tilewright.pipeline.text.saved_counts import save_histogram
 from tilewright.workflows.cli import cli
@@ -40,7 +41,28 @@ def assert_same(one: Histogram, other: Histogram) -> None:
     assert one.facts() == other.facts()
 
 
-@pytest.mark.parametrize("ending", [".json", ".zarr"])
+@pytest.mark.parametrize("ending", [".json", ".npz", ".parquet", ".zarr"])
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("by", ["codepoint", "word", "ngram:2:byte"])
+def test_documents_within_files_load_back(
+    client: Client, tmp_path: Path, by: str, per_document: bool, ending: str
+) -> None:
+    lines = [{"id": "a", "text": "Grüße an alle"}, {"text": ""}, {"id": "c", "text": "alle Wörter"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = tw.histogram(
+        tmp_path / "a.jsonl", by=by, per_document=per_document, field="text", id_field="id", cluster=client
+    )
+    save_histogram(found, tmp_path / f"f{ending}")
+    again = tw.Histogram.load(tmp_path / f"f{ending}")
+    assert again.facts() == found.facts()
+    np.testing.assert_array_equal(np.asarray(again.counts), np.asarray(found.counts))
+    assert again.ids == (("a", None, "c") if per_document else None)
+    assert tuple(again.documents) == found.documents
+    assert list_corpus([tmp_path]).documents[0].name.endswith("a.jsonl")
+    assert len(list_corpus([tmp_path]).documents) == 1 + (ending == ".npz"), "an output is left out"
+
+
+@pytest.mark.parametrize("ending", [".json", ".parquet", ".zarr"])
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("by", ["letter", "bigram"])
 def test_what_was_written_loads_back(tmp_path: Path, by: str, per_document: bool, ending: str) -> None:
@@ -84,6 +106,32 @@ def test_sums_do_not_depend_on_how_they_are_taken(cuts: list[int], per_document:
     assert_same(added([added(group) for group in groups]), added(all_of))
 
 
+@pytest.mark.parametrize("by", ["letter", "codepoint", "word"])
+@pytest.mark.parametrize("per_document", [False, True])
+def test_what_was_added_is_subtracted(client: Client, tmp_path: Path, by: str, per_document: bool) -> None:
+    words = ["Tilewright", "zählt", "Wörter", "und", "Zeichen", "jedes"]
+    paths = [tmp_path / name for name in "abcde"]
+    for number, path in enumerate(paths):
+        path.write_text(" ".join(words[number : number + 2] * (number + 1)))
+    whole, gone, rest = (
+        tw.histogram(part, by=by, per_document=per_document, cluster=client)
+        for part in (paths, paths[1:3], [paths[0], *paths[3:]])
+    )
+    found = whole - gone
+    np.testing.assert_array_equal(found.counts, rest.counts)
+    assert (found.documents, found.labels) == (rest.documents, rest.labels)
+    for name in ("nbytes", "skipped", "document_count", "undecodable"):
+        assert getattr(found, name) == getattr(rest, name)
+    assert not (whole - whole).counts.any()
+    with pytest.raises(
+        OptionError, match=f"2 documents to be subtracted are not among those counted, {paths[1]}"
+    ):
+        rest - gone
+    paths[1].write_text("zz" * 400)
+    with pytest.raises(OptionError, match="a document had other contents then"):
+        whole - tw.histogram(paths[1:3], by=by, per_document=per_document, cluster=client)
+
+
 def test_what_does_not_add_up_is_told() -> None:
     one = made("byte", ["a", "b"])
     with pytest.raises(OptionError, match="counts by byte and by letter do not add up"):
@@ -124,6 +172,12 @@ def test_the_command_writes_the_sum(run: Callable[..., Result]) -> None:
     assert "all.json exists" in again.stderr
     assert run("merge", "all.json", "--out", "all.json", "--overwrite").exit_code == 0
     assert_same(Histogram.load("all.json"), added(parts))
+    assert (
+        run("merge", "all.json", "--subtract", "1.json", "--subtract", "3.json", "--out", "2.json").exit_code
+        == 0
+    )
+    np.testing.assert_array_equal(Histogram.load("2.json").counts, parts[1].counts)
+    assert Histogram.load("2.json").documents == ("b", "c")
     assert run("merge", "1.json", "--out", "sum.csv").exit_code == 0
     assert Path("sum.csv").read_text().startswith("bin,label,count")
 
@@ -175,9 +229,9 @@ def test_other_files_are_told(tmp_path: Path) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         (tmp_path / "f.csv", OptionError, r"\.csv says neither all documents nor what was skipped"),
         (
-            tmp_path / "f.parquet",
+            tmp_path / "f.feather",
             OptionError,
-            r"ends in '\.parquet'; counts are read from \.json, \.npz and \.zarr",
+            r"ends in '\.feather'; counts are read from \.json, \.npz, \.parquet and \.zarr",
         ),
         (tmp_path / "f", OptionError, "has no ending"),
         (tmp_path / "none.json", StoreError, r"cannot read .*none\.json: No such file"),

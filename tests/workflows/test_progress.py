@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned, on_waiting
+from tilewright.pipeline.events import Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.workflows import console, progress
 from tilewright.workflows.console import listening
 from tilewright.workflows.display import Display, display
@@ -59,6 +59,18 @@ def test_the_last_unit_has_nothing_left() -> None:
     assert work.rates(1.0) == "1/1 piece"
 
 
+def test_of_pieces_what_is_left_is_told_by_their_bytes() -> None:
+    """Also within one that is all there is, or most."""
+    work = WorkProgress(WorkPlanned("histogram", 2, 0, "pieces", 100 * 2**20, 0), started=0.0)
+    work.advance(UnitAdvanced("histogram", 1, 2**20))
+    work.advance(UnitAdvanced("histogram", 1, 5 * 2**20))
+    assert work.rates(10.0) == "0/2 pieces, 5 MiB of 100 MiB, 512 KiB/s, 3 min 10 s left"
+    work.add(UnitDone("histogram", 0, "worker", 1.0, 5 * 2**20, 0, {}))
+    assert work.rates(20.0) == "1/2 pieces, 10 MiB of 100 MiB, 512 KiB/s, 3 min 0 s left"
+    work.add(UnitDone("histogram", 1, "worker", 1.0, 95 * 2**20, 0, {}))
+    assert work.rates(200.0) == "2/2 pieces, 100 MiB of 100 MiB, 512 KiB/s"
+
+
 def test_lines_are_rare_and_notices_are_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +80,7 @@ def test_lines_are_rare_and_notices_are_not(
     said = "a notice that is longer than the eighty columns of many a terminal: still one line [not markup]"
     lines(Notice(said))
     lines(PLANNED)
-    for index, time in enumerate([1.0, 9.0, 11.0, 12.0, 25.0]):
+    for index, time in enumerate([1.0, 8.0, 11.0, 12.0, 25.0]):
         now[0] = time
         lines(unit(index))
     lines(WorkDone("matmul", 25.0))

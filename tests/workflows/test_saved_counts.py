@@ -170,7 +170,7 @@ def test_counts_that_would_grow_over_something_else_are_refused_at_once(
     check_outputs([], tmp_path / "h.csv", None, overwrite=True)
 
 
-@pytest.mark.parametrize(("out", "plot"), [("h.parquet", None), (None, "h.pdf")])
+@pytest.mark.parametrize(("out", "plot"), [("h.feather", None), (None, "h.gif")])
 def test_from_python_an_ending_that_says_no_format_is_an_option_error(
     out: str | None, plot: str | None
 ) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import Facts, RemoteFile
 from tilewright.pipeline.text.formats.reading import Reading, is_hidden, relative_name
@@ -40,6 +44,7 @@ _OUTPUT = re.compile(
     rb'|\{"options": \{"shingle": "\w+", "ngram": \d'
 )
 """How the files begin that ``--out`` writes."""
+_ENDINGS_OF_OUTPUTS = (".json", ".csv", ".parquet")
 DUPLICATES_MARK = "tilewright_duplicates"
 """The attribute of what duplicates are written to as Zarr and Parquet."""
 _FOOTER_NBYTES = 2**16
@@ -101,11 +106,12 @@ class LeftOut:
         outputs = [
             name
             for name in kept
-            if (
-                name.endswith((".json", ".csv"))
-                and _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
+            if name.endswith(_ENDINGS_OF_OUTPUTS)
+            and (
+                (is_local and _is_our_table(os.path.join(here, name)))
+                if name.endswith(".parquet")
+                else _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
             )
-            or (name.endswith(".parquet") and is_local and _is_our_table(os.path.join(here, name)))
         ]
         self.outputs += len(outputs)
         files[:] = [name for name in kept if name not in outputs] if outputs else kept
@@ -127,12 +133,13 @@ def codec_of(
     nbytes: int,
     reading: Reading,
     told: dict[str, list[str]],
+    looked_at: int,
     head_at: HeadOf | None = None,
 ) -> str | None:
     """`Document.codec` of a file. told: gets the names of files that are counted as they are stored although they look
-    like something else. head_at: for a file that is no local one."""
+    like something else. looked_at: `least_looked_at`. head_at: for a file that is no local one."""
     codec = codec_named(name)
-    if _is_looked_at(name, nbytes):
+    if nbytes >= looked_at and codec is None:
         head = (head_at or head_of)(name, HEAD_NBYTES)
         form = recognised(head, name)
         # Without a field, tables are bytes like any others, and may be cut.
@@ -146,9 +153,10 @@ def codec_of(
     return codec if codec is not None or reading.as_stored else TEXT
 
 
-def _is_looked_at(name: str, nbytes: int) -> bool:
-    """Whether a file's first bytes are looked at when it is listed."""
-    return codec_named(name) is None and nbytes >= min(SNIFFED_NBYTES, config.get("piece-nbytes"))
+def least_looked_at() -> int:
+    """Of how many bytes the files are at least whose first bytes are looked at when they are listed, unless their names
+    say what they are."""
+    return min(SNIFFED_NBYTES, config.get("piece-nbytes"))
 
 
 def listed_at(
@@ -177,13 +185,14 @@ def listed_at(
     else:
         names = list(found) if reading.takes(url, named=True) else []
         left_out.unwanted += not names
+    looked_at = least_looked_at()
     if not reading.raw:
-        look(name for name in names if _is_looked_at(name, found[name].nbytes))
+        look(name for name in names if found[name].nbytes >= looked_at and codec_named(name) is None)
     return is_folder, [
         (
             name,
             found[name],
-            None if reading.raw else codec_of(name, found[name].nbytes, reading, told, head),
+            None if reading.raw else codec_of(name, found[name].nbytes, reading, told, looked_at, head),
         )
         for name in names
     ]
@@ -229,6 +238,79 @@ def head_of(path: str, nbytes: int = HEAD_NBYTES) -> bytes:
         os.close(descriptor)
 
 
+def with_separator(folder: str) -> str:
+    """What the names of a folder's entries stand behind."""
+    return folder if not folder or folder.endswith(os.sep) else folder + os.sep
+
+
+def below(folder: str, reading: Reading, left_out: LeftOut) -> Iterator[tuple[str, Sequence[str], int]]:
+    """What is to be counted below a folder, sorted by path: folders, names there that follow one another, and how many
+    links to folders the folder has, once. No more is held than the entries of the folders that are under way."""
+
+    def entries(here: str) -> tuple[list[list[str] | str], int]:
+        """Names of files that follow one another, and the folders to go into, the last first; and how many links to
+        folders there are."""
+        folders: list[str] = []
+        files: list[str] = []
+        linked: set[str] = set()
+        try:
+            with os.scandir(here) as found:
+                for entry in found:
+                    if not _is_folder(entry):
+                        files.append(entry.name)
+                        continue
+                    folders.append(entry.name)
+                    if entry.is_symlink():
+                        linked.add(entry.name)
+        except OSError as error:
+            raise CorpusError(
+                f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
+                " name other folders and files"
+            ) from error
+        left_out.choose(here, folders, files, folder, reading)
+        below = {name for name in folders if name not in linked}
+        runs: list[list[str] | str] = []
+        for is_below, run in groupby(sorted([*files, *below]), below.__contains__):
+            names = list(run)
+            runs += names if is_below else [names]
+        return runs[::-1], len(folders) - len(below)
+
+    runs, links = entries(folder)
+    yield folder, [], links
+    under_way = [(folder, runs)]
+    while under_way:
+        here, runs = under_way[-1]
+        if not runs:
+            under_way.pop()
+        elif isinstance(run := runs.pop(), str):
+            below = os.path.join(here, run)
+            runs, links = entries(below)
+            yield below, [], links
+            under_way.append((below, runs))
+        else:
+            yield here, run, 0
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Have Python not look for cycles of objects: while a million documents are made, none of which is in one, it would
+    look through all of them again and again, for half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def names_of(names: Sequence[str]) -> str:
     """Some names, and how many others there are."""
     more = len(names) - NAMED
@@ -243,7 +325,8 @@ def _is_our_table(path: str) -> bool:
         return False
     try:
         start = max(0, os.fstat(descriptor).st_size - _FOOTER_NBYTES)
-        return DUPLICATES_MARK.encode() in os.pread(descriptor, _FOOTER_NBYTES, start)
+        footer = os.pread(descriptor, _FOOTER_NBYTES, start)
+        return DUPLICATES_MARK.encode() in footer or GROUP_KIND.encode() in footer
     except OSError:
         return False
     finally:

@@ -66,7 +66,7 @@ def named(corpus: Corpus, names: Mapping[str, str]) -> Corpus:
     """The corpus, its files called as users call them."""
     if not names:
         return corpus
-    documents = tuple(replace(each, name=names.get(each.name, each.name)) for each in corpus.documents)
+    documents = tuple(each._replace(name=names.get(each.name, each.name)) for each in corpus.documents)
     return replace(corpus, documents=documents)
 
 

@@ -149,13 +149,10 @@ def _encoding(encoding: str | None) -> str | None:
 def is_hidden(name: str) -> bool:
     """Whether a name in a folder is one that tools keep for themselves: it begins with a dot, or marks what a job has
     finished."""
-    return name.startswith(".") or name in (
-        "_SUCCESS",
-        "_STARTED",
-        "_COMMITTED",
-        "_metadata",
-        "_common_metadata",
-    )
+    return name[:1] == "." or name in _MARKS
+
+
+_MARKS = frozenset(("_SUCCESS", "_STARTED", "_COMMITTED", "_metadata", "_common_metadata"))
 
 
 def has_hidden(path: str) -> bool:

@@ -50,23 +50,31 @@ def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.zarr"]
 
 
-def test_a_group_whose_readers_do_not_find_an_output_is_told_of(tmp_path: Path) -> None:
-    zarr.create_group(tmp_path / "two", zarr_format=2)
-    zarr.create_group(tmp_path / "three").create_group("inner")
-    note = groups.group_note(tmp_path / "two" / "c")
-    assert note is not None
-    assert (
-        f"{tmp_path}/two/c lies in a group of Zarr format 2, {tmp_path}/two, and is written in format 3"
-        in note
-    )
-    places = [tmp_path / "three" / "c", tmp_path / "three" / "inner" / "c"]
-    assert not any(groups.group_note(path) for path in [*places, tmp_path / "c", tmp_path / "none" / "c"])
-    with warnings.catch_warnings(action="ignore"):  # that no specification knows of it
-        zarr.consolidate_metadata(tmp_path / "three")
-    for path in places:
-        note = groups.group_note(path)
-        assert note is not None
-        assert f"zarr.consolidate_metadata('{tmp_path}/three')" in note
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_group_has_its_outputs_in_its_own_format_and_its_consolidated_metadata(
+    zarr_format: Any, tmp_path: Path
+) -> None:
+    group = zarr.create_group(tmp_path / "store", zarr_format=zarr_format)
+    group.create_group("inner").create_array("old", data=np.ones(3))
+    with warnings.catch_warnings(action="ignore"):  # that no specification of format 3 knows of it
+        zarr.consolidate_metadata(tmp_path / "store")
+        for place in ("inner/c", "d", "new/e"):
+            final = tmp_path / "store" / place
+            begin(final, 1).publish()
+            assert groups.renew_consolidated(final) == []
+        seen = zarr.open_consolidated(tmp_path / "store")
+        names = dict(seen.members(max_depth=None))
+    assert sorted(names) == ["d", "inner", "inner/c", "inner/old", "new", "new/e"]
+    assert names["d"].metadata.zarr_format == zarr_format
+    assert (names["new/e"][...] == names["d"][...]).all()
+
+
+def test_consolidated_metadata_that_cannot_be_renewed_are_told_of(tmp_path: Path) -> None:
+    zarr.create_group(tmp_path / "store", zarr_format=2)
+    (tmp_path / "store" / ".zmetadata").write_text("[1]")
+    begin(tmp_path / "store" / "c", 1).publish()
+    (told,) = groups.renew_consolidated(tmp_path / "store" / "c")
+    assert f"renew them by zarr.consolidate_metadata('{tmp_path}/store')" in told
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -74,8 +82,6 @@ def test_folders_between_a_group_and_an_output_become_groups(zarr_format: int, t
     store = tmp_path / "store"
     zarr.create_group(store, zarr_format=zarr_format)
     final = store / "a" / "b" / "c"
-    note = groups.group_note(final)
-    assert (note is not None and f"{store}, and is written in format 3" in note) == (zarr_format == 2)
     output = begin(final, 1)
     (made,) = {".zgroup", "zarr.json"} & {path.name for path in store.iterdir()}
     assert not [path for path in (final.parent, final.parent.parent) if (path / made).exists()], "not before"
@@ -84,7 +90,7 @@ def test_folders_between_a_group_and_an_output_become_groups(zarr_format: int, t
         members = dict(zarr.open_group(store, mode="r").members(max_depth=None))
     assert [type(members[name]) for name in ("a", "a/b")] == [zarr.Group] * 2
     assert {members[name].metadata.zarr_format for name in ("a", "a/b")} == {zarr_format}
-    assert ("a/b/c" in members) == (zarr_format == 3), "of which the note tells"
+    assert members["a/b/c"].metadata.zarr_format == zarr_format
 
 
 def test_folders_around_an_output_that_no_group_holds_stay_folders(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -326,14 +325,14 @@ def test_hosts_compare_times_as_far_as_their_file_systems_keep_them(tmp_path: Pa
     os.utime(tmp_path / "a", ns=(written, written))
     target = np.empty(len(OLD), np.uint8)
     for step in (1, *TIME_STEPS_NS):
-        read_range(replace(document, modified_ns=written // step * step), 0, len(OLD), target)
+        read_range(document._replace(modified_ns=written // step * step), 0, len(OLD), target)
     said = (
         r"a was rewritten \(it is of 2001-09-09T01:46:41.234567 UTC, and was of 2001-09-09T01:46:40.000000\) after .*;"
         r" count it when nothing writes to it, and give copies on other hosts its times \(cp -p\)"
     )
     os.utime(tmp_path / "a", ns=(written, written))
     with pytest.raises(DocumentError, match=said):
-        read_range(replace(document, modified_ns=LONG_AGO + 2), 0, len(OLD), target)
+        read_range(document._replace(modified_ns=LONG_AGO + 2), 0, len(OLD), target)
 
 
 @given(time=st.integers(0, 2**62), later=st.integers(1, 2**62), step=st.sampled_from(TIME_STEPS_NS))

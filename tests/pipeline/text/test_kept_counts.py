@@ -270,6 +270,56 @@ def test_a_corpus_that_moved_is_known_by_its_names_and_contents(
     assert run.counted == 0
 
 
+@pytest.mark.parametrize("per_document", [False, True])
+def test_documents_that_were_renamed_or_moved_are_not_counted(
+    run: Run, paths: list[Path], per_document: bool, tmp_path: Path
+) -> None:
+    run.per_document = per_document
+    run(paths)
+    total = run.total
+    elsewhere = tmp_path / "corpus" / "below"
+    elsewhere.mkdir()
+    for path in paths:
+        path.rename(elsewhere / f"0{path.name}")
+    run.check([tmp_path / "corpus"])
+    assert (run.kept, run.counted, len(run.units)) == (0, 0, total)
+    assert "moved since, or came in a piece with some that did: compared with what was counted" in run.notices
+    run.check([tmp_path / "corpus"])
+    assert (run.kept, run.units) == (total, []), "their new names are known now"
+
+
+def test_documents_that_took_each_others_names_are_not_counted(
+    run: Run, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """As logs do when they are rotated."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    logs = [folder / f"log.{number}" for number in range(4)]
+    for number, log in enumerate(logs):
+        log.write_bytes(rng.bytes(1500 + number))
+    run([folder])
+    for log, older in zip(reversed(logs[:-1]), reversed(logs[1:]), strict=True):
+        log.rename(older)
+    logs[0].write_bytes(b"new\n")
+    run.check([folder])
+    assert run.counted == 1
+
+
+def test_another_file_of_the_same_length_is_counted(run: Run, paths: list[Path]) -> None:
+    """Though it has the time of one that is gone, and all else by which that was known."""
+    run(paths)
+    large = paths[0].with_name("large")
+    before = large.stat()
+    data = bytearray(large.read_bytes())
+    data[77] ^= 1
+    large.unlink()
+    other = large.with_name("larger")
+    other.write_bytes(data)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    run.check(sorted(paths[0].parent.iterdir()))
+    assert run.counted == 1
+
+
 def test_other_pieces_keep_what_was_counted(run: Run, paths: list[Path]) -> None:
     with pytest.raises(StoppedError):
         run(paths, stop_after=4)

@@ -36,6 +36,7 @@ from tilewright.pipeline.text.documents import Counts
 from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.text.formats.sources import Found
 from tilewright.pipeline.text.histogram import Histogram
+from tilewright.pipeline.text.names import Names, part_of
 from tilewright.pipeline.text.pieces import count_piece
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -91,7 +92,9 @@ def counted_piece(
     )
     names = [Path(document.name).name for document in corpus.documents]
     if part.rows is not None:
-        names = part.rows.names([names[place] for place in part.rows.places])
+        rows = part.rows
+        found = part_of(rows.places, rows.members, rows.numbers, rows.fields, rows.ids)
+        names = list(Names(names, [found], None))
     counts = np.zeros((len(names) if per_document else 1, KINDS[by].bins), np.int64)
     counts.reshape(-1)[part.cells] = part.values
     return counts, names, part

@@ -1,0 +1,101 @@
+"""What a stored product says of itself to who opens it: what it was made of, how, and whether that was checked; and the
+coordinates of its sides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.errors import BaseZarrError
+
+from tilewright import __version__
+from tilewright.pipeline.check.verify import Verification
+from tilewright.pipeline.store.arrays import UNREADABLE, name_of
+from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names, product_names
+from tilewright.pipeline.store.groups import (
+    carry_coordinates,
+    ended,
+    format_around,
+    renew_consolidated,
+)
+from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
+
+PROVENANCE = "tilewright"
+"""The attribute of C that says what it is."""
+
+
+def record_provenance(
+    array: zarr.Array[Any],
+    factors: Mapping[str, StoredArray],
+    transposed: tuple[bool, bool],
+    made: Mapping[str, Any],
+    verification: Verification | None,
+    now: datetime | None = None,
+) -> None:
+    """Write the attributes `PROVENANCE` and ``history``, as CF's conventions have that, of a finished array that has no
+    name yet. made: what else to say of it, for JSON. Raises what zarr does."""
+    when = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    names = {role: _named(one) for role, one in factors.items()}
+    operation = " ".join(role + "ᵀ" * turned for role, turned in zip("AB", transposed, strict=True))
+    checked = None if verification is None else str(verification).splitlines()[0]
+    facts = {
+        "version": __version__,
+        "operation": operation,
+        "inputs": names,
+        **json.loads(json.dumps(dict(made), default=str)),
+        "verification": checked,
+    }
+    told = ", ".join(f"{role} = {name}" for role, name in names.items())
+    history = f"{when} tilewright {__version__}: {operation} of {told}; {checked or 'not verified'}"
+    ended(lambda: array.update_attributes({PROVENANCE: facts, "history": history}))
+
+
+def _named(array: StoredArray) -> str:
+    if not isinstance(array, Section):
+        return name_of(array)
+    (top, bottom), (left, right) = array.rows, array.columns
+    return f"{name_of(array)}[{top}:{bottom},{left}:{right}]"
+
+
+def settle_in_group(
+    final: Path, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> list[str]:
+    """Make a product that has its name by now, in a group of Zarr, complete for readers of that: the coordinates of its
+    sides, as far as they lie beside A and B, and consolidated metadata. Nothing where it is in no group. Returns a
+    sentence for what could not be done."""
+    if format_around(final) is None:
+        return []
+    values: dict[str, np.ndarray] = {}
+    attributes: dict[str, Any] = {}
+    names = product_names(a, b, transpose_a, transpose_b) or ()
+    for name, (factor, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
+        found = None if name is None else _coordinates(factor, side)
+        if name is not None and found is not None:
+            values[name], attributes[name] = found
+    return carry_coordinates(final, values, attributes) + renew_consolidated(final, values)
+
+
+def _coordinates(array: StoredArray, side: int) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """The coordinates of a side that is one axis of a stored array, and their attributes; None where there are none."""
+    name, view, base = dimension_names(array)[side], unmasked(array), base_of(array)
+    axis = side
+    if isinstance(view, Flattened):
+        axes = (view.rows, view.columns)[side]
+        if len(axes) > 1:
+            return None
+        axis = axes[0]
+    place = None if name is None else coordinates_beside(base, name, base.shape[axis])
+    if place is None:
+        return None
+    try:
+        found = zarr.open_array(place, mode="r")
+        values, attributes = np.asarray(found[:]), found.attrs.asdict()
+    except (OSError, BaseZarrError, *UNREADABLE):
+        return None
+    first, last = (array.rows, array.columns)[side] if isinstance(array, Section) else (0, len(values))
+    return values[first:last], {name: one for name, one in attributes.items() if name != "_ARRAY_DIMENSIONS"}

@@ -1,0 +1,130 @@
+"""Arrays of dask: computed by their own graphs, on the cluster that multiplies them, into memory that all its workers
+read.
+
+Nothing can be read before there is a cluster. So such an array is opened as its shape and dtype say, and its numbers
+are computed when the cluster is there (`computed_on`), some blocks at a time: two for each thread of the cluster are
+under way or on their way here at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import zarr
+from distributed import Client, as_completed
+
+from tilewright.pipeline.errors import ShapeError, StoreError
+from tilewright.pipeline.store.region import Masked, StoredArray, base_of, whole_of
+from tilewright.pipeline.store.sources.mapped import MappedStore, mapped_array, named, stored_dtype
+from tilewright.pipeline.store.sources.memory import SharedMemory
+
+BLOCKS_A_THREAD = 2
+
+_opened: WeakValueDictionary[str, MappedStore] = WeakValueDictionary()
+"""By dask's names, which say what is computed: an array that is given twice is computed once."""
+
+
+class Pending:
+    """Memory for an array that is still to be computed."""
+
+    def __init__(self, array: Any, memory: SharedMemory, called: str) -> None:
+        self._array, self._memory, self._called = array, memory, called
+        self.is_computed = False
+
+    def compute(self, client: Client) -> None:
+        """Have the cluster compute all blocks. Raises StoreError where it cannot."""
+        if self.is_computed:
+            return
+        array = self._array
+        edges = [np.cumsum([0, *sides]) for sides in array.chunks]
+        places = itertools.product(*map(range, array.numblocks))
+        threads = sum(client.nthreads().values())
+        under_way = {}
+
+        def submit(count: int) -> list[Any]:
+            some = {client.compute(array.blocks[place]): place for place in itertools.islice(places, count)}
+            under_way.update(some)
+            return list(some)
+
+        if array.size:
+            done = as_completed(submit(max(1, BLOCKS_A_THREAD * threads)))
+            for future in done:
+                place = under_way.pop(future)
+                region = tuple(
+                    slice(edge[one], edge[one + 1]) for edge, one in zip(edges, place, strict=True)
+                )
+                try:
+                    self._memory.write(region, np.asarray(future.result()))
+                except Exception as error:  # whatever the graph's functions raise
+                    client.cancel(list(under_way))
+                    raise StoreError(
+                        f"{self._called}: block {place} cannot be computed ({type(error).__name__}: {error}); compute"
+                        " it by itself to see why, or store it (to_zarr), and give the path"
+                    ) from error
+                for other in submit(1):
+                    done.add(other)
+        self.is_computed = True
+        self._array = None
+
+
+def is_dask(source: Any) -> bool:
+    kind = type(source)
+    return kind.__module__.startswith("dask.array.") and kind.__name__ == "Array"
+
+
+def open_dask(
+    array: Any, role: str, name: str, dimensions: Any = None, attributes: Mapping[str, Any] | None = None
+) -> zarr.Array[Any]:
+    """An array of dask as an array of Zarr, whose numbers are there after `computed_on`. It takes its size in memory,
+    which processes of this host share.
+
+    Raises ShapeError for one whose shape is not known yet, DTypeError for one that holds no numbers, StoreError where
+    there is not so much free memory.
+    """
+    if any(math.isnan(side) for side in array.shape):
+        raise ShapeError(
+            f"{role}: {name} has a shape that is known only once it is computed; call its compute_chunk_sizes() first"
+        )
+    store = _opened.get(array.name)
+    if store is not None:
+        return zarr.open_array(store, mode="r", zarr_format=2)
+    shape = tuple(int(side) for side in array.shape)
+    dtype = stored_dtype(array.dtype.newbyteorder("="), role, name)
+    memory = SharedMemory(shape, dtype, role, name)
+    # What it holds is not known, so that a later run compares it with what was read.
+    digest = f"dask {uuid.uuid4().hex}"
+    mapped = memory.mapped(name, digest, named(dimensions, attributes))
+    opened = mapped_array(mapped, Pending(array, memory, f"{role}: {name}"))
+    _opened[array.name] = opened.store  # type: ignore[assignment]
+    return opened
+
+
+def computed_on(client: Client, arrays: Iterable[StoredArray]) -> None:
+    """Have the arrays of dask among these, and among their masks, computed. Raises StoreError."""
+    for array in arrays:
+        whole = whole_of(array)
+        parts = [base_of(whole), *([whole.mask] if isinstance(whole, Masked) else [])]
+        for part in parts:
+            if isinstance(part, zarr.Array) and (pending := pending_of(part)) is not None:
+                pending.compute(client)
+
+
+def check_computed(array: zarr.Array[Any]) -> None:
+    """Raise StoreError for an array of dask that nobody has had computed: its memory holds zeros."""
+    pending = pending_of(array)
+    if pending is not None and not pending.is_computed:
+        raise StoreError(
+            f"{array.store} is not computed yet; compute it (.compute()), and give the array of NumPy"
+        )
+
+
+def pending_of(array: zarr.Array[Any]) -> Pending | None:
+    """What is still to be computed of an array; None for any but one of dask."""
+    kept = array.store.keeps if isinstance(array.store, MappedStore) else None
+    return kept if isinstance(kept, Pending) else None

@@ -1,0 +1,174 @@
+"""NumPy's arrays: those of a mapped file by that file, others in memory that the workers of this host read too.
+
+The memory is a nameless file (memfd_create), which the system frees with the last process that has it open, however
+that ends. Workers open it by this process' number, so no bytes pass through Dask, and all of them read the same pages.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import xxhash
+import zarr
+
+from tilewright.kernels.numbers import ceil_div, format_nbytes
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.store.region import chunks_in
+from tilewright.pipeline.store.sources.mapped import (
+    Mapped,
+    MappedStore,
+    mapped_array,
+    named,
+    sight_of,
+    stored_dtype,
+    unit_of,
+)
+
+COPIED_NBYTES = 4 * 2**20
+"""Bytes that are copied at a time."""
+
+_held: WeakValueDictionary[tuple[str, tuple[int, ...], str], MappedStore] = WeakValueDictionary()
+"""What lies in memory now, by digest, shape and dtype: the same numbers lie there once, and are one array."""
+
+
+class SharedMemory:
+    """A nameless file in memory for the chunks of an array, plain and one behind the other; it is freed with the last
+    process that has it open. Raises StoreError where the system has no such files, or no room for it."""
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, role: str, name: str) -> None:
+        self._descriptor = -1
+        self._shape, self._dtype = tuple(shape), dtype
+        self._chunks = unit_of(self._shape)
+        self._counts = tuple(ceil_div(side, unit) for side, unit in zip(shape, self._chunks, strict=True))
+        if not hasattr(os, "memfd_create"):
+            raise StoreError(
+                f"{role}: {name} lies in memory that workers of this system ({sys.platform}) do not share; store it"
+                " (numpy.save), and give the path"
+            )
+        nbytes, free = math.prod(shape) * dtype.itemsize, free_nbytes()
+        if free is not None and nbytes > free:
+            raise StoreError(
+                f"{role}: {name} has {format_nbytes(nbytes)}, is copied for the workers, and {format_nbytes(free)} of"
+                " memory are free; store it (numpy.save, or zarr.save), and give the path"
+            )
+        self._nbytes = math.prod(self._counts) * math.prod(self._chunks) * dtype.itemsize
+        try:
+            self._descriptor = os.memfd_create("tilewright-input", os.MFD_CLOEXEC)
+            os.ftruncate(self._descriptor, self._nbytes)
+        except OSError as error:
+            self.close()
+            raise StoreError(f"{role}: {name} cannot be copied into shared memory: {error}") from error
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def write(self, region: Sequence[slice], values: np.ndarray) -> None:
+        """Put numbers in a region of the array."""
+        item = self._dtype.itemsize
+        for piece in chunks_in(region, self._chunks):
+            place = int(np.ravel_multi_index(piece.chunk, self._counts)) * math.prod(self._chunks)
+            chunk = np.memmap(self.path, self._dtype, "r+", place * item, self._chunks)
+            chunk[piece.inside] = values[piece.target]
+
+    def digest(self) -> str:
+        """Of what it holds."""
+        digest = xxhash.xxh3_128()
+        for start in range(0, self._nbytes, COPIED_NBYTES):
+            digest.update(os.pread(self._descriptor, min(COPIED_NBYTES, self._nbytes - start), start))
+        return digest.hexdigest()
+
+    def mapped(self, name: str, digest: str, attributes: Mapping[str, Any]) -> Mapped:
+        """Where the array lies."""
+        nbytes = math.prod(self._chunks) * self._dtype.itemsize
+        starts = np.arange(math.prod(self._counts), dtype=np.int64).reshape(self._counts) * nbytes
+        table = np.stack([starts, np.full_like(starts, nbytes)], axis=-1)
+        return Mapped(self.path, name, self._shape, self._dtype, self._chunks, table=table, digest=digest,
+                      attributes=attributes, sight=sight_of(self.path))  # fmt: skip
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def open_numpy(
+    array: np.ndarray,
+    role: str,
+    name: str | None = None,
+    dimensions: Any = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> zarr.Array[Any]:
+    """An array in memory, or of a mapped file, as an array of Zarr.
+
+    One in memory is copied, as it is now: so it takes its size once more, in memory that all processes of this host
+    share. name: what to call it in messages.
+
+    Raises
+    ------
+    DTypeError
+        It holds no numbers.
+    StoreError
+        There is not so much free memory, or the system has no such files.
+    """
+    name = name or f"numpy array of shape {array.shape}"
+    if np.ma.isMaskedArray(array) and np.ma.is_masked(array):
+        raise StoreError(
+            f"{role}: {name} is masked, and its masked numbers would count as they are; fill them (.filled(0)), or of"
+            " gram, cov and corr give the mask as missing"
+        )
+    dtype = stored_dtype(array.dtype, role, name)
+    array = np.asarray(array) if type(array) is not np.memmap else array
+    facts = named(dimensions, attributes)
+    if (file := _file_of(array)) is not None:
+        path, offset, column_major = file
+        return mapped_array(
+            Mapped(path, path, array.shape, dtype, unit_of(array.shape), offset, column_major=column_major,
+                   variable=f"at {offset}", attributes=facts)
+        )  # fmt: skip
+    held = SharedMemory(array.shape, dtype, role, name)
+    held.write([slice(0, side) for side in array.shape], array)
+    digest = held.digest()
+    key = digest, array.shape, dtype.str
+    store = _held.get(key)
+    if store is not None and store.mapped.attributes == facts:
+        return zarr.open_array(store, mode="r", zarr_format=2)
+    opened = mapped_array(held.mapped(name, digest, facts), held)
+    _held[key] = opened.store  # type: ignore[assignment]
+    return opened
+
+
+def _file_of(array: np.ndarray) -> tuple[str, int, bool] | None:
+    """Of an array that is a mapped file, or all of it between two places: the file's path, the first place, and whether
+    it lies there in Fortran's order; None for any other, and for one that is changed in memory alone."""
+    if not isinstance(array, np.memmap) or array.filename is None or array.mode == "c" or array.size == 0:
+        return None
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        return None
+    root: Any = array
+    while not isinstance(root.base, mmap.mmap):
+        if not isinstance(root.base, np.memmap):
+            return None
+        root = root.base
+    offset = root.offset + array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    path = os.path.abspath(os.fspath(array.filename))
+    return (path, offset, not array.flags.c_contiguous) if os.path.isfile(path) else None
+
+
+def free_nbytes() -> int | None:
+    """The memory that this host has left; None where it does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None

@@ -1,0 +1,175 @@
+"""What a user gives for an array, if it is no Zarr: which module opens it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import zarr
+from zarr.core.array import AsyncArray
+
+from tilewright.kernels.numbers import format_nbytes
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
+from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
+from tilewright.pipeline.store.sources.memory import free_nbytes, open_numpy
+from tilewright.pipeline.store.sources.npy import is_npy, open_npy
+
+
+@runtime_checkable
+class SupportsArray(Protocol):
+    """Anything that NumPy makes an array of: DataArrays of xarray, arrays of dask, data sets of h5py."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __array__(self, dtype: Any = ..., /) -> np.ndarray[Any, Any]: ...
+
+
+CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+"""How files of NetCDF 3 begin."""
+
+PARQUET = (".parquet", ".pq")
+"""How files of Parquet end that need no ``::`` behind them."""
+
+InMemory: TypeAlias = "np.ndarray[Any, Any] | SupportsArray"
+
+
+def is_given_array(source: Any) -> bool:
+    """Whether a source is an array of another library than Zarr."""
+    return (
+        not isinstance(source, str | bytes | os.PathLike | zarr.Array | np.generic)
+        and hasattr(type(source), "__array__")
+        and hasattr(source, "shape")
+    )
+
+
+def described(source: Any) -> str:
+    """What to call an array of another library in messages."""
+    kind = type(source)
+    return f"{kind.__module__.partition('.')[0]} {kind.__name__} of shape {tuple(source.shape)}"
+
+
+Cut: TypeAlias = "tuple[tuple[int, int], ...]"
+"""What is wanted along each axis: first, and last and one more."""
+
+
+def open_given(source: Any, role: str, *, cuts: bool = False) -> tuple[zarr.Array[Any], Cut | None]:
+    """An array of another library, as an array of Zarr; and what of that it is, None for all. cuts: whether it may be
+    only a part. Raises StoreError, DTypeError."""
+    if isinstance(source, np.ndarray):
+        return open_numpy(source, role), None
+    if hdf5.is_dataset(source):
+        found = hdf5.open_dataset(source, role)
+        return (found, None) if isinstance(found, zarr.Array) else (_by_values(source, role), None)
+    if xarrays.is_data_array(source):
+        place = xarrays.stored(source)
+        if place is not None and (cuts or place.cut is None):
+            if place.array is not None:
+                return with_bytes_for_bool(place.array), place.cut
+            if place.file is not None:
+                path, variable = place.file
+                array = hdf5.open_variable(path, variable, f"{path}::{variable}", role)
+                if isinstance(array, zarr.Array):
+                    return array, place.cut
+        variable = xarrays.variable_of(source)
+        if place is None and type(variable._data).__module__.startswith("dask.array"):
+            held = variable._data
+            return open_dask(held, role, xarrays.name_of(source), variable.dims, variable.attrs), None
+        _check_room(source, role)
+        held = open_numpy(
+            xarrays.values(source), role, xarrays.name_of(source), variable.dims, variable.attrs
+        )
+        return held, None
+    if is_dask(source):
+        return open_dask(source, role, described(source)), None
+    return _by_values(source, role), None
+
+
+def _by_values(source: Any, role: str) -> zarr.Array[Any]:
+    _check_room(source, role)
+    return open_numpy(_values(source, role), role, described(source))
+
+
+def _check_room(source: Any, role: str) -> None:
+    """Raise StoreError, before anything is read, for more numbers than this host's memory holds twice: as they are,
+    and for the workers."""
+    nbytes, free = getattr(source, "nbytes", None), free_nbytes()
+    if isinstance(nbytes, int) and free is not None and 2 * nbytes > free:
+        raise StoreError(
+            f"{role}: {described(source)} has {format_nbytes(nbytes)} and would be read into memory, of which"
+            f" {format_nbytes(free)} are free; store it (to_zarr), and give the path"
+        )
+
+
+def _values(source: Any, role: str) -> np.ndarray:
+    try:
+        return np.asarray(source)
+    except Exception as error:  # whatever the library raises that computes or reads it
+        raise StoreError(
+            f"{role}: {described(source)} gives no numbers ({type(error).__name__}: {error}); make it an array of NumPy"
+        ) from error
+
+
+def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
+    """The array in a file that is no Zarr; None where the path is none of a kind that we know. Raises as
+    `open_given`."""
+    if is_npy(path):
+        return open_npy(path, name, role)
+    if hdf5.is_hdf5(path):
+        return _of_hdf5(path, None, name, role)
+    if is_classic(path):
+        raise StoreError(
+            f"{role}: {name} is a file of NetCDF 3, which is not read here: open it with xarray"
+            f" (xarray.open_dataset({str(path)!r})), and give one of its DataArrays, or store it as NetCDF 4"
+        )
+    if path.suffix in PARQUET and parquet.is_parquet(path):
+        return parquet.open_column(path, None, name, role)
+    return None
+
+
+def is_classic(path: Path) -> bool:
+    """Whether a regular file is one of NetCDF 3."""
+    try:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            return file.read(4) in CLASSIC
+    except OSError:
+        return False
+
+
+def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
+    """The array that ``file.h5::/group/name`` or ``file.parquet::column`` names; None for what is no such name. Raises
+    as `open_given`.
+
+    So it is spelled where files of HDF5 are looked at (silx and its kind), and fsspec chains a file and what is in it
+    by the same sign."""
+    file, sign, variable = name.rpartition("::")
+    if not (sign and variable and file) or "://" in name or os.path.lexists(name):
+        return None
+    path = Path(file)
+    if parquet.is_parquet(path):
+        return parquet.open_column(path, variable, name, role)
+    return _of_hdf5(path, variable, name, role) if hdf5.is_hdf5(path) else None
+
+
+def _of_hdf5(path: Path, variable: str | None, name: str, role: str) -> zarr.Array[Any]:
+    found = hdf5.open_variable(path, variable, name, role)
+    return found if isinstance(found, zarr.Array) else open_numpy(found, role, name)
+
+
+def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
+    """An array of bool as one of bytes, 0 and 1, which is how it is stored; any other as it is."""
+    if array.dtype.kind != "b":
+        return array
+    inner, metadata = array.async_array, array.metadata
+    facts = metadata.to_dict()
+    if metadata.zarr_format == 2:
+        facts |= {"dtype": "|u1", "fill_value": None if array.fill_value is None else int(array.fill_value)}
+    else:
+        facts |= {"data_type": "uint8", "fill_value": int(array.fill_value)}
+    renamed: Any = type(metadata).from_dict(facts)
+    return zarr.Array(AsyncArray(metadata=renamed, store_path=inner.store_path, config=inner.config))
