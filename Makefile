@@ -29,6 +29,9 @@ TABLE ?= campaign.json
 # Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
+# BLAS would give itself a thread for every core in each of the processes, which spin while they wait for each other.
+test test-slow test-newest: export OPENBLAS_NUM_THREADS := 1
+
 .PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint clean
 
 help:

@@ -16,6 +16,11 @@ SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 # either (see PROFILER_HANGS in tilewright/pipeline/cluster/profiler.py).
 if (3, 11) <= sys.version_info < (3, 11, 9):
     os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
+# Dask wakes fifty times a second in every scheduler, worker and nanny to look after itself, and clusters outlive the
+# tests that share them: idle ones took a twelfth of a core from each process of the tests.
+os.environ["DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL"] = "1s"
+os.environ["DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL"] = "2s"
+os.environ["DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL"] = "1s"
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -65,24 +70,25 @@ def asks_for_gpu(expression: str) -> bool:
 @pytest.hookimpl(tryfirst=True)  # before items are left out by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_cases_as_slow(items)
+    # Asked for once: by name, marker after marker, it took a tenth of the collection.
+    marked = [{marker.name for marker in item.iter_markers()} for item in items]
     # A run that asks for the GPU gets failures, not skips, where there is none.
     asked = asks_for_gpu(config.option.markexpr or "")
-    wanted = any(item.get_closest_marker(marker) for item in items for marker in NEEDS)
+    wanted = any(not names.isdisjoint(NEEDS) for names in marked)
     count = gpu_count() if wanted and not asked else 0  # which imports Numba
     # Not in pyproject.toml: where the plugin is missing, an option that nobody knows is an error.
     limited = config.pluginmanager.hasplugin("timeout") and config.getoption("timeout") is None
-    for item in items:
-        if limited and not item.get_closest_marker("timeout"):
-            seconds = SLOW_LIMIT_SECONDS if item.get_closest_marker("slow") else LIMIT_SECONDS
+    for item, names in zip(items, marked, strict=True):
+        if limited and "timeout" not in names:
+            seconds = SLOW_LIMIT_SECONDS if "slow" in names else LIMIT_SECONDS
             # By a thread, since a signal does not end what waits in C.
             item.add_marker(pytest.mark.timeout(seconds, method="thread"))
         for marker, needed in NEEDS.items():
-            if not asked and item.get_closest_marker(marker) and count < needed:
+            if not asked and marker in names and count < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA GPU(s), found {count}"))
-        if item.get_closest_marker("slurm") and not os.environ.get("TILEWRIGHT_SLURM_RIGS"):
+        if "slurm" in names and not os.environ.get("TILEWRIGHT_SLURM_RIGS"):
             item.add_marker(pytest.mark.skip(reason="needs Slurm: make slurm brings one up"))
-        in_simulator = item.get_closest_marker("simulator") is not None
-        if in_simulator and not SIMULATOR:
+        if "simulator" in names and not SIMULATOR:
             item.add_marker(pytest.mark.skip(reason="runs under NUMBA_ENABLE_CUDASIM=1, in a run of its own"))
 
 

@@ -94,7 +94,7 @@ def add_thin_product(
     Source: the scaled sums follow J. L. Blue, "A portable Fortran program to find the Euclidean norm of a vector",
     ACM Transactions on Mathematical Software 4 (1978), with one scale for each piece of a row in place of three.
     """
-    _loop(_add_thin_product)(block, vectors, out, norm_vectors, norm_out, column_squares)
+    _loop(_add_thin_product)(*_by_lines(block), vectors, out, norm_vectors, norm_out, column_squares)
 
 
 def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> None:
@@ -104,7 +104,7 @@ def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> No
     which is all bits, where an element is chosen, else 0. out: rows × count of the wide dtype; sums wrap. A quarter of
     the work of a multiplication where processors have none for 64-bit integers in vector registers.
     """
-    _loop(_add_chosen_sums)(block, masks, out)
+    _loop(_add_chosen_sums)(*_by_lines(block), masks, out)
 
 
 def find_special_columns(block: np.ndarray, suspected: np.ndarray) -> np.ndarray:
@@ -150,29 +150,35 @@ def _compiled_loop(function: Callable[..., None]) -> Any:
     return kept(numba.njit(nogil=True, fastmath={"reassoc", "contract", "nsz"})(function))
 
 
+def _by_lines(block: np.ndarray) -> tuple[np.ndarray, bool]:
+    """A block or its transpose, whichever has neighbours in memory next to each other in its rows, and whether it is
+    the transpose. A loop is compiled for each layout, a second or so long: this way not for both orders."""
+    turned = block.strides[0] < block.strides[1]
+    return (block.T if turned else block), turned
+
+
 def _add_thin_product(
-    block: Any, vectors: Any, out: Any, norm_vectors: Any, norm_out: Any, column_squares: Any
+    lines: Any, turned: bool, vectors: Any, out: Any, norm_vectors: Any, norm_out: Any, column_squares: Any
 ) -> None:
-    rows, columns = block.shape
+    columns, rows = lines.shape if turned else (lines.shape[1], lines.shape[0])
     wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS + PADDING_NBYTES // out.itemsize), out.dtype)
     zero = out.dtype.type(0)
     together = vectors.shape[0] - vectors.shape[0] % VECTORS_AT_ONCE
     parts = np.empty(BLOCK_COLUMNS, np.float64)
     terms = np.empty(BLOCK_COLUMNS + 1, np.float64)  # one more for the norm so far
     part_count = max(out.itemsize // 8, 1) if norm_vectors.shape[0] + column_squares.shape[0] > 0 else 0
-    by_column = block.strides[0] < block.strides[1]
     for top in range(0, rows, BLOCK_ROWS):
         height = min(BLOCK_ROWS, rows - top)
         for left in range(0, columns, BLOCK_COLUMNS):
             width = min(BLOCK_COLUMNS, columns - left)
-            if by_column:
+            if turned:
                 for j in range(width):
                     for i in range(height):
-                        wide[i, j] = block[top + i, left + j]
+                        wide[i, j] = lines[left + j, top + i]
             else:
                 for i in range(height):
                     for j in range(width):
-                        wide[i, j] = block[top + i, left + j]
+                        wide[i, j] = lines[top + i, left + j]
             for i in range(height):
                 row = wide[i, :width]
                 for t in range(0, together, VECTORS_AT_ONCE):
@@ -249,24 +255,23 @@ def _add_thin_product(
                         norm_out[top + i, t] = largest
 
 
-def _add_chosen_sums(block: Any, masks: Any, out: Any) -> None:
-    rows, columns = block.shape
+def _add_chosen_sums(lines: Any, turned: bool, masks: Any, out: Any) -> None:
+    columns, rows = lines.shape if turned else (lines.shape[1], lines.shape[0])
     wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS + PADDING_NBYTES // out.itemsize), out.dtype)
     zero = out.dtype.type(0)
     together = masks.shape[0] - masks.shape[0] % VECTORS_AT_ONCE
-    by_column = block.strides[0] < block.strides[1]
     for top in range(0, rows, BLOCK_ROWS):
         height = min(BLOCK_ROWS, rows - top)
         for left in range(0, columns, BLOCK_COLUMNS):
             width = min(BLOCK_COLUMNS, columns - left)
-            if by_column:
+            if turned:
                 for j in range(width):
                     for i in range(height):
-                        wide[i, j] = block[top + i, left + j]
+                        wide[i, j] = lines[left + j, top + i]
             else:
                 for i in range(height):
                     for j in range(width):
-                        wide[i, j] = block[top + i, left + j]
+                        wide[i, j] = lines[top + i, left + j]
             for i in range(height):
                 row = wide[i, :width]
                 for t in range(0, together, VECTORS_AT_ONCE):

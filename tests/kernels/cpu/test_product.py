@@ -6,6 +6,9 @@ Integers go by digits here, as on any CPU; `test_integer.py` tries the instructi
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -257,6 +260,17 @@ def test_scratch_memory_is_bounded(
 def test_floats_are_what_numpy_gives(dtype: str, rng: np.random.Generator) -> None:
     a, b = naive.numbers(rng, (40, 30), dtype), naive.numbers(rng, (30, 50), dtype)
     np.testing.assert_array_equal(matmul(a, b, device="cpu"), a @ b)
+
+
+def test_floats_are_right_where_blas_has_several_threads() -> None:
+    """In a process of its own: in those of `make test` it has one."""
+    code = (
+        "import numpy as np; from tilewright.kernels import matmul\n"
+        "a, b = np.random.default_rng(1).integers(-9, 10, (2, 600, 600))\n"
+        "for dtype in ('f4', 'f8', 'c16'):\n"
+        "    assert (matmul(a.astype(dtype), b.astype(dtype), device='cpu') == a @ b).all()"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"OPENBLAS_NUM_THREADS": "2"}, check=True)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "f2", "f4", "f8"])

@@ -30,6 +30,19 @@ def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator
     assert thin._compiled_loop.cache_info().misses == 1
 
 
+def test_both_orders_of_a_block_share_one_loop(rng: np.random.Generator) -> None:
+    block = rng.standard_normal((37, 1100))
+    vectors, weights = rng.standard_normal((5, 1100)), np.abs(rng.standard_normal((2, 1100)))
+    thin._compiled_loop.cache_clear()
+    out, norms, squares = np.ones((37, 5)), np.zeros((37, 2)), np.zeros(1100)
+    for lying in (block, np.asfortranarray(block)):
+        thin.add_thin_product(lying, vectors, out, weights, norms, squares)
+    np.testing.assert_allclose(out, 1 + 2 * block @ vectors.T, rtol=1e-12, atol=1e-11)
+    np.testing.assert_allclose(norms, np.sqrt(2 * block**2 @ weights.T**2), rtol=1e-12)
+    np.testing.assert_allclose(squares, 2 * (block**2).sum(0), rtol=1e-12)
+    assert len(thin._compiled_loop(thin._add_thin_product).signatures) == 1
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "u4", "i8", "u8"])
 @pytest.mark.parametrize("order", ["C", "F"])
