@@ -123,8 +123,8 @@ class Proxy:
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        for writer in list(self._writers):
-            await self._closed(writer)
+        # A task that was cancelled while it waited for a connection's end has cancelled that, too.
+        await asyncio.gather(*map(self._closed, list(self._writers)), return_exceptions=True)
 
     async def _closed(self, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import http.server
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.object_stores.proxy import proxied
+from tests.object_stores.proxy import Proxy, proxied
 
 ANSWER = bytes(2**23)
 """More than the buffers of connections take."""
@@ -59,3 +60,30 @@ def test_connections_whose_answers_nobody_reads_end_with_the_proxy(monkeypatch: 
         thread.join()
         server.server_close()
     assert not seen
+
+
+def test_it_ends_where_a_wait_for_the_end_of_a_connection_was_cancelled() -> None:
+    """As that of a task is, which waits for it as the proxy ends."""
+
+    async def run() -> bool:
+        served = asyncio.Event()
+
+        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            served.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(keep, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await served.wait()
+        proxy = Proxy(0)
+        proxy._writers.add(writer)
+        waiting = asyncio.ensure_future(writer.wait_closed())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await proxy.end()
+        server.close()
+        return waiting.cancelled()
+
+    assert asyncio.run(run())
