@@ -231,14 +231,19 @@ def check_source(source: Any, role: str) -> None:
         )
     if not isinstance(source, str | os.PathLike | zarr.Array):
         found = f"{type(source).__module__}.{type(source).__qualname__}"
-        hint = "of numbers in memory, numpy.asarray makes an array that is read as it is"
+        allowed = "a path, a URL or a zarr.Array"
+        if role in OUTPUT_ROLES:
+            hint = "without it, a product is returned as an array of NumPy"
+        else:
+            allowed = "a path, a URL or an array, as of Zarr, NumPy, xarray, dask or h5py"
+            hint = "of numbers in memory, numpy.asarray makes an array that is read as it is"
         if found.startswith("scipy.sparse"):
             hint = "sparse matrices are not supported: .toarray() makes it dense, where it fits"
-        if role in OUTPUT_ROLES:
-            hint = "read the stored result by zarr.open_array"
+        if found.startswith("xarray.") and (variables := list(getattr(source, "data_vars", ()))):
+            hint = f"give one of its variables: {', '.join(f'[{name!r}]' for name in variables[:6])}"
         if isinstance(source, bytes):
             hint = "of a path in bytes, os.fsdecode makes text"
-        raise StoreError(f"{role}: found {found}; it must be a path, a URL or a zarr.Array ({hint})")
+        raise StoreError(f"{role}: found {found}; it must be {allowed} ({hint})")
     if isinstance(source, zarr.Array):
         return
     text = config.path_text(source)
@@ -248,7 +253,7 @@ def check_source(source: Any, role: str) -> None:
             " or a zarr.Array"
         )
     if not text:
-        raise StoreError(f"{role}: found an empty name; it must be a path, a URL or a zarr.Array")
+        raise StoreError(f"{role}: found an empty name; give a path or a URL")
     path = _without_protocol(text)
     if path == "~" or path.startswith("~/"):
         raise StoreError(

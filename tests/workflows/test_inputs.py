@@ -240,3 +240,15 @@ def test_a_stopped_run_goes_on_in_a_group_of_format_2(
         zarr.open_array(banded)[...], np.where(reach, a.T @ a, 0), rtol=1e-4, atol=1e-3
     )
     assert tw.audit(banded).passed
+
+
+def test_what_is_no_array_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    numbers = np.ones((3, 3))
+    data = xarray.Dataset({"t2m": (("time", "place"), numbers)})
+    with pytest.raises(tw.StoreError, match=r"as of Zarr, NumPy, xarray, dask or h5py.*variables: \['t2m'\]"):
+        tw.gram(data, tmp_path / "c")  # type: ignore[arg-type]
+    with pytest.raises(tw.StoreError, match=r"found builtins\.list.*numpy\.asarray"):
+        tw.matmul(numbers.tolist(), numbers)  # type: ignore[call-overload]
+    with pytest.raises(tw.StoreError, match=r"output: found numpy\.ndarray.*returned as an array of NumPy"):
+        tw.matmul(numbers, numbers, numbers)  # type: ignore[call-overload]
+    assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.text.test_counting import KNOWN, cpu_workers, dense, documents, fragments, naive_counts
@@ -34,6 +34,7 @@ from tilewright.pipeline.text.corpus import Piece, list_corpus
 from tilewright.pipeline.text.counting import count_corpus
 from tilewright.pipeline.text.documents import Counts
 from tilewright.pipeline.text.formats.reading import reading_of
+from tilewright.pipeline.text.formats.recognition import ENCODINGS, recognised
 from tilewright.pipeline.text.formats.sources import Found
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.names import Names, part_of
@@ -285,6 +286,7 @@ def test_passages(by: str, split_on: str, text: bytes, suffix: str, per_document
 @given(data=st.binary(max_size=40), text=st.text(max_size=20), nbytes=st.integers(1, 40))
 def test_encodings(encoding: str, data: bytes, text: str, nbytes: int) -> None:
     stored = text.encode(encoding, "ignore") + data
+    assume(recognised(stored) in (None, *ENCODINGS))  # what begins as a compressed file is read as one
     expected = stored.decode(encoding, "replace")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "f")
