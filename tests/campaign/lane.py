@@ -157,6 +157,10 @@ class Lane:
             seconds = time.monotonic() - began
             assert status == 0, f"{work.name} on {cluster}: {status}\n{self.log(0).read_text()}"
             _, client, worker = self.orders.changes
+            # Else no kill would come right before a change of a worker, and nothing that one stores would count.
+            assert worker or cluster == "local" or not isinstance(work, Product), (
+                f"{cluster}: no worker heeds"
+            )
             self.references[key] = Reference(
                 work.result(folder),
                 (0, client, worker),

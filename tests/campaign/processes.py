@@ -18,6 +18,7 @@ import dask.config
 
 from tests.campaign import changes
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 120
 """A command that takes longer hangs."""
 WARM_SECONDS = 600
@@ -55,13 +56,17 @@ def ensure_fork_server(orders: Path, modules: Sequence[str]) -> bool:
     also those in forked processes. Returns whether one was started: a server ends with an error where whoever asks it
     for a process is killed before its request is whole."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
-    before = server._forkserver_pid
+    before, found = server._forkserver_pid, os.environ.get("PYTHONPATH")
     os.environ[changes.ORDERS_VARIABLE] = str(orders)
+    # It looks for what it is to import first without this process's paths, and leaves out what it does not find.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([found] if found else [])])
     try:
         multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, "tests.campaign.changes"])
         forkserver.ForkServer.ensure_running(server)
     finally:
-        del os.environ[changes.ORDERS_VARIABLE]
+        del os.environ[changes.ORDERS_VARIABLE], os.environ["PYTHONPATH"]
+        if found is not None:
+            os.environ["PYTHONPATH"] = found
     # It looks whether its server, of which only this process is the parent, still runs.
     server.ensure_running = lambda: None
     return bool(server._forkserver_pid != before)

@@ -32,7 +32,7 @@ def run_campaign(folder: Path, *options: str) -> tuple[subprocess.CompletedProce
     """The command in a process of its own, which has no threads and so may fork."""
     path = folder / "table.json"
     command = [sys.executable, "-m", "tests.campaign", "--table", str(path), *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     return done, json.loads(path.read_text())["cases"] if path.exists() else []
 
