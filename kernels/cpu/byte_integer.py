@@ -29,11 +29,12 @@ from tilewright.kernels.cpu.loops import by_memory, compiled, on_threads, target
 from tilewright.kernels.cpu.vector_code import (
     CACHE_LINE,
     INT32,
-    INT64,
+    Loop,
     broadcast,
     has_features,
     load,
     pointer,
+    prefetch,
 )
 from tilewright.kernels.numbers import Extent, ceil_div
 
@@ -88,42 +89,19 @@ def _byte_tile() -> Any:
         multiply = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_SUMS, (_SUMS, _SUMS, _SUMS)), "llvm.x86.avx512.vpdpbusd.512"
         )
-        byte = ir.IntType(8)
-        prefetch = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), (byte.as_pointer(), INT32, INT32, INT32)),
-            "llvm.prefetch.p0",
-        )
-        before = builder.block
-        loop, after = builder.append_basic_block("k"), builder.append_basic_block("k.end")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        here_a, here_b, left = (builder.phi(INT64) for _ in range(3))
-        for phi, start in ((here_a, a), (here_b, b), (left, groups)):
-            phi.add_incoming(start, before)
-        phis = [[builder.phi(_SUMS) for _ in range(vectors)] for _ in range(ROWS)]
+        loop = Loop(builder, groups, (a, GROUP * ROWS), (b, GROUP * COLUMNS))
+        here_a, here_b = loop.places
+        before = [[loop.sum_of(_SUMS) for _ in range(vectors)] for _ in range(ROWS)]
         totals = []
-        reading, nearest, data = (ir.Constant(INT32, value) for value in (0, 3, 1))
-        ahead = pointer(builder, here_a, PREFETCH_STEPS * GROUP * ROWS, byte)
-        builder.call(prefetch, (ahead, reading, nearest, data))
+        prefetch(builder, here_a, PREFETCH_STEPS * GROUP * ROWS)
         bytes_b = [load(builder, here_b, CACHE_LINE * v, _SUMS, CACHE_LINE) for v in range(vectors)]
-        for i, row in enumerate(phis):
+        for i, row in enumerate(before):
             word = broadcast(builder, load(builder, here_a, GROUP * i, INT32, GROUP), _SUMS)
             new = [builder.call(multiply, (row[v], word, bytes_b[v])) for v in range(vectors)]
-            for phi, value in zip(row, new, strict=True):
-                phi.add_incoming(ir.Constant(_SUMS, None), before)
-                phi.add_incoming(value, loop)
+            for total, value in zip(row, new, strict=True):
+                loop.carry(total, value)
             totals.append(new)
-        rest = builder.sub(left, ir.Constant(INT64, 1))
-        for phi, value in (
-            (here_a, builder.add(here_a, ir.Constant(INT64, GROUP * ROWS))),
-            (here_b, builder.add(here_b, ir.Constant(INT64, GROUP * COLUMNS))),
-            (left, rest),
-        ):
-            phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed(">", rest, ir.Constant(INT64, 0)), loop, after)
-
-        builder.position_at_end(after)
+        loop.end()
         for i, row in enumerate(totals):
             for v, total in enumerate(row):
                 place = pointer(builder, sums, 4 * (i * COLUMNS + v * LANES), _SUMS)

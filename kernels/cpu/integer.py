@@ -35,10 +35,12 @@ from tilewright.kernels.cpu.vector_code import (
     CACHE_LINE,
     INT32,
     INT64,
+    Loop,
     broadcast,
     has_features,
     load,
     pointer,
+    prefetch,
 )
 from tilewright.kernels.numbers import ceil_div
 
@@ -109,33 +111,16 @@ def _tile(shape: Tiling) -> Any:
 
         low, high = instruction("vpmadd52l.uq", _WORDS), instruction("vpmadd52h.uq", _WORDS)
         cross = instruction("vpdpwssd", _PAIRS)
-        byte = ir.IntType(8)
-        prefetch = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), (byte.as_pointer(), INT32, INT32, INT32)),
-            "llvm.prefetch.p0",
-        )
-        before = builder.block
-        loop, after = builder.append_basic_block("k"), builder.append_basic_block("k.end")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        here_a, here_b, left = (builder.phi(INT64) for _ in range(3))
-        for phi, start in ((here_a, a), (here_b, b), (left, steps)):
-            phi.add_incoming(start, before)
-        phis = [[builder.phi(kind) for kind in kinds] for _ in range(shape.rows)]
-        for row in phis:
-            for phi, kind in zip(row, kinds, strict=True):
-                phi.add_incoming(ir.Constant(kind, None), before)
-
-        reading, nearest, data = (ir.Constant(INT32, value) for value in (0, 3, 1))
-        ahead = pointer(builder, here_a, PREFETCH_STEPS * WORDS_A * 8, byte)
-        builder.call(prefetch, (ahead, reading, nearest, data))
+        loop = Loop(builder, steps, (a, 8 * WORDS_A), (b, 8 * WORDS_B))
+        here_a, here_b = loop.places
+        totals = [[loop.sum_of(kind) for kind in kinds] for _ in range(shape.rows)]
+        prefetch(builder, here_a, PREFETCH_STEPS * WORDS_A * 8)
         words_b = [load(builder, here_b, CACHE_LINE * v, _WORDS, CACHE_LINE) for v in range(vectors)]
         pairs_b = [
             load(builder, here_b, CACHE_LINE * (vectors + v), _PAIRS, CACHE_LINE)
             for v in range(len(kinds) - 2 * vectors)
         ]
-        for i, row in enumerate(phis):
+        for i, row in enumerate(totals):
             word = broadcast(builder, load(builder, here_a, 8 * i, INT64, 8), _WORDS)
             new = [builder.call(low, (row[v], word, words_b[v])) for v in range(vectors)]
             if shape.pairs:
@@ -145,21 +130,12 @@ def _tile(shape: Tiling) -> Any:
                 new += [
                     builder.call(cross, (row[2 * vectors + v], pair, pairs_b[v])) for v in range(len(pairs_b))
                 ]
-            for phi, value in zip(row, new, strict=True):
-                phi.add_incoming(value, loop)
-            phis[i] = new
-        rest = builder.sub(left, ir.Constant(INT64, 1))
-        for phi, value in (
-            (here_a, builder.add(here_a, ir.Constant(INT64, 8 * WORDS_A))),
-            (here_b, builder.add(here_b, ir.Constant(INT64, 8 * WORDS_B))),
-            (left, rest),
-        ):
-            phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_signed(">", rest, ir.Constant(INT64, 0)), loop, after)
-
-        builder.position_at_end(after)
+            for total, value in zip(row, new, strict=True):
+                loop.carry(total, value)
+            totals[i] = new
+        loop.end()
         shift = ir.Constant(_WORDS, [LIMB] * LANES)
-        for i, row in enumerate(phis):
+        for i, row in enumerate(totals):
             for v in range(vectors):
                 total = row[v]
                 if shape.pairs:
