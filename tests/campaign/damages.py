@@ -6,14 +6,12 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.campaign import processes
-from tests.campaign.changes import CLIENT
 from tests.campaign.lane import Lane
 from tests.campaign.works import WORKS, Product, differences, recorded_tiles
 
@@ -127,18 +125,7 @@ def _made(lane: Lane, work: Product, state: str) -> Path:
     """C as a run left it that nothing disturbed, or one that was killed on the way."""
     place = lane.home / f"{state}-{work.name}"
     if not place.exists():
-        changes = lane.reference(work, "local").changes[CLIENT]
-        folder = lane.begin(work)
-        if state == "stopped":
-            lane.orders.change, lane.orders.role = int(STOPPED_PART * changes), CLIENT
-        client = lane.start(work.argv(folder), "local")
-        for _ in processes.looks(processes.LIMIT_SECONDS):
-            if lane.orders.stopped or processes.ended(client) is not None:
-                break
-        if state == "stopped":
-            processes.wait_until_stopped(lane.orders.stopped)
-            processes.send(client, signal.SIGKILL)
-            processes.wait(client)
+        folder = lane.run_to(work, STOPPED_PART if state == "stopped" else None)
         shutil.copytree(work.output(folder) if state == "finished" else work.partial(folder), place)
     return place
 

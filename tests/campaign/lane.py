@@ -129,6 +129,22 @@ class Lane:
             role=CLIENT,
         )
 
+    def run_to(self, work: Work, part: float | None) -> Path:
+        """Run a work on a local cluster to its end, or kill it right before the change that ends this part of all;
+        returns its folder."""
+        changes = self.reference(work, "local").changes[CLIENT]
+        folder = self.begin(work)
+        if part is not None:
+            self.orders.change, self.orders.role = int(part * changes), CLIENT
+        client = self.start(work.argv(folder), "local")
+        for _ in processes.looks(processes.LIMIT_SECONDS):
+            if self.orders.stopped or processes.ended(client) is not None:
+                break
+        if part is not None:
+            processes.wait_until_stopped(self.orders.stopped)
+            processes.end(client)
+        return folder
+
     def served(self) -> list[int]:
         """The worker processes that nannies have started."""
         return processes.children_of(processes.fork_server_pid())

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.campaign import processes
-from tests.campaign.changes import CLIENT
 from tests.campaign.lane import Lane
 from tests.campaign.works import COUNTS, Count, differences, parsed, pieces_in
 
@@ -125,17 +124,7 @@ def _made(lane: Lane, work: Count, state: str) -> bytes:
     """The record of a count that nothing disturbed, or of one that was killed on the way."""
     place = lane.home / f"{state}-{work.name}.jsonl"
     if not place.exists():
-        changes = lane.reference(work, "local").changes[CLIENT]
-        folder = lane.begin(work)
-        if state == "stopped":
-            lane.orders.change, lane.orders.role = int(STOPPED_PART * changes), CLIENT
-        client = lane.start(work.argv(folder), "local")
-        for _ in processes.looks(processes.LIMIT_SECONDS):
-            if lane.orders.stopped or (state == "finished" and processes.ended(client) is not None):
-                break
-        if state == "stopped":
-            processes.wait_until_stopped(lane.orders.stopped)
-            processes.end(client)
+        folder = lane.run_to(work, STOPPED_PART if state == "stopped" else None)
         shutil.copy(work.record(folder), place)
     return place.read_bytes()
 
