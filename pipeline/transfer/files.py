@@ -21,6 +21,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -72,6 +73,17 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """All of a small file. Raises as `open_file`."""
     with os.fdopen(open_file(path), "rb") as file:
         return file.read()
+
+
+def first_bytes(path: Path, nbytes: int) -> bytes:
+    """How a regular file begins; nothing where it is none, or cannot be read."""
+    try:
+        if not path.is_file():
+            return b""
+        with open(path, "rb") as file:
+            return file.read(nbytes)
+    except OSError:
+        return b""
 
 
 def read_at(descriptor: int, target: memoryview, offset: int) -> int:

@@ -12,19 +12,14 @@ from numpy.lib import format as npy_format
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.sources.mapped import Mapped, mapped_array, stored_dtype, unit_of
+from tilewright.pipeline.transfer.files import first_bytes
 
 MAGIC = b"\x93NUMPY"
 
 
 def is_npy(path: Path) -> bool:
     """Whether a regular file begins as one of NumPy."""
-    try:
-        if not path.is_file():
-            return False
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+    return first_bytes(path, len(MAGIC)) == MAGIC
 
 
 def open_npy(path: Path, name: str, role: str) -> zarr.Array[Any]:

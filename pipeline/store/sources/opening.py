@@ -16,6 +16,7 @@ from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
 from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
 from tilewright.pipeline.store.sources.memory import free_nbytes, open_numpy
 from tilewright.pipeline.store.sources.npy import is_npy, open_npy
+from tilewright.pipeline.transfer.files import first_bytes
 
 
 @runtime_checkable
@@ -132,13 +133,7 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
 
 def is_classic(path: Path) -> bool:
     """Whether a regular file is one of NetCDF 3."""
-    try:
-        if not path.is_file():
-            return False
-        with open(path, "rb") as file:
-            return file.read(4) in CLASSIC
-    except OSError:
-        return False
+    return first_bytes(path, 4) in CLASSIC
 
 
 def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:

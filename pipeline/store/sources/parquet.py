@@ -16,19 +16,14 @@ import zarr
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError, TilewrightError
 from tilewright.pipeline.store.sources.mapped import mapped_array, stored_dtype
 from tilewright.pipeline.store.sources.memory import SharedMemory
+from tilewright.pipeline.transfer.files import first_bytes
 
 MAGIC = b"PAR1"
 
 
 def is_parquet(path: Path) -> bool:
     """Whether a regular file is one of Parquet."""
-    try:
-        if not path.is_file():
-            return False
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+    return first_bytes(path, len(MAGIC)) == MAGIC
 
 
 def open_column(path: Path, column: str | None, name: str, role: str) -> zarr.Array[Any]:
