@@ -32,6 +32,7 @@ from tilewright.workflows.console import (
     as_weights,
     as_window,
     check_plot_options,
+    check_report,
     is_quiet,
     listening,
     minhash_options,
@@ -39,9 +40,11 @@ from tilewright.workflows.console import (
     plot_options,
     print_names,
     print_result,
+    print_run,
     printing,
     range_options,
     reading_options,
+    report_option,
     taken,
     taken_of_product,
     to_json_text,
@@ -173,6 +176,7 @@ outcome_options = options(
         help="Do not go on with tiles that a stopped run has rounded otherwise, with other memory or on another kind of"
         " device.",
     ),
+    report_option,
     overwrite_option,
     json_option,
 )
@@ -183,7 +187,7 @@ def storing(c: str) -> Iterator[Any]:
     """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
     from tilewright.pipeline.product.output import partial_path
     from tilewright.pipeline.store.arrays import local_path
-    from tilewright.workflows.progress import Counting
+    from tilewright.workflows.terminal.progress import Counting
 
     path = local_path(c)
     outputs = Outputs(*filter(None, [path]))
@@ -223,6 +227,7 @@ def matmul(
     no_resume: bool,
     overwrite: bool,
     as_json: bool,
+    report: str | None,
     rows: Any,
     columns: Any,
     **shared: Any,
@@ -236,6 +241,7 @@ def matmul(
     from tilewright.workflows import matmul as workflow
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
+    check_report(report, plan_only=plan_only, overwrite=overwrite)
     turned = {name: shared[name] for name in ("transpose_a", "transpose_b")}
     left, right = taken_of_product(a, b, rows, columns, **turned)
     if plan_only:
@@ -247,7 +253,7 @@ def matmul(
         return
     with storing(c) as listener:
         run = workflow.matmul(left, right, c, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+    print_run(run, report, overwrite=overwrite, as_json=as_json)
 
 
 variables_options = options(
@@ -290,6 +296,8 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
         )
     from tilewright.workflows import gram as workflow
 
+    report, overwrite = shared.pop("report"), shared["overwrite"]
+    check_report(report, plan_only=shared["plan_only"], overwrite=overwrite)
     arrays = (taken(arrays[0], shared.pop("rows"), shared.pop("columns")), *arrays[1:])
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
@@ -300,7 +308,7 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
         return
     with storing(arrays[-1]) as listener:
         run = getattr(workflow, name)(*arrays, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+    print_run(run, report, overwrite=overwrite, as_json=as_json)
 
 
 @cli.command(cls=JobCommand)
@@ -577,7 +585,7 @@ def histogram(
     from tilewright.pipeline.text.kept_counts import State, state_of_output
     from tilewright.pipeline.text.saved_counts import check_outputs, place_of
     from tilewright.workflows import histogram as workflow
-    from tilewright.workflows.progress import Counting
+    from tilewright.workflows.terminal.progress import Counting
 
     check_plot_options(plot, heat_map, per_document=shared["per_document"])
     if out is not None or plot is not None:
@@ -700,7 +708,7 @@ def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **sha
     where none is large enough NumPy's type widened to 64 bits; all else has numpy.vdot's dtype.
     """
     from tilewright.workflows.dot import timed_dot
-    from tilewright.workflows.progress import Counting
+    from tilewright.workflows.terminal.progress import Counting
 
     if no_resume and state is None:
         raise click.UsageError("--no-resume is about what --state has kept: give that too")

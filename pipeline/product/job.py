@@ -22,6 +22,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.heartbeats import told_of
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -92,6 +93,7 @@ from tilewright.pipeline.product.request import (
     plan_for,
 )
 from tilewright.pipeline.provenance import record_provenance, settle_in_group
+from tilewright.pipeline.report.timeline import Recorder
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -143,7 +145,8 @@ def multiply(
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
     has the very bytes that were written. task: as in `run_tiles`.
     """
-    request = request.checked()
+    recorder = Recorder.of(request.listener)
+    request = replace(request, listener=recorder).checked()
     out: Any = request.out  # which the check of it refuses where it is None
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
@@ -160,6 +163,7 @@ def multiply(
     with (
         open_cluster(request.cluster, request.cluster_file, loops=loops) as client,
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
+        told_of(client, recorder.heard),
     ):
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
@@ -534,11 +538,14 @@ def _fill(
             tell.say(left)
     return replace(
         run,
+        timeline=Recorder.of(request.listener).timeline(),
         resumed=len(finished),
         verification=verification,
         wraps=findings.wraps,
         masked=findings.masked,
         not_finite=found.c.not_finite,
+        names={role: store.name_of(array) for role, array in factors.roles.items()}
+        | {"C": str(output.final or store.name_of(output.array))},
     )
 
 

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from tilewright.pipeline.events import Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned, on_waiting
-from tilewright.workflows import console, progress
+from tilewright.workflows import console
 from tilewright.workflows.console import listening
-from tilewright.workflows.display import Display, display
-from tilewright.workflows.progress import Counting, Lines, WorkProgress
+from tilewright.workflows.terminal import progress
+from tilewright.workflows.terminal.display import Display, display
+from tilewright.workflows.terminal.progress import Counting, Lines, WorkProgress
 
 PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
 

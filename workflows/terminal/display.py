@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from tilewright.pipeline.events import Event, Listener, Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned
-from tilewright.workflows.progress import WorkProgress
+from tilewright.workflows.terminal.progress import WorkProgress
 
 
 @contextmanager
