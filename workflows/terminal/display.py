@@ -52,10 +52,10 @@ class Display:
             self._running[event.name] = work, self._progress.tasks[self._progress.task_ids.index(number)]
         elif isinstance(event, UnitDone) and event.name in self._running:
             work, task = self._running[event.name]
-            work.add(event)
+            work.add(event, time.perf_counter())
             self._progress.advance(task.id)
         elif isinstance(event, UnitAdvanced) and event.name in self._running:
-            self._running[event.name][0].advance(event)
+            self._running[event.name][0].advance(event, time.perf_counter())
         elif isinstance(event, WorkDone) and event.name in self._running:
             _, task = self._running.pop(event.name)
             self._progress.remove_task(task.id)
