@@ -49,6 +49,7 @@ from tilewright.workflows.console import (
     taken_of_product,
     to_json_text,
 )
+from tilewright.workflows.terminal.commands import jobs, top
 
 DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
@@ -720,20 +721,8 @@ def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **sha
     print_result(run, as_json=as_json)
 
 
-@cli.command()
-@click.argument("job", required=False)
-@json_option
-def jobs(job: str | None, as_json: bool) -> None:
-    """List the batch jobs that profiles of kind slurm have made; or follow one, by its number."""
-    from tilewright.workflows.batch.listing import folder_of
-    from tilewright.workflows.batch.listing import jobs as all_jobs
-
-    if job is None:
-        print_result(all_jobs(), as_json=as_json)
-        return
-    from tilewright.workflows.batch.place import follow_job
-
-    follow_job(folder_of(job), job)
+cli.add_command(jobs)
+cli.add_command(top)
 
 
 @cli.command()

@@ -1,0 +1,57 @@
+"""The commands that look at what others run. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tilewright.workflows.console import Command, Termination, print_result, printing, to_json_text
+
+
+@click.command(cls=Command)
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def jobs(job: str | None, as_json: bool) -> None:
+    """List the batch jobs that profiles of kind slurm have made; or follow one, by its number."""
+    from tilewright.workflows.batch.listing import folder_of
+    from tilewright.workflows.batch.listing import jobs as all_jobs
+
+    if job is None:
+        print_result(all_jobs(), as_json=as_json)
+        return
+    from tilewright.workflows.batch.place import follow_job
+
+    follow_job(folder_of(job), job)
+
+
+@click.command(cls=Command)
+@click.argument("where")
+@click.option("--cluster-file", metavar="FILE", help="A file of profiles beside the built-in ones.")
+@click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS",
+              help="Time between two looks.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Look twice, print what was done in between, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print each look as a JSON object, one a line.")
+def top(where: str, cluster_file: str | None, interval: float, once: bool, as_json: bool) -> None:
+    """Show what the workers of a running cluster do: tiles, rates, busy stages, memory. Ctrl-C ends it.
+
+    WHERE is a scheduler's address, a batch job's number or folder, or a profile of kind existing.
+    """
+    from tilewright.workflows.terminal.top import ClusterLook, cluster_at, watch
+
+    def line(look: ClusterLook) -> None:
+        with printing():
+            click.echo(to_json_text(look.to_json()) if as_json else str(look))
+
+    with cluster_at(where, cluster_file) as client:
+        try:
+            if once or as_json or not sys.stdout.isatty():
+                watch(client, interval, line, once=once)
+                return
+            from rich.live import Live
+
+            with Live(auto_refresh=False, screen=True) as live:
+                watch(client, interval, lambda look: live.update(look.table(), refresh=True), once=False)
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, Termination):
+                raise
