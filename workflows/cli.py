@@ -39,6 +39,7 @@ from tilewright.workflows.console import (
     on_interrupt,
     plot_options,
     print_names,
+    print_plan,
     print_result,
     print_run,
     printing,
@@ -250,7 +251,7 @@ def matmul(
             asked = {name: shared.pop(name) for name in EPILOGUE}
             request = Request(left, right, c, listener=listener, **shared).with_epilogue(**asked)
             planned = job.plan_only(request)
-        print_result(planned, as_json=as_json)
+        print_plan(planned, left, c, as_json=as_json, **shared)
         return
     with storing(c) as listener:
         run = workflow.matmul(left, right, c, listener=listener, **shared)
@@ -305,7 +306,7 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
     if shared.pop("plan_only"):
         with listening(quiet=is_quiet()) as listener:
             planned = workflow.plan_only(name, arrays, listener=listener, **shared)
-        print_result(planned, as_json=as_json)
+        print_plan(planned, arrays[0], arrays[-1], as_json=as_json, **shared)
         return
     with storing(arrays[-1]) as listener:
         run = getattr(workflow, name)(*arrays, listener=listener, **shared)
@@ -470,7 +471,7 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
 
     with listening(quiet=is_quiet()) as listener:
         planned = plan_matmul(a, b, listener=listener, **shared)
-    print_result(planned, as_json=as_json)
+    print_plan(planned, a, None, as_json=as_json, **shared)
 
 
 @cli.command(cls=JobCommand)

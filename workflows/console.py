@@ -402,6 +402,25 @@ def print_result(result: Any, *, as_json: bool) -> None:
             click.echo(text.encode(error.encoding, "replace").decode(error.encoding))
 
 
+def print_plan(
+    plan: Any,
+    a: Any,
+    out: Any,
+    *,
+    as_json: bool,
+    precision: str,
+    cluster: Any = None,
+    workers: int = 1,
+    **others: Any,
+) -> None:
+    """Print a plan of a product, behind what is expected of it in the user's words: how long, how much disk, what
+    limits it, whether it fits. The others are what else was asked for."""
+    from tilewright.pipeline.forecast.foresee import foresee
+
+    foreseen = foresee(plan, a, out, precision=precision, cluster=cluster, machines=workers)
+    print_result(foreseen, as_json=as_json)
+
+
 def print_run(run: Any, report: str | None, *, overwrite: bool, as_json: bool) -> None:
     """Print the result of a product, and write the report on it, if one is asked for."""
     try:

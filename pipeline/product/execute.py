@@ -29,6 +29,7 @@ from tilewright.pipeline.events import (
     on_lost,
     on_waiting,
 )
+from tilewright.pipeline.forecast.rates import remember
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import (
@@ -510,7 +511,7 @@ def run_tiles(
         share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
     written = sum(map(plan.tile_write_nbytes, todo.values()))
-    run = MatmulRun(
+    made = MatmulRun(
         plan=plan,
         device=device_name,
         kernel=kernel,
@@ -526,4 +527,5 @@ def run_tiles(
         workers_lost=len(losses),
         timeline=recorder.timeline(),
     )
-    return run, found
+    remember(made, product.precision)
+    return made, found
