@@ -88,6 +88,8 @@ STYLE = (
 .tw-report .tw-legend{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;font-size:.87rem;margin:.3rem 0}
 .tw-report .tw-picture{max-width:100%;height:auto;display:block;margin:.4rem 0}
 .tw-report .tw-side{display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-start}
+.tw-report .tw-side>div{min-width:0;max-width:100%}
+.tw-report .tw-side>div:last-child{flex:1 1 18rem}
 .tw-report .tw-label{fill:var(--tw-text);font-family:inherit;font-size:12px}
 .tw-report .tw-small{font-size:10px;fill:var(--tw-muted)}
 .tw-report .tw-strong{font-weight:600}

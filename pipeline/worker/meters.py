@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -68,8 +69,10 @@ class Meters:
         if self.on_gpu:
             from numba import cuda
 
-            memory = cuda.current_context().get_memory_info()
-            found |= {"device_free_nbytes": int(memory.free), "device_total_nbytes": int(memory.total)}
+            # A GPU that fails tells its tasks: neither heartbeats nor Dask's own metrics are to end by it.
+            with suppress(Exception):
+                memory = cuda.current_context().get_memory_info()
+                found |= {"device_free_nbytes": int(memory.free), "device_total_nbytes": int(memory.total)}
         return found
 
 
