@@ -69,7 +69,8 @@ from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 def gram(request: GramRequest) -> MatmulRun:
     """Store the Gram matrix that is asked for, as ``tilewright.gram`` says, and raise as it does."""
-    request = replace(request, listener=Recorder.of(request.listener)).checked()
+    request = request.checked()
+    request = replace(request, listener=Recorder.of(request.listener))
     matrices = open_matrices(request)
     form = form_of(matrices)
     dtype = result_dtype(matrices, form, request.dtype)
