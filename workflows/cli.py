@@ -243,7 +243,7 @@ def matmul(
     from tilewright.workflows import matmul as workflow
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
-    check_report(report, plan_only=plan_only, overwrite=overwrite)
+    check_report(report, c, plan_only=plan_only, overwrite=overwrite)
     turned = {name: shared[name] for name in ("transpose_a", "transpose_b")}
     left, right = taken_of_product(a, b, rows, columns, **turned)
     if plan_only:
@@ -299,7 +299,7 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
     from tilewright.workflows import gram as workflow
 
     report, overwrite = shared.pop("report"), shared["overwrite"]
-    check_report(report, plan_only=shared["plan_only"], overwrite=overwrite)
+    check_report(report, arrays[-1], plan_only=shared["plan_only"], overwrite=overwrite)
     arrays = (taken(arrays[0], shared.pop("rows"), shared.pop("columns")), *arrays[1:])
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")

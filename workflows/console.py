@@ -507,7 +507,7 @@ report_option = click.option(
 )
 
 
-def check_report(report: str | None, *, plan_only: bool, overwrite: bool) -> None:
+def check_report(report: str | None, out: str, *, plan_only: bool, overwrite: bool) -> None:
     """Fail before any work where the report could not be written."""
     if report is not None:
         if plan_only:
@@ -516,7 +516,7 @@ def check_report(report: str | None, *, plan_only: bool, overwrite: bool) -> Non
             )
         from tilewright.workflows.report import check_report as check
 
-        check(report, overwrite=overwrite)
+        check(report, out, overwrite=overwrite)
 
 
 BARS = ("counts", "percent", "probability")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.text.saved_counts import check_outputs, place_of, suffix_of, write_whole
 
 REPORT_ENDINGS = (".html", ".json")
 
 
-def check_report(path: str | None, *, overwrite: bool) -> None:
-    """Fail before any work where a report could not be written at its end. Raises as `check_outputs`."""
-    if path is not None:
-        check_outputs((), path, None, overwrite=overwrite, out_endings=REPORT_ENDINGS)
+def check_report(path: str, out: str, *, overwrite: bool) -> None:
+    """Fail before any work where the report on what is stored at ``out`` could not be written at its end. Raises as
+    `check_outputs`, and OptionError where both have one place."""
+    check_outputs((), path, None, overwrite=overwrite, out_endings=REPORT_ENDINGS)
+    report, stored = place_of(path), place_of(out)
+    if report == stored or (
+        isinstance(report, Path) and isinstance(stored, Path) and stored.absolute() == report.absolute()
+    ):
+        raise OptionError(f"--report {path} is where C goes: give the report another name")
 
 
 def write_report(run: MatmulRun, path: str, *, overwrite: bool) -> None:

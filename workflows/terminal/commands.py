@@ -28,7 +28,7 @@ def jobs(job: str | None, as_json: bool) -> None:
 @click.command(cls=Command)
 @click.argument("where")
 @click.option("--cluster-file", metavar="FILE", help="A file of profiles beside the built-in ones.")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS",
+@click.option("--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="Time between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Look twice, print what was done in between, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print each look as a JSON object, one a line.")

@@ -212,12 +212,12 @@ def cluster_at(where: str, cluster_file: str | None = None) -> Iterator[Client]:
             yield client
         return
     folder = None
-    if os.sep in where or Path(where).is_dir():
+    if os.sep in where or os.path.isdir(where):
         folder = JobFolder(Path(where))
     elif where.isdecimal():
         folder = folder_of(where)
     if folder is not None:
-        if not folder.profiles.is_file():
+        if not os.path.isfile(folder.profiles):
             raise ClusterError(
                 f"{folder.path} is no folder of a batch job that runs: there is no {folder.profiles.name}, the way to"
                 " its scheduler; tilewright jobs lists jobs, and how they stand"

@@ -197,12 +197,13 @@ def test_a_million_tiles_are_a_small_page_in_seconds() -> None:
 def test_reports_are_refused_before_anything_is_computed(tmp_path: Path, rng: np.random.Generator) -> None:
     a = put(tmp_path / "a.zarr", rng.standard_normal((8, 8)))
     (tmp_path / "there.html").write_text("mine")
-    product = ["matmul", str(a), str(a), str(tmp_path / "c.zarr"), "--device", "cpu", "-q", "--report"]
+    product = ["matmul", str(a), str(a), str(tmp_path / "c.html"), "--device", "cpu", "-q", "--report"]
     for words, status, said in (
         ([str(tmp_path / "r.pdf")], 2, "ends in '.pdf'"),
         ([str(tmp_path / "r.html"), "--plan-only"], 2, "--report tells of a run"),
         ([str(tmp_path / "there.html")], 1, "exists"),
         ([str(tmp_path / "nowhere" / "r.html")], 1, "there is no folder"),
+        ([str(tmp_path / "c.html"), "--overwrite"], 1, "is where C goes"),
     ):
         result = CliRunner().invoke(cli, [*product, *words])
         assert (result.exit_code, said in result.stderr) == (status, True), result.stderr
