@@ -30,14 +30,14 @@ from tilewright.pipeline.events import (
 MOST_INTERVALS = 8192
 """Of one thread of a worker, before close ones become one; each takes 24 bytes, and as much again meanwhile."""
 LEAST_INTERVALS = 128
-ALL_INTERVALS = 2**19
+ALL_INTERVALS = 2**17
 """Of all threads of all workers, as far as each may have `LEAST_INTERVALS`."""
 
 MOST_NOTICES = 500
 """Later ones are only counted."""
 MOST_SAMPLES = 512
 """Of the memory of one worker, before two become one, their larger."""
-ALL_SAMPLES = 2**17
+ALL_SAMPLES = 2**15
 LEAST_SAMPLES = 32
 
 JSON_NUMBERS = 6000
