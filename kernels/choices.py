@@ -47,3 +47,9 @@ SCHEMES: tuple[SchemeName, ...] = get_args(SchemeName)
 PairsName: TypeAlias = Literal["all", "links"]
 PAIRS: tuple[PairsName, ...] = get_args(PairsName)
 """Which pairs of near-duplicates are verified: all, or those that show which documents are of one cluster."""
+
+CodecName: TypeAlias = Literal[
+    "none", "zstd", "lz4", "gzip", "blosc-zstd", "blosc-lz4", "blosc-lz4hc", "blosc-zlib", "blosc-blosclz"
+]
+CODECS: tuple[CodecName, ...] = get_args(CodecName)
+"""What chunks of a new array are compressed by."""

@@ -21,6 +21,7 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.request import Durability
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.new.storage import Sides, as_storage
 from tilewright.pipeline.store.sources.opening import InMemory
 from tilewright.pipeline.store.sources.slices import Slice
 
@@ -45,6 +46,9 @@ class _Options(TypedDict, total=False):
     overwrite: bool
     durability: Durability
     same_bits: bool
+    chunks: Sides | None
+    shards: Sides | None
+    codec: str | None
     listener: Listener
 
 
@@ -114,6 +118,9 @@ def gram(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
     """Store the Gram matrix of X: the sums of products of every two of its columns, or rows.
@@ -190,7 +197,8 @@ def gram(
         C's dtype, a float or a complex one unless nothing is made of the numbers. Without it: float64 for integers,
         but where numbers of at most 16 bits are missing or weighted float32; the dtype of X for floats and complex
         numbers, float32 for float16. Numbers are cast to it before anything is subtracted.
-    precision, cluster, cluster_file, device, device_memory, resume, verify, overwrite, durability, same_bits, listener
+    precision, cluster, cluster_file, device, device_memory, resume, verify, overwrite, durability, same_bits, chunks,
+    shards, codec, listener
         As for ``tilewright.matmul``. A run that goes on finds means and deviations once more.
 
     Integers without missing numbers and weights are multiplied as integers, exactly, and their sums are centred and
@@ -246,6 +254,9 @@ def gram(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
         listener=listener,
     )
 
@@ -293,6 +304,9 @@ def cov(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
     """Store the covariances of the columns of X, or of its rows: `gram` with ``center=True`` and ``divide="n-1"``.
@@ -335,6 +349,9 @@ def cov(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
         listener=listener,
     )
 
@@ -382,6 +399,9 @@ def corr(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
     """Store the correlations of the columns of X, or of its rows: `cov` with ``scale=True``.
@@ -423,6 +443,9 @@ def corr(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
         listener=listener,
     )
 
@@ -440,7 +463,12 @@ def plan_only(name: str, arrays: Sequence[Any], **options: Any) -> MatmulPlan:
     as its function has them. Raises as that."""
     x, *between, out = arrays
     y = between[0] if between else None
-    return job.plan_only(GramRequest(x, out, y, **(options | ASKED[name])))
+    return job.plan_only(_request(x, out, y, options | ASKED[name]))
+
+
+def _request(x: Input, out: Source | None, y: Input | None, options: dict[str, Any]) -> GramRequest:
+    stored = {name: options.pop(name) for name in ("chunks", "shards", "codec") if name in options}
+    return GramRequest(x, out, y, storage=as_storage(**stored), **options)
 
 
 def _run(x: Input, y: Input | None, out: Source | None, **options: Any) -> MatmulRun | np.ndarray:
@@ -448,7 +476,7 @@ def _run(x: Input, y: Input | None, out: Source | None, **options: Any) -> Matmu
     other: Input | None = y
     if out is None and isinstance(y, str | os.PathLike | zarr.Array):
         other, out = None, y
-    request = GramRequest(x, out, other, **options)
+    request = _request(x, out, other, options)
     if out is not None:
         return job.gram(request)
     if options["append"]:

@@ -21,6 +21,7 @@ from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Durability, Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.new.storage import Sides, as_storage
 
 MOST_WORKERS = 10**6
 """The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
@@ -43,6 +44,9 @@ class ProductOptions(TypedDict, total=False):
     overwrite: bool
     durability: Durability
     same_bits: bool
+    chunks: Sides | None
+    shards: Sides | None
+    codec: str | None
     alpha: complex
     beta: complex
     row_scale: Vector | None
@@ -78,6 +82,9 @@ def matmul(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     alpha: complex = 1,
     beta: complex = 0,
     row_scale: Vector | None = None,
@@ -137,6 +144,16 @@ def matmul(
         takes of a stopped run is noticed and computed again, what it takes of a finished C only ``audit`` notices.
     same_bits
         Refuse to go on where finished tiles of floats are kept that another plan, or another kind of device, computed.
+    chunks, shards
+        Sides of C's chunks, and of the shards that hold several of them in one file or object: rows and columns, as a
+        pair or as ``"1024x1024"``, or one number for both. A shard's are multiples of its chunks'; Zarr's format 2,
+        which an ``out`` in a group of that format gets, has none. Tiles are made of whole shards, or chunks, so that
+        their sides decide how small a tile can be. Without them, chunks suit A and B, and there are no shards.
+    codec
+        What C's chunks are compressed by: ``none``, ``zstd``, ``lz4``, ``gzip``, or ``blosc-`` and one of ``zstd``,
+        ``lz4``, ``lz4hc``, ``zlib``, ``blosclz``, which shuffle bytes before; with a level behind a colon, such as
+        ``"zstd:3"``. Without it, Zarr's default where A is compressed, else none. A run that was stopped is gone on
+        with only if it had the same ``chunks``, ``shards`` and ``codec``. An open array has its own: none may be given.
     alpha, row_scale, column_scale, row_offset, column_offset
         What the product is multiplied by, and what is added to it: numbers, and for each row or column of C one, as an
         array of one dimension or the path of a Zarr array of that. It is formed of the sums before they are stored, in
@@ -175,6 +192,7 @@ def matmul(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        storage=as_storage(chunks, shards, codec),
         listener=listener,
     )
     request = request.with_epilogue(

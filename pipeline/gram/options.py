@@ -32,6 +32,7 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 
 Side: TypeAlias = Literal["columns", "rows"]
@@ -69,6 +70,7 @@ class GramRequest:
     append: Any = False
     counts: Source | None = None
     """Where the numbers of pairs go."""
+    storage: Storage = AS_IT_COMES
     sum_over: Any = None
     constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
@@ -117,6 +119,7 @@ class GramRequest:
             "transpose_b": self.of == "rows",
             "window": self.window,
             "counts": self.counts,
+            "storage": self.storage,
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,

@@ -104,6 +104,11 @@ RIGHT = {
     "CORPUS": "text.txt",
     "PRODUCT": "C.zarr",
 }
+STORED: dict[str, Any] = {
+    "--chunks": st.sampled_from(["4", "3x2", "0x1", "x", "9999999999999"]) | counts,
+    "--shards": st.sampled_from(["4", "12x12", "7x7"]) | counts,
+    "--codec": st.sampled_from(["zstd:1", "none", "zstd:99", "lz4"]) | names,
+}
 COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "matmul": (
         ("A", "B", "C"),
@@ -117,6 +122,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--no-verify": None,
         }
         | {"--no-resume": None, "--overwrite": None}
+        | STORED
         | {"--alpha": scalars, "--beta": scalars}
         | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
@@ -131,6 +137,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             }
             | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
             | {"--device": devices, "--overwrite": None, "--precision": precisions}
+            | STORED
             | more,
         )
         for name, more in {
