@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from tilewright.kernels.choices import HASHES, PAIRS, SCHEMES
+from tilewright.kernels.choices import HASHES, ON_ERROR, PAIRS, PASSAGES, SCHEMES
 from tilewright.pipeline.cluster.endings import request_end
 
 if TYPE_CHECKING:
@@ -623,8 +623,6 @@ def taken_of_product(
     return left, right
 
 
-PASSAGES = ("line", "paragraph")
-
 reading_options = (
     click.option(
         "--raw",
@@ -666,7 +664,7 @@ reading_options = (
     ),
     click.option(
         "--on-error",
-        type=click.Choice(("stop", "report")),
+        type=click.Choice(ON_ERROR),
         default="stop",
         show_default=True,
         help="End at the first file that cannot be counted; or leave such files out, list them, and exit with 3.",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.gram.options import Constant, Side, Values
+from tilewright.pipeline.gram.options import Axes, Constant, GivenMissing, Side, Values
 from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
-from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun
+from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, Source
 
 
@@ -98,17 +98,53 @@ def eigh(
     return job.eigh(g, search)
 
 
+class EofOptions(TypedDict, total=False):
+    """What `eofs` takes by name."""
+
+    of: Side
+    sum_over: Axes
+    center: bool
+    scale: bool
+    constant: Constant
+    missing: GivenMissing
+    weights: Values | Mapping[str | int, Values] | None
+    sample_weights: Values | None
+    tol: float
+    passes: int
+    method: Method
+    seed: int
+    dtype: str | np.dtype | None
+    precision: PrecisionName
+    cluster: Cluster
+    cluster_file: str | None
+    device: DeviceName
+    device_memory: int | str | None
+    scratch: str | os.PathLike[str] | None
+    resume: bool
+    verify: bool
+    overwrite: bool
+    listener: Listener
+
+
+@overload
+def eofs(x: Input, out: Source, k: int = 10, **options: Unpack[EofOptions]) -> EofRun: ...
+
+
+@overload
+def eofs(x: Input, out: None = None, k: int = 10, **options: Unpack[EofOptions]) -> Eofs: ...
+
+
 def eofs(
     x: Input,
-    out: Source,
+    out: Source | None = None,
     k: int = 10,
     *,
     of: Side = "columns",
-    sum_over: Any = None,
+    sum_over: Axes = None,
     center: bool = True,
     scale: bool = False,
     constant: Constant = "error",
-    missing: Any = None,
+    missing: GivenMissing = None,
     weights: Values | Mapping[str | int, Values] | None = None,
     sample_weights: Values | None = None,
     tol: float = 1e-4,
@@ -126,7 +162,7 @@ def eofs(
     verify: bool = True,
     overwrite: bool = False,
     listener: Listener = log_notices,
-) -> EofRun:
+) -> EofRun | Eofs:
     """Store the k leading EOFs of X, the eigenvectors of its covariance matrix, with scores and explained variance.
 
     The centred X is never stored, nor, where its shorter side is above 2048, is the covariance matrix: X is streamed,
@@ -144,7 +180,8 @@ def eofs(
         A new Zarr group in a local folder: ``components`` (k × variables), ``scores`` (samples × k), ``eigenvalues``
         and ``explained_variance`` (the same, as sums of squares divided by n - 1), ``explained_variance_ratio`` (of the
         variance of all variables), ``singular_values``, ``residuals``, and ``mean`` and ``factor`` of each variable
-        where these were used. xarray opens it; dimensions have the names that X has, and ``mode``.
+        where these were used. xarray opens it; dimensions have the names that X has, and ``mode``. None: nothing is
+        stored, and these are returned as arrays of NumPy, by the same names, if this host's memory holds them twice.
     k
         How many, from the largest variance down.
     of, sum_over
@@ -204,6 +241,11 @@ def eofs(
 
         tw.eofs("sst.zarr", "eofs.zarr", k=10, missing="nan", weights=np.cos(np.deg2rad(latitude)))
         xarray.open_zarr("eofs.zarr").explained_variance_ratio
+
+    Those of a small field, as arrays::
+
+        found = tw.eofs(anomalies, k=3)
+        found.scores @ found.components
     """
     search = Search(
         k=k,
@@ -219,25 +261,24 @@ def eofs(
         scratch=scratch,
         listener=listener,
     )
-    return job.eofs(
-        EofRequest(
-            x,
-            out,
-            search,
-            of=of,
-            sum_over=sum_over,
-            center=center,
-            scale=scale,
-            constant=constant,
-            missing=missing,
-            weights=weights,
-            sample_weights=sample_weights,
-            method=method,
-            resume=resume,
-            verify=verify,
-            overwrite=overwrite,
-        )
+    request = EofRequest(
+        x,
+        out,
+        search,
+        of=of,
+        sum_over=sum_over,
+        center=center,
+        scale=scale,
+        constant=constant,
+        missing=missing,
+        weights=weights,
+        sample_weights=sample_weights,
+        method=method,
+        resume=resume,
+        verify=verify,
+        overwrite=overwrite,
     )
+    return job.eofs_in_memory(request) if out is None else job.eofs(request)
 
 
 def plan_only(x: Input, out: Source, **options: Any) -> EofPlan:

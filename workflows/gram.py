@@ -10,12 +10,22 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import zarr
 
-from tilewright.kernels.choices import DeviceName, PrecisionName
+from tilewright.kernels.choices import DeviceName, Divisor, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
-from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, Side, Values
+from tilewright.pipeline.gram.options import (
+    Axes,
+    Centering,
+    Constant,
+    GivenMissing,
+    GramRequest,
+    MissingAs,
+    Side,
+    Values,
+    Window,
+)
 from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
@@ -28,13 +38,13 @@ from tilewright.pipeline.store.sources.slices import Slice
 
 class _Options(TypedDict, total=False):
     of: Side
-    missing: Any
+    missing: GivenMissing
     missing_as: MissingAs
     weights: Values | Mapping[str | int, Values] | None
-    window: Any
+    window: Window
     append: bool
     counts: Source | None
-    sum_over: Any
+    sum_over: Axes
     dtype: str | np.dtype | None
     precision: PrecisionName
     cluster: Cluster
@@ -55,7 +65,7 @@ class _Options(TypedDict, total=False):
 class CovOptions(_Options, total=False):
     """What `cov` takes by name."""
 
-    divide: float | str | None
+    divide: float | Divisor | None
 
 
 class CorrOptions(_Options, total=False):
@@ -67,8 +77,8 @@ class CorrOptions(_Options, total=False):
 class GramOptions(CovOptions, total=False):
     """What `gram` takes by name."""
 
-    center: Any
-    scale: Any
+    center: Centering
+    scale: Centering
     constant: Constant
 
 
@@ -96,16 +106,16 @@ def gram(
     out: Source | None = None,
     *,
     of: Side = "columns",
-    center: Any = False,
-    scale: Any = False,
-    missing: Any = None,
+    center: Centering = False,
+    scale: Centering = False,
+    missing: GivenMissing = None,
     missing_as: MissingAs = "mean",
-    divide: float | str | None = None,
+    divide: float | Divisor | None = None,
     weights: Values | Mapping[str | int, Values] | None = None,
-    window: Any = None,
+    window: Window = None,
     append: bool = False,
     counts: Source | None = None,
-    sum_over: Any = None,
+    sum_over: Axes = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -285,14 +295,14 @@ def cov(
     out: Source | None = None,
     *,
     of: Side = "columns",
-    missing: Any = None,
+    missing: GivenMissing = None,
     missing_as: MissingAs = "mean",
-    divide: float | str | None = "n-1",
+    divide: float | Divisor | None = "n-1",
     weights: Values | Mapping[str | int, Values] | None = None,
-    window: Any = None,
+    window: Window = None,
     append: bool = False,
     counts: Source | None = None,
-    sum_over: Any = None,
+    sum_over: Axes = None,
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
     cluster: Cluster = "local",
@@ -380,13 +390,13 @@ def corr(
     out: Source | None = None,
     *,
     of: Side = "columns",
-    missing: Any = None,
+    missing: GivenMissing = None,
     missing_as: MissingAs = "mean",
     weights: Values | Mapping[str | int, Values] | None = None,
-    window: Any = None,
+    window: Window = None,
     append: bool = False,
     counts: Source | None = None,
-    sum_over: Any = None,
+    sum_over: Axes = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import numpy as np
 
 from tilewright.kernels.arguments import check_host_out, host_array
-from tilewright.kernels.choices import DeviceArray, DeviceName, HostArray
+from tilewright.kernels.choices import DeviceArray, DeviceName, HostArray, KindName
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gpu.device_array import (
     address,
@@ -45,7 +45,7 @@ OUT_ALIGNMENT = 16
 class HistogramOptions(TypedDict, total=False):
     """The keywords of `histogram`, without ``out``."""
 
-    by: str
+    by: KindName
     offsets: HostArray | DeviceArray | DocumentOffsets | None
     device: DeviceName
     stream: Any
@@ -62,7 +62,7 @@ def histogram(data: DeviceArray, *, out: None = None, **options: Unpack[Histogra
 def histogram(
     data: Any,
     *,
-    by: str = "byte",
+    by: KindName = "byte",
     offsets: Any = None,
     out: Any = None,
     device: DeviceName = "auto",

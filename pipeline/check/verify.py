@@ -157,7 +157,7 @@ class Verification:
         sizes = STATED_SIZES if self.modulus_bits is None else (0,)
         return {size: self.chance_to_escape(size) for size in sizes}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "escape_probability": self.escape_probability}
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -329,7 +328,7 @@ class MatmulPlan:
             " stored"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self) | {
             "c_dtype_reason": self.c_dtype_reason,
             "c_unit": list(self.c_unit),
