@@ -58,6 +58,11 @@ TokenName: TypeAlias = Literal[
     "ngram:2:byte", "ngram:3:byte", "ngram:4:byte", "ngram:5:byte",
 ]  # fmt: skip
 """Kinds whose bins are those that occur."""
+KINDS_OF_HISTOGRAM: tuple[str, ...] = (
+    *get_args(KindName),
+    *(name for name in get_args(TokenName) if not name.endswith(":word")),
+)
+"""Each by the one name that its counts have."""
 
 ErrorPolicy: TypeAlias = Literal["stop", "report"]
 ON_ERROR: tuple[ErrorPolicy, ...] = get_args(ErrorPolicy)

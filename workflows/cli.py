@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from tilewright.kernels.choices import FORMS, PRECISIONS, SHINGLES
+from tilewright.workflows.commands.completion import JOB, SETTING
 from tilewright.workflows.commands.options import (
     EPILOGUE,
     cluster_options,
@@ -384,8 +385,8 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 
 @cli.command(cls=JobCommand)
 @click.argument("c")
-@click.option("--a", metavar="A", help="Compare C with A times B, and not with its checksums.")
-@click.option("--b", metavar="B")
+@click.option("--a", metavar="A", help="The left factor of the product that C is compared with, in place of its checksums.")
+@click.option("--b", metavar="B", help="The right factor of that product.")
 @options(factor_options, precision_option, cluster_options, json_option)
 def audit(c: str, as_json: bool, **shared: Any) -> None:
     """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one."""
@@ -612,7 +613,7 @@ def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **sha
 
 
 @cli.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, type=JOB)
 @json_option
 def jobs(job: str | None, as_json: bool) -> None:
     """List the batch jobs that profiles of kind slurm have made; or follow one, by its number."""
@@ -647,12 +648,13 @@ def devices(as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=SETTING)
 @json_option
-def settings(as_json: bool) -> None:
-    """List what can be set beside the options, how, and what it stands at here."""
+def settings(names: tuple[str, ...], as_json: bool) -> None:
+    """List what can be set beside the options, how, and what it stands at here; or only settings of these names."""
     from tilewright.workflows.settings import settings as settings_here
 
-    print_result(settings_here(), as_json=as_json)
+    print_result(settings_here(names), as_json=as_json)
 
 
 @cli.command(cls=JobCommand)

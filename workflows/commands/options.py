@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
-from tilewright.kernels.choices import CODECS, DEVICES, PRECISIONS
+from tilewright.kernels.choices import DEVICES, PRECISIONS
 from tilewright.workflows.console import (
     SIDES,
     Number,
@@ -23,17 +22,6 @@ from tilewright.workflows.console import (
 DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero")
-
-
-class Codec(click.ParamType):
-    """The codec of a new array's chunks, whose names shells complete."""
-
-    name = "codec"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in CODECS if name.startswith(incomplete)]
 
 
 def as_stored(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -120,7 +108,7 @@ storage_options = options(
     click.option("--shards", metavar="ROWSxCOLUMNS", callback=as_stored,
                  help="Sides of the shards that hold several chunks in a file or object, multiples of the chunks';"
                  " default: none. In a group of Zarr 2 there are none."),
-    click.option("--codec", type=Codec(), metavar="NAME[:LEVEL]", callback=as_stored,
+    click.option("--codec", metavar="NAME[:LEVEL]", callback=as_stored,
                  help="What chunks are compressed by: none, zstd, lz4, gzip, or blosc- and one of zstd, lz4, lz4hc,"
                  " zlib, blosclz; most with a level, such as zstd:3. Default: Zarr's own where the first input is"
                  " compressed, else none."),

@@ -21,6 +21,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from tilewright.kernels.arguments import as_count, shown
 from tilewright.kernels.choices import CODECS
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.store.arrays import Source, in_store, local_path
 from tilewright.pipeline.store.new.groups import format_around
@@ -201,7 +202,7 @@ def _as_codec(given: Any) -> Codec | None:
     if name not in CODECS:
         raise OptionError(
             f"codec={shown(given)} is unknown; it may be {', '.join(CODECS)}, most of them with a level behind a"
-            " colon, such as zstd:3 (--codec)"
+            f" colon, such as zstd:3 (--codec){did_you_mean(name, CODECS)}"
         )
     if not colon:
         return Codec(name)
