@@ -385,8 +385,12 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 
 @cli.command(cls=JobCommand)
 @click.argument("c")
-@click.option("--a", metavar="A", help="The left factor of the product that C is compared with, in place of its checksums.")
-@click.option("--b", metavar="B", help="The right factor of that product.")
+@click.option(
+    "--a",
+    metavar="A",
+    help="Compare C with the product of this and B, not with its checksums.",
+)
+@click.option("--b", metavar="B", help="The right factor of what C is compared with.")
 @options(factor_options, precision_option, cluster_options, json_option)
 def audit(c: str, as_json: bool, **shared: Any) -> None:
     """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one."""

@@ -90,9 +90,9 @@ epilogue_options = options(
     click.option("--beta", type=Number(), default="0", show_default=True, metavar="X",
                  help="Multiply what C holds by this and add it; C is replaced once the sum is whole."),
     click.option("--row-scale", metavar="PATH", help="Multiply each row by its number in this Zarr array."),
-    click.option("--column-scale", metavar="PATH", help="The same for columns."),
+    click.option("--column-scale", metavar="PATH", help="Multiply each column by its number in this Zarr array."),
     click.option("--row-offset", metavar="PATH", help="Add its number in this Zarr array to each row."),
-    click.option("--column-offset", metavar="PATH", help="The same for columns."),
+    click.option("--column-offset", metavar="PATH", help="Add its number in this Zarr array to each column."),
 )  # fmt: skip
 EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_offset")
 plan_only_option = click.option(
@@ -165,7 +165,8 @@ search_options = options(
     click.option("--tol", type=float, default=1e-4, show_default=True,
                  help="The most that a residual may be beside its eigenvalue."),
     click.option("--passes", type=int, default=100, show_default=True, help="The most passes over the matrix."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the random block that is begun with."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+                 help="Of the random block that is begun with."),
     click.option("--dtype", help="What the matrix is multiplied in: float32, float64, complex64 or complex128."),
     precision_option,
     click.option("--scratch", metavar="FOLDER", help="A folder that all workers see, for thin matrices."),
