@@ -112,6 +112,15 @@ def duplicates(
         hold no files, or cannot be read, decompressed or split, and for files that change meanwhile; PlanError where
         more pairs would have to be compared than this process has memory for; OutputExistsError, OutputError and
         StoreError for an ``out`` that cannot be written; ClusterError as its name says.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tilewright as tw
+    >>> for name in ("first.txt", "second.txt"):
+    ...     written = Path(name).write_text("the same text in both of them")
+    >>> tw.duplicates(["first.txt", "second.txt"]).dropped
+    ('second.txt',)
     """
     config.check_all(cluster_file=cluster_file)
     check_callable("listener", listener)

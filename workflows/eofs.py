@@ -47,8 +47,8 @@ def eigh(
         How many pairs, from the largest eigenvalue down: of an indefinite matrix the largest, and not those of the
         largest absolute value.
     tol
-        A pair is found where ‖G v - λ v‖ is at most this times |λ|, or within what rounding in ``dtype`` makes of G's
-        largest eigenvalue. So |λ| is wrong by at most that share, and usually by about its square.
+        A pair is found where ‖G v - λ v‖ is at most this times abs(λ), or within what rounding in ``dtype`` makes of
+        G's largest eigenvalue. So abs(λ) is wrong by at most that share, and usually by about its square.
     passes
         The most that are made over G.
     seed
@@ -80,6 +80,11 @@ def eigh(
     The ten directions in which samples differ most, from their genomic relationship matrix::
 
         tw.eigh("grm.zarr", k=10).vectors
+
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> tw.eigh(np.diag([3.0, 1.0, 2.0]), k=2).values.round(6)
+    array([3., 2.])
     """
     search = Search(
         k=k,
@@ -224,6 +229,8 @@ def eofs(
         As for `eigh`. Without ``scratch``, thin matrices lie beside ``out``. What passes have found does until all is
         done.
 
+    Notes
+    -----
     Each EOF has length 1, and its largest component is positive. ``scores @ components.conj()`` are the anomalies of X
     (centred, scaled, times the roots of the weights), as far as k EOFs can give them; ``(x - mean) * factor`` are those
     of new samples. Of complex X a row of ``components`` is an eigenvector of Xᴴ X, as xeofs has it.
@@ -242,10 +249,14 @@ def eofs(
         tw.eofs("sst.zarr", "eofs.zarr", k=10, missing="nan", weights=np.cos(np.deg2rad(latitude)))
         xarray.open_zarr("eofs.zarr").explained_variance_ratio
 
-    Those of a small field, as arrays::
+    Those of a small field, as arrays:
 
-        found = tw.eofs(anomalies, k=3)
-        found.scores @ found.components
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> field = np.outer([1.0, 2.0, 3.0, 2.0], [1.0, 0.5, -1.0])
+    >>> found = tw.eofs(field, k=1)
+    >>> np.allclose(found.scores @ found.components, field - field.mean(axis=0))
+    True
     """
     search = Search(
         k=k,

@@ -143,8 +143,8 @@ def gram(
     Parameters
     ----------
     x, y
-        Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. Their columns (rows) are the variables
-        of the result, their rows (columns) are summed over. Arrays of more dimensions with ``sum_over``.
+        Two-dimensional arrays of numbers: paths, URLs or open arrays of zarr-python. Their columns (rows) are the
+        variables of the result, their rows (columns) are summed over. Arrays of more dimensions with ``sum_over``.
     out
         Where C goes, as for ``tilewright.matmul``. With two arguments it is the second.
     of
@@ -207,10 +207,13 @@ def gram(
         C's dtype, a float or a complex one unless nothing is made of the numbers. Without it: float64 for integers,
         but where numbers of at most 16 bits are missing or weighted float32; the dtype of X for floats and complex
         numbers, float32 for float16. Numbers are cast to it before anything is subtracted.
-    precision, cluster, cluster_file, device, device_memory, resume, verify, overwrite, durability, same_bits, chunks,
-    shards, codec, listener
+    precision, cluster, cluster_file, device, device_memory, listener
+        As for ``tilewright.matmul``.
+    resume, verify, overwrite, durability, same_bits, chunks, shards, codec
         As for ``tilewright.matmul``. A run that goes on finds means and deviations once more.
 
+    Notes
+    -----
     Integers without missing numbers and weights are multiplied as integers, exactly, and their sums are centred and
     scaled in float64, as long as the sums are below 2^53 and centring leaves enough of their digits. All else is
     centred in C's dtype, by means in float64, before it is multiplied: so a mean that is large beside the deviations
@@ -224,6 +227,17 @@ def gram(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> x = np.array([[1, 2], [3, 4], [5, 7]])
+    >>> tw.gram(x)
+    array([[35, 49],
+           [49, 69]])
+    >>> tw.gram(x, of="rows", center="columns").round(2)
+    array([[ 9.44,  0.78, -10.22],
+           [ 0.78,  0.11,  -0.89],
+           [-10.22, -0.89,  11.11]])
+
     What the maps of a field (times × places) have in common, each place counted by its area::
 
         tw.gram("sst.zarr", "times.zarr", of="rows", center="columns", weights=np.cos(latitude), divide=times - 1)
@@ -333,6 +347,14 @@ def cov(
     ------
     TilewrightError
         As `gram`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> x = np.array([[1.0, 2.0], [2.0, 1.0], [3.0, 6.0]])
+    >>> np.allclose(tw.cov(x), np.cov(x, rowvar=False))
+    True
     """
     return _run(
         x,
@@ -427,6 +449,15 @@ def corr(
     ------
     TilewrightError
         As `gram`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> x = np.array([[1.0, 2.0], [2.0, 1.0], [3.0, 6.0]])
+    >>> tw.corr(x).round(3)
+    array([[1.   , 0.756],
+           [0.756, 1.   ]])
     """
     return _run(
         x,

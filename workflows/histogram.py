@@ -123,6 +123,14 @@ def histogram(
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say; OptionError also for a
         ``state`` of other counts, OutputExistsError for one that another run has open, StoreError for one that cannot
         be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tilewright as tw
+    >>> written = Path("hamlet.txt").write_text("To be, or not to be")
+    >>> tw.histogram("hamlet.txt", by="letter").top(3)
+    [('O', 4), ('T', 3), ('B', 2)]
     """
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)

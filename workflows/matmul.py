@@ -93,7 +93,7 @@ def matmul(
     column_offset: Vector | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
-    """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose; or what becomes of that:
+    """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose; or what becomes of that::
 
         C[i, j] <- alpha * row_scale[i] * column_scale[j] * (op(A) op(B))[i, j] + row_offset[i] + column_offset[j]
             + beta * C[i, j]
@@ -101,9 +101,9 @@ def matmul(
     Parameters
     ----------
     a, b
-        Two-dimensional arrays of numbers: paths or URLs of Zarr, or open ``zarr.Array``s; arrays of NumPy, xarray, dask
-        or h5py, paths of ``.npy`` files, ``file.h5::/name``; or some rows and columns (`tilewright.slice`). op(A) is
-        m × k, op(B) is k × n.
+        Two-dimensional arrays of numbers: paths or URLs of Zarr, or open arrays of zarr-python; arrays of NumPy,
+        xarray, dask or h5py, paths of ``.npy`` files, ``file.h5::/name``; or some rows and columns
+        (`tilewright.slice`). op(A) is m × k, op(B) is k × n.
     out
         Where C (m × n) goes; None: nowhere, and C is returned, as an array of NumPy, if this host's memory holds it
         twice. A path gets its array only when C is whole (it grows under ``<out>.partial``);
@@ -174,6 +174,20 @@ def matmul(
     DeviceMemoryError
         A worker ran out of memory under the plan, and under a smaller one that went on in its place, or no smaller one
         could. Finished tiles are kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> import zarr
+    >>> a = np.arange(6.0).reshape(2, 3)
+    >>> tw.matmul(a, a, transpose_b=True)
+    array([[ 5., 14.],
+           [14., 50.]])
+    >>> zarr.save_array("a.zarr", a)
+    >>> run = tw.matmul("a.zarr", "a.zarr", "c.zarr", transpose_b=True)
+    >>> run.verification.passed, zarr.open_array("c.zarr").shape
+    (True, (2, 2))
     """
     request = Request(
         a,
@@ -243,6 +257,15 @@ def plan_matmul(
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
     many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
     cluster, a file of profiles without one, or a wrong setting.
+
+    Examples
+    --------
+    >>> import tilewright as tw
+    >>> import zarr
+    >>> big = zarr.create_array("big.zarr", shape=(10**6, 10**5), chunks=(1000, 1000), dtype="float32")
+    >>> plan = tw.plan_matmul(big, big, transpose_b=True, device="cpu", device_memory="4GiB", host_memory="16GiB")
+    >>> plan.symmetric, plan.device_peak_nbytes <= 4 * 2**30
+    (True, True)
     """
     request = Request(
         a,

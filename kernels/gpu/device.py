@@ -110,6 +110,12 @@ def devices() -> list[Device]:
 
     A GPU that fails to answer is an error worth seeing, so only the absence of a driver or of devices is
     turned into an empty list; :func:`why_no_gpu` then says which it was.
+
+    Examples
+    --------
+    >>> import tilewright as tw
+    >>> [device.name for device in tw.devices()]  # doctest: +SKIP
+    ['NVIDIA H100 80GB HBM3']
     """
     if why_no_gpu():
         return []

@@ -147,6 +147,17 @@ def open_cluster(
         forked from one that had used Dask.
     DeviceUnavailableError
         A ``cuda`` profile on a machine without a usable GPU.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> a = np.eye(3)
+    >>> with tw.open_cluster("local") as client:
+    ...     first = tw.matmul(a, a, cluster=client)
+    ...     second = tw.matmul(first, a, cluster=client)
+    >>> bool((second == a).all())
+    True
     """
     _check_not_forked()
     if isinstance(cluster, Client):
