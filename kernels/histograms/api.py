@@ -73,7 +73,7 @@ def histogram(
     Parameters
     ----------
     data
-        Uint8[n], a NumPy array or a device array (anything with ``__cuda_array_interface__``), contiguous on a device;
+        uint8[n], a NumPy array or a device array (anything with ``__cuda_array_interface__``), contiguous on a device;
         any length and alignment.
     by
         ``byte`` (256 bins), ``ascii`` (128; bytes above are left out), ``letter`` (26, case folded; all else is left

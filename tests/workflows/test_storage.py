@@ -211,3 +211,18 @@ def test_commands_take_the_same(
         wrong = CliRunner().invoke(cli, ["matmul", str(a), str(b), str(tmp_path / "e"), option, value])
         assert wrong.exit_code == 2
         assert told in " ".join(wrong.stderr.split())
+
+
+def test_a_repaired_c_keeps_its_layout(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
+) -> None:
+    a, b, a_path, b_path = factors
+    out, options = tmp_path / "c", {"cluster": client, "device": "cpu"}
+    tw.matmul(a_path, b_path, out, chunks=16, shards=32, codec="gzip:3", **options)
+    before = (out / "zarr.json").read_bytes()
+    (out / "c/1/1").write_bytes(b"damaged")
+    assert not tw.audit(out).passed
+    assert tw.repair(a_path, b_path, out, **options).passed
+    assert_product(opened(out)[:], a, b)
+    assert (opened(out).chunks, opened(out).shards) == ((16, 16), (32, 32))
+    assert json.loads((out / "zarr.json").read_bytes())["codecs"] == json.loads(before)["codecs"]
