@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def test_a_side_or_a_path_is_completed() -> None:
 
 
 FREE = {
-    *("rows", "columns", "chunks", "shards", "sum_over", "window", "batch"),
+    *("rows", "columns", "chunks", "shards", "sum_over", "window"),
     *("field", "id_field", "include", "exclude"),
 }
 """Options whose text nobody knows beforehand."""
@@ -175,13 +176,13 @@ def terminal(request: pytest.FixtureRequest, here: Path) -> Iterator[Terminal]:
         "LC_ALL": "C.UTF-8",
         "TERM": "xterm-256color",
         "SHELL": "/bin/sh",
-        "TMUX_TMPDIR": str(here),
     }
     terminal = Terminal(f"tilewright-{os.getpid()}")
     program = ["env", *(f"{name}={value}" for name, value in environment.items()), shell, *SHELLS[shell]]
     size = ["-x", "150", "-y", "40"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMUX_TMPDIR", str(here))
+    # The path of a socket may have some hundred characters.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="tmux-") as sockets:
+        patch.setenv("TMUX_TMPDIR", sockets)
         terminal.tmux("-f", os.devnull, "new-session", "-d", *size, *program)
         try:
             if shell == "zsh":
