@@ -46,6 +46,7 @@ RESULTS = {
     "Verification": "Verification",
     "Audit": "Audit",
     "EofRun": "EofRun",
+    "Eofs, the result": "Eofs",
     "Eigenpairs": "Eigenpairs",
     "Histogram, the result": "Histogram",
     "Duplicates, the result": "Duplicates",

@@ -37,6 +37,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store.arrays import Source, local_path, name_of, open_array, write_unit
 from tilewright.pipeline.store.probe import check_shared_output
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.sessions import session_of
 
 
@@ -81,11 +82,12 @@ def check_counts(
         if band is not None:
             check_given_band(counts, band)
         if isinstance(out, zarr.Array):
-            _check_unit(counts, write_unit(out))
+            check_unit(counts, write_unit(out))
     check_shared_output(counts)
 
 
-def _check_unit(counts: zarr.Array[Any], unit: tuple[int, ...]) -> None:
+def check_unit(counts: zarr.Array[Any], unit: tuple[int, ...]) -> None:
+    """Raise OutputError unless open numbers of pairs are stored in pieces of C's sides."""
     if write_unit(counts) != tuple(unit):
         ours, its = (" × ".join(map(str, sides)) for sides in (write_unit(counts), unit))
         raise OutputError(
@@ -122,7 +124,7 @@ def created_with_counts(
     try:
         with named_counts():
             if isinstance(counts, zarr.Array):
-                _check_unit(counts, unit)
+                check_unit(counts, unit)
             shape = tuple(output.whole.shape)
             beside = create_output(counts, shape, COUNT_DTYPE, unit, overwrite=overwrite, **options)
     except BaseException:
@@ -184,6 +186,12 @@ def are_whole(counts: Source, digest: str, listener: Any) -> bool:
     if record is None or not finished or record.digest != digest:
         return False
     return audit_by_checksums(array, record, listener).passed
+
+
+def names_of(factors: Mapping[str, StoredArray], output: Output) -> dict[str, str]:
+    """What to call the factors, by their roles, and C once it is published."""
+    names = {role: name_of(array) for role, array in factors.items()}
+    return names | {"C": str(output.final or name_of(output.array))}
 
 
 def arrays_of(output: Output) -> Mapping[str, zarr.Array[Any]]:

@@ -45,6 +45,7 @@ from tilewright.pipeline.product.beside import (
     arrays_of,
     created_with_counts,
     growing_counts,
+    names_of,
     resumed_with_counts,
 )
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
@@ -145,9 +146,8 @@ def multiply(
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
     has the very bytes that were written. task: as in `run_tiles`.
     """
-    request = request.checked()
-    recorder = Recorder.of(request.listener)
-    request = replace(request, listener=recorder)
+    recorder = Recorder.of(request.checked().listener)
+    request = replace(request.checked(), listener=recorder)
     out: Any = request.out  # which the check of it refuses where it is None
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
@@ -314,6 +314,8 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
     if factors.counts is not None:
         request["counts"] = True
+    if factors.storage:
+        request["storage"] = factors.storage.facts()
     if factors.before is None:
         return fingerprint(factors.a, factors.b, request)
     # No tile goes on that something else was added to.
@@ -545,8 +547,7 @@ def _fill(
         wraps=findings.wraps,
         masked=findings.masked,
         not_finite=found.c.not_finite,
-        names={role: store.name_of(array) for role, array in factors.roles.items()}
-        | {"C": str(output.final or store.name_of(output.array))},
+        names=names_of(factors.roles, output),
     )
 
 
@@ -741,6 +742,7 @@ def _open_output(
             else:
                 output.release()
     options: dict[str, Any] = {
+        "storage": factors.storage,
         "compressed": store.is_compressed(factors.a),
         "dimension_names": product_names(factors.a, factors.b, *factors.transposed),
         "attributes": flattened_sides(factors.a, factors.b, *factors.transposed),

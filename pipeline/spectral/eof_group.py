@@ -22,7 +22,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.product.output_group import is_group_of, output_group
 from tilewright.pipeline.store.arrays import Source, check_source, local_path, location, name_of
-from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.transfer.files import with_remedy
 

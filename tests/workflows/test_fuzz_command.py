@@ -108,6 +108,11 @@ RIGHT = {
     "PRODUCT": "C.zarr",
     "WHERE": SHARED,
 }
+STORED: dict[str, Any] = {
+    "--chunks": st.sampled_from(["4", "3x2", "0x1", "x", "9999999999999"]) | counts,
+    "--shards": st.sampled_from(["4", "12x12", "7x7"]) | counts,
+    "--codec": st.sampled_from(["zstd:1", "none", "zstd:99", "lz4"]) | names,
+}
 COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "matmul": (
         ("A", "B", "C"),
@@ -122,6 +127,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         }
         | {"--no-resume": None, "--overwrite": None}
         | {"--alpha": scalars, "--beta": scalars, "--report": reports}
+        | STORED
         | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
     **{
@@ -135,6 +141,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             }
             | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
             | {"--device": devices, "--overwrite": None, "--precision": precisions, "--report": reports}
+            | STORED
             | more,
         )
         for name, more in {

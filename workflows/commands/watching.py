@@ -1,4 +1,4 @@
-"""The commands that look at what others run. Each imports what it needs when it runs."""
+"""The command that watches a running cluster. It imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,12 @@ import sys
 
 import click
 
-from tilewright.workflows.console import Command, Termination, print_result, printing, to_json_text
+from tilewright.workflows.commands.completion import CLUSTER
+from tilewright.workflows.console import Command, Termination, printing, to_json_text
 
 
 @click.command(cls=Command)
-@click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-def jobs(job: str | None, as_json: bool) -> None:
-    """List the batch jobs that profiles of kind slurm have made; or follow one, by its number."""
-    from tilewright.workflows.batch.listing import folder_of
-    from tilewright.workflows.batch.listing import jobs as all_jobs
-
-    if job is None:
-        print_result(all_jobs(), as_json=as_json)
-        return
-    from tilewright.workflows.batch.place import follow_job
-
-    follow_job(folder_of(job), job)
-
-
-@click.command(cls=Command)
-@click.argument("where")
+@click.argument("where", type=CLUSTER)
 @click.option("--cluster-file", metavar="FILE", help="A file of profiles beside the built-in ones.")
 @click.option("--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="Time between two looks.")  # fmt: skip
