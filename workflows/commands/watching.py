@@ -7,16 +7,17 @@ import sys
 import click
 
 from tilewright.workflows.commands.completion import CLUSTER
+from tilewright.workflows.commands.options import cluster_file_option, json_option
 from tilewright.workflows.console import Command, Termination, printing, to_json_text
 
 
 @click.command(cls=Command)
 @click.argument("where", type=CLUSTER)
-@click.option("--cluster-file", metavar="FILE", help="A file of profiles beside the built-in ones.")
+@cluster_file_option
 @click.option("--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="Time between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Look twice, print what was done in between, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print each look as a JSON object, one a line.")
+@json_option
 def top(where: str, cluster_file: str | None, interval: float, once: bool, as_json: bool) -> None:
     """Show what the workers of a running cluster do: tiles, rates, busy stages, memory. Ctrl-C ends it.
 
