@@ -527,5 +527,6 @@ def run_tiles(
         workers_lost=len(losses),
         timeline=recorder.timeline(),
     )
-    remember(made, product.precision)
+    if task is tasks.multiply_tile:  # else what is timed is something else
+        remember(made, product.precision)
     return made, found

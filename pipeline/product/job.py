@@ -146,8 +146,8 @@ def multiply(
     VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
     has the very bytes that were written. task: as in `run_tiles`.
     """
-    recorder = Recorder.of(request.checked().listener)
-    request = replace(request.checked(), listener=recorder)
+    request = request.checked()
+    request = replace(request, listener=(recorder := Recorder.of(request.listener)))
     out: Any = request.out  # which the check of it refuses where it is None
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
