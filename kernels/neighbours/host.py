@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -28,6 +27,8 @@ from tilewright.kernels.neighbours.order import (
     NO_INDEX,
     Bound,
     MetricName,
+    Neighbours,
+    Pairs,
     row_factors,
     sum_dtype,
     value_dtype,
@@ -54,23 +55,6 @@ UNSEEN = np.iinfo(np.int64).max
 
 DOT, COSINE, L2 = range(len(METRICS))
 """The metrics in the loops, in the order of `METRICS`."""
-
-
-class Found(NamedTuple):
-    """The k nearest of some rows."""
-
-    indices: np.ndarray
-    """int64 (rows, k), the nearest first."""
-    values: np.ndarray
-    """(rows, k), of `order.value_dtype`."""
-
-
-class Pairs(NamedTuple):
-    """Pairs beyond a threshold, in the order of their rows, then of their columns."""
-
-    row: np.ndarray
-    column: np.ndarray
-    value: np.ndarray
 
 
 @contextmanager
@@ -177,10 +161,11 @@ def _keep_nearest(  # type: ignore[no-untyped-def]
                 continue
             for j in range(group * GROUP, min((group + 1) * GROUP, columns)):
                 key, index = line[j], column + j
-                if key >= bar and not (exclude_self and index == row + i):
-                    if _is_worse(bar, places[0], key, index):
-                        _sink(heap, places, key, index, heap.shape[0])
-                        bar = heap[0]
+                if exclude_self and index == row + i:
+                    continue
+                if _is_worse(bar, places[0], key, index):
+                    _sink(heap, places, key, index, heap.shape[0])
+                    bar = heap[0]
 
 
 @kept
@@ -484,7 +469,7 @@ class Nearest(_Rows):
                 self._indices[rows],
             )
 
-    def result(self) -> Found:
+    def result(self) -> Neighbours:
         """The nearest of all that was given; what is given afterwards is not counted."""
         keys, indices = self._keys.copy(), self._indices.copy()
         if len(keys):
@@ -497,7 +482,7 @@ class Nearest(_Rows):
             values[missing] = np.nan
         else:
             values[missing] = 0
-        return Found(indices, values)
+        return Neighbours(indices, values)
 
 
 class Beyond(_Rows):
