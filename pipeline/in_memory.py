@@ -40,14 +40,14 @@ def array_of(
             f" while it is returned; {format_nbytes(free)} of memory are free: give out, the path where it is to be"
             " stored"
         )
-    with tempfile.TemporaryDirectory(prefix="tilewright-result-", dir=_folder(nbytes)) as folder:
+    with tempfile.TemporaryDirectory(prefix="tilewright-result-", dir=folder_for(nbytes)) as folder:
         path = Path(folder) / "c.zarr"
         multiply(path)
         found = zarr.open_array(path, mode="r")
         return read_region(found, tuple(slice(0, side) for side in found.shape))
 
 
-def _folder(nbytes: int) -> str | None:
+def folder_for(nbytes: int) -> str | None:
     """Where files of so many bytes lie best; None: where the system has temporary ones."""
     try:
         facts = os.statvfs(SHARED_MEMORY)

@@ -24,3 +24,8 @@ def nearest_for(device: DeviceKind) -> Any:
 def pairs_for(device: DeviceKind) -> Any:
     """The class that finds pairs beyond a threshold: `host.Beyond`, or its twin."""
     return importlib.import_module(_DEVICE if device == "cuda" else _HOST).Beyond
+
+
+def dense_sums_for(device: DeviceKind) -> Any:
+    """The class that sums products of rows in parts: `host.DenseSums`, or its twin."""
+    return importlib.import_module(_DEVICE if device == "cuda" else _HOST).DenseSums

@@ -34,7 +34,7 @@ from tilewright.kernels.neighbours.order import (
     value_dtype,
     values_of_keys,
 )
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import ceil_div, round_up
 
 STRIP_PANELS = 8
 """Panels of A's rows that a thread multiplies at a time."""
@@ -308,6 +308,69 @@ def _pairs_of_strip(  # type: ignore[no-untyped-def]
     return found
 
 
+class DenseSums:
+    """The sums of a block of rows of A and one of B, of rows that are given in parts, the first elements first.
+
+    The bits are those that `Nearest.update` makes of whole rows. Memory: (m, n) of the sums' dtype, filled up to whole
+    tiles.
+    """
+
+    def __init__(
+        self, m: int, n: int, sums: np.dtype, metric: MetricName, threads: int | None = None
+    ) -> None:
+        self._m, self._n, self._dtype, self._metric, self._threads = m, n, sums, metric, threads
+        self._shape = ordered_floats.tiling()
+        rows, columns = m, n
+        if sums != INTEGER:
+            rows = round_up(m, self._shape.rows)
+            columns = round_up(n, self._shape.columns(sums)) + PADDING
+        self._sums = np.zeros((rows, columns), sums)
+        squares = INTEGER if sums == INTEGER else DOUBLE
+        self._squares = np.zeros(m, squares), np.zeros(n, squares)
+
+    def add(self, a: np.ndarray, b: np.ndarray) -> None:
+        """Add the products of the next elements of all rows: a (m, some), b (n, some)."""
+        if not self._m or not self._n or not a.shape[1]:
+            return
+        a, b = _numbers(a, self._dtype), _numbers(b, self._dtype)
+        with _pool(self._threads) as pool:
+            if self._metric != "dot":
+                for block, totals in zip((a, b), self._squares, strict=True):
+                    _add_squares(block, totals, pool)
+            if self._dtype == INTEGER:
+                product.matmul(a, b.T, self._sums, accumulate=True)
+                return
+            left = ordered_floats.packed(a, self._shape.rows, pool)
+            right = ordered_floats.packed(b, self._shape.columns(self._dtype), pool)
+            on_threads(pool, _add_strips, ceil_div(len(left), STRIP_PANELS), left, right, self._sums)
+
+    @property
+    def sums(self) -> np.ndarray:
+        """(m, n)."""
+        return self._sums[: self._m, : self._n]
+
+    @property
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of A's rows, and of B's: `factors_of` the whole rows."""
+        of_a, of_b = (row_factors(totals, self._dtype, self._metric) for totals in self._squares)
+        return of_a, of_b
+
+
+@kept
+@njit(nogil=True)
+def _add_strips(left, right, sums, start, stop):  # type: ignore[no-untyped-def]
+    """Add the products of strips start to stop of A's rows and all of B's."""
+    height = STRIP_PANELS * left.shape[2]
+    for strip in range(start, stop):
+        panels = left[strip * STRIP_PANELS : (strip + 1) * STRIP_PANELS]
+        add_product(panels, right, sums[strip * height :])
+
+
+def _add_squares(numbers: np.ndarray, totals: np.ndarray, pool: ThreadPoolExecutor) -> None:
+    add = _integer_squares if totals.dtype == INTEGER else _float_squares
+    on_threads(pool, add, len(numbers), _readable(numbers), totals)
+
+
 def factors_of(
     block: np.ndarray, sums: np.dtype, metric: MetricName, threads: int | None = None
 ) -> np.ndarray:
@@ -317,10 +380,8 @@ def factors_of(
     """
     totals = np.zeros(len(block), INTEGER if sums == INTEGER else DOUBLE)
     if metric != "dot" and block.size:
-        numbers = _numbers(block, sums)
-        add = _integer_squares if sums == INTEGER else _float_squares
         with _pool(threads) as pool:
-            on_threads(pool, add, len(block), _readable(numbers), totals)
+            _add_squares(_numbers(block, sums), totals, pool)
     return row_factors(totals, sums, metric)
 
 
