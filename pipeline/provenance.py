@@ -20,6 +20,7 @@ from tilewright.pipeline.store.arrays import UNREADABLE, name_of
 from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names, product_names
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.groups import (
+    carry_coordinates,
     ended,
     format_around,
     renew_consolidated,
@@ -107,7 +108,7 @@ def settle_in_group(
         found = None if name is None else coordinates_of(factor, side)
         if name is not None and found is not None:
             values[name], attributes[name] = found
-    return carrycoordinates_of(final, values, attributes) + renew_consolidated(final, values)
+    return carry_coordinates(final, values, attributes) + renew_consolidated(final, values)
 
 
 def coordinates_of(array: StoredArray, side: int) -> tuple[np.ndarray, dict[str, Any]] | None:

@@ -569,7 +569,7 @@ class Beyond(_Rows):
         super().__init__(a, b_dtype, metric, first_row, factors, threads)
         self._bound, self._once, self._keep = bound, once, keep
         self._bar = self._keys_dtype.type(bound.key)
-        self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._found: list[tuple[np.ndarray, ...]] = []
         self.count = 0
         """How many pairs were found so far."""
 

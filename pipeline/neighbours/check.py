@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -45,7 +46,7 @@ class NeighbourCheck:
     compared: int
     """Neighbours, or pairs, of these items whose values were computed anew."""
     largest_error: float
-    """The largest deviation of a value, or of a neighbour's rank, in units of what rounding may make: up to 1 is well."""
+    """The largest deviation of a value, in units of what rounding may make of it: up to 1 is well."""
     unchecked: int
     """Of them, those whose sums overflow the dtype, so that nothing can be compared."""
     cause: str
@@ -96,7 +97,7 @@ def drawn_items(m: int, seed: int, rows: int = ROWS) -> np.ndarray:
     count = min(rows, m)
     edges = np.arange(count + 1) * m // max(count, 1)
     draw = np.random.default_rng(seed)
-    return np.array([draw.integers(low, high) for low, high in zip(edges[:-1], edges[1:], strict=True)], int)
+    return np.array([draw.integers(low, high) for low, high in itertools.pairwise(edges)], int)
 
 
 @dataclass(frozen=True)
@@ -254,10 +255,11 @@ class _Judged:
         self.worst = float(off.max(initial=0.0))
         if self.worst > 1:
             place = int(off.argmax())
-            return [
+            cause = (
                 f"item {item} and item {columns[place]} of B: the value {report.values[there][place]:.9g} is"
                 f" {self.worst:.3g} times as far from the exact one as rounding may make it"
-            ]
+            )
+            return [cause]
         return self._order(item, columns, stated, keys + allowed) + self._complete(item, keys + allowed)
 
     def _stated(self, values: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ def write_group(
     Raises StoreError where the place cannot be written.
     """
 
-    def write() -> None:
+    def write() -> zarr.Group:
         attributes = _attributes(request, sides, facts, check)
         group = zarr.create_group(growing, zarr_format=3, attributes=attributes, overwrite=False)
         if request.k is None:
@@ -63,7 +63,7 @@ def write_group(
             _write_neighbours(group, request, sides, pieces, finished)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that format 3 does not define them yet
-            zarr.consolidate_metadata(group.store)
+            return zarr.consolidate_metadata(group.store)
 
     try:
         _remove_arrays(growing, pieces.folder)
@@ -110,7 +110,7 @@ def _carry_coordinates(group: zarr.Group, sides: Sides, name: str) -> None:
 
 
 def _write_pairs(group: zarr.Group, sides: Sides, pieces: Pieces, finished: list[Piece]) -> None:
-    count = sum(piece.count for piece in finished)
+    count = sum(piece.found for piece in finished)
     for name, dtype in (("row", np.dtype(np.int64)), ("column", np.dtype(np.int64)), ("value", sides.values)):
         _fill(_array(group, name, (count,), dtype, (PAIR,)), pieces.each(finished, name))
 
@@ -126,7 +126,7 @@ def _array(
 ) -> zarr.Array[Any]:
     row_nbytes = dtype.itemsize * max(1, int(np.prod(shape[1:])))
     chunks = (max(1, min(shape[0], CHUNK_NBYTES // row_nbytes)), *(max(1, side) for side in shape[1:]))
-    about = {"long_name": LONG_NAMES[name]} | ({"missing_index": -1} if missing else {})
+    about: dict[str, Any] = {"long_name": LONG_NAMES[name]} | ({"missing_index": -1} if missing else {})
     return group.create_array(
         name, shape=shape, dtype=dtype, chunks=chunks, dimension_names=names, attributes=about
     )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import zarr
 
 from tilewright.kernels.neighbours.order import Neighbours, Pairs
@@ -16,7 +17,7 @@ from tilewright.pipeline.errors import OutputError
 from tilewright.pipeline.in_memory import folder_for
 from tilewright.pipeline.neighbours import job
 from tilewright.pipeline.neighbours.options import NeighbourRequest, open_sides
-from tilewright.pipeline.neighbours.plan import INDEX_NBYTES
+from tilewright.pipeline.neighbours.plan import INDEX_NBYTES, PAIR_NBYTES
 from tilewright.pipeline.store.sources.memory import free_nbytes
 
 
@@ -28,18 +29,19 @@ def neighbours_of(request: NeighbourRequest) -> Neighbours:
     _check_memory(nbytes, f"{sides.m} × {checked.k} neighbours")
     with _place(nbytes) as path:
         job.topk(replace(request, out=path))
-        group = zarr.open_group(path, mode="r")
-        return Neighbours(group["indices"][...], group["values"][...])  # type: ignore[index]
+        return Neighbours(*(_array(path, name) for name in Neighbours._fields))
 
 
 def pairs_of(request: NeighbourRequest) -> Pairs:
     """The pairs, as arrays. Raises as ``job.pairs``, and OutputError where memory does not hold them twice."""
     with _place(0) as path:
         run = job.pairs(replace(request, out=path))
-        nbytes = run.count * 3 * INDEX_NBYTES
-        _check_memory(nbytes, counted(run.count, "pair"))
-        group = zarr.open_group(path, mode="r")
-        return Pairs(group["row"][...], group["column"][...], group["value"][...])  # type: ignore[index]
+        _check_memory(run.count * PAIR_NBYTES, counted(run.count, "pair"))
+        return Pairs(*(_array(path, name) for name in Pairs._fields))
+
+
+def _array(path: Path, name: str) -> np.ndarray:
+    return np.asarray(zarr.open_array(path / name, mode="r")[...])
 
 
 @contextmanager

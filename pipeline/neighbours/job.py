@@ -55,7 +55,7 @@ SHARE = 2
 """A worker may take its memory divided by this, where nobody says how much."""
 STORED_TIMES = 2
 """How often what is found lies on the disk, while it is put into the output."""
-LIGHTER = "give tasks less memory (--device-memory, device_memory), or run fewer at once (threads_per_worker, in a profile)"
+LIGHTER = "give tasks less memory (--device-memory), or run fewer at once (threads_per_worker, in a profile)"
 
 
 def topk(request: NeighbourRequest) -> TopkRun:
@@ -225,7 +225,8 @@ def _prepared(client: Client, request: NeighbourRequest, sides: Sides, tell: Tel
             width=sides.width,
             one=sides.is_one,
             k=request.k,
-            density=density if not request.count_only else 0.0,
+            density=density,
+            stores=not request.count_only,
             itemsizes=(sides.a.dtype.itemsize, sides.b.dtype.itemsize),
             sum_itemsize=sides.sums.itemsize,
             value_itemsize=sides.values.itemsize,
@@ -284,8 +285,8 @@ def _check_room(path: Path, request: NeighbourRequest, plan: NeighbourPlan) -> N
     else:
         what, change = f"{plan.m} × {plan.k} neighbours", "fewer neighbours (k, -k)"
     raise OutputError(
-        f"output: {what} take {format_nbytes(needed)} while they are put into {path}, and {format_nbytes(free)} are free"
-        f" on its disk; make room, choose another path, or ask for {change}"
+        f"output: {what} take {format_nbytes(needed)} while they are put into {path}, and {format_nbytes(free)} are"
+        f" free on its disk; make room, choose another path, or ask for {change}"
     )
 
 
@@ -315,7 +316,7 @@ def _find(
     """Have all blocks searched that are not finished; returns all, in order."""
     finished = [] if pieces is None else pieces.finished()
     for piece in finished:
-        total.count += piece.count
+        total.count += piece.found
         total.nan_rows += piece.nan_rows
     total.resumed = len(finished)
     if finished:

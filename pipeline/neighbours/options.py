@@ -76,7 +76,7 @@ class NeighbourRequest:
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("device", self.device, DEVICES)
         check_callable("listener", self.listener)
-        options = {
+        options: dict[str, Any] = {
             name: check_flag(name, getattr(self, name))
             for name in ("exclude_self", "count_only", "resume", "verify", "overwrite")
         }
@@ -88,7 +88,7 @@ class NeighbourRequest:
         return replace(self, **options, k=k)
 
 
-def _thresholds(above: Any, below: Any) -> dict[str, float | None]:
+def _thresholds(above: Any, below: Any) -> dict[str, Any]:
     """Raise OptionError unless one of both is a number, and no NaN."""
     given = {name: value for name, value in (("above", above), ("below", below)) if value is not None}
     if len(given) != 1:

@@ -41,7 +41,8 @@ class Piece(NamedTuple):
 
     first: int
     stop: int
-    count: int
+    found: int
+    """Neighbours, or pairs."""
     nan_rows: int
 
 
@@ -112,7 +113,7 @@ class Pieces:
     def keep(self, piece: Piece, arrays: Mapping[str, np.ndarray]) -> None:
         """A block is finished. Raises StoreError."""
         data = io.BytesIO()
-        np.savez(data, **{FACTS: np.array([piece.count, piece.nan_rows])}, **arrays)  # type: ignore[arg-type]
+        np.savez(data, **{FACTS: np.array([piece.found, piece.nan_rows])}, **arrays)  # type: ignore[arg-type]
         self._write(f"{piece.first}-{piece.stop}.npz", data.getvalue())
 
     def arrays(self, piece: Piece) -> dict[str, np.ndarray]:
@@ -120,8 +121,8 @@ class Pieces:
         found = self._read(f"{piece.first}-{piece.stop}.npz")
         if found is None:
             raise StoreError(
-                f"output: {self.folder} was written to, or damaged, while it was in use; see that the disk is whole, and"
-                " run it again"
+                f"output: {self.folder} was written to, or damaged, while it was in use; see that the disk is whole,"
+                " and run it again"
             )
         return found
 

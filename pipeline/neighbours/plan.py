@@ -45,6 +45,8 @@ class Asked:
     """None: pairs."""
     density: float
     """Of pairs: the share that is expected to be wanted; 0 for the k nearest."""
+    stores: bool
+    """Whether what is found is stored, and not only counted."""
     itemsizes: tuple[int, int]
     """Of stored elements of A, and of B."""
     sum_itemsize: int
@@ -101,9 +103,7 @@ class NeighbourPlan:
         return asdict(self)
 
     def __str__(self) -> str:
-        wanted = (
-            "pairs" if self.k is None else f"the {counted(self.k, 'nearest')[:-1] if 0 else self.k} nearest"
-        )
+        wanted = "pairs" if self.k is None else f"the {self.k} nearest"
         head = (
             f"{wanted} of {self.m} × {self.n} items of {self.width} elements, {self.metric} in {self.dtype}"
         )
@@ -125,7 +125,7 @@ class NeighbourPlan:
             f"output {format_nbytes(self.output_nbytes)}",
         ]
         if self.expected_pairs is not None:
-            lines[-1] += f": about {counted(self.expected_pairs, 'pair')}, by a sample"
+            lines[-1] += f"; about {counted(self.expected_pairs, 'pair')}, by a sample"
         return "\n".join(lines)
 
 
@@ -177,6 +177,8 @@ def plan_neighbours(
     )
     pairs = None if asked.k is not None else round(asked.density * _all_pairs(asked))
     entries = asked.m * (asked.k or 0) * (INDEX_NBYTES + asked.value_itemsize)
+    if pairs is not None:
+        entries = pairs * (2 * INDEX_NBYTES + asked.value_itemsize)
     return NeighbourPlan(
         m=asked.m,
         n=asked.n,
@@ -198,7 +200,7 @@ def plan_neighbours(
         task_nbytes=task_nbytes,
         held_nbytes=stored_b if holds else 0,
         worker_nbytes=worker_nbytes,
-        output_nbytes=entries if pairs is None else pairs * (2 * INDEX_NBYTES + asked.value_itemsize),
+        output_nbytes=entries if asked.stores else 0,
     )
 
 
@@ -210,7 +212,7 @@ def _found_nbytes(asked: Asked) -> int:
     """What a task keeps of each item of A: heaps and their sorted copy, or the pairs that are expected."""
     if asked.k is not None:
         return 2 * asked.k * (INDEX_NBYTES + max(asked.value_itemsize, asked.sum_itemsize))
-    return int(asked.density * asked.n * PAIR_NBYTES * COPIES) + 1
+    return int(asked.density * asked.n * PAIR_NBYTES * COPIES) + 1 if asked.stores else 1
 
 
 def _cut_rows(asked: Asked, share: int, found_nbytes: int, least_nbytes: int) -> tuple[int, int, int]:
@@ -226,8 +228,8 @@ def _cut_rows(asked: Asked, share: int, found_nbytes: int, least_nbytes: int) ->
     depth = min(share // 4, DEPTH_NBYTES) // element
     if depth < 1:
         raise PlanError(
-            f"a task may take {format_nbytes(share)}, which does not hold one item of A and one of B with what is made of"
-            f" them ({format_nbytes(least_nbytes)}), nor a part of {block} and {panel}; give workers more memory"
+            f"a task may take {format_nbytes(share)}, which does not hold one item of A and one of B with what is made"
+            f" of them ({format_nbytes(least_nbytes)}), nor a part of {block} and {panel}; give workers more memory"
             " (--device-memory, device_memory), or let each run fewer tasks (threads_per_worker, in a profile)"
         )
     return panel, block, min(depth, asked.width)
