@@ -21,8 +21,8 @@ Functions, each of which says more to ``help``:
     open_cluster    a cluster for several of these, as a context manager
 
 They return `MatmulRun`, `EofRun`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `Verification`, `Audit`,
-`Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and
-`dot` for arrays in memory.
+`Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels``
+has `matmul`, `histogram` and `dot` for arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
 CUDA.

@@ -449,7 +449,9 @@ neighbour_options = options(
 )  # fmt: skip
 
 
-def _run_neighbours(name: str, inputs: tuple[str, ...], out: str | None, as_json: bool, **shared: Any) -> None:
+def _run_neighbours(
+    name: str, inputs: tuple[str, ...], out: str | None, as_json: bool, **shared: Any
+) -> None:
     """Run one of the functions of ``workflows.neighbours``."""
     if not 1 <= len(inputs) <= 2:
         raise click.UsageError("give A.zarr [B.zarr] OUT.zarr; pairs that are only counted have no OUT.zarr")

@@ -85,10 +85,10 @@ def plan_only(request: NeighbourRequest) -> NeighbourPlan:
         except (StoreError, OutputError, OutputExistsError) as error:
             tell.warn(f"without --plan-only this would be refused: {error}")
     with _cluster(request) as client, unchanged(client, sides.arrays, "a plan was made") as arrays:
-        prepared = _prepared(client, request, replace(sides, arrays=arrays), tell)
+        prepared = prepare(client, request, replace(sides, arrays=arrays), tell)
         if path is not None:
             try:
-                _check_room(path, request, prepared.plan)
+                check_room(path, request, prepared.plan)
             except OutputError as error:
                 tell.warn(f"without --plan-only this would be refused: {error}")
             digest = digest_of(request, sides, prepared.work.device)
@@ -151,13 +151,13 @@ def _searched(request: NeighbourRequest) -> _Searched:
         client = stack.enter_context(_cluster(request))
         arrays = stack.enter_context(unchanged(client, sides.arrays, "neighbours were looked for"))
         sides = replace(sides, arrays=arrays)
-        prepared = _prepared(client, request, sides, tell)
+        prepared = prepare(client, request, sides, tell)
         work, plan = prepared.work, prepared.plan
         stack.callback(_free, client, work)
         if path is None:
             _find(client, work, plan, None, total, request.listener)
         else:
-            _check_room(path, request, plan)
+            check_room(path, request, plan)
             growing, pieces = stack.enter_context(
                 _growing(request, path, digest_of(request, sides, work.device))
             )
@@ -182,13 +182,13 @@ def _searched(request: NeighbourRequest) -> _Searched:
     return _Searched(plan, total, common, incomplete)
 
 
-def _prepared(client: Client, request: NeighbourRequest, sides: Sides, tell: Teller) -> _Prepared:
+def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Teller) -> _Prepared:
     """What the workers are told, and the plan."""
     tell.warn_once(
         note for role, array in sides.arrays.items() if (note := packing_notice(role, array)) is not None
     )
     facts = survey(client, request.device)
-    kind, name = _device(facts, request, tell)
+    kind, name = device_for(facts, request, tell)
     if kind == "cpu" and request.precision != "full":
         tell.warn(
             f"precision={request.precision!r} is for tensor cores: on a CPU neighbours are found in full precision"
@@ -247,7 +247,9 @@ def _nothing(sides: Sides) -> Bound:
     return Bound(np.inf if sides.sums.kind == "f" else np.iinfo(np.int64).max, farther=False)
 
 
-def _device(facts: Sequence[WorkerFacts], request: NeighbourRequest, tell: Teller) -> tuple[DeviceKind, str]:
+def device_for(
+    facts: Sequence[WorkerFacts], request: NeighbourRequest, tell: Teller
+) -> tuple[DeviceKind, str]:
     """The kind of device that finds neighbours, and its name."""
     if facts[0].device == "cpu" or has_device_form():
         return facts[0].device, facts[0].name
@@ -268,7 +270,7 @@ def _worker_nbytes(facts: Sequence[WorkerFacts], request: NeighbourRequest, kind
     return min(fact.host_limit_nbytes or MEMORY_LIMIT for fact in facts) // SHARE
 
 
-def _check_room(path: Path, request: NeighbourRequest, plan: NeighbourPlan) -> None:
+def check_room(path: Path, request: NeighbourRequest, plan: NeighbourPlan) -> None:
     """Raise OutputError where the disk has no room for what is going to be found."""
     try:
         place = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())

@@ -231,6 +231,8 @@ def _search(work: Work, block: np.ndarray, first: int, factors: np.ndarray | Non
 def _found(work: Work, search: Any, nan_rows: int, read_nbytes: int) -> Found:
     found = search.result()
     if work.k is None:
-        arrays = found._asdict() if work.keep else {}
+        pairs = {"row": found.row, "column": found.column, "value": found.value}
+        arrays = pairs if work.keep else {}
         return Found(arrays, int(search.count), nan_rows, read_nbytes)
-    return Found(found._asdict(), int((found.indices >= 0).sum()), nan_rows, read_nbytes)
+    arrays = {"indices": found.indices, "values": found.values}
+    return Found(arrays, int((found.indices >= 0).sum()), nan_rows, read_nbytes)

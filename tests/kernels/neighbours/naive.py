@@ -24,10 +24,11 @@ def nearest(keys: np.ndarray, values: np.ndarray, k: int, exclude: bool) -> orde
     """The k nearest of each row, by sorting them all."""
     indices = np.full((len(keys), k), order.NO_INDEX, np.int64)
     found = np.full((len(keys), k), np.nan if values.dtype.kind == "f" else 0, values.dtype)
+    columns = np.arange(keys.shape[1])
     for i, row in enumerate(keys):
-        known = np.flatnonzero(~np.isnan(row) if row.dtype.kind == "f" else np.ones(len(row), bool))
-        places = [int(j) for j in known if not (exclude and i == j)]
-        best = sorted(places, key=lambda j: (-row[j].item(), j))[:k]
+        known = (row == row) & ~(exclude & (columns == i))
+        by_key = np.lexsort((columns, np.negative(row)))
+        best = by_key[known[by_key]][:k]
         indices[i, : len(best)], found[i, : len(best)] = best, values[i, best]
     return order.Neighbours(indices, found)
 

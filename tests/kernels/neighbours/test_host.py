@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def matrices(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 def cut(data: st.DataObject, n: int) -> list[tuple[int, int]]:
     """A side in blocks, in any order."""
     edges = sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=3))})
-    return list(data.draw(st.permutations(list(zip(edges[:-1], edges[1:], strict=True)))))
+    return list(data.draw(st.permutations(list(itertools.pairwise(edges)))))
 
 
 @given(matrices(), st.sampled_from(order.METRICS), st.booleans(), st.data())
