@@ -15,8 +15,10 @@ from tilewright.kernels.neighbours.order import NO_INDEX
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
 from tilewright.pipeline.events import Listener
+from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.tasks import Work, items_of
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
+from tilewright.pipeline.store.arrays import read_unit
 
 CHECK = "check"
 """Its name in events."""
@@ -173,10 +175,7 @@ def _keys(work: Work, items: Sequence[int], first: int, stop: int) -> tuple[np.n
     with np.errstate(all="ignore"):
         for element in range(0, work.width, max(1, work.depth)):
             elements = slice(element, min(element + work.depth, work.width))
-            a = np.concatenate(
-                [items_of(work.a, work.of, item, item + 1, elements) for item in items]
-                or [np.zeros((0, elements.stop - elements.start))]
-            ).astype(np.float64)
+            a = _items(work, items, elements).astype(np.float64)
             b = items_of(work.b, work.of, first, stop, elements).astype(np.float64)
             sums += a @ b.T
             of_a += (a * a).sum(1)
@@ -204,6 +203,17 @@ def _keys(work: Work, items: Sequence[int], first: int, stop: int) -> tuple[np.n
     if work.bound is not None and work.bound.farther:
         keys = -keys
     return keys, allowed
+
+
+def _items(work: Work, items: Sequence[int], elements: slice) -> np.ndarray:
+    """The sampled items, or a part of each; those that lie in one stored piece are read at once."""
+    unit = read_unit(work.a)[axis_of(work.of)]
+    found = [np.zeros((0, elements.stop - elements.start), work.a.dtype)]
+    for _, group in itertools.groupby(items, lambda item: item // unit):
+        here = list(group)
+        block = items_of(work.a, work.of, here[0], here[-1] + 1, elements)
+        found.append(block[np.array(here) - here[0]])
+    return np.concatenate(found)
 
 
 def _judged(work: Work, reported: Sequence[Reported], total: _Part, seconds: float) -> NeighbourCheck:
