@@ -403,6 +403,16 @@ GRAM = {
     "dtype": (None, dtypes),
     "overwrite": (False, flags | junk),
 }
+NEIGHBOURS = {
+    "a": (st.sampled_from(LEFT), sources),
+    "b": (st.sampled_from([None, "I.zarr"]), sources),
+    "out": (NEW, outputs),
+    "metric": (st.sampled_from(["dot", "cosine", "l2"]), words),
+    "of": (st.sampled_from(["columns", "rows"]), words),
+    "resume": (True, flags | junk),
+    "verify": (True, flags | junk),
+    "overwrite": (False, flags | junk),
+}
 FRACTIONS = st.sampled_from([0, 1, 2, -0.5, np.nan, np.inf, "0.8", np.float32(0.8), True, 10**400, 1j]) | junk
 SEARCH = {
     "k": (3, counts),
@@ -440,6 +450,16 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | {"weights": (None, VALUES | junk), "sample_weights": (None, VALUES | junk)}
         | {"verify": (True, flags | junk), "method": (st.sampled_from(["auto", "krylov"]), words)}
         | SEARCH | PRECISION | MEMORY | DEVICE | PLACED,
+    ),
+    "topk": (
+        lambda a, out, **options: tw.topk(a, options.pop("b"), out, **options),
+        NEIGHBOURS | {"k": (3, counts), "exclude_self": (False, flags | junk)} | PRECISION | MEMORY | DEVICE | PLACED,
+    ),
+    "pairs": (
+        lambda a, out, **options: tw.pairs(a, options.pop("b"), out, **options),
+        NEIGHBOURS
+        | {"above": (0.5, scalars), "below": (None, scalars), "count_only": (False, flags | junk)}
+        | PRECISION | MEMORY | DEVICE | PLACED,
     ),
     "eigh": (
         lambda g, **options: tw.eigh(g, **options),
@@ -502,7 +522,7 @@ def check_call(place: Path, client: Client, function: str, arguments: dict[str, 
     before, left = tree(place), Left()
     found = outcome(lambda: call(**given))
     results = []
-    if function in ("matmul", "gram", "eofs") or arguments.get("out") is not None:
+    if function in ("matmul", "gram", "eofs", "topk", "pairs") or arguments.get("out") is not None:
         out = arguments["out"]
         if isinstance(out, Made):
             results = ["here/given.zarr"]

@@ -104,6 +104,17 @@ RIGHT = {
     "CORPUS": "text.txt",
     "PRODUCT": "C.zarr",
 }
+NEIGHBOURS = PLACED | {
+    "--metric": st.sampled_from(["dot", "cosine", "l2", "near"]),
+    "--columns": None,
+    "--precision": precisions,
+    "--device": devices,
+    "--device-memory": sizes,
+    "--plan-only": None,
+    "--no-verify": None,
+    "--no-resume": None,
+    "--overwrite": None,
+}
 COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "matmul": (
         ("A", "B", "C"),
@@ -183,6 +194,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None},
     ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
+    "topk": (
+        ("A", "C"),
+        NEIGHBOURS | {"-k": counts, "--exclude-self": None},
+    ),
+    "pairs": (
+        ("A", "C"),
+        NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
+    ),
     "devices": ((), {}),
     "settings": ((), {}),
 }
@@ -235,7 +254,7 @@ def check_command(place: Path, client: Client, line: list[str]) -> None:
 
 def written(line: list[str]) -> Iterator[str]:
     """What a command writes when all goes well."""
-    if line[0] in ("matmul", "gram", "cov", "corr", "eofs"):
+    if line[0] in ("matmul", "gram", "cov", "corr", "eofs", "topk", "pairs"):
         yield from line[2:]  # C is one of them
     for option in ("--out", "--plot"):
         if line[0] in ("histogram", "duplicates") and option in line:
