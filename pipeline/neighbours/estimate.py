@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 from distributed import Client
 
-from tilewright.kernels.neighbours.forms import pairs_for
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.neighbours.tasks import Work, items_of
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
@@ -36,7 +35,9 @@ def expected_density(client: Client, work: Work, m: int, listener: Listener) -> 
     least = max(1, SAMPLE_NBYTES // (STRETCHES * max(1, work.width) * work.b.dtype.itemsize))
     rows = _stretches(m, min(ROWS, least))
     columns = _stretches(work.n, min(COLUMNS, least))
-    calls = [(replace(work, keep=True, once=False), first, stop, columns) for first, stop in rows]
+    # On the cores, whatever the workers have: it is little work.
+    sampled = replace(work, keep=True, once=False, device="cpu")
+    calls = [(sampled, first, stop, columns) for first, stop in rows]
     found, looked = reduce_pieces(client, reduction, calls, [0] * len(calls), listener)
     return found / looked if looked else 0.0
 
@@ -54,10 +55,13 @@ def count_in_sample(
 ) -> tuple[tuple[int, int], dict[str, float]]:
     """What a task does: how many of the pairs of some items are wanted, and how many were looked at. Pairs of an item
     with itself, where B is A, are no pairs."""
+    from tilewright.kernels.neighbours.host import Beyond
+
     begin = time.perf_counter()
+    assert work.bound is not None, "pairs have one"
     block = items_of(work.a, work.of, first, stop)
     found = looked = 0
-    search = pairs_for(work.device)(
+    search = Beyond(
         block,
         work.bound,
         metric=work.metric,

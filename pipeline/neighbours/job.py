@@ -17,7 +17,7 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.choices import DeviceKind
-from tilewright.kernels.neighbours.forms import has_device_form
+from tilewright.kernels.neighbours.forms import finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
@@ -30,6 +30,7 @@ from tilewright.pipeline.errors import (
     OptionError,
     OutputError,
     OutputExistsError,
+    PlanError,
     StoreError,
     VerificationError,
 )
@@ -53,6 +54,10 @@ from tilewright.pipeline.worker.survey import survey
 
 SHARE = 2
 """A worker may take its memory divided by this, where nobody says how much."""
+GPU_SHARE = 0.8
+"""Of a GPU's free memory."""
+LISTS_NBYTES = 2**30
+"""What it needs there besides the items: lists of what is near, and products."""
 STORED_TIMES = 2
 """How often what is found lies on the disk, while it is put into the output."""
 LIGHTER = "give tasks less memory (--device-memory), or run fewer at once (threads_per_worker, in a profile)"
@@ -188,7 +193,7 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
         note for role, array in sides.arrays.items() if (note := packing_notice(role, array)) is not None
     )
     facts = survey(client, request.device)
-    kind, name = device_for(facts, request, tell)
+    kind, name = device_for(facts, request, sides, tell)
     if kind == "cpu" and request.precision != "full":
         tell.warn(
             f"precision={request.precision!r} is for tensor cores: on a CPU neighbours are found in full precision"
@@ -231,6 +236,7 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
             sum_itemsize=sides.sums.itemsize,
             value_itemsize=sides.values.itemsize,
             units=(items[0], items[1]),
+            on_gpu=kind == "cuda",
         ),
         metric=sides.metric,
         dtype=sides.sums.name,
@@ -238,6 +244,12 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
         threads=threads,
         worker_nbytes=_worker_nbytes(facts, request, kind),
     )
+    if kind == "cuda" and plan.depth < plan.width:
+        raise PlanError(
+            f"a GPU's {format_nbytes(plan.worker_nbytes)} do not hold a block of whole items with what is made of them,"
+            " and in parts no GPU compares them; give it more memory (--device-memory, device_memory), or say"
+            " device='cpu' (--device cpu)"
+        )
     work = replace(work, panel_rows=plan.panel_rows, depth=max(1, plan.depth), holds_b=plan.holds_b)
     return _Prepared(work, plan, name)
 
@@ -248,16 +260,21 @@ def _nothing(sides: Sides) -> Bound:
 
 
 def device_for(
-    facts: Sequence[WorkerFacts], request: NeighbourRequest, tell: Teller
+    facts: Sequence[WorkerFacts], request: NeighbourRequest, sides: Sides, tell: Teller
 ) -> tuple[DeviceKind, str]:
-    """The kind of device that finds neighbours, and its name."""
-    if facts[0].device == "cpu" or has_device_form():
+    """The kind of device that finds neighbours, and its name. Raises DeviceUnavailableError where that is to be a GPU,
+    and none does."""
+    dtypes = sides.a.dtype.newbyteorder("="), sides.b.dtype.newbyteorder("=")
+    if facts[0].device == "cpu" or finds_on_gpu(*dtypes, sides.width, sides.metric, sides.n, request.k):
         return facts[0].device, facts[0].name
+    names = " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes))
+    what = f"metric={sides.metric!r}, rows of {counted(sides.width, 'number')} of {names}"
+    what += "" if request.k is None else f", k={request.k}"
     if request.device == "cuda":
         raise DeviceUnavailableError(
-            "device='cuda': neighbours are found on CPUs alone in this release; say device='cpu' (--device cpu)"
+            f"device='cuda': no GPU finds these neighbours ({what}); say device='cpu' (--device cpu)"
         )
-    tell.say("neighbours are found on the workers' cores: no GPU finds them in this release")
+    tell.say(f"no GPU finds these neighbours ({what}): the workers' cores do")
     return "cpu", "CPU"
 
 
@@ -266,7 +283,8 @@ def _worker_nbytes(facts: Sequence[WorkerFacts], request: NeighbourRequest, kind
     if asked is not None:
         return asked
     if kind == "cuda":
-        return min(fact.device_free_nbytes or 0 for fact in facts)
+        free = min(fact.device_free_nbytes or 0 for fact in facts)
+        return max(0, int(free * GPU_SHARE) - LISTS_NBYTES)
     return min(fact.host_limit_nbytes or MEMORY_LIMIT for fact in facts) // SHARE
 
 

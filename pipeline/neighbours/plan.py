@@ -19,6 +19,8 @@ MOST_BLOCK = 16384
 """Rows of a block, with which a task reads all of B: by then a core multiplies longer than any disk reads."""
 LEAST_BLOCK = 512
 """Rows of a block where A has more: fewer would read, convert and pack B for too little work."""
+GPU_PANEL_NBYTES, GPU_MOST_BLOCK = 2**30, 2**17
+"""The same on a GPU, which is busy with less for too short a time."""
 BLOCKS_A_THREAD = 4
 """So many blocks at least, where A has the rows: the last ones end together, and a stopped run loses little."""
 
@@ -53,6 +55,8 @@ class Asked:
     value_itemsize: int
     units: tuple[int, int]
     """Items of A, and of B, that are read as one piece."""
+    on_gpu: bool = False
+    """Whether a GPU compares them: then only one task of a worker does at a time, in the GPU's memory."""
 
 
 @dataclass(frozen=True)
@@ -144,17 +148,21 @@ def plan_neighbours(
     found_nbytes = _found_nbytes(asked)
     stored_b = asked.n * asked.width * item_b
     holds = stored_b <= worker_nbytes // 2
-    share = (worker_nbytes - (stored_b if holds else 0)) // threads
+    at_once = 1 if asked.on_gpu else threads
+    panel_nbytes, most_block = (
+        (GPU_PANEL_NBYTES, GPU_MOST_BLOCK) if asked.on_gpu else (PANEL_NBYTES, MOST_BLOCK)
+    )
+    share = (worker_nbytes - (stored_b if holds else 0)) // at_once
     depth = asked.width
-    panel = min(asked.n, max(LEAST_PANEL, PANEL_NBYTES // max(1, b_nbytes)))
+    panel = min(asked.n, max(LEAST_PANEL, panel_nbytes // max(1, b_nbytes)))
     panel = max(1, min(panel, share // 3 // max(1, b_nbytes)))
     most = (share - panel * b_nbytes) // max(1, a_nbytes + found_nbytes)
     if most < min(asked.m, LEAST_BLOCK // 8) and asked.width > 1:
-        holds, share = False, worker_nbytes // threads
+        holds, share = False, worker_nbytes // at_once
         panel, most, depth = _cut_rows(asked, share, found_nbytes, a_nbytes + b_nbytes)
         block = min(most, max(1, asked.m))
     else:
-        wanted = max(LEAST_BLOCK, min(MOST_BLOCK, ceil_div(asked.m, BLOCKS_A_THREAD * workers * threads)))
+        wanted = max(LEAST_BLOCK, min(most_block, ceil_div(asked.m, BLOCKS_A_THREAD * workers * at_once)))
         block = max(1, min(most, wanted, max(1, asked.m)))
     if block < asked.m:
         block = _aligned(block, asked.units[0])

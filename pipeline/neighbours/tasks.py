@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.choices import DeviceKind, PrecisionName
-from tilewright.kernels.neighbours.forms import dense_sums_for, nearest_for, pairs_for
+from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.neighbours.forms import nearest_for, pairs_for
 from tilewright.kernels.neighbours.order import Bound, MetricName, sum_dtype
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.reduce import end_if_given_up
@@ -85,17 +87,37 @@ def items_of(array: StoredArray, of: str, first: int, stop: int, elements: slice
     return block if axis == 0 else block.T
 
 
+_on_gpu = threading.Lock()
+LINE_NBYTES = 16
+"""Rows begin at multiples of it on a GPU, whose copy engine takes no others; what is filled up with zeros has the same
+products and distances."""
+
+
+def _placed(work: Work, items: np.ndarray) -> Any:
+    """Items where they are compared: as they are, or on the GPU."""
+    if work.device == "cpu":
+        return items
+    from numba import cuda
+
+    if items.dtype.kind == "b":
+        items = items.view(np.uint8)
+    spare = -items.shape[1] % max(1, LINE_NBYTES // items.dtype.itemsize)
+    lines = np.pad(items, ((0, 0), (0, spare))) if spare else np.ascontiguousarray(items)
+    with allocating("items", lines.nbytes, on_gpu=True):
+        return cuda.to_device(lines)
+
+
 class _Held:
     """Panels of B that tasks of one search have read in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._key = ""
-        self._panels: dict[int, np.ndarray] = {}
+        self._panels: dict[int, Any] = {}
         self._locks: dict[int, threading.Lock] = {}
 
-    def panel(self, key: str, first: int, read: Callable[[], np.ndarray]) -> tuple[np.ndarray, bool]:
-        """A panel, and whether it was read now."""
+    def panel(self, key: str, first: int, read: Callable[[], Any]) -> Any:
+        """A panel, where it is compared."""
         with self._lock:
             if key != self._key:
                 self._key, self._panels, self._locks = key, {}, {}
@@ -103,12 +125,12 @@ class _Held:
         with lock:
             found = self._panels.get(first)
             if found is not None:
-                return found, False
+                return found
             found = read()
             with self._lock:
                 if key == self._key:
                     self._panels[first] = found
-            return found, True
+            return found
 
     def free(self, key: str) -> None:
         with self._lock:
@@ -132,7 +154,7 @@ class _Panels:
         self.read_nbytes = 0
         self.seconds = 0.0
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
         work = self._work
         starts = [
             start
@@ -152,15 +174,15 @@ class _Panels:
                 ahead = reader.submit(self._panel, starts[place + 1]) if more else None
                 yield start, panel
 
-    def _panel(self, start: int) -> np.ndarray:
+    def _panel(self, start: int) -> Any:
         work = self._work
 
-        def read() -> np.ndarray:
+        def read() -> Any:
             found = items_of(work.b, work.of, start, min(start + work.panel_rows, work.n))
             self.read_nbytes += found.nbytes
-            return found
+            return _placed(work, found)
 
-        return _held.panel(work.key, start, read)[0] if work.holds_b else read()
+        return _held.panel(work.key, start, read) if work.holds_b else read()
 
 
 def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
@@ -170,18 +192,22 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
     begin = time.perf_counter()
     block = items_of(work.a, work.of, first, stop)
     read = time.perf_counter() - begin
-    search = _search(work, block, first)
-    panels = _Panels(work, first if work.once else 0)
-    for start, panel in panels:
-        search.update(panel, start)
-    nbytes = block.nbytes + panels.read_nbytes
     nan_rows = int(np.isnan(block).any(1).sum()) if block.dtype.kind == "f" else 0
+    panels = _Panels(work, first if work.once else 0)
+    # On a GPU one after the other: each takes all of it, and reads while another computes.
+    with _on_gpu if work.device == "cuda" else nullcontext():
+        search = _search(work, _placed(work, block), first)
+        for start, panel in panels:
+            search.update(panel, start)
+        found = _found(work, search, nan_rows, block.nbytes + panels.read_nbytes)
     seconds = time.perf_counter() - begin - read - panels.seconds
-    return _found(work, search, nan_rows, nbytes), {"read": read + panels.seconds, "compute": seconds}
+    return found, {"read": read + panels.seconds, "compute": seconds}
 
 
 def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
     """The same where whole items do not fit: the sums of the block and of a panel are made of parts of items."""
+    from tilewright.kernels.neighbours.host import DenseSums
+
     begin, read, read_nbytes = time.perf_counter(), 0.0, 0
     search: Any = None
     nan_rows = 0
@@ -189,9 +215,7 @@ def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, 
         end = min(start + work.panel_rows, work.n)
         if work.once and end <= first:
             continue
-        dense = dense_sums_for(work.device)(
-            stop - first, end - start, work.sums, work.metric, threads=work.threads
-        )
+        dense = DenseSums(stop - first, end - start, work.sums, work.metric, threads=work.threads)
         has_nan = np.zeros(stop - first, np.bool_)
         for element in range(0, work.width, work.depth):
             elements = slice(element, min(element + work.depth, work.width))
@@ -221,8 +245,8 @@ def _search(work: Work, block: np.ndarray, first: int, factors: np.ndarray | Non
         "factors": factors,
         "b_dtype": work.b.dtype.newbyteorder("="),
         "first_row": first,
-        "threads": work.threads,
     }
+    common |= {"precision": work.precision} if work.device == "cuda" else {"threads": work.threads}
     if work.k is not None:
         return nearest_for(work.device)(block, work.k, exclude_self=work.exclude_self, **common)
     return pairs_for(work.device)(block, work.bound, once=work.once, keep=work.keep, **common)

@@ -19,7 +19,7 @@ from tests.kernels.neighbours import naive
 from tests.workflows.products import Stopped, put
 from tests.workflows.test_interrupt import interrupted
 from tilewright.kernels.neighbours import order
-from tilewright.pipeline.events import Caution, Event, Notice, UnitDone
+from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.neighbours import job
 from tilewright.workflows.cli import METRICS, cli
 from tilewright.workflows.neighbours import search
@@ -299,18 +299,15 @@ def test_the_command(rng: np.random.Generator, tmp_path: Path, monkeypatch: pyte
     assert METRICS == order.METRICS
 
 
-def test_a_gpu_that_finds_none_is_no_silent_matter() -> None:
+def test_a_gpu_that_finds_none_is_no_silent_matter(tmp_path: Path) -> None:
+    """Rows of float64 are compared on the cores."""
+    path = put(tmp_path / "x.zarr", np.ones((9, 4)))
     facts = [job.WorkerFacts("cuda", "H100", 2**30, None, 1)]
     told: list[Event] = []
-    request = search.NeighbourRequest("x.zarr", k=1, listener=told.append)
-    if not job.has_device_form():
-        assert job.device_for(facts, request, job.Teller(told.append)) == ("cpu", "CPU")
-        assert told
-        assert isinstance(told[0], Notice)
-        assert not isinstance(told[0], Caution)
-        with pytest.raises(tw.DeviceUnavailableError, match="--device cpu"):
-            job.device_for(
-                facts, search.NeighbourRequest("x.zarr", k=1, device="cuda"), job.Teller(told.append)
-            )
-    else:
-        assert job.device_for(facts, request, job.Teller(told.append)) == ("cuda", "H100")
+    request = search.NeighbourRequest(path, k=2, listener=told.append)
+    sides = job.open_sides(request)
+    assert job.device_for(facts, request, sides, job.Teller(told.append)) == ("cpu", "CPU")
+    assert [str(event) for event in told if isinstance(event, Notice) and "k=2" in event.message]
+    request = search.NeighbourRequest(path, k=2, device="cuda")
+    with pytest.raises(tw.DeviceUnavailableError, match=r"4 numbers of float64, k=2.*--device cpu"):
+        job.device_for(facts, request, sides, job.Teller(told.append))
