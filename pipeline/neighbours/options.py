@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,7 +104,11 @@ def _thresholds(above: Any, below: Any) -> dict[str, Any]:
         raise OptionError(f"{name}={shown(value)} is no number; give the threshold of pairs' values")
     if number != number:
         raise OptionError(f"{name}=nan: no value is on either side of NaN; give a number")
-    return {"above": None, "below": None, name: float(number)}
+    try:
+        threshold = float(number)
+    except OverflowError:
+        threshold = math.inf if number > 0 else -math.inf
+    return {"above": None, "below": None, name: threshold}
 
 
 @dataclass(frozen=True)

@@ -522,7 +522,7 @@ def check_call(place: Path, client: Client, function: str, arguments: dict[str, 
     before, left = tree(place), Left()
     found = outcome(lambda: call(**given))
     results = []
-    if function in ("matmul", "gram", "eofs", "topk", "pairs") or arguments.get("out") is not None:
+    if function in ("matmul", "gram", "eofs") or arguments.get("out") is not None:
         out = arguments["out"]
         if isinstance(out, Made):
             results = ["here/given.zarr"]
