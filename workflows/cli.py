@@ -5,21 +5,19 @@ Each command imports what it needs when it runs, so that ``--help`` does not wai
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS, SHINGLES
+from tilewright.workflows.batch.command import JobCommand
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
     Benches,
-    Command,
     FileName,
     Group,
     Kinds,
@@ -42,6 +40,7 @@ from tilewright.workflows.console import (
     printing,
     range_options,
     reading_options,
+    storing,
     taken,
     taken_of_product,
     to_json_text,
@@ -56,49 +55,6 @@ OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class JobCommand(Command):
-    """A command that takes a profile. By one of kind slurm it is run as a batch job, and followed."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.params += [
-            click.Option(["--detach"], is_flag=True, expose_value=False, callback=_wished,
-                         help="With a profile of kind slurm: submit the job, print its number, and end."),
-            click.Option(["--dry-run"], is_flag=True, expose_value=False, callback=_wished,
-                         help="With a profile of kind slurm: print the job's script, and submit nothing."),
-        ]  # fmt: skip
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_WORDS] = [self.name, *args]
-        return super().parse_args(ctx, args)
-
-    def work(self, ctx: click.Context) -> Any:
-        from tilewright.pipeline.cluster.cluster import BatchProfileError
-        from tilewright.workflows.batch import INSIDE
-
-        words = ctx.meta[_WORDS]
-        detach, dry_run = (ctx.meta.get(f"{_WORDS}.{name}", False) for name in ("detach", "dry_run"))
-        if detach or dry_run or INSIDE in os.environ:
-            from tilewright.workflows.batch.place import only_prints_script
-
-            if only_prints_script(ctx.params, words, detach=detach, dry_run=dry_run):
-                return None
-        try:
-            return super().work(ctx)
-        except BatchProfileError as asked:
-            batch = asked
-        from tilewright.workflows.batch.place import run_as_job
-
-        return run_as_job(batch, words, detach=detach)
-
-
-_WORDS = "tilewright.words"
-
-
-def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    ctx.meta[f"{_WORDS}.{parameter.name}"] = value
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
@@ -177,29 +133,6 @@ outcome_options = options(
     overwrite_option,
     json_option,
 )
-
-
-@contextmanager
-def storing(c: str) -> Iterator[Any]:
-    """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
-    from tilewright.pipeline.product.output import partial_path
-    from tilewright.pipeline.store.arrays import local_path
-    from tilewright.workflows.progress import Counting
-
-    path = local_path(c)
-    outputs = Outputs(*filter(None, [path]))
-    tiles = Counting("matmul")
-
-    def kept() -> str:
-        if path is None:
-            return f"{c} holds {tiles}"
-        if not outputs.finished() and partial_path(path).exists():
-            return f"{partial_path(path)} keeps {tiles}; the same command goes on from there"
-        return outputs.kept()
-
-    on_interrupt(kept)
-    with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
-        yield listener
 
 
 @click.group(name="tilewright", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -353,6 +353,29 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
         yield Lines()
 
 
+@contextmanager
+def storing(c: str) -> Iterator[Any]:
+    """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
+    from tilewright.pipeline.product.output import partial_path
+    from tilewright.pipeline.store.arrays import local_path
+    from tilewright.workflows.progress import Counting
+
+    path = local_path(c)
+    outputs = Outputs(*filter(None, [path]))
+    tiles = Counting("matmul")
+
+    def kept() -> str:
+        if path is None:
+            return f"{c} holds {tiles}"
+        if not outputs.finished() and partial_path(path).exists():
+            return f"{partial_path(path)} keeps {tiles}; the same command goes on from there"
+        return outputs.kept()
+
+    on_interrupt(kept)
+    with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
+        yield listener
+
+
 def _quiet(event: Event) -> None:
     """Ignores all events: `events.log_notices` would log some, and Python prints what is logged where no handler takes
     it."""
