@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.neighbours.order import MetricName, Neighbours, Pairs
@@ -179,6 +179,98 @@ def topk(
         listener=listener,
     )
     return neighbours_of(request) if out is None else job.topk(request)
+
+
+@overload
+def pairs(
+    a: Input,
+    b: Input | None = None,
+    out: None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    metric: MetricName = "dot",
+    of: Side = "rows",
+    count_only: Literal[False] = False,
+    precision: PrecisionName = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: DeviceName = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    listener: Listener = log_notices,
+) -> Pairs: ...
+
+
+@overload
+def pairs(
+    a: Input,
+    b: Input | None = None,
+    *,
+    out: Source,
+    above: float | None = None,
+    below: float | None = None,
+    metric: MetricName = "dot",
+    of: Side = "rows",
+    count_only: bool = False,
+    precision: PrecisionName = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: DeviceName = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    listener: Listener = log_notices,
+) -> PairsRun: ...
+
+
+@overload
+def pairs(
+    a: Input,
+    b: Input | None,
+    out: Source,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    metric: MetricName = "dot",
+    of: Side = "rows",
+    count_only: bool = False,
+    precision: PrecisionName = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: DeviceName = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    listener: Listener = log_notices,
+) -> PairsRun: ...
+
+
+@overload
+def pairs(
+    a: Input,
+    b: Input | None = None,
+    out: None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    metric: MetricName = "dot",
+    of: Side = "rows",
+    count_only: Literal[True],
+    precision: PrecisionName = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: DeviceName = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    listener: Listener = log_notices,
+) -> PairsRun: ...
 
 
 def pairs(
