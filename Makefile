@@ -8,12 +8,15 @@
 # make slurm     batch jobs under Slurms of two nodes, which it brings up on this host; as root, with Slurm's packages; make slurm STOPS=20 STOPS_SEED=7 stops them twice as often, and always alike
 # make slurm-nightly   the same with 50 random stops
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
+# make docs    the site, into build/site; fails where a link between pages leads nowhere
+# make man     docs/tilewright.1, the manual page, from what the commands say of themselves
 # make lint    ruff, mypy, import direction, what type checkers say of a user's script
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs
 NEWEST := .venv-newest
 # Several libraries give their newest releases to newer Pythons only.
 NEWEST_PYTHON ?= python3.13
@@ -32,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # BLAS would give itself a thread for every core in each of the processes, which spin while they wait for each other.
 test test-slow test-newest: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint clean
+.PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint docs man clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -87,6 +90,16 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_types.py
+
+$(DOCS_INSTALLED): pyproject.toml $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: $(DOCS_INSTALLED)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -c docs -b html . build/site
+
+man: $(INSTALLED)
+	$(BIN)/python -m tilewright.workflows.commands.manual docs/tilewright.1
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-output

@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.words import did_you_mean
 
 Word = TypeVar("Word", bound=str)
 
@@ -44,7 +45,9 @@ def check_choice(name: str, value: Any, choices: Sequence[Word], what: str = "")
     if isinstance(value, str) and value in choices:
         return str(value)  # type: ignore[return-value]
     found = f"no {what}" if what else "unknown"
-    raise OptionError(f"{name}={shown(value)} is {found}; it may be {', '.join(map(repr, choices))}")
+    raise OptionError(
+        f"{name}={shown(value)} is {found}; it may be {', '.join(map(repr, choices))}{did_you_mean(value, choices)}"
+    )
 
 
 def as_count(value: Any) -> int | None:

@@ -47,3 +47,36 @@ SCHEMES: tuple[SchemeName, ...] = get_args(SchemeName)
 PairsName: TypeAlias = Literal["all", "links"]
 PAIRS: tuple[PairsName, ...] = get_args(PairsName)
 """Which pairs of near-duplicates are verified: all, or those that show which documents are of one cluster."""
+
+KindName: TypeAlias = Literal["byte", "ascii", "letter", "bigram", "codepoint"]
+"""Kinds of histogram whose bins are known beforehand."""
+TokenName: TypeAlias = Literal[
+    "word", "line",
+    "ngram:2", "ngram:3", "ngram:4", "ngram:5",
+    "ngram:2:word", "ngram:3:word", "ngram:4:word", "ngram:5:word",
+    "ngram:2:character", "ngram:3:character", "ngram:4:character", "ngram:5:character",
+    "ngram:2:byte", "ngram:3:byte", "ngram:4:byte", "ngram:5:byte",
+]  # fmt: skip
+"""Kinds whose bins are those that occur."""
+KINDS_OF_HISTOGRAM: tuple[str, ...] = (
+    *get_args(KindName),
+    *(name for name in get_args(TokenName) if not name.endswith(":word")),
+)
+"""Each by the one name that its counts have."""
+
+ErrorPolicy: TypeAlias = Literal["stop", "report"]
+ON_ERROR: tuple[ErrorPolicy, ...] = get_args(ErrorPolicy)
+"""What becomes of a corpus with a file that cannot be read."""
+PassageName: TypeAlias = Literal["line", "paragraph"]
+PASSAGES: tuple[PassageName, ...] = get_args(PassageName)
+"""What of a text may be a document."""
+
+Divisor: TypeAlias = Literal["n", "n-1", "pairs"]
+DIVISORS: tuple[Divisor, ...] = get_args(Divisor)
+"""What sums over variables may be divided by."""
+
+CodecName: TypeAlias = Literal[
+    "none", "zstd", "lz4", "gzip", "blosc-zstd", "blosc-lz4", "blosc-lz4hc", "blosc-zlib", "blosc-blosclz"
+]
+CODECS: tuple[CodecName, ...] = get_args(CodecName)
+"""What chunks of a new array are compressed by."""

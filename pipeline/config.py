@@ -10,7 +10,6 @@ import math
 import os
 import types
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +17,7 @@ import dask.config
 from dask.utils import parse_bytes
 
 from tilewright.kernels.arguments import as_count, shown
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
 
 
@@ -205,9 +205,8 @@ def check_all(**arguments: Any) -> None:
     for key in given:
         name = str(key).replace("_", "-")  # Dask takes either
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean tilewright.{near[0]}?" if near else f"there are {', '.join(known)}"
-            raise OptionError(f"tilewright.{name}: there is no such setting; {hint}")
+            hint = did_you_mean(name, known, name="tilewright.{}") or f"; there are {', '.join(known)}"
+            raise OptionError(f"tilewright.{name}: there is no such setting{hint}")
     for setting in SETTINGS:
         value = get(setting.name.partition(".")[2])
         if setting.unit in ("bytes", "seconds") and value is not None and value < setting.least:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask
@@ -28,26 +29,37 @@ def array_of(
 ) -> np.ndarray:
     """A product as an array.
 
-    multiply: stores it at a path, on this host. It lies there, in memory or in Dask's ``temporary-directory`` where
-    that has more room, until it is read.
+    multiply: stores it at a path, of `stored_for_a_moment`.
 
     Raises OutputError, before anything is computed, where memory does not hold it twice; else what ``multiply`` does.
     """
-    nbytes, free = math.prod(shape) * dtype.itemsize, free_nbytes()
+    nbytes = math.prod(shape) * dtype.itemsize
+    with stored_for_a_moment(nbytes, f"{what}, {' × '.join(map(str, shape))} of {dtype},") as path:
+        multiply(path)
+        return read_whole(path)
+
+
+@contextmanager
+def stored_for_a_moment(nbytes: int, what: str) -> Iterator[Path]:
+    """A path for a result of so many bytes, on this host, where it lies while the block runs: in memory, or in Dask's
+    ``temporary-directory`` where that has more room. Raises OutputError as `array_of`. what: it is, in words."""
+    free = free_nbytes()
     if free is not None and 2 * nbytes > free:
         raise OutputError(
-            f"output: {what}, {' × '.join(map(str, shape))} of {dtype}, has {format_nbytes(nbytes)} and is held twice"
-            f" while it is returned; {format_nbytes(free)} of memory are free: give out, the path where it is to be"
-            " stored"
+            f"output: {what} has {format_nbytes(nbytes)} and is held twice while it is returned; {format_nbytes(free)}"
+            " of memory are free: give out, the path where it is to be stored"
         )
-    with tempfile.TemporaryDirectory(prefix="tilewright-result-", dir=folder_for(nbytes)) as folder:
-        path = Path(folder) / "c.zarr"
-        multiply(path)
-        found = zarr.open_array(path, mode="r")
-        return read_region(found, tuple(slice(0, side) for side in found.shape))
+    with tempfile.TemporaryDirectory(prefix="tilewright-result-", dir=_folder(nbytes)) as folder:
+        yield Path(folder) / "c.zarr"
 
 
-def folder_for(nbytes: int) -> str | None:
+def read_whole(path: Path) -> np.ndarray:
+    """A stored array as one of NumPy."""
+    found = zarr.open_array(path, mode="r")
+    return read_region(found, tuple(slice(0, side) for side in found.shape))
+
+
+def _folder(nbytes: int) -> str | None:
     """Where files of so many bytes lie best; None: where the system has temporary ones."""
     try:
         facts = os.statvfs(SHARED_MEMORY)

@@ -19,13 +19,13 @@ from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.store.arrays import UNREADABLE, name_of
 from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names, product_names
 from tilewright.pipeline.store.chunks import METADATA_NAMES
-from tilewright.pipeline.store.groups import (
+from tilewright.pipeline.store.journal import write_whole
+from tilewright.pipeline.store.new.groups import (
     carry_coordinates,
     ended,
     format_around,
     renew_consolidated,
 )
-from tilewright.pipeline.store.journal import write_whole
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.mapped import ATTRIBUTES_NAME

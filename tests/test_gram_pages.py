@@ -14,7 +14,7 @@ from tilewright.workflows.cli import cli
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["climate", "eofs", "genetics", "correlation", "inputs"])
+@pytest.mark.parametrize("page", ["tutorial", "climate", "eofs", "genetics", "correlation", "inputs"])
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")

@@ -48,6 +48,7 @@ RESULTS = {
     "Verification": "Verification",
     "Audit": "Audit",
     "EofRun": "EofRun",
+    "Eofs, the result": "Eofs",
     "Eigenpairs": "Eigenpairs",
     "NeighbourPlan": "NeighbourPlan",
     "NeighbourCheck": "NeighbourCheck",

@@ -32,6 +32,19 @@ counts: np.ndarray = np.asarray(tw.histogram("corpus", by="letter").counts)
 product: np.ndarray = matmul(np.ones((2, 2)), np.ones((2, 2)), dtype="float32")
 bins: int = histogram(np.ones(2, np.uint8)).size
 tw.gram("X.zarr", "G.zarr", of="rows", center=True, missing_as="pairwise")
+tw.gram("X.zarr", "G.zarr", center={"rows": [1.0]}, missing=-1, divide="n-1", window=(0, 3), sum_over=["lat", 1])
+tw.cov("X.zarr", out="V.zarr", chunks=(64, 64), shards="512x512", codec="zstd:3")
+returned: np.ndarray = tw.matmul(np.ones((2, 2)), np.ones((2, 2)))
+stored: tw.EofRun = tw.eofs("X.zarr", "E.zarr", 3, method="gram")
+scores: np.ndarray = tw.eofs("X.zarr", k=3).scores
+words: int = tw.histogram("corpus", by="ngram:3:character", split_on="line", on_error="report").bins
+same: tuple[str, ...] = tw.duplicates("corpus", shingle="word", on_error="report").dropped
+part: tw.MatmulPlan = tw.plan_matmul(tw.slice("A.zarr", (0, 10)), "B.zarr")
+facts: dict[str, object] = run.to_json()
+try:
+    tw.audit("C.zarr", a="A.zarr", b="B.zarr", precision="split")
+except tw.TilewrightError as error:
+    print(error)
 tw.matmull(1)  # wrong
 matmul(np.ones((2, 2)), np.ones((2, 2)), stram=1)  # wrong
 tw.matmul("A.zarr", "B.zarr", "C.zarr", presicion="full")  # wrong
@@ -41,6 +54,21 @@ tw.verify("A.zarr", "B.zarr", "C.zarr").pased  # wrong
 run.plan.tils  # wrong
 tw.eofs("X.zarr", "E.zarr", "ten")  # wrong
 dot(np.ones(2), np.ones(2), device="gpu")  # wrong
+tw.gram("X.zarr", "G.zarr", divide="n-2")  # wrong
+tw.gram("X.zarr", "G.zarr", window="5")  # wrong
+tw.cov("X.zarr", "V.zarr", scale=True)  # wrong
+tw.corr("X.zarr", "R.zarr", durability="ful")  # wrong
+tw.histogram("corpus", by="words")  # wrong
+tw.histogram("corpus", on_error="skip")  # wrong
+tw.histogram("corpus", split_on="lines")  # wrong
+tw.duplicates("corpus", hash="md5")  # wrong
+tw.eofs("X.zarr", "E.zarr", method="svd")  # wrong
+tw.eofs("X.zarr", "E.zarr").scores  # wrong
+tw.matmul(np.ones((2, 2)), np.ones((2, 2))).plan  # wrong
+tw.matmul("A.zarr", "B.zarr", "C.zarr").shape  # wrong
+histogram(np.ones(2, np.uint8), by="word")  # wrong
+tw.TilewrightErrors  # wrong
+kernel + 1  # wrong
 """
 Checker: TypeAlias = Callable[[Path, dict[str, str]], list[int]]
 WRONG = [number for number, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith("# wrong")]

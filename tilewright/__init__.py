@@ -20,7 +20,7 @@ Functions, each of which says more to ``help``:
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
-They return `MatmulRun`, `EofRun`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `Verification`, `Audit`,
+They return `MatmulRun`, `EofRun`, `Eofs`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `Verification`, `Audit`,
 `Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels``
 has `matmul`, `histogram` and `dot` for arrays in memory.
 
@@ -69,6 +69,7 @@ _HOME = {
     "Audit": "tilewright.pipeline.product.audit",
     "Eigenpairs": "tilewright.pipeline.spectral.results",
     "EofRun": "tilewright.pipeline.spectral.results",
+    "Eofs": "tilewright.pipeline.spectral.results",
     "NeighbourCheck": "tilewright.pipeline.neighbours.check",
     "NeighbourPlan": "tilewright.pipeline.neighbours.plan",
     "Neighbours": "tilewright.kernels.neighbours.order",
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
     from tilewright.pipeline.spectral.results import Eigenpairs as Eigenpairs
     from tilewright.pipeline.spectral.results import EofRun as EofRun
+    from tilewright.pipeline.spectral.results import Eofs as Eofs
     from tilewright.pipeline.store.sources.slices import slice as slice
     from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.audit import audit as audit

@@ -61,6 +61,14 @@ def audit(
     >>> tw.matmul("A.zarr", "B.zarr", "C.zarr")  # doctest: +SKIP
     >>> tw.audit("C.zarr").passed  # doctest: +SKIP
     True
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> run = tw.matmul(np.ones((4, 3)), np.ones((3, 5)), "product.zarr")
+    >>> tw.audit("product.zarr").passed
+    True
     """
     config.check_all(cluster_file=cluster_file)
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)

@@ -5,30 +5,54 @@ Each command imports what it needs when it runs, so that ``--help`` does not wai
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from tilewright.kernels.choices import DEVICES, FORMS, PRECISIONS, SHINGLES
-from tilewright.workflows.batch.command import JobCommand
+from tilewright.kernels.choices import FORMS, PRECISIONS, SHINGLES
+from tilewright.workflows.commands.completion import JOB, SETTING
+from tilewright.workflows.commands.options import (
+    EPILOGUE,
+    cluster_options,
+    constant_option,
+    device_option,
+    divide_help,
+    dtype_option,
+    durability_option,
+    epilogue_options,
+    factor_options,
+    gram_dtype_option,
+    json_option,
+    memory_option,
+    options,
+    outcome_options,
+    overwrite_option,
+    plan_only_option,
+    precision_option,
+    search_options,
+    storage_options,
+    sum_dtype_option,
+    variables_options,
+)
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
     Benches,
+    Command,
     FileName,
     Group,
     Kinds,
-    Number,
     Outputs,
     Size,
     as_axes,
     as_number,
     as_sides,
     as_weights,
-    as_window,
     check_plot_options,
     is_quiet,
     listening,
@@ -40,15 +64,11 @@ from tilewright.workflows.console import (
     printing,
     range_options,
     reading_options,
-    storing,
     taken,
     taken_of_product,
     to_json_text,
 )
 
-DURABILITIES = ("full", "none")
-MISSING_AS = ("mean", "pairwise")
-CONSTANTS = ("error", "zero")
 METHODS = ("auto", "krylov", "gram")
 METRICS = ("dot", "cosine", "l2")
 OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
@@ -57,82 +77,70 @@ MOST_ROUNDS = 64
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Several option decorators as one, in reading order."""
+class JobCommand(Command):
+    """A command that takes a profile. By one of kind slurm it is run as a batch job, and followed."""
 
-    def decorate(function: Function) -> Function:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params += [
+            click.Option(["--detach"], is_flag=True, expose_value=False, callback=_wished,
+                         help="With a profile of kind slurm: submit the job, print its number, and end."),
+            click.Option(["--dry-run"], is_flag=True, expose_value=False, callback=_wished,
+                         help="With a profile of kind slurm: print the job's script, and submit nothing."),
+        ]  # fmt: skip
 
-    return decorate
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = [self.name, *args]
+        return super().parse_args(ctx, args)
+
+    def work(self, ctx: click.Context) -> Any:
+        from tilewright.pipeline.cluster.cluster import BatchProfileError
+        from tilewright.workflows.batch import INSIDE
+
+        words = ctx.meta[_WORDS]
+        detach, dry_run = (ctx.meta.get(f"{_WORDS}.{name}", False) for name in ("detach", "dry_run"))
+        if detach or dry_run or INSIDE in os.environ:
+            from tilewright.workflows.batch.place import only_prints_script
+
+            if only_prints_script(ctx.params, words, detach=detach, dry_run=dry_run):
+                return None
+        try:
+            return super().work(ctx)
+        except BatchProfileError as asked:
+            batch = asked
+        from tilewright.workflows.batch.place import run_as_job
+
+        return run_as_job(batch, words, detach=detach)
 
 
-cluster_options = options(
-    click.option("--profile", "cluster", default="local", show_default=True, metavar="NAME",
-                 help="Where to run: a profile (local, cpu, cuda, existing, slurm), or a scheduler's address."),
-    click.option("--cluster-file", metavar="FILE",
-                 help="A file of profiles beside the built-in ones; default: ./cluster.yaml, if there."),
-)  # fmt: skip
-device_option = click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True,
-                             help="auto takes a GPU where there is one.")  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-factor_options = options(
-    click.option("--transpose-a", is_flag=True, help="Multiply by the transpose of A."),
-    click.option("--transpose-b", is_flag=True, help="Multiply by the transpose of B."),
-)
-precision_option = click.option("--precision", type=click.Choice(PRECISIONS), default="full",
-                                show_default=True, help="split keeps float32 accuracy on tensor cores;"
-                                " tf32, bf16 and fp16 trade it for speed.")  # fmt: skip
-dtype_option = click.option(
-    "--dtype",
-    help="dtype of C, wider or narrower; A and B are cast to it. Without it, integers get the smallest of int32,"
-    " uint32, int64 and uint64 in which no sum can wrap, and where none is large enough NumPy's widened to 64 bits; all"
-    " else gets numpy.matmul's. Unsigned integers may become any type, signed ones any but unsigned, floats any floats"
-    " or complex numbers, complex numbers complex ones.",
-)
-sum_dtype_option = click.option(
-    "--dtype",
-    help="dtype of the sum, wider or narrower. Unsigned integers may become any type, signed ones any but unsigned,"
-    " floats any floats or complex numbers, complex numbers complex ones.",
-)
-memory_option = click.option("--device-memory", type=Size(), metavar="SIZE",
-                             help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip
-durability_option = click.option("--durability", type=click.Choice(DURABILITIES), default="full", show_default=True,
-                                 help="Whether C is forced to disk, so that a power cut leaves it whole.")  # fmt: skip
-epilogue_options = options(
-    click.option("--alpha", type=Number(), default="1", show_default=True, metavar="X",
-                 help="Multiply A B by this."),
-    click.option("--beta", type=Number(), default="0", show_default=True, metavar="X",
-                 help="Multiply what C holds by this and add it; C is replaced once the sum is whole."),
-    click.option("--row-scale", metavar="PATH", help="Multiply each row by its number in this Zarr array."),
-    click.option("--column-scale", metavar="PATH", help="The same for columns."),
-    click.option("--row-offset", metavar="PATH", help="Add its number in this Zarr array to each row."),
-    click.option("--column-offset", metavar="PATH", help="The same for columns."),
-)  # fmt: skip
-EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_offset")
-plan_only_option = click.option(
-    "--plan-only",
-    is_flag=True,
-    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
-    " write nothing.",
-)
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
-outcome_options = options(
-    click.option("--no-verify", is_flag=True, help="Do not check the product."),
-    click.option(
-        "--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left."
-    ),
-    durability_option,
-    click.option(
-        "--same-bits",
-        is_flag=True,
-        help="Do not go on with tiles that a stopped run has rounded otherwise, with other memory or on another kind of"
-        " device.",
-    ),
-    overwrite_option,
-    json_option,
-)
+_WORDS = "tilewright.words"
+
+
+def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    ctx.meta[f"{_WORDS}.{parameter.name}"] = value
+
+
+@contextmanager
+def storing(c: str) -> Iterator[Any]:
+    """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
+    from tilewright.pipeline.product.output import partial_path
+    from tilewright.pipeline.store.arrays import local_path
+    from tilewright.workflows.progress import Counting
+
+    path = local_path(c)
+    outputs = Outputs(*filter(None, [path]))
+    tiles = Counting("matmul")
+
+    def kept() -> str:
+        if path is None:
+            return f"{c} holds {tiles}"
+        if not outputs.finished() and partial_path(path).exists():
+            return f"{partial_path(path)} keeps {tiles}; the same command goes on from there"
+        return outputs.kept()
+
+    on_interrupt(kept)
+    with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
+        yield listener
 
 
 @click.group(name="tilewright", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -147,7 +155,7 @@ def cli() -> None:
 @click.argument("c")
 @options(factor_options, range_options("rows of C", "columns of C"), epilogue_options, dtype_option)
 @options(precision_option, cluster_options, device_option, memory_option)
-@options(plan_only_option, outcome_options)
+@options(plan_only_option, storage_options, outcome_options)
 def matmul(
     a: str,
     b: str,
@@ -167,6 +175,7 @@ def matmul(
     """
     from tilewright.pipeline.product import job
     from tilewright.pipeline.product.request import Request
+    from tilewright.pipeline.store.new.storage import as_storage
     from tilewright.workflows import matmul as workflow
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
@@ -175,6 +184,7 @@ def matmul(
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
             asked = {name: shared.pop(name) for name in EPILOGUE}
+            shared["storage"] = as_storage(*(shared.pop(name) for name in ("chunks", "shards", "codec")))
             request = Request(left, right, c, listener=listener, **shared).with_epilogue(**asked)
             planned = job.plan_only(request)
         print_result(planned, as_json=as_json)
@@ -182,37 +192,6 @@ def matmul(
     with storing(c) as listener:
         run = workflow.matmul(left, right, c, listener=listener, **shared)
     print_result(run, as_json=as_json)
-
-
-variables_options = options(
-    range_options("rows of X", "columns of X"),
-    click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
-                 help="What the variables of the result are; the other side is summed over."),
-    click.option("--sum-over", metavar="AXES", callback=as_axes,
-                 help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
-                 " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
-    click.option("--missing", metavar="CODE", callback=as_number,
-                 help="The number that stands for a missing one, such as -1, or nan; or a stored mask of bool."),
-    click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
-                 help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
-    click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
-                 help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
-                 " for each place of one of the axes that are."),
-    click.option("--append", is_flag=True,
-                 help="Add to OUT what came to X since it was made, rows to sums or new variables, and nothing twice."),
-    click.option("--counts", metavar="ARRAY",
-                 help="Where the numbers of pairs are stored too, as int64, with --missing-as pairwise."),
-    click.option("--window", metavar="W[,W]", callback=as_window,
-                 help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
-)  # fmt: skip
-constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
-                               help="What becomes of constant columns, or rows, that are scaled.")  # fmt: skip
-divide_help = "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there."
-gram_dtype_option = click.option(
-    "--dtype",
-    help="dtype of the result. Without it, floats and complex numbers keep theirs, and integers get float64, or float32"
-    " where numbers of at most 16 bits are missing or weighted.",
-)
 
 
 def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) -> None:
@@ -259,7 +238,7 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
 )
 @click.option("--divide", metavar="N", callback=as_number, help=divide_help)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
-@options(plan_only_option, outcome_options)
+@options(plan_only_option, storage_options, outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the sums of products of every two columns of X: the Gram matrix, XᵀX. With Y, of X and Y.
 
@@ -274,7 +253,7 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @options(variables_options)
 @click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
 @options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
-@options(plan_only_option, outcome_options)
+@options(plan_only_option, storage_options, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""
     _run_gram("cov", arrays, as_json, **shared)
@@ -283,22 +262,10 @@ def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @cli.command(cls=JobCommand)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options, constant_option, gram_dtype_option, precision_option, cluster_options)
-@options(device_option, memory_option, plan_only_option, outcome_options)
+@options(device_option, memory_option, plan_only_option, storage_options, outcome_options)
 def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the correlations of the columns of X, or of those of X with those of Y."""
     _run_gram("corr", arrays, as_json, **shared)
-
-
-search_options = options(
-    click.option("-k", type=int, default=10, show_default=True, help="How many, from the largest down."),
-    click.option("--tol", type=float, default=1e-4, show_default=True,
-                 help="The most that a residual may be beside its eigenvalue."),
-    click.option("--passes", type=int, default=100, show_default=True, help="The most passes over the matrix."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the random block that is begun with."),
-    click.option("--dtype", help="What the matrix is multiplied in: float32, float64, complex64 or complex128."),
-    precision_option,
-    click.option("--scratch", metavar="FOLDER", help="A folder that all workers see, for thin matrices."),
-)  # fmt: skip
 
 
 @cli.command(cls=JobCommand)
@@ -483,8 +450,12 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 
 @cli.command(cls=JobCommand)
 @click.argument("c")
-@click.option("--a", metavar="A", help="Compare C with A times B, and not with its checksums.")
-@click.option("--b", metavar="B")
+@click.option(
+    "--a",
+    metavar="A",
+    help="Compare C with the product of this and B, not with its checksums.",
+)
+@click.option("--b", metavar="B", help="The right factor of what C is compared with.")
 @options(factor_options, precision_option, cluster_options, json_option)
 def audit(c: str, as_json: bool, **shared: Any) -> None:
     """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one."""
@@ -711,7 +682,7 @@ def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **sha
 
 
 @cli.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, type=JOB)
 @json_option
 def jobs(job: str | None, as_json: bool) -> None:
     """List the batch jobs that profiles of kind slurm have made; or follow one, by its number."""
@@ -746,12 +717,13 @@ def devices(as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=SETTING)
 @json_option
-def settings(as_json: bool) -> None:
-    """List what can be set beside the options, how, and what it stands at here."""
+def settings(names: tuple[str, ...], as_json: bool) -> None:
+    """List what can be set beside the options, how, and what it stands at here; or only settings of these names."""
     from tilewright.workflows.settings import settings as settings_here
 
-    print_result(settings_here(), as_json=as_json)
+    print_result(settings_here(names), as_json=as_json)
 
 
 @cli.command(cls=JobCommand)

@@ -25,8 +25,17 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from tilewright.kernels.choices import HASHES, PAIRS, SCHEMES
+from tilewright.kernels.choices import (
+    HASHES,
+    KINDS_OF_HISTOGRAM,
+    ON_ERROR,
+    PAIRS,
+    PASSAGES,
+    SCHEMES,
+)
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.cluster.endings import request_end
+from tilewright.workflows.commands.completion import Text, misspelt_option, with_completions
 
 if TYPE_CHECKING:
     from tilewright.pipeline.events import Event, Listener
@@ -117,12 +126,18 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.params = [  # a list of its own: a benchmark's is that of its module, which may be asked for again
-            *self.params,
+            *with_completions(self.params),
             click.Option(["--quiet", "-q"], is_flag=True, expose_value=False, callback=_remember(_QUIET),
                          help="No progress and no notices, only the result."),
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=_remember(_DEBUG),
                          help="Tracebacks, and what the libraries have to say."),
         ]  # fmt: skip
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise misspelt_option(self, error.option_name, ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.meta.get(_DEBUG, False)
@@ -164,6 +179,16 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(
+                f"No such command {name!r}{did_you_mean(name, self.list_commands(ctx))}", ctx
+            )
+        return super().resolve_command(ctx, args)
 
 
 class Benches(Group):
@@ -353,29 +378,6 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
         yield Lines()
 
 
-@contextmanager
-def storing(c: str) -> Iterator[Any]:
-    """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
-    from tilewright.pipeline.product.output import partial_path
-    from tilewright.pipeline.store.arrays import local_path
-    from tilewright.workflows.progress import Counting
-
-    path = local_path(c)
-    outputs = Outputs(*filter(None, [path]))
-    tiles = Counting("matmul")
-
-    def kept() -> str:
-        if path is None:
-            return f"{c} holds {tiles}"
-        if not outputs.finished() and partial_path(path).exists():
-            return f"{partial_path(path)} keeps {tiles}; the same command goes on from there"
-        return outputs.kept()
-
-    on_interrupt(kept)
-    with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
-        yield listener
-
-
 def _quiet(event: Event) -> None:
     """Ignores all events: `events.log_notices` would log some, and Python prints what is logged where no handler takes
     it."""
@@ -485,12 +487,13 @@ class Number(click.ParamType):
         return self.fail(f"{value!r} is no number", param, ctx)
 
 
-class FileName(click.ParamType):
+class FileName(Text):
     """The name of a file whose ending says its format."""
 
     name = "file"
 
     def __init__(self, *endings: str) -> None:
+        super().__init__(paths="file")
         self.endings = endings
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -541,10 +544,13 @@ def check_plot_options(plot: str | None, heat_map: str | None, *, per_document: 
         raise click.UsageError("--heat-map shows documents: give --per-document too, or leave --heat-map out")
 
 
-class Kinds(click.ParamType):
+class Kinds(Text):
     """The kinds of histogram, as the kernels list them."""
 
     name = "kind"
+
+    def __init__(self) -> None:
+        super().__init__(*KINDS_OF_HISTOGRAM)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         from tilewright.kernels.histograms.tokens import KINDS
@@ -647,8 +653,6 @@ def taken_of_product(
     return left, right
 
 
-PASSAGES = ("line", "paragraph")
-
 reading_options = (
     click.option(
         "--raw",
@@ -690,7 +694,7 @@ reading_options = (
     ),
     click.option(
         "--on-error",
-        type=click.Choice(("stop", "report")),
+        type=click.Choice(ON_ERROR),
         default="stop",
         show_default=True,
         help="End at the first file that cannot be counted; or leave such files out, list them, and exit with 3.",

@@ -76,7 +76,7 @@ def dot(
     Parameters
     ----------
     x, y
-        One-dimensional arrays of numbers of equal length n: paths, URLs or open ``zarr.Array``s.
+        One-dimensional arrays of numbers of equal length n: paths, URLs or open arrays of zarr-python.
     dtype
         The result's dtype. Without it, integers get the smallest of int32, uint32, int64 and uint64 that holds n times
         the largest product of the two dtypes (and no narrower one than NumPy's; NumPy's type widened to 64 bits where
@@ -93,6 +93,8 @@ def dot(
     resume
         Whether to go on from what ``state`` keeps; if not, that is forgotten.
 
+    Notes
+    -----
     A sum of integers that may have wrapped all the same, by its dtype, the length and the largest elements, is told to
     the listener. On one kind of device the result is the same to the last bit for any chunks, any number of workers and
     any order in which they finish.
@@ -103,6 +105,13 @@ def dot(
         One of its subclasses: an array that is not there or holds no numbers, lengths that differ, a dtype to which a
         vector does not cast; StoreError also for a vector that is no remote URL and was written to during the run;
         OptionError for a ``state`` of other work, and OutputExistsError for one that another run has open.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> int(tw.dot(np.arange(4), np.arange(4)))
+    14
     """
     return timed_dot(
         x,

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag, shown
-from tilewright.kernels.choices import FormName, HashName, PairsName, SchemeName, ShingleName
+from tilewright.kernels.choices import (
+    ON_ERROR,
+    ErrorPolicy,
+    FormName,
+    HashName,
+    PairsName,
+    PassageName,
+    SchemeName,
+    ShingleName,
+)
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
@@ -22,7 +31,6 @@ from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.formats.piped import named, without_pipes
 from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.worker.survey import survey
-from tilewright.workflows.histogram import ON_ERROR
 
 
 def duplicates(
@@ -49,10 +57,10 @@ def duplicates(
     encoding: str | None = None,
     field: str | Iterable[str] | None = None,
     id_field: str | None = None,
-    split_on: str | None = None,
+    split_on: PassageName | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
-    on_error: str = "stop",
+    on_error: ErrorPolicy = "stop",
     listener: Listener = log_notices,
 ) -> Duplicates:
     """Find the documents of a corpus that are there more than once: the same texts, and those whose sets of shingles
@@ -104,6 +112,15 @@ def duplicates(
         hold no files, or cannot be read, decompressed or split, and for files that change meanwhile; PlanError where
         more pairs would have to be compared than this process has memory for; OutputExistsError, OutputError and
         StoreError for an ``out`` that cannot be written; ClusterError as its name says.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tilewright as tw
+    >>> for name in ("first.txt", "second.txt"):
+    ...     written = Path(name).write_text("the same text in both of them")
+    >>> tw.duplicates(["first.txt", "second.txt"]).dropped
+    ('second.txt',)
     """
     config.check_all(cluster_file=cluster_file)
     check_callable("listener", listener)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.gram.options import Constant, Side, Values
+from tilewright.pipeline.gram.options import Axes, Constant, GivenMissing, Side, Values
 from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
-from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun
+from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, Source
 
 
@@ -47,8 +47,8 @@ def eigh(
         How many pairs, from the largest eigenvalue down: of an indefinite matrix the largest, and not those of the
         largest absolute value.
     tol
-        A pair is found where ‖G v - λ v‖ is at most this times |λ|, or within what rounding in ``dtype`` makes of G's
-        largest eigenvalue. So |λ| is wrong by at most that share, and usually by about its square.
+        A pair is found where ‖G v - λ v‖ is at most this times abs(λ), or within what rounding in ``dtype`` makes of
+        G's largest eigenvalue. So abs(λ) is wrong by at most that share, and usually by about its square.
     passes
         The most that are made over G.
     seed
@@ -80,6 +80,11 @@ def eigh(
     The ten directions in which samples differ most, from their genomic relationship matrix::
 
         tw.eigh("grm.zarr", k=10).vectors
+
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> tw.eigh(np.diag([3.0, 1.0, 2.0]), k=2).values.round(6)
+    array([3., 2.])
     """
     search = Search(
         k=k,
@@ -98,17 +103,53 @@ def eigh(
     return job.eigh(g, search)
 
 
+class EofOptions(TypedDict, total=False):
+    """What `eofs` takes by name."""
+
+    of: Side
+    sum_over: Axes
+    center: bool
+    scale: bool
+    constant: Constant
+    missing: GivenMissing
+    weights: Values | Mapping[str | int, Values] | None
+    sample_weights: Values | None
+    tol: float
+    passes: int
+    method: Method
+    seed: int
+    dtype: str | np.dtype | None
+    precision: PrecisionName
+    cluster: Cluster
+    cluster_file: str | None
+    device: DeviceName
+    device_memory: int | str | None
+    scratch: str | os.PathLike[str] | None
+    resume: bool
+    verify: bool
+    overwrite: bool
+    listener: Listener
+
+
+@overload
+def eofs(x: Input, out: Source, k: int = 10, **options: Unpack[EofOptions]) -> EofRun: ...
+
+
+@overload
+def eofs(x: Input, out: None = None, k: int = 10, **options: Unpack[EofOptions]) -> Eofs: ...
+
+
 def eofs(
     x: Input,
-    out: Source,
+    out: Source | None = None,
     k: int = 10,
     *,
     of: Side = "columns",
-    sum_over: Any = None,
+    sum_over: Axes = None,
     center: bool = True,
     scale: bool = False,
     constant: Constant = "error",
-    missing: Any = None,
+    missing: GivenMissing = None,
     weights: Values | Mapping[str | int, Values] | None = None,
     sample_weights: Values | None = None,
     tol: float = 1e-4,
@@ -126,7 +167,7 @@ def eofs(
     verify: bool = True,
     overwrite: bool = False,
     listener: Listener = log_notices,
-) -> EofRun:
+) -> EofRun | Eofs:
     """Store the k leading EOFs of X, the eigenvectors of its covariance matrix, with scores and explained variance.
 
     The centred X is never stored, nor, where its shorter side is above 2048, is the covariance matrix: X is streamed,
@@ -144,7 +185,8 @@ def eofs(
         A new Zarr group in a local folder: ``components`` (k × variables), ``scores`` (samples × k), ``eigenvalues``
         and ``explained_variance`` (the same, as sums of squares divided by n - 1), ``explained_variance_ratio`` (of the
         variance of all variables), ``singular_values``, ``residuals``, and ``mean`` and ``factor`` of each variable
-        where these were used. xarray opens it; dimensions have the names that X has, and ``mode``.
+        where these were used. xarray opens it; dimensions have the names that X has, and ``mode``. None: nothing is
+        stored, and these are returned as arrays of NumPy, by the same names, if this host's memory holds them twice.
     k
         How many, from the largest variance down.
     of, sum_over
@@ -187,6 +229,8 @@ def eofs(
         As for `eigh`. Without ``scratch``, thin matrices lie beside ``out``. What passes have found does until all is
         done.
 
+    Notes
+    -----
     Each EOF has length 1, and its largest component is positive. ``scores @ components.conj()`` are the anomalies of X
     (centred, scaled, times the roots of the weights), as far as k EOFs can give them; ``(x - mean) * factor`` are those
     of new samples. Of complex X a row of ``components`` is an eigenvector of Xᴴ X, as xeofs has it.
@@ -204,6 +248,15 @@ def eofs(
 
         tw.eofs("sst.zarr", "eofs.zarr", k=10, missing="nan", weights=np.cos(np.deg2rad(latitude)))
         xarray.open_zarr("eofs.zarr").explained_variance_ratio
+
+    Those of a small field, as arrays:
+
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> field = np.outer([1.0, 2.0, 3.0, 2.0], [1.0, 0.5, -1.0])
+    >>> found = tw.eofs(field, k=1)
+    >>> np.allclose(found.scores @ found.components, field - field.mean(axis=0))
+    True
     """
     search = Search(
         k=k,
@@ -219,25 +272,24 @@ def eofs(
         scratch=scratch,
         listener=listener,
     )
-    return job.eofs(
-        EofRequest(
-            x,
-            out,
-            search,
-            of=of,
-            sum_over=sum_over,
-            center=center,
-            scale=scale,
-            constant=constant,
-            missing=missing,
-            weights=weights,
-            sample_weights=sample_weights,
-            method=method,
-            resume=resume,
-            verify=verify,
-            overwrite=overwrite,
-        )
+    request = EofRequest(
+        x,
+        out,
+        search,
+        of=of,
+        sum_over=sum_over,
+        center=center,
+        scale=scale,
+        constant=constant,
+        missing=missing,
+        weights=weights,
+        sample_weights=sample_weights,
+        method=method,
+        resume=resume,
+        verify=verify,
+        overwrite=overwrite,
     )
+    return job.eofs_in_memory(request) if out is None else job.eofs(request)
 
 
 def plan_only(x: Input, out: Source, **options: Any) -> EofPlan:

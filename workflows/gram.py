@@ -10,30 +10,41 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import zarr
 
-from tilewright.kernels.choices import DeviceName, PrecisionName
+from tilewright.kernels.choices import DeviceName, Divisor, PrecisionName
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
-from tilewright.pipeline.gram.options import Constant, GramRequest, MissingAs, Side, Values
+from tilewright.pipeline.gram.options import (
+    Axes,
+    Centering,
+    Constant,
+    GivenMissing,
+    GramRequest,
+    MissingAs,
+    Side,
+    Values,
+    Window,
+)
 from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.request import Durability
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.new.storage import Sides, as_storage
 from tilewright.pipeline.store.sources.opening import InMemory
 from tilewright.pipeline.store.sources.slices import Slice
 
 
 class _Options(TypedDict, total=False):
     of: Side
-    missing: Any
+    missing: GivenMissing
     missing_as: MissingAs
     weights: Values | Mapping[str | int, Values] | None
-    window: Any
+    window: Window
     append: bool
     counts: Source | None
-    sum_over: Any
+    sum_over: Axes
     dtype: str | np.dtype | None
     precision: PrecisionName
     cluster: Cluster
@@ -45,13 +56,16 @@ class _Options(TypedDict, total=False):
     overwrite: bool
     durability: Durability
     same_bits: bool
+    chunks: Sides | None
+    shards: Sides | None
+    codec: str | None
     listener: Listener
 
 
 class CovOptions(_Options, total=False):
     """What `cov` takes by name."""
 
-    divide: float | str | None
+    divide: float | Divisor | None
 
 
 class CorrOptions(_Options, total=False):
@@ -63,8 +77,8 @@ class CorrOptions(_Options, total=False):
 class GramOptions(CovOptions, total=False):
     """What `gram` takes by name."""
 
-    center: Any
-    scale: Any
+    center: Centering
+    scale: Centering
     constant: Constant
 
 
@@ -92,16 +106,16 @@ def gram(
     out: Source | None = None,
     *,
     of: Side = "columns",
-    center: Any = False,
-    scale: Any = False,
-    missing: Any = None,
+    center: Centering = False,
+    scale: Centering = False,
+    missing: GivenMissing = None,
     missing_as: MissingAs = "mean",
-    divide: float | str | None = None,
+    divide: float | Divisor | None = None,
     weights: Values | Mapping[str | int, Values] | None = None,
-    window: Any = None,
+    window: Window = None,
     append: bool = False,
     counts: Source | None = None,
-    sum_over: Any = None,
+    sum_over: Axes = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -114,6 +128,9 @@ def gram(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
     """Store the Gram matrix of X: the sums of products of every two of its columns, or rows.
@@ -126,8 +143,8 @@ def gram(
     Parameters
     ----------
     x, y
-        Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. Their columns (rows) are the variables
-        of the result, their rows (columns) are summed over. Arrays of more dimensions with ``sum_over``.
+        Two-dimensional arrays of numbers: paths, URLs or open arrays of zarr-python. Their columns (rows) are the
+        variables of the result, their rows (columns) are summed over. Arrays of more dimensions with ``sum_over``.
     out
         Where C goes, as for ``tilewright.matmul``. With two arguments it is the second.
     of
@@ -190,9 +207,13 @@ def gram(
         C's dtype, a float or a complex one unless nothing is made of the numbers. Without it: float64 for integers,
         but where numbers of at most 16 bits are missing or weighted float32; the dtype of X for floats and complex
         numbers, float32 for float16. Numbers are cast to it before anything is subtracted.
-    precision, cluster, cluster_file, device, device_memory, resume, verify, overwrite, durability, same_bits, listener
+    precision, cluster, cluster_file, device, device_memory, listener
+        As for ``tilewright.matmul``.
+    resume, verify, overwrite, durability, same_bits, chunks, shards, codec
         As for ``tilewright.matmul``. A run that goes on finds means and deviations once more.
 
+    Notes
+    -----
     Integers without missing numbers and weights are multiplied as integers, exactly, and their sums are centred and
     scaled in float64, as long as the sums are below 2^53 and centring leaves enough of their digits. All else is
     centred in C's dtype, by means in float64, before it is multiplied: so a mean that is large beside the deviations
@@ -206,6 +227,17 @@ def gram(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> x = np.array([[1, 2], [3, 4], [5, 7]])
+    >>> tw.gram(x)
+    array([[35, 49],
+           [49, 69]])
+    >>> tw.gram(x, of="rows", center="columns").round(2)
+    array([[ 9.44,  0.78, -10.22],
+           [ 0.78,  0.11,  -0.89],
+           [-10.22, -0.89,  11.11]])
+
     What the maps of a field (times × places) have in common, each place counted by its area::
 
         tw.gram("sst.zarr", "times.zarr", of="rows", center="columns", weights=np.cos(latitude), divide=times - 1)
@@ -246,6 +278,9 @@ def gram(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
         listener=listener,
     )
 
@@ -274,14 +309,14 @@ def cov(
     out: Source | None = None,
     *,
     of: Side = "columns",
-    missing: Any = None,
+    missing: GivenMissing = None,
     missing_as: MissingAs = "mean",
-    divide: float | str | None = "n-1",
+    divide: float | Divisor | None = "n-1",
     weights: Values | Mapping[str | int, Values] | None = None,
-    window: Any = None,
+    window: Window = None,
     append: bool = False,
     counts: Source | None = None,
-    sum_over: Any = None,
+    sum_over: Axes = None,
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
     cluster: Cluster = "local",
@@ -293,6 +328,9 @@ def cov(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
     """Store the covariances of the columns of X, or of its rows: `gram` with ``center=True`` and ``divide="n-1"``.
@@ -309,6 +347,14 @@ def cov(
     ------
     TilewrightError
         As `gram`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> x = np.array([[1.0, 2.0], [2.0, 1.0], [3.0, 6.0]])
+    >>> np.allclose(tw.cov(x), np.cov(x, rowvar=False))
+    True
     """
     return _run(
         x,
@@ -335,6 +381,9 @@ def cov(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
         listener=listener,
     )
 
@@ -363,13 +412,13 @@ def corr(
     out: Source | None = None,
     *,
     of: Side = "columns",
-    missing: Any = None,
+    missing: GivenMissing = None,
     missing_as: MissingAs = "mean",
     weights: Values | Mapping[str | int, Values] | None = None,
-    window: Any = None,
+    window: Window = None,
     append: bool = False,
     counts: Source | None = None,
-    sum_over: Any = None,
+    sum_over: Axes = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -382,6 +431,9 @@ def corr(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
     """Store the correlations of the columns of X, or of its rows: `cov` with ``scale=True``.
@@ -397,6 +449,15 @@ def corr(
     ------
     TilewrightError
         As `gram`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> x = np.array([[1.0, 2.0], [2.0, 1.0], [3.0, 6.0]])
+    >>> tw.corr(x).round(3)
+    array([[1.   , 0.756],
+           [0.756, 1.   ]])
     """
     return _run(
         x,
@@ -423,6 +484,9 @@ def corr(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
         listener=listener,
     )
 
@@ -440,7 +504,12 @@ def plan_only(name: str, arrays: Sequence[Any], **options: Any) -> MatmulPlan:
     as its function has them. Raises as that."""
     x, *between, out = arrays
     y = between[0] if between else None
-    return job.plan_only(GramRequest(x, out, y, **(options | ASKED[name])))
+    return job.plan_only(_request(x, out, y, options | ASKED[name]))
+
+
+def _request(x: Input, out: Source | None, y: Input | None, options: dict[str, Any]) -> GramRequest:
+    stored = {name: options.pop(name) for name in ("chunks", "shards", "codec") if name in options}
+    return GramRequest(x, out, y, storage=as_storage(**stored), **options)
 
 
 def _run(x: Input, y: Input | None, out: Source | None, **options: Any) -> MatmulRun | np.ndarray:
@@ -448,7 +517,7 @@ def _run(x: Input, y: Input | None, out: Source | None, **options: Any) -> Matmu
     other: Input | None = y
     if out is None and isinstance(y, str | os.PathLike | zarr.Array):
         other, out = None, y
-    request = GramRequest(x, out, other, **options)
+    request = _request(x, out, other, options)
     if out is not None:
         return job.gram(request)
     if options["append"]:

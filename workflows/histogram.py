@@ -6,7 +6,16 @@ import os
 from collections.abc import Iterable
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.choices import DEVICES, DeviceName, FormName
+from tilewright.kernels.choices import (
+    DEVICES,
+    ON_ERROR,
+    DeviceName,
+    ErrorPolicy,
+    FormName,
+    KindName,
+    PassageName,
+    TokenName,
+)
 from tilewright.kernels.histograms.token_kinds import any_kind_named
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
@@ -23,13 +32,11 @@ from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, open_counts
 from tilewright.pipeline.worker.survey import survey
 
-ON_ERROR = ("stop", "report")
-
 
 def histogram(
     paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
     *,
-    by: str = "byte",
+    by: KindName | TokenName = "byte",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     device: DeviceName = "auto",
@@ -38,10 +45,10 @@ def histogram(
     encoding: str | None = None,
     field: str | Iterable[str] | None = None,
     id_field: str | None = None,
-    split_on: str | None = None,
+    split_on: PassageName | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
-    on_error: str = "stop",
+    on_error: ErrorPolicy = "stop",
     casefold: bool = False,
     normalise: FormName | None = None,
     state: str | os.PathLike[str] | State | None = None,
@@ -116,6 +123,14 @@ def histogram(
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say; OptionError also for a
         ``state`` of other counts, OutputExistsError for one that another run has open, StoreError for one that cannot
         be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tilewright as tw
+    >>> written = Path("hamlet.txt").write_text("To be, or not to be")
+    >>> tw.histogram("hamlet.txt", by="letter").top(3)
+    [('O', 4), ('T', 3), ('B', 2)]
     """
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)

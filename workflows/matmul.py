@@ -21,6 +21,7 @@ from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Durability, Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.new.storage import Sides, as_storage
 
 MOST_WORKERS = 10**6
 """The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
@@ -43,6 +44,9 @@ class ProductOptions(TypedDict, total=False):
     overwrite: bool
     durability: Durability
     same_bits: bool
+    chunks: Sides | None
+    shards: Sides | None
+    codec: str | None
     alpha: complex
     beta: complex
     row_scale: Vector | None
@@ -78,6 +82,9 @@ def matmul(
     overwrite: bool = False,
     durability: Durability = "full",
     same_bits: bool = False,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     alpha: complex = 1,
     beta: complex = 0,
     row_scale: Vector | None = None,
@@ -86,7 +93,7 @@ def matmul(
     column_offset: Vector | None = None,
     listener: Listener = log_notices,
 ) -> MatmulRun | np.ndarray:
-    """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose; or what becomes of that:
+    """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose; or what becomes of that::
 
         C[i, j] <- alpha * row_scale[i] * column_scale[j] * (op(A) op(B))[i, j] + row_offset[i] + column_offset[j]
             + beta * C[i, j]
@@ -94,9 +101,9 @@ def matmul(
     Parameters
     ----------
     a, b
-        Two-dimensional arrays of numbers: paths or URLs of Zarr, or open ``zarr.Array``s; arrays of NumPy, xarray, dask
-        or h5py, paths of ``.npy`` files, ``file.h5::/name``; or some rows and columns (`tilewright.slice`). op(A) is
-        m × k, op(B) is k × n.
+        Two-dimensional arrays of numbers: paths or URLs of Zarr, or open arrays of zarr-python; arrays of NumPy,
+        xarray, dask or h5py, paths of ``.npy`` files, ``file.h5::/name``; or some rows and columns
+        (`tilewright.slice`). op(A) is m × k, op(B) is k × n.
     out
         Where C (m × n) goes; None: nowhere, and C is returned, as an array of NumPy, if this host's memory holds it
         twice. A path gets its array only when C is whole (it grows under ``<out>.partial``);
@@ -137,6 +144,16 @@ def matmul(
         takes of a stopped run is noticed and computed again, what it takes of a finished C only ``audit`` notices.
     same_bits
         Refuse to go on where finished tiles of floats are kept that another plan, or another kind of device, computed.
+    chunks, shards
+        Sides of C's chunks, and of the shards that hold several of them in one file or object: rows and columns, as a
+        pair or as ``"1024x1024"``, or one number for both. A shard's are multiples of its chunks'; Zarr's format 2,
+        which an ``out`` in a group of that format gets, has none. Tiles are made of whole shards, or chunks, so that
+        their sides decide how small a tile can be. Without them, chunks suit A and B, and there are no shards.
+    codec
+        What C's chunks are compressed by: ``none``, ``zstd``, ``lz4``, ``gzip``, or ``blosc-`` and one of ``zstd``,
+        ``lz4``, ``lz4hc``, ``zlib``, ``blosclz``, which shuffle bytes before; with a level behind a colon, such as
+        ``"zstd:3"``. Without it, Zarr's default where A is compressed, else none. A run that was stopped is gone on
+        with only if it had the same ``chunks``, ``shards`` and ``codec``. An open array has its own: none may be given.
     alpha, row_scale, column_scale, row_offset, column_offset
         What the product is multiplied by, and what is added to it: numbers, and for each row or column of C one, as an
         array of one dimension or the path of a Zarr array of that. It is formed of the sums before they are stored, in
@@ -157,6 +174,20 @@ def matmul(
     DeviceMemoryError
         A worker ran out of memory under the plan, and under a smaller one that went on in its place, or no smaller one
         could. Finished tiles are kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> import zarr
+    >>> a = np.arange(6.0).reshape(2, 3)
+    >>> tw.matmul(a, a, transpose_b=True)
+    array([[ 5., 14.],
+           [14., 50.]])
+    >>> zarr.save_array("a.zarr", a)
+    >>> run = tw.matmul("a.zarr", "a.zarr", "c.zarr", transpose_b=True)
+    >>> run.verification.passed, zarr.open_array("c.zarr").shape
+    (True, (2, 2))
     """
     request = Request(
         a,
@@ -175,6 +206,7 @@ def matmul(
         overwrite=overwrite,
         durability=durability,
         same_bits=same_bits,
+        storage=as_storage(chunks, shards, codec),
         listener=listener,
     )
     request = request.with_epilogue(
@@ -225,6 +257,15 @@ def plan_matmul(
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
     many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
     cluster, a file of profiles without one, or a wrong setting.
+
+    Examples
+    --------
+    >>> import tilewright as tw
+    >>> import zarr
+    >>> big = zarr.create_array("big.zarr", shape=(10**6, 10**5), chunks=(1000, 1000), dtype="float32")
+    >>> plan = tw.plan_matmul(big, big, transpose_b=True, device="cpu", device_memory="4GiB", host_memory="16GiB")
+    >>> plan.symmetric, plan.device_peak_nbytes <= 4 * 2**30
+    (True, True)
     """
     request = Request(
         a,

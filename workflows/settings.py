@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dask.config
 
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline import config
 from tilewright.pipeline.config import Setting
+from tilewright.pipeline.errors import OptionError
 
 WIDTH = 100
 
@@ -39,11 +42,27 @@ class Settings:
         return "\n".join(_entry(setting, value) for setting, value in self.values)
 
 
-def settings() -> Settings:
-    """The values of all settings, from Dask's files, the environment and `dask.config.set`. Raises OptionError for an
-    invalid or unknown one, as everything does that would use it."""
+def settings(names: Sequence[str] = ()) -> Settings:
+    """The values of all settings, or of those that are named, from Dask's files, the environment and `dask.config.set`.
+
+    Raises OptionError for an invalid or unknown one that is set, as everything does that would use it, and for a name
+    of none.
+    """
     config.check_all()
-    return Settings(tuple((s, dask.config.get(s.name, s.default)) for s in config.SETTINGS))
+    known = {setting.name: setting for setting in config.SETTINGS}
+    chosen = [known[_full(name, known)] for name in names] or config.SETTINGS
+    return Settings(tuple((s, dask.config.get(s.name, s.default)) for s in chosen))
+
+
+def _full(name: str, known: Iterable[str]) -> str:
+    """The whole name of a setting, which may be given without ``tilewright.``."""
+    bare = name.removeprefix("tilewright.").replace("_", "-")
+    whole = f"tilewright.{bare}"
+    if whole not in known:
+        names = [one.removeprefix("tilewright.") for one in known]
+        hint = did_you_mean(bare, names, name="tilewright.{}") or "; tilewright settings lists all"
+        raise OptionError(f"{name}: there is no such setting{hint}")
+    return whole
 
 
 def _plain(value: Any) -> Any:

@@ -66,7 +66,7 @@ def verify(
     Parameters
     ----------
     a, b, c
-        Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s.
+        Two-dimensional arrays of numbers: paths, URLs or open arrays of zarr-python.
     rounds
         Independent rounds, at least 1; unset: the setting ``tilewright.verify-rounds`` (2).
     transpose_a, transpose_b
@@ -88,6 +88,14 @@ def verify(
     ------
     TilewrightError
         One of its subclasses: an array that is not there, sides that do not match, ``rounds`` below 1 or above 64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> a = np.arange(6.0).reshape(2, 3)
+    >>> tw.verify(a, a.T, a @ a.T).passed, tw.verify(a, a.T, a @ a.T + 1).passed
+    (True, False)
     """
     config.check_all(rounds=rounds, cluster_file=cluster_file)
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)

@@ -51,21 +51,36 @@ def dot(
 ) -> Any:
     """Sum of conj(x[i]) * y[i], as `numpy.vdot`; with ``conjugate=False``, of x[i] * y[i].
 
-    x, y: vectors of equal length, both NumPy arrays or both device arrays, of any strides; int8 to int64,
-        uint8 to uint64, float16, float32, float64, complex64 or complex128. Elements of device arrays lie at
-        multiples of their size (complex numbers: half of it).
-    dtype: the result's type, to which both inputs must cast ``same_kind``: int8 vectors with ``dtype=int64`` give a sum
+    Parameters
+    ----------
+    x, y
+        Vectors of equal length, both NumPy arrays or both device arrays, of any strides; int8 to int64, uint8 to
+        uint64, float16, float32, float64, complex64 or complex128. Elements of device arrays lie at multiples of their
+        size (complex numbers: half of it).
+    dtype
+        The result's type, to which both inputs must cast ``same_kind``: int8 vectors with ``dtype=int64`` give a sum
         that does not wrap at 2**7. The default is ``numpy.result_type``.
-    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they lie.
-    stream: the stream to launch on. The default is the one that the arrays were exported with, else the default
-        stream. For device arrays the function returns before the product is finished.
+    device
+        ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they lie.
+    stream
+        The stream to launch on. The default is the one that the arrays were exported with, else the default stream. For
+        device arrays the function returns before the product is finished.
 
+    Notes
+    -----
     Integers wrap modulo 2**bits of the result's dtype, and of no narrower one. Floating-point products are added up in
     double precision, on GPU and CPU, and rounded once. The answer is bit-identical from run to run on one kind of
     device; empty vectors give zero.
 
     Returns a NumPy scalar for NumPy arrays and a device array of shape () for device arrays. Raises
     ShapeError, DTypeError, OptionError or DeviceUnavailableError before anything is launched.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright.kernels import dot
+    >>> complex(dot(np.array([1j, 2]), np.array([1j, 2]), device="cpu"))
+    (5+0j)
     """
     conjugate = check_flag("conjugate", conjugate)
     check_stream(stream)

@@ -123,26 +123,38 @@ def matmul(
 ) -> Any:
     """``op(A) op(B)`` on one device, as `numpy.matmul` would give it.
 
-    a, b: matrices (two dimensions) of any strides, both NumPy arrays or both device arrays (anything with
-        ``__cuda_array_interface__``: Numba, CuPy, PyTorch). Neither op(A) nor op(B) is ever stored. Elements
-        of device arrays lie at multiples of their size (complex numbers: half of it), ``out``'s too.
-    out: an m × n array of the result's dtype, of the same kind and on the same device, sharing no memory with
-        a or b; every element is written. Without it a new one is made (for device arrays a Numba device
-        array, a CuPy array where ``a`` is one, and of bfloat16 a PyTorch tensor where ``a`` is one).
-    accumulate: add the product to ``out``, in its own dtype, instead of overwriting it. With exact integers
-        this wraps; with floating point the sum is rounded once more.
-    dtype: compute and store in this type, to which both inputs must cast ``same_kind``: int32 matrices with
+    Parameters
+    ----------
+    a, b
+        Matrices (two dimensions) of any strides, both NumPy arrays or both device arrays (anything with
+        ``__cuda_array_interface__``: Numba, CuPy, PyTorch). Neither op(A) nor op(B) is ever stored. Elements of device
+        arrays lie at multiples of their size (complex numbers: half of it), ``out``'s too.
+    out
+        An m × n array of the result's dtype, of the same kind and on the same device, sharing no memory with a or b;
+        every element is written. Without it a new one is made (for device arrays a Numba device array, a CuPy array
+        where ``a`` is one, and of bfloat16 a PyTorch tensor where ``a`` is one).
+    accumulate
+        Add the product to ``out``, in its own dtype, instead of overwriting it. With exact integers this wraps; with
+        floating point the sum is rounded once more.
+    dtype
+        Compute and store in this type, to which both inputs must cast ``same_kind``: int32 matrices with
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
-    precision: ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and
-        never require) a float32 product on the tensor cores; where a device or a shape has no such kernel,
-        and on the CPU, it is computed in full. ``fp16`` makes operands above 65504 infinite, and rounds those
-        below 6.1e-5 to multiples of 6e-8.
-    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
-    stream: the stream to launch on. The default is the one that the arrays were exported with, else the
-        default stream. For device arrays the function returns before the product is finished.
-    lower: only elements on and below the diagonal of a square product are wanted; those above it may get any
-        numbers. Kernels of large products then leave out half of the work, as BLAS's ``syrk`` does.
+    precision
+        ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and never require) a
+        float32 product on the tensor cores; where a device or a shape has no such kernel, and on the CPU, it is
+        computed in full. ``fp16`` makes operands above 65504 infinite, and rounds those below 6.1e-5 to multiples of
+        6e-8.
+    device
+        ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
+    stream
+        The stream to launch on. The default is the one that the arrays were exported with, else the default stream. For
+        device arrays the function returns before the product is finished.
+    lower
+        Only elements on and below the diagonal of a square product are wanted; those above it may get any numbers.
+        Kernels of large products then leave out half of the work, as BLAS's ``syrk`` does.
 
+    Notes
+    -----
     A large device array by its own transpose is computed so too, and mirrored: the product is symmetric to the bit.
 
     Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
@@ -151,6 +163,15 @@ def matmul(
 
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError,
     DeviceUnavailableError or DeviceMemoryError before anything is launched. Masked arrays are refused.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright.kernels import matmul
+    >>> a = np.arange(6, dtype=np.int32).reshape(2, 3)
+    >>> matmul(a, a, transpose_b=True, dtype="int64", device="cpu")
+    array([[ 5, 14],
+           [14, 50]])
     """
     accumulate = check_flag("accumulate", accumulate)
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)

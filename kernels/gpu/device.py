@@ -58,7 +58,7 @@ class Device:
         """Peak bytes a second of device memory: two transfers per clock over the whole bus."""
         return 2 * self.memory_clock_rate * 1e3 * self.memory_bus_bits / 8
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The fields as JSON types (tuples become lists), in order of declaration."""
         return {
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()
@@ -110,6 +110,12 @@ def devices() -> list[Device]:
 
     A GPU that fails to answer is an error worth seeing, so only the absence of a driver or of devices is
     turned into an empty list; :func:`why_no_gpu` then says which it was.
+
+    Examples
+    --------
+    >>> import tilewright as tw
+    >>> [device.name for device in tw.devices()]  # doctest: +SKIP
+    ['NVIDIA H100 80GB HBM3']
     """
     if why_no_gpu():
         return []

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import numpy as np
 
 from tilewright.kernels.arguments import check_host_out, host_array
-from tilewright.kernels.choices import DeviceArray, DeviceName, HostArray
+from tilewright.kernels.choices import DeviceArray, DeviceName, HostArray, KindName
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gpu.device_array import (
     address,
@@ -45,7 +45,7 @@ OUT_ALIGNMENT = 16
 class HistogramOptions(TypedDict, total=False):
     """The keywords of `histogram`, without ``out``."""
 
-    by: str
+    by: KindName
     offsets: HostArray | DeviceArray | DocumentOffsets | None
     device: DeviceName
     stream: Any
@@ -62,7 +62,7 @@ def histogram(data: DeviceArray, *, out: None = None, **options: Unpack[Histogra
 def histogram(
     data: Any,
     *,
-    by: str = "byte",
+    by: KindName = "byte",
     offsets: Any = None,
     out: Any = None,
     device: DeviceName = "auto",
@@ -70,24 +70,41 @@ def histogram(
 ) -> Any:
     """Counts of every byte, letter, pair or character of a text, int64[bins] or int64[(documents, bins)].
 
-    data: uint8[n], a NumPy array or a device array (anything with ``__cuda_array_interface__``), contiguous
-        on a device; any length and alignment.
-    by: ``byte`` (256 bins), ``ascii`` (128; bytes above are left out), ``letter`` (26, case folded; all else is
-        left out), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first * 256 + second) or
-        ``codepoint`` (0x110000, as ``bytes.decode("utf-8", errors="replace")`` gives them).
-    offsets: where documents begin and end, int64[documents + 1], ascending within 0 .. n: document d is
-        ``data[offsets[d]:offsets[d + 1]]``. Given, even for one document, it makes the result two-dimensional
-        with one row a document. No pair and no character reaches over a document's edge. An array is checked
-        and copied to the GPU in each call, a `DocumentOffsets` only once.
-    out: where the counts go, whatever was there before, instead of a new array: int64 of the result's shape,
-        C-contiguous, a NumPy array for a NumPy array, else a device array beside ``data`` that begins at a
-        multiple of 16 bytes. It is returned.
-    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are counted where they lie.
-    stream: the stream to launch on. The default is the one that ``data`` was exported with, else the default
-        stream. For a device array the function returns before the counts are there.
+    Parameters
+    ----------
+    data
+        uint8[n], a NumPy array or a device array (anything with ``__cuda_array_interface__``), contiguous on a device;
+        any length and alignment.
+    by
+        ``byte`` (256 bins), ``ascii`` (128; bytes above are left out), ``letter`` (26, case folded; all else is left
+        out), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first * 256 + second) or ``codepoint``
+        (0x110000, as ``bytes.decode("utf-8", errors="replace")`` gives them).
+    offsets
+        Where documents begin and end, int64[documents + 1], ascending within 0 .. n: document d is
+        ``data[offsets[d]:offsets[d + 1]]``. Given, even for one document, it makes the result two-dimensional with one
+        row a document. No pair and no character reaches over a document's edge. An array is checked and copied to the
+        GPU in each call, a `DocumentOffsets` only once.
+    out
+        Where the counts go, whatever was there before, instead of a new array: int64 of the result's shape,
+        C-contiguous, a NumPy array for a NumPy array, else a device array beside ``data`` that begins at a multiple of
+        16 bytes. It is returned.
+    device
+        ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are counted where they lie.
+    stream
+        The stream to launch on. The default is the one that ``data`` was exported with, else the default stream. For a
+        device array the function returns before the counts are there.
 
+    Notes
+    -----
     Returns a NumPy array for a NumPy array and a Numba device array for a device array. Raises DTypeError,
     ShapeError, OptionError, OutputError or DeviceUnavailableError before anything is launched.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tilewright.kernels import histogram
+    >>> histogram(np.frombuffer(b"abracadabra", np.uint8), by="letter", device="cpu")[:4]
+    array([5, 2, 1, 1])
     """
     kind = kind_named(by)
     check_stream(stream)

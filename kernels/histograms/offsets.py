@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.arguments import host_array
+from tilewright.kernels.choices import DeviceArray
 from tilewright.kernels.errors import DTypeError, ShapeError
 from tilewright.kernels.gpu.device_array import as_device_array, is_device_array
 from tilewright.kernels.gpu.device_choice import current_device
@@ -65,7 +66,7 @@ class DocumentOffsets:
             return []
         return [int(document) for document in np.flatnonzero(np.diff(self.host) >= nbytes)]
 
-    def on_device(self) -> Any:
+    def on_device(self) -> DeviceArray:
         """A copy on the current GPU, ready for every stream; made by the first call there."""
         from numba import cuda
 

@@ -131,7 +131,7 @@ def _count_together(
 def _places(documents: DocumentOffsets, first: int, last: int, queue: Any) -> Any:
     """The offsets of the documents from ``first`` up to ``last`` on the current GPU, for what is enqueued."""
     if documents.stays:
-        held = documents.on_device()
+        held: Any = documents.on_device()
         return held if last - first == documents.documents else held[first : last + 1]
     return upload(documents.host[first : last + 1], queue)
 

@@ -22,6 +22,7 @@ from tilewright.kernels.arguments import check_choice, check_flag, shown
 from tilewright.kernels.choices import FORMS, FormName
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms.tokens import KINDS, Kind
+from tilewright.kernels.words import did_you_mean
 
 UNITS = ("word", "character", "byte")
 """What n-grams consist of."""
@@ -134,7 +135,7 @@ def _kind_named(by: str, casefold: bool, normalise: FormName | None) -> Kind | T
         return KINDS[known]
     raise OptionError(
         f"by={shown(by)} is no kind of histogram; it may be {', '.join(map(repr, (*KINDS, *_OPEN)))}, or 'ngram:N' of"
-        " words, 'ngram:N:character' or 'ngram:N:byte'"
+        f" words, 'ngram:N:character' or 'ngram:N:byte'{did_you_mean(by, (*KINDS, *_OPEN))}"
     )
 
 

@@ -97,9 +97,9 @@ class Verification:
     counted in ``unchecked``.
 
     In floats a row of C may deviate, over the columns of a group, by ``tolerance`` times the scale of its sum there.
-    The scale is about sqrt(sum over l and j of |a_il b_lj|²): for factors of random signs the norm of C's own elements
-    there. It is larger where factors are all alike, where numbers underflow, and where k is short and a float64 C wide.
-    With which chance larger errors escape says ``chance_to_escape``; each term, and the proofs, are in
+    The scale is about sqrt(sum over l and j of abs(a_il b_lj)²): for factors of random signs the norm of C's own
+    elements there. It is larger where factors are all alike, where numbers underflow, and where k is short and a
+    float64 C wide. With which chance larger errors escape says ``chance_to_escape``; each term, and the proofs, are in
     docs/verification.md.
 
     Integers are compared modulo 2 to the power of ``modulus_bits``. A single wrong element in a row never escapes, and
@@ -157,7 +157,7 @@ class Verification:
         sizes = STATED_SIZES if self.modulus_bits is None else (0,)
         return {size: self.chance_to_escape(size) for size in sizes}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "escape_probability": self.escape_probability}
 
     def __str__(self) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter, signature
 from io import StringIO
@@ -17,6 +16,7 @@ from distributed import Client, LocalCluster, Nanny, Worker
 from distributed.core import Server
 
 from tilewright.kernels.arguments import as_count, shown
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.cluster.local import quiet, root_of
 from tilewright.pipeline.errors import ClusterError
 
@@ -134,9 +134,9 @@ def _check_keywords(called: str, name: str, make: Callable[..., Any], keywords: 
     taken = {name for of in parameters for name in of}
     unknown = sorted(key for key in keywords if key not in taken)
     if unknown:
-        near = get_close_matches(unknown[0], taken, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ClusterError(f"{called}: {name} takes no {unknown[0]!r}{hint}")
+        raise ClusterError(
+            f"{called}: {name} takes no {unknown[0]!r}{did_you_mean(unknown[0], sorted(taken))}"
+        )
 
 
 def _close(name: str, close: Callable[[], Any]) -> None:

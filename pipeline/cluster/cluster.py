@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -28,6 +27,7 @@ from distributed.worker_memory import parse_memory_limit
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.cluster import hush, lifeline
 from tilewright.pipeline.cluster.classes import start_of_class
 from tilewright.pipeline.cluster.local import (
@@ -103,7 +103,8 @@ CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
 def _no_profile(name: str, profiles: dict[str, Profile], own: Path | None) -> ClusterError:
     where = f"the built-in ones and those of {own}" if own is not None else "the built-in ones"
     return ClusterError(
-        f"there is no profile {name!r}; the profiles are {', '.join(sorted(profiles))}, {where}: choose one, or define"
+        f"there is no profile {name!r}{did_you_mean(name, profiles)}; the profiles are"
+        f" {', '.join(sorted(profiles))}, {where}: choose one, or define"
         f" it in {own if own is not None else 'cluster.yaml'} (a scheduler's address starts with tcp://, ucx:// or"
         " tls://)"
     )
@@ -146,6 +147,17 @@ def open_cluster(
         forked from one that had used Dask.
     DeviceUnavailableError
         A ``cuda`` profile on a machine without a usable GPU.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> a = np.eye(3)
+    >>> with tw.open_cluster("local") as client:
+    ...     first = tw.matmul(a, a, cluster=client)
+    ...     second = tw.matmul(first, a, cluster=client)
+    >>> bool((second == a).all())
+    True
     """
     _check_not_forked()
     if isinstance(cluster, Client):
@@ -528,9 +540,7 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
 def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
     unknown = sorted(str(key) for key in options if key not in known)
     if unknown:
-        near = get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ClusterError(f"{whose} has no option {unknown[0]!r}{hint}")
+        raise ClusterError(f"{whose} has no option {unknown[0]!r}{did_you_mean(unknown[0], sorted(known))}")
 
 
 def _started_by_a_script() -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from distributed.security import Security
 
 from tilewright.kernels.arguments import shown
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import ClusterError
 
 ROLES = ("client", "scheduler", "worker")
@@ -54,9 +54,7 @@ def security_of(called: str, given: Any, *, started: bool) -> Security:
         )
     for name in given:
         if name not in Security.__slots__:
-            near = get_close_matches(str(name), Security.__slots__, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ClusterError(f"{key} has no option {name!r}{hint}")
+            raise ClusterError(f"{key} has no option {name!r}{did_you_mean(str(name), Security.__slots__)}")
     check_files(key, given)
     told = _told(given)
     try:

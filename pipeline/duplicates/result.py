@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.duplicates.bands import chance
 from tilewright.pipeline.duplicates.clusters import groups_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_LINES = 20
 """Clusters that are printed."""
@@ -42,7 +45,7 @@ class Duplicates:
     """float64[pairs]: the Jaccard index of each pair's sets of shingles, the threshold or more."""
     candidates: int
     """Pairs that were compared."""
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     """What was asked for, and ``bands`` and ``rows``."""
     nbytes: int
     """Length of the whole corpus, of compressed documents decompressed."""
@@ -73,17 +76,17 @@ class Duplicates:
         """The names of all others."""
         return tuple(self.documents[place] for place in np.flatnonzero(~self.keep).tolist())
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.DataFrame:
         """A DataFrame of all documents under their names: ``id``, where there are any, ``cluster`` and ``exact``, by
         names too, and ``keep``. ModuleNotFoundError where pandas is not installed."""
-        import pandas as pd  # type: ignore[import-untyped]
+        import pandas as pd
 
         names = np.array(self.documents, dtype=object)
         columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
         columns |= {"cluster": names[self.cluster], "exact": names[self.exact], "keep": self.keep}
         return pd.DataFrame(columns, index=pd.Index(names, name="document"))
 
-    def pairs_to_pandas(self) -> Any:
+    def pairs_to_pandas(self) -> pd.DataFrame:
         """A DataFrame of the pairs: ``left`` and ``right``, by names, and ``jaccard``. ModuleNotFoundError where pandas
         is not installed."""
         import pandas as pd
@@ -92,7 +95,7 @@ class Duplicates:
         left, right = names[self.pairs[:, 0]], names[self.pairs[:, 1]]
         return pd.DataFrame({"left": left, "right": right, "jaccard": self.jaccard})
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Every field that does not grow with the corpus, as JSON types, and ``bad``."""
         return {
             "options": dict(self.options),
@@ -102,7 +105,7 @@ class Duplicates:
             "bad": [list(each) for each in self.bad],
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Every field as JSON types."""
         found: dict[str, Any] = json.loads("".join(self.json_pieces()))
         return found
@@ -132,7 +135,7 @@ class Duplicates:
         yield "}"
 
     def __str__(self) -> str:
-        options = self.options
+        options: Mapping[str, Any] = self.options
         rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
         same = int((self.exact != np.arange(len(self.exact))).sum())
         out = int((~self.keep).sum())

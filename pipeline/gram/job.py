@@ -17,7 +17,7 @@ from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
-from tilewright.pipeline.errors import DamagedError, StoreError
+from tilewright.pipeline.errors import DamagedError, OptionError, StoreError
 from tilewright.pipeline.events import Notice, on_waiting
 from tilewright.pipeline.gram.append import (
     appending,
@@ -82,6 +82,7 @@ def gram(request: GramRequest) -> MatmulRun:
         check_output(out, open_factors(plain), overwrite=True)
         c = held_at(out)
         widening = None if c is None else _widening(request, matrices, c)
+        _check_keeps_layout(request, widening)
         if widening is None and (c is not None or not_additive(request, matrices) is None):
             return _added(request, matrices, form, plain, c)
         if widening is not None:
@@ -149,6 +150,7 @@ def plan_only(request: GramRequest) -> MatmulPlan:
         check_can_append(request)
         c = held_at(request.out)
         widening = None if c is None else _widening(request, matrices, c)
+        _check_keeps_layout(request, widening)
         if _is_whole(request, matrices, c):
             return _nothing_to_add(request, matrices, plain)
         if widening is None and (c is not None or not_additive(request, matrices) is None):
@@ -192,6 +194,15 @@ def _widening(request: GramRequest, matrices: Matrices, c: zarr.Array[Any]) -> W
     path = None if request.out is None else local_path(request.out)
     assert path is not None, "what may be appended to is at a local path"
     return widening_of(request, matrices, c, path)
+
+
+def _check_keeps_layout(request: GramRequest, widening: Widening | None) -> None:
+    """Raise OptionError where a C that becomes wider, whose stored chunks stay, is to be stored otherwise."""
+    if widening is not None and request.storage:
+        raise OptionError(
+            f"{', '.join(request.storage.facts())} given with append=True, and the chunks of the C that becomes wider"
+            " stay as they are stored; leave these away (--chunks, --shards, --codec), or compute C anew (overwrite)"
+        )
 
 
 def _of_wider(request: GramRequest, matrices: Matrices, form: Form, widening: Widening) -> tuple[Form, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import check_choice, check_flag, host_array, shown
-from tilewright.kernels.choices import DeviceName, PrecisionName
+from tilewright.kernels.choices import DIVISORS, DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
@@ -32,6 +32,7 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 
 Side: TypeAlias = Literal["columns", "rows"]
@@ -40,12 +41,19 @@ SIDES: tuple[Side, ...] = get_args(Side)
 CENTERS = (*SIDES, "both")
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
-DIVISORS = ("n", "n-1", "pairs")
 Constant: TypeAlias = Literal["error", "zero"]
 CONSTANTS: tuple[Constant, ...] = get_args(Constant)
 
 Values: TypeAlias = "Source | np.ndarray | Sequence[float]"
 """One number a column, or a row, as a user may give them: in memory, or a stored vector."""
+Centering: TypeAlias = "bool | Values | Mapping[Side, Values]"
+"""What is subtracted from a matrix, or what it is multiplied by: of the variables, of a side, or given numbers."""
+Window: TypeAlias = "int | tuple[int, int] | None"
+"""How far a band reaches to both sides of the diagonal, or before and behind it."""
+Axes: TypeAlias = "str | int | Sequence[str | int] | None"
+"""The axes that are summed over, by the names of their dimensions or by number."""
+GivenMissing: TypeAlias = "float | Source | np.ndarray | Mapping[Literal['X', 'Y'], Any] | None"
+"""A number that stands for missing ones, ``nan``, or masks."""
 Missing: TypeAlias = "int | float | Literal['nan'] | None"
 """The number that stands for a missing element."""
 
@@ -69,6 +77,7 @@ class GramRequest:
     append: Any = False
     counts: Source | None = None
     """Where the numbers of pairs go."""
+    storage: Storage = AS_IT_COMES
     sum_over: Any = None
     constant: Constant = "error"
     """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
@@ -117,6 +126,7 @@ class GramRequest:
             "transpose_b": self.of == "rows",
             "window": self.window,
             "counts": self.counts,
+            "storage": self.storage,
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,

@@ -22,7 +22,7 @@ from tilewright.pipeline.product.output import MARK_NAME
 from tilewright.pipeline.provenance import PROVENANCE, coordinates_of
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import made_of
-from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.transfer.files import with_remedy
 
 KINDS = {"topk": "tilewright_neighbours", "pairs": "tilewright_pairs"}

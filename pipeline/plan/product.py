@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -329,7 +328,7 @@ class MatmulPlan:
             " stored"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self) | {
             "c_dtype_reason": self.c_dtype_reason,
             "c_unit": list(self.c_unit),
@@ -727,8 +726,8 @@ def _no_tile_fits(
         f"no tile fits into {format_nbytes(limits.device_nbytes)} of {'host' if limits.on_host else 'device'}"
         f" memory: the smallest, {rows} × {columns} ({consists}) with panels"
         f" of depth {memory.depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
-        f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or let C be an open"
-        f" zarr.Array of smaller chunks (from Python){which}"
+        f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or store C in"
+        f" smaller chunks (--chunks, and --shards where it has shards){which}"
     )
 
 

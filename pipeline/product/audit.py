@@ -88,7 +88,7 @@ class Audit:
         """Whether C is as it was written, or is A times B; after a repair, whether it is now."""
         return (not self.bad or self.repaired is not None) and self.conclusive and not self.metadata
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "passed": self.passed}
 
     def __str__(self) -> str:

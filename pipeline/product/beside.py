@@ -81,11 +81,12 @@ def check_counts(
         if band is not None:
             check_given_band(counts, band)
         if isinstance(out, zarr.Array):
-            _check_unit(counts, write_unit(out))
+            check_unit(counts, write_unit(out))
     check_shared_output(counts)
 
 
-def _check_unit(counts: zarr.Array[Any], unit: tuple[int, ...]) -> None:
+def check_unit(counts: zarr.Array[Any], unit: tuple[int, ...]) -> None:
+    """Raise OutputError unless open numbers of pairs are stored in pieces of C's sides."""
     if write_unit(counts) != tuple(unit):
         ours, its = (" × ".join(map(str, sides)) for sides in (write_unit(counts), unit))
         raise OutputError(
@@ -122,7 +123,7 @@ def created_with_counts(
     try:
         with named_counts():
             if isinstance(counts, zarr.Array):
-                _check_unit(counts, unit)
+                check_unit(counts, unit)
             shape = tuple(output.whole.shape)
             beside = create_output(counts, shape, COUNT_DTYPE, unit, overwrite=overwrite, **options)
     except BaseException:

@@ -302,7 +302,7 @@ class MatmulRun:
             **{name: getattr(self, name) + getattr(other, name) for name in summed},
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self) | {
             "plan": self.plan.to_json(),
             "verification": self.verification.to_json() if self.verification is not None else None,

@@ -27,6 +27,7 @@ from tilewright.pipeline.store.arrays import (
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
 from tilewright.pipeline.store.journal import ObjectJournal
 from tilewright.pipeline.store.locks import LEASE_NAME, Lease, lock_folder, take_lease, unlock_folder
+from tilewright.pipeline.store.new.storage import quietly
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
 from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.store.remote.opening import openable
@@ -103,7 +104,7 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
                 _check_replaceable(objects, url, overwrite)
                 objects.put(UNFINISHED_NAME, UNFINISHED)
             objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
-            array = create(openable(url), overwrite=False)
+            array = quietly(lambda: create(openable(url), overwrite=False))
         except StoreError:
             raise
         except Exception as error:

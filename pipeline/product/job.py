@@ -309,6 +309,8 @@ def fingerprint_of(factors: Factors, before: list[str] | None = None) -> Fingerp
         request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
     if factors.counts is not None:
         request["counts"] = True
+    if factors.storage:
+        request["storage"] = factors.storage.facts()
     if factors.before is None:
         return fingerprint(factors.a, factors.b, request)
     # No tile goes on that something else was added to.
@@ -733,6 +735,7 @@ def _open_output(
             else:
                 output.release()
     options: dict[str, Any] = {
+        "storage": factors.storage,
         "compressed": store.is_compressed(factors.a),
         "dimension_names": product_names(factors.a, factors.b, *factors.transposed),
         "attributes": flattened_sides(factors.a, factors.b, *factors.transposed),

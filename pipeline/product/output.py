@@ -49,14 +49,6 @@ from tilewright.pipeline.store.chunks import (
     METADATA_NAMES,
     new_drafts_name,
 )
-from tilewright.pipeline.store.groups import (
-    absolute,
-    ended,
-    format_around,
-    in_format,
-    make_groups,
-    metadata_in,
-)
 from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.locks import (
     is_locked_by,
@@ -65,6 +57,15 @@ from tilewright.pipeline.store.locks import (
     stands_at,
     unlock_folder,
 )
+from tilewright.pipeline.store.new.groups import (
+    absolute,
+    ended,
+    format_around,
+    in_format,
+    make_groups,
+    metadata_in,
+)
+from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage, quietly
 from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.remote.opening import openable
 from tilewright.pipeline.store.remote.trouble import told_of
@@ -572,12 +573,14 @@ def create_output(
     *,
     compressed: bool,
     overwrite: bool,
+    storage: Storage = AS_IT_COMES,
     dimension_names: Names | None = None,
     attributes: dict[str, Any] | None = None,
 ) -> Output:
     """Create the array that a product is written to, or check the open one that was given.
 
     ``compressed`` asks for Zarr's default compressor; otherwise chunks are stored plain, ready for direct reads.
+    ``storage`` says otherwise, and which parts ``chunks``, the pieces that are written as one, consist of.
     ``dimension_names`` and ``attributes`` are for a new array.
 
     Raises
@@ -598,13 +601,13 @@ def create_output(
             return Output(gathered.empty, None, gathered=gathered)
         return _in_place(given_in_place(target))
     path = local_path(target)
+    zarr_format = None if path is None else format_around(path)
     create: Callable[..., zarr.Array[Any]] = partial(
         zarr.create_array,
         shape=shape,
         dtype=dtype,
-        chunks=chunks,
-        compressors="auto" if compressed else None,
-        **in_format(None if path is None else format_around(path), dimension_names, attributes),
+        **storage.options(chunks, dtype.itemsize, zarr_format, compressed=compressed),
+        **in_format(zarr_format, dimension_names, attributes),
     )
     if path is None:
         return _in_place(create_at_url(os.fspath(target), create, overwrite))
@@ -615,7 +618,7 @@ def create_output(
             check_place_free(path, overwrite=overwrite)  # another run may have finished it since we looked
             _empty(growing)
             (growing / MARK_NAME).touch()
-            array = ended(lambda: create(growing.absolute()))
+            array = ended(lambda: quietly(lambda: create(growing.absolute())))
             drafts = _begin_drafts(growing)
             return Output(anchored(array, str(growing)), path, overwrite, lock, drafts=drafts)
         except BaseException as error:

@@ -33,8 +33,8 @@ from tilewright.pipeline.store.arrays import (
     name_of,
 )
 from tilewright.pipeline.store.chunks import METADATA_NAMES
-from tilewright.pipeline.store.groups import make_groups, metadata_in
 from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
+from tilewright.pipeline.store.new.groups import make_groups, metadata_in
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.store.region import StoredArray

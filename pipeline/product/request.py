@@ -29,7 +29,7 @@ from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.check.vectors import vector_count
 from tilewright.pipeline.cluster.cluster import Cluster
-from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
+from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
@@ -48,7 +48,7 @@ from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tile
 from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.banded import check_given_band, checked_band
-from tilewright.pipeline.product.beside import check_counts, named_counts
+from tilewright.pipeline.product.beside import check_counts, check_unit, named_counts
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_pairwise,
@@ -68,6 +68,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Found, Given, Source
+from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
@@ -128,6 +129,8 @@ class Request:
     """What the record of C says besides of what was asked for, for `json`; part of its fingerprint."""
     counts: Source | None = None
     """Where the numbers of pairs of C's elements are stored, of a ``pairwise`` product; None: nowhere."""
+    storage: Storage = AS_IT_COMES
+    """How C is stored, and ``counts`` too."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -143,6 +146,16 @@ class Request:
         check_choice("device", self.device, DEVICES)
         check_choice("durability", self.durability, DURABILITIES)
         check_callable("listener", self.listener)
+        if self.storage and (self.out is None or isinstance(self.out, zarr.Array)):
+            why = (
+                "C is returned, and not stored"
+                if self.out is None
+                else "C is an open array, which has its own"
+            )
+            raise OptionError(
+                f"{', '.join(self.storage.facts())} given, and {why}: leave what says how C is stored away, or give the"
+                " path or URL of a new C (out)"
+            )
         return replace(
             self,
             resume=check_flag("resume", self.resume),
@@ -180,6 +193,8 @@ class Factors:
     recorded: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """As in `Request`."""
     counts: Source | None = None
+    """As in `Request`."""
+    storage: Storage = AS_IT_COMES
     """As in `Request`."""
 
     @property
@@ -281,6 +296,7 @@ def open_factors(request: Request) -> Factors:
         band,
         request.recorded,
         request.counts,
+        request.storage,
     )
 
 
@@ -289,6 +305,7 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     if not may_be_accepted(out, overwrite=overwrite):
         check_output_free(out, overwrite=overwrite)
     _check_distinct(out, _inputs(factors), "C")
+    factors.storage.check(out, factors.dtype)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
     if isinstance(out, zarr.Array):
@@ -304,6 +321,8 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
             check_counts(
                 factors.counts, out, factors.shape, factors.band, overwrite=overwrite, accepted=accepted
             )
+            if isinstance(factors.counts, zarr.Array) and factors.storage.unit is not None:
+                check_unit(factors.counts, factors.storage.unit)
 
 
 def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
@@ -397,6 +416,8 @@ def plan_for(
         check_given_output(out, (a.rows, b.columns), c_dtype)
         unit = store.write_unit(out)
         c_unit = (unit[0], unit[1])
+    elif factors.storage.unit is not None:
+        c_unit = factors.storage.unit
     elif isinstance(factors.counts, zarr.Array):  # whose pieces C's are to be like
         unit = store.write_unit(factors.counts)
         c_unit = (unit[0], unit[1])
@@ -407,6 +428,10 @@ def plan_for(
         if factors.band is not None:
             c_unit = band_chunks(c_unit, factors.band)
     given = out if isinstance(out, zarr.Array) else None
+    if given is None and factors.storage:
+        given = factors.storage.model(
+            out, factors.shape, c_dtype, unit=c_unit, compressed=store.is_compressed(left)
+        )
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(
         limits,

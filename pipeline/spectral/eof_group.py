@@ -17,7 +17,7 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output import MARK_NAME
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.store.arrays import Source
-from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.transfer.files import with_remedy
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import Matrices, axis_of
 from tilewright.pipeline.gram.statistics import Wanted, find_statistics
 from tilewright.pipeline.gram.transforms import check_lines, made_transformed
+from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
 from tilewright.pipeline.product.output import partial_path
@@ -61,7 +62,7 @@ from tilewright.pipeline.spectral.options import (
     variable_weights,
 )
 from tilewright.pipeline.spectral.passes import Passes, are_kept, digest_of
-from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun
+from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked
@@ -282,6 +283,23 @@ def plan_only(request: EofRequest) -> EofPlan:
         task.dtype.name,
         plans,
     )
+
+
+def eofs_in_memory(request: EofRequest) -> Eofs:
+    """The leading EOFs of a matrix as arrays. Raises as `eofs`, and OutputError as ``in_memory.array_of``."""
+    request = request.checked()
+    task = Task.of(request)
+    count, item = request.search.k, task.dtype.itemsize
+    nbytes = (task.matrices.length + task.variables) * count * item
+    what = f"the result, {counted(count, 'EOF')} of {task.variables} variables with {task.matrices.length} scores each,"
+    with stored_for_a_moment(nbytes, what) as path:
+        run = eofs(replace(request, out=path))
+        named = {
+            one.name: read_whole(path / one.name)
+            for one in fields(Eofs)
+            if one.name != "run" and (path / one.name).exists()
+        }
+    return Eofs(**named, run=replace(run, out=""))
 
 
 def eofs(request: EofRequest) -> EofRun:

@@ -22,7 +22,7 @@ from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.spectral.options import Search, without_effect
 from tilewright.pipeline.spectral.passes import Passes, is_same_block
 from tilewright.pipeline.store.arrays import Given, open_array, read_unit
-from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.transfer.files import with_remedy

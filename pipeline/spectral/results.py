@@ -39,7 +39,7 @@ class Eigenpairs:
         """Of G."""
         return len(self.vectors)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Without the vectors, which are as long as G."""
         return {
             "values": self.values.tolist(),
@@ -88,7 +88,7 @@ class EofRun:
     resumed: int = 0
     """Of the passes, those that an earlier run had made."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         found = asdict(self)
         for name in ("values", "ratios", "residuals"):
             found[name] = found[name].tolist()
@@ -118,6 +118,36 @@ class EofRun:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, eq=False)
+class Eofs:
+    """EOFs that were computed and are returned, as arrays that are named as those of the group that a run stores."""
+
+    components: np.ndarray
+    """k × variables, each EOF of length 1 with its largest component positive."""
+    scores: np.ndarray
+    """samples × k."""
+    eigenvalues: np.ndarray
+    """Of the covariance matrix, descending: the variance that each EOF explains."""
+    explained_variance_ratio: np.ndarray
+    """The same as shares of the total variance."""
+    singular_values: np.ndarray
+    residuals: np.ndarray
+    """‖C v - λ v‖ of each, C being the covariance matrix."""
+    run: EofRun
+    """How they were found; its ``out`` is empty."""
+    mean: np.ndarray | None = None
+    """Of each variable, where means were subtracted."""
+    factor: np.ndarray | None = None
+    """What each variable was multiplied by after that, where variables were scaled or weighted."""
+
+    def to_json(self) -> dict[str, object]:
+        """The run's, without arrays that are as long as X."""
+        return self.run.to_json()
+
+    def __str__(self) -> str:
+        return str(self.run)
+
+
 @dataclass(frozen=True)
 class EofPlan:
     """How EOFs would be found."""
@@ -139,7 +169,7 @@ class EofPlan:
     products: dict[str, MatmulPlan]
     """Of X, by what it is multiplied by; those of a step of the iteration are made again and again."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "products"}
         return own | {"products": {name: plan.to_json() for name, plan in self.products.items()}}
 

@@ -63,6 +63,7 @@ def panel_content(role: str, corners: Corners, parts: Sequence[tuple[Corners, in
 def chunks_text(array: StoredArray, corners: Corners) -> str:
     """The chunks of an array that a rectangle touches, or its shards, for a message.
 
+    >>> import zarr
     >>> chunks_text(zarr.zeros((4, 4), chunks=(2, 2)), (0, 1, 0, 4))
     'chunks (0, 0) to (0, 1)'
     """

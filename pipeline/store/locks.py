@@ -19,8 +19,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ BEAT_SECONDS = 10.0
 """An object is written so often while a run goes on."""
 PATIENCE_BEATS = 2.5
 """How many beats a run waits for, of which one may be late."""
+
+TURN_SECONDS, TURN_STEP = 10.0, 0.01
+"""How long a process waits for its turn to change a small file, which takes others milliseconds; and how often it
+looks."""
 
 _held: set[str] = set()
 """The leases of this process."""
@@ -101,6 +105,33 @@ def unlock_folder(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def in_turn(
+    folder: Path, seconds: float = TURN_SECONDS, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[None]:
+    """Processes of this host that change a small file of a folder do so one after the other, each in such a block.
+
+    Where the file system has no locks on folders, as NFS, nobody is kept out. Raises TimeoutError where another does
+    not end within so many seconds, OSError where the folder cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(max(1, round(seconds / TURN_STEP))):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                sleep(TURN_STEP)
+            except OSError:  # no locks here
+                break
+        else:
+            raise TimeoutError(f"another process has kept {folder} locked for {seconds:g} s")
+        yield
+    finally:
+        with suppress(OSError):
+            unlock_folder(descriptor)
 
 
 def is_locked_by(descriptor: int, path: Path) -> bool:

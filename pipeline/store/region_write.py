@@ -32,6 +32,7 @@ from tilewright.pipeline.store.chunks import (
     chunk_encoder_nbytes,
     draft_of,
     encode,
+    encoding_of,
     layout_of,
 )
 from tilewright.pipeline.store.objects import NotingStore, object_path, objects_of
@@ -314,8 +315,8 @@ def encoders_nbytes(output: zarr.Array[Any] | None, piece_nbytes: int, threads: 
     if output is None:
         return threads * (encoder_nbytes(DEFAULT_LEVEL, piece_nbytes) + SCRAP_NBYTES)
     each = chunk_encoder_nbytes(output)
-    layout = layout_of(output, name_of(output))
-    codecs = layout.codecs if layout is not None else ()
+    encoding = encoding_of(output, name_of(output), Path())
+    codecs = encoding.codecs if encoding is not None else ()
     # A piece is in memory a third time where it is joined from its encoded chunks, or encoded twice, or by a codec that
     # copies its output.
     thrice = output.shards is not None or len(codecs) > 1 or any(c.codec_id in GROWING_CODECS for c in codecs)

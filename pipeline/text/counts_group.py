@@ -18,7 +18,7 @@ from zarr.errors import BaseZarrError
 from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, joined
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output_group import group_at_url, output_group
-from tilewright.pipeline.store.groups import ended
+from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.store.remote.opening import openable
 from tilewright.pipeline.text.formats.listing import GROUP_KIND
 from tilewright.pipeline.text.sparse_counts import SparseCounts

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from tilewright.kernels.histograms.token_lists import Tokens, most_frequent
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.text.sparse_counts import SparseCounts
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
 
 FEW_BINS = 256
 HTML_ROWS = 20
@@ -42,8 +46,8 @@ class Histogram(Protocol):
     def label(self, place: int) -> str: ...
 
 
-def to_pandas(histogram: Histogram) -> Any:
-    import pandas as pd  # type: ignore[import-untyped]
+def to_pandas(histogram: Histogram) -> pd.Series | pd.DataFrame:
+    import pandas as pd
 
     counts = histogram.counts
     if isinstance(counts, SparseCounts):
@@ -62,7 +66,7 @@ def to_pandas(histogram: Histogram) -> Any:
     return pd.Series(counts[shown], pd.Index(labels, name=histogram.by), name="count")
 
 
-def to_xarray(histogram: Histogram) -> Any:
+def to_xarray(histogram: Histogram) -> xr.DataArray | xr.Dataset:
     import xarray as xr
 
     counts = histogram.counts

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed.system import MEMORY_LIMIT
@@ -20,6 +20,10 @@ from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.text.read_counts import read_counts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import Found, RowTotal, TokenTotal
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
 
 FEW_BINS = 256
 """Up to this many bins, all are listed, with their labels; of more, only those that occur."""
@@ -55,7 +59,7 @@ class Histogram:
     """From the first piece handed out to the last one counted; of a sum, those of its parts together."""
     tokens: Tokens | None = None
     """What was found by a kind whose bins are not known beforehand, a bin each, in the order of their bytes."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     """By words: ``casefold`` and ``normalise``, as they were asked for, and ``unicode``, the version that says what is
     a word."""
 
@@ -106,7 +110,7 @@ class Histogram:
         totals = self.totals
         return [(self.label(place), int(totals[place])) for place in most_frequent(totals, k).tolist()]
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.Series | pd.DataFrame:
         """The counts as pandas has them, each bin under its label.
 
         A Series of all bins, or of more than 256 of those that occur. Per document a DataFrame of documents and bins,
@@ -117,7 +121,7 @@ class Histogram:
 
         return to_pandas(self)
 
-    def to_xarray(self) -> Any:
+    def to_xarray(self) -> xr.DataArray | xr.Dataset:
         """The counts as a DataArray of xarray with coordinates ``bin`` and ``document``; sparse rows as a Dataset, as
         ``--out F.zarr`` stores them. ModuleNotFoundError where xarray is not installed."""
         from tilewright.pipeline.text.frames import to_xarray
@@ -169,7 +173,7 @@ class Histogram:
         # What ``sum`` begins with.
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Every field as JSON types; ``labels`` is null for kinds of more than 256 bins.
 
         A bin's place in ``counts`` is its byte, letter, pair or code point, or the place in ``tokens`` of its word,
@@ -204,7 +208,7 @@ class Histogram:
                 yield f", {text}" if start else text
         yield "]}"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
         listed = {
             "documents": list(self.documents),
@@ -212,7 +216,7 @@ class Histogram:
         }
         return {name: listed.get(name, fact) for name, fact in self.short_facts().items()}
 
-    def short_facts(self) -> dict[str, Any]:
+    def short_facts(self) -> dict[str, object]:
         """The same with null for what is said of each document, which may be millions."""
         return {
             "by": self.by,

@@ -54,9 +54,12 @@ def warm(first: Callable[[], object], folder: Path) -> list[str]:
 def ensure_fork_server(orders: Path, modules: Sequence[str]) -> bool:
     """Have a fork server run, whose processes heed the orders as workers. Dask's nannies start theirs by it (`fork`),
     also those in forked processes. Returns whether one was started: a server ends with an error where whoever asks it
-    for a process is killed before its request is whole."""
+    for a process is killed before its request is whole, and takes a moment to do so."""
     server = forkserver._forkserver  # type: ignore[attr-defined]
     before, found = server._forkserver_pid, os.environ.get("PYTHONPATH")
+    if before is not None and not _serves():
+        send(before, signal.SIGKILL)
+        wait_until_gone([before])
     os.environ[changes.ORDERS_VARIABLE] = str(orders)
     # It looks for what it is to import first without this process's paths, and leaves out what it does not find.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([found] if found else [])])
@@ -70,6 +73,24 @@ def ensure_fork_server(orders: Path, modules: Sequence[str]) -> bool:
     # It looks whether its server, of which only this process is the parent, still runs.
     server.ensure_running = lambda: None
     return bool(server._forkserver_pid != before)
+
+
+def _serves() -> bool:
+    """Whether the fork server starts a process."""
+    main = sys.modules["__main__"]
+    spec, file = main.__spec__, main.__dict__.pop("__file__", None)  # which it would import anew
+    main.__spec__ = None
+    try:
+        asked = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+        asked.start()
+    except (OSError, EOFError):
+        return False
+    finally:
+        main.__spec__ = spec
+        if file is not None:
+            main.__file__ = file
+    asked.join()
+    return asked.exitcode == 0
 
 
 def fork(

@@ -82,6 +82,18 @@ def test_a_product_is_read_written_and_checked_there(
         tw.repair(a, b, f"{url}/c", device="cpu")
 
 
+def test_a_product_is_stored_there_as_asked_and_goes_on(factors: Factors, url: str, proxy: Proxy) -> None:
+    expected, a, b = factors
+    c, layout = f"{url}/c", {"chunks": 4, "shards": 16, "codec": "gzip:2"}
+    stop_at(1, a, b, c, dtype="i8", **layout, **OPTIONS)  # type: ignore[arg-type]
+    run = tw.matmul(a, b, c, dtype="i8", **layout, **OPTIONS)
+    assert run.resumed == 1
+    np.testing.assert_array_equal(stored(c), expected)
+    found = zarr.open_array(openable(c), mode="r")
+    assert (found.chunks, found.shards) == ((4, 4), (16, 16))
+    assert tw.audit(c).passed
+
+
 def test_a_stopped_product_goes_on_and_is_no_input_before(factors: Factors, url: str, proxy: Proxy) -> None:
     expected, a, b = factors
     c = f"{url}/c"

@@ -34,6 +34,7 @@ from tilewright.pipeline.spectral import options as spectral_options
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.workflows import cli, console, histogram, plots, progress
+from tilewright.workflows.commands import options
 
 Run = Callable[..., Result]
 
@@ -886,7 +887,7 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS
     of_gram = (gram_options.SIDES, gram_options.MISSING_AS, gram_options.CONSTANTS)
-    assert of_gram == (cli.SIDES, cli.MISSING_AS, cli.CONSTANTS)
+    assert of_gram == (console.SIDES, options.MISSING_AS, options.CONSTANTS)
 
 
 # What the process was started with ----------------------------------------------------------------------

@@ -369,3 +369,31 @@ def test_weights_of_an_axis_are_those_of_its_places(client: Client, tmp_path: Pa
     ):
         with pytest.raises((tw.OptionError, tw.ShapeError), match=message):
             tw.eofs(tmp_path / "x.zarr", tmp_path / "c.zarr", weights=weights, **options)
+
+
+@pytest.mark.parametrize("given", ["array", "stored"])
+def test_without_a_path_eofs_are_returned(
+    given: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = field(rng, 40, 30, "f4")
+    source: Any = x if given == "array" else put(tmp_path / "x", x)
+    options: dict[str, Any] = {"scale": True, "constant": "zero", "cluster": client, "device": "cpu"}
+    run = tw.eofs(put(tmp_path / "again", x), tmp_path / "e", k=3, **options)
+    found = tw.eofs(source, k=3, **options)
+    stored = check(run, x, 3, scale=True)
+    for name in set(stored) - {"mode", "explained_variance"}:
+        np.testing.assert_array_equal(getattr(found, name), stored[name], err_msg=name)
+    assert (found.run.out, found.run.samples, found.run.variables) == ("", 40, 30)
+    assert found.to_json() == found.run.to_json()
+    assert str(found).startswith("3 EOFs of 40 samples × 30 variables")
+    bare = tw.eofs(x, k=2, center=False, cluster=client, device="cpu")
+    assert bare.mean is None
+    assert bare.factor is None
+
+
+def test_eofs_that_memory_does_not_hold_twice_are_refused(tmp_path: Path, client: Client) -> None:
+    array = zarr.create_array(tmp_path / "x", shape=(10**8, 10**7), chunks=(10**4, 10**4), dtype="f4")
+    with pytest.raises(
+        tw.OutputError, match=r"100 EOFs of 10000000 variables .* held twice while .* give out"
+    ):
+        tw.eofs(array, k=100, cluster=client, device="cpu")

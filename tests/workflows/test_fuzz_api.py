@@ -356,6 +356,14 @@ PLACED = {
 DEVICE = {"device": ("auto", st.sampled_from(["cuda", "cpu"]) | words)}
 PRECISION = {"precision": ("full", st.sampled_from(["split", "tf32", "bf16", "fp16"]) | words)}
 MEMORY = {"device_memory": (None, sizes)}
+STORED = {
+    "chunks": (
+        st.sampled_from([None, 4, "3x2"]),
+        st.sampled_from(["3y2", "0", (0, 1), (1,), 2.5, 10**400]) | junk,
+    ),
+    "shards": (None, st.sampled_from([4, "12x12", (1, 2, 3), "8", -1]) | junk),
+    "codec": (None, st.sampled_from(["zstd:1", "gzip", "none", "zstd:99", "blosc", "lz4:0"]) | junk),
+}
 FACTORS = {"a": (st.sampled_from(LEFT), sources), "b": (st.sampled_from(RIGHT), sources)}
 VALUES = st.sampled_from(
     [
@@ -433,7 +441,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | {"resume": (True, flags | junk), "verify": (True, flags | junk), "overwrite": (False, flags | junk)}
         | {"alpha": (1, scalars), "beta": (0, scalars)}
         | {f"{side}_{what}": (None, vectors) for side in ("row", "column") for what in ("scale", "offset")}
-        | TRANSPOSED | PRECISION | MEMORY | DEVICE | PLACED,
+        | TRANSPOSED | PRECISION | MEMORY | DEVICE | PLACED | STORED,
     ),
     "plan_matmul": (
         lambda a, b, **options: tw.plan_matmul(a, b, **options),
@@ -442,7 +450,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | TRANSPOSED | PRECISION | MEMORY | DEVICE
         | {"cluster": (None, clusters), "cluster_file": (None, cluster_files)},
     ),
-    "gram": (lambda x, out, **options: tw.gram(x, out, **options), GRAM | PRECISION | MEMORY | DEVICE | PLACED),
+    "gram": (
+        lambda x, out, **options: tw.gram(x, out, **options),
+        GRAM | PRECISION | MEMORY | DEVICE | PLACED | STORED,
+    ),
     "eofs": (
         lambda x, out, **options: tw.eofs(x, out, **options),
         {name: GRAM[name] for name in ("x", "out", "of", "missing", "sum_over", "constant", "overwrite")}

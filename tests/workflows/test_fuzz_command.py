@@ -115,6 +115,11 @@ NEIGHBOURS = PLACED | {
     "--no-resume": None,
     "--overwrite": None,
 }
+STORED: dict[str, Any] = {
+    "--chunks": st.sampled_from(["4", "3x2", "0x1", "x", "9999999999999"]) | counts,
+    "--shards": st.sampled_from(["4", "12x12", "7x7"]) | counts,
+    "--codec": st.sampled_from(["zstd:1", "none", "zstd:99", "lz4"]) | names,
+}
 COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "matmul": (
         ("A", "B", "C"),
@@ -128,6 +133,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--no-verify": None,
         }
         | {"--no-resume": None, "--overwrite": None}
+        | STORED
         | {"--alpha": scalars, "--beta": scalars}
         | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
@@ -142,6 +148,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             }
             | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
             | {"--device": devices, "--overwrite": None, "--precision": precisions}
+            | STORED
             | more,
         )
         for name, more in {

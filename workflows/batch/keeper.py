@@ -231,16 +231,14 @@ class Keeper:
         return found
 
     def _start(self, who: str, command: list[str], more: Mapping[str, str]) -> None:
-        options: dict[str, Any] = {
-            "env": profiler_off() | dict(self.environment) | dict(more),
-            "preexec_fn": ending_with_parent(),
-        }
+        environment = profiler_off() | dict(self.environment) | dict(more)
+        command = ending_with_parent(command)
         if who == "command":
-            self._started[who] = subprocess.Popen(command, **options)
+            self._started[who] = subprocess.Popen(command, env=environment)
             return
         with self.folder.dask_log(who).open("ab") as log:
             self._started[who] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
     def _ended(self, who: str) -> str | None:

@@ -29,7 +29,7 @@ def main(path: str, attempt: int) -> int:
 
     signal.signal(signal.SIGTERM, note)
     command = [sys.executable, "-m", NANNIES, path, str(attempt)]
-    with subprocess.Popen(command, preexec_fn=ending_with_parent()) as nannies:
+    with subprocess.Popen(ending_with_parent(command)) as nannies:
         status = nannies.wait()
     if status:
         how = f"by signal {-status}" if status < 0 else f"with exit status {status}"

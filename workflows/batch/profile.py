@@ -6,11 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.arguments import as_count, shown
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import ClusterError
 
 CPUS_A_GPU = 8
@@ -165,11 +165,9 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     given = {str(key): value for key, value in options.items() if key != "kind" and value is not None}
     for key in given:
         if key not in KEYS:
-            near = get_close_matches(key.replace("-", "_"), KEYS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ClusterError(
-                f"{called}: a job of Slurm's has no key {key!r}{hint}; there are {', '.join(KEYS)}; other options of"
-                " sbatch go below extra"
+                f"{called}: a job of Slurm's has no key {key!r}{did_you_mean(key, KEYS)}; there are"
+                f" {', '.join(KEYS)}; other options of sbatch go below extra"
             )
     for key in COUNTS:
         count = as_count(given.get(key, 1))

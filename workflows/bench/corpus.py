@@ -29,7 +29,7 @@ import numpy as np
 import zstandard
 from distributed import Client
 
-from tilewright.kernels.choices import DeviceName
+from tilewright.kernels.choices import DeviceName, KindName
 from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.histograms.host import count_host
 from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
@@ -114,7 +114,7 @@ def run_corpus(
     folder: Path,
     *,
     nbytes: int,
-    kinds: Sequence[str] = ("byte",),
+    kinds: Sequence[KindName] = ("byte",),
     storages: Sequence[str] = STORAGES,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
@@ -212,7 +212,9 @@ def _take(
         raise WrongAnswer(f"{who} is wrong: bin {at} is {counts[at]}, not {expected[at]}")
 
 
-def _ours(client: Client, place: Path, by: str, device: DeviceName) -> tuple[np.ndarray, dict[str, float]]:
+def _ours(
+    client: Client, place: Path, by: KindName, device: DeviceName
+) -> tuple[np.ndarray, dict[str, float]]:
     stages: dict[str, float] = {}
 
     def listener(event: Event) -> None:
@@ -454,7 +456,7 @@ def describe_floors(details: Sequence[dict[str, Any]]) -> str:
 def command(
     nbytes: int,
     file_nbytes: int,
-    kinds: tuple[str, ...],
+    kinds: tuple[KindName, ...],
     storages: tuple[str, ...],
     cluster: str,
     cluster_file: str | None,

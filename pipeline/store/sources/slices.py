@@ -54,8 +54,12 @@ def slice(source: Whole, rows: Span = None, columns: Span = None) -> Slice:
 
     Examples
     --------
+    >>> import numpy as np
     >>> import tilewright as tw
-    >>> tw.matmul(tw.slice("A.zarr", rows=(0, 1000)), "B.zarr", "C.zarr")  # doctest: +SKIP
+    >>> a = np.arange(12.0).reshape(4, 3)
+    >>> tw.matmul(tw.slice(a, rows=(0, 2)), np.ones((3, 1)))
+    array([[ 3.],
+           [12.]])
     """
     if isinstance(source, Slice):
         raise OptionError(

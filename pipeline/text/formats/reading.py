@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.kernels.arguments import check_choice, check_flag, shown
+from tilewright.kernels.choices import PASSAGES, PassageName
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError
-
-PASSAGES = ("line", "paragraph")
-"""What texts can be split into."""
 
 UTF8 = "utf-8"
 
@@ -31,7 +29,7 @@ class Reading:
     """The fields, of JSON lines or columns, whose texts are the documents."""
     id_field: str | None = None
     """The field, or the header of a WARC's records, that identifies a document."""
-    split_on: str | None = None
+    split_on: PassageName | None = None
     """A passage of `PASSAGES` that is a document, or None for whole texts."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -74,7 +72,7 @@ def reading_of(
     encoding: str | None = None,
     field: str | Iterable[str] | None = None,
     id_field: str | None = None,
-    split_on: str | None = None,
+    split_on: PassageName | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
 ) -> Reading:

@@ -712,7 +712,9 @@ def test_a_plan_that_cannot_fit_says_which_chunks_of_c_would(limit: int) -> None
     fitting = fitting_unit(a, a, F4, (30, 20), limits, (False, False))
     if fitting is None:
         assert limit == 16
-        with pytest.raises(PlanError, match=r"smaller chunks \(from Python\)$"):
+        with pytest.raises(
+            PlanError, match=r"smaller chunks \(--chunks, and --shards where it has shards\)$"
+        ):
             plan_tiles(a, a, F4, (30, 20), limits)
         return
     plan_tiles(a, a, F4, fitting, limits)

@@ -12,6 +12,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ from zarr.storage import LocalStore
 from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedError, StoreError
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product.in_place import check_given_output
-from tilewright.pipeline.store import groups
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.locks import is_locked_by
+from tilewright.pipeline.store.locks import in_turn, is_locked_by
+from tilewright.pipeline.store.new import groups
 from tilewright.pipeline.store.region_write import region_writes, write_region
 
 LATE_SECONDS = 0.5
@@ -67,6 +68,36 @@ def test_a_group_has_its_outputs_in_its_own_format_and_its_consolidated_metadata
     assert sorted(names) == ["d", "inner", "inner/c", "inner/old", "new", "new/e"]
     assert names["d"].metadata.zarr_format == zarr_format
     assert (names["new/e"][...] == names["d"][...]).all()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_runs_that_end_at_once_are_all_in_the_consolidated_metadata(zarr_format: Any, tmp_path: Path) -> None:
+    store, names = tmp_path / "store", [f"c{number}" for number in range(8)]
+    zarr.create_group(store, zarr_format=zarr_format)
+    with warnings.catch_warnings(action="ignore"):
+        zarr.consolidate_metadata(store)
+    for name in names:
+        begin(store / name, 1).publish()
+    together = threading.Barrier(len(names))
+
+    def renew(name: str) -> list[str]:
+        together.wait()
+        return groups.renew_consolidated(store / name)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert not any(pool.map(renew, names))
+    with warnings.catch_warnings(action="ignore"):
+        assert sorted(name for name, _ in zarr.open_consolidated(store).members()) == names
+
+
+def test_a_group_that_another_process_keeps_is_told_of(tmp_path: Path) -> None:
+    waited: list[float] = []
+    told = pytest.raises(TimeoutError, match=r"has kept .* locked for 3 s")
+    with in_turn(tmp_path), told, in_turn(tmp_path, 3, waited.append):
+        raise AssertionError("it is not this one's turn")
+    assert sum(waited) == pytest.approx(3)
+    with in_turn(tmp_path, 3, waited.append):
+        assert sum(waited) == pytest.approx(3)
 
 
 def test_consolidated_metadata_that_cannot_be_renewed_are_told_of(tmp_path: Path) -> None:

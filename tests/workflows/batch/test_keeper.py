@@ -19,6 +19,7 @@ from tilewright.pipeline.errors import ClusterError
 from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch import keeper as keeper_module
 from tilewright.workflows.batch.certificates import certificates, environment_of
+from tilewright.workflows.batch.children import ending_with_parent
 from tilewright.workflows.batch.folder import (
     INSIDE_PROFILE,
     INSIDE_TRY,
@@ -348,6 +349,29 @@ def test_nothing_of_a_job_outlives_a_keeper_that_is_killed(folder: JobFolder, tm
         psutil.Process(int(name.read_text())) for name in names if psutil.pid_exists(int(name.read_text()))
     ]
     assert not psutil.wait_procs(started, timeout=20)[1]
+
+
+def test_what_ends_with_its_parent_runs_nothing_of_it_after_the_fork(tmp_path: Path) -> None:
+    """What a forked process collects may be a GPU's, which ends it by a fault."""
+    code = (
+        "import gc, os, subprocess, sys, weakref\n"
+        "from tilewright.workflows.batch.children import ending_with_parent\n"
+        "class Cycle: pass\n"
+        "def note(home=os.getpid()):\n"
+        "    if os.getpid() != home: open(sys.argv[1], 'w').close()\n"
+        "gc.disable(); kept = [Cycle() for _ in range(1000)]\n"
+        "for each in kept: each.me = each; weakref.finalize(each, note)\n"
+        "each = kept = None; gc.set_threshold(1); gc.enable()\n"
+        "sys.exit(subprocess.run(ending_with_parent(['sh', '-c', 'exit 7'])).returncode)\n"
+    )
+    ran = [sys.executable, "-c", code, str(tmp_path / "collected")]
+    assert subprocess.run(ran, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode == 7
+    assert not (tmp_path / "collected").exists()
+
+
+def test_a_command_that_is_not_there_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    assert subprocess.run(ending_with_parent(["no-such-srun"])).returncode == 1
+    assert capfd.readouterr().err == "no-such-srun cannot be started: No such file or directory\n"
 
 
 def test_a_launcher_notes_sigterm_and_its_workers_take_none(folder: JobFolder, tmp_path: Path) -> None:

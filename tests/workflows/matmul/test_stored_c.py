@@ -298,5 +298,8 @@ def test_chunks_of_c_are_smaller_where_memory_holds_no_others(
     assert stored.chunks == run.plan.c_unit == plan.c_unit
     assert_product(stored[...], a, b)
     given = zarr.create_array(tmp_path / "given", shape=(700, 500), chunks=(700, 500), dtype=dtype)
-    with pytest.raises(PlanError, match=r"open zarr.Array of smaller chunks \(from Python\): \d+ × \d+ and"):
+    with pytest.raises(
+        PlanError,
+        match=r"store C in smaller chunks \(--chunks, and --shards where it has shards\): \d+ × \d+ and",
+    ):
         tw.matmul(*paths, given, cluster=client, device="cpu", device_memory=memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,40 @@ def test_hdf5_is_read_where_it_lies(dtype: str, user: int, tmp_path: Path) -> No
         with h5py.File(tmp_path / "a.h5") as file:
             again = open_matrix(file[f"group/{name}"], "A")
         assert is_same_array(opened, again)
+
+
+HDF5_CODECS: dict[str, Callable[[Any], Any]] = {
+    "zstd": lambda plugin: plugin.Zstd(clevel=5),
+    "blosc zstd": lambda plugin: plugin.Blosc(cname="zstd", clevel=3, shuffle=plugin.Blosc.SHUFFLE),
+    "blosc lz4": lambda plugin: plugin.Blosc(cname="lz4", clevel=9, shuffle=plugin.Blosc.BITSHUFFLE),
+}
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">i2", "<c16"])
+@pytest.mark.parametrize("codec", HDF5_CODECS)
+def test_registered_filters_of_hdf5(codec: str, dtype: str, tmp_path: Path) -> None:
+    """As hdf5plugin writes them, with the library's own codecs; ours are numcodecs'."""
+    plugin = pytest.importorskip("hdf5plugin", reason="hdf5plugin, of the extra test, is not installed here")
+    values = numbers(dtype)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        written = file.create_dataset("x", data=values, chunks=(16, 20), **HDF5_CODECS[codec](plugin))
+        assert written.id.get_create_plist().get_filter(0)[0] in (32001, 32015)
+    array = open_matrix(f"{tmp_path}/x.h5::/x", "A")
+    assert mapped_of(array).filters[-1]["id"] == codec.split()[0]
+    np.testing.assert_array_equal(whole(array), values)
+
+
+def test_other_registered_filters_of_hdf5_are_refused(tmp_path: Path) -> None:
+    plugin = pytest.importorskip("hdf5plugin", reason="hdf5plugin, of the extra test, is not installed here")
+    for name, code, options in (
+        ("blosc2", 32026, plugin.Blosc2()),
+        ("bitshuffle", 32008, plugin.Bitshuffle()),
+        ("lz4", 32004, plugin.LZ4()),
+    ):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file.create_dataset("x", data=numbers("<f4"), chunks=(16, 20), **options)
+        with pytest.raises(tw.StoreError, match=rf"HDF5's filter {code} \({name}\).*h5repack"):
+            open_matrix(f"{tmp_path}/{name}.h5::/x", "A")
 
 
 def test_long_maps_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.chunks import METADATA_NAMES
+from tilewright.pipeline.store.locks import in_turn
 from tilewright.pipeline.transfer.files import read_file, sync_files
 
 GROUP_NAME = ".zgroup"
@@ -89,8 +90,10 @@ def renew_consolidated(final: Path, beside: Iterable[str] = ()) -> list[str]:
     nodes = [final, *(final.with_name(name) for name in beside)]
     for folder in final.parents:
         try:
-            if not _renewed(folder, nodes):
+            if _group_metadata(folder) is None and not (folder / GROUP_NAME).exists():
                 break
+            with in_turn(folder):  # else of two runs that end at once one's entry may be lost
+                _renew(folder, nodes)
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = (
                 f"{final} is whole, but the consolidated metadata of {folder} do not tell of it ({error}); renew them"
@@ -101,12 +104,10 @@ def renew_consolidated(final: Path, beside: Iterable[str] = ()) -> list[str]:
     return []
 
 
-def _renewed(folder: Path, nodes: Sequence[Path]) -> bool:
-    """Put the metadata of arrays and groups below a group into its consolidated ones, if it has any; whether it is a
-    group. Raises OSError, and what comes of metadata that are none."""
+def _renew(folder: Path, nodes: Sequence[Path]) -> None:
+    """Put the metadata of arrays and groups below a group into its consolidated ones, if it has any. Raises OSError,
+    and what comes of metadata that are none."""
     old, group = folder / CONSOLIDATED_NAME, _group_metadata(folder)
-    if group is None and not (folder / GROUP_NAME).exists():
-        return False
     if group is not None:
         target, whole = folder / METADATA_NAMES[3], group
         kept = group.get("consolidated_metadata")
@@ -114,9 +115,9 @@ def _renewed(folder: Path, nodes: Sequence[Path]) -> bool:
         target, whole = old, json.loads(read_file(old))
         kept = whole
     else:
-        return True
+        return
     if not kept:
-        return True
+        return
     for node in nodes:
         key = node.relative_to(folder).as_posix()
         for name in (METADATA_NAMES[3],) if group is not None else (METADATA_NAMES[2], GROUP_NAME, ".zattrs"):
@@ -130,7 +131,6 @@ def _renewed(folder: Path, nodes: Sequence[Path]) -> bool:
     draft.write_text(json.dumps(whole, indent=2))
     sync_files([draft], folder)  # a power cut must not take what the group had
     draft.replace(target)
-    return True
 
 
 def make_groups(final: Path) -> list[str]:
