@@ -342,7 +342,7 @@ neighbour_options = options(
                  help="What a pair's value is: the sum of products, that divided by both lengths, or the distance."),
     click.option("--columns", is_flag=True, help="The items are the columns of A and B, not their rows."),
     precision_option, cluster_options, device_option, memory_option,
-    click.option("--plan-only", is_flag=True, help="Print how it would be done; write nothing."),
+    plan_only_option,
     click.option("--no-verify", is_flag=True, help="Do not compare a sample of the items with all of B anew."),
     click.option("--no-resume", is_flag=True, help="Search every block, also those that a stopped run has finished."),
     overwrite_option, json_option,

@@ -447,10 +447,14 @@ class _Rows:
 class Nearest(_Rows):
     """The k nearest rows of B of each of a block of rows of A.
 
-    >>> nearest = Nearest(a, 10, metric="cosine")
-    >>> for start in range(0, len(b), 4096):
-    ...     nearest.update(b[start : start + 4096], start)
-    >>> indices, values = nearest.result()
+    >>> points = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+    >>> nearest = Nearest(points, 2, metric="l2")
+    >>> nearest.update(points[1:], 1)
+    >>> nearest.update(points[:1], 0)
+    >>> nearest.result().indices
+    array([[0, 2],
+           [1, 2],
+           [2, 0]])
 
     a: (m, d), bool, integers or floats (`order.is_known`). k >= 1. b_dtype: of B, where it is not that of A. first_row:
     which row of the whole A is the block's first, for ``exclude_self``, by which row i has no neighbour i. factors:

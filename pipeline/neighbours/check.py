@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from distributed import Client
@@ -64,7 +64,7 @@ class NeighbourCheck:
         """`chance_to_escape`, by share."""
         return {share: self.chance_to_escape(share) for share in STATED_SHARES}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self) | {
             "escape_probability": {str(share): chance for share, chance in self.escape_probability.items()}
         }

@@ -6,7 +6,6 @@ Pure arithmetic, from sides, dtypes, chunks and bytes of memory; nothing here re
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError
@@ -103,7 +102,7 @@ class NeighbourPlan:
     output_nbytes: int
     """Before compression."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     def __str__(self) -> str:

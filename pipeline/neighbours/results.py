@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tilewright.kernels.numbers import counted, format_count, format_nbytes
 from tilewright.pipeline.neighbours.check import NeighbourCheck
@@ -29,7 +28,7 @@ class _Run:
     verification: NeighbourCheck | None
     """None where none was asked for."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return own | {
             "plan": self.plan.to_json(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.neighbours.order import MetricName, Neighbours, Pairs
@@ -17,70 +17,49 @@ from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
 from tilewright.pipeline.store.arrays import Input, Source
 
 
+class NeighbourOptions(TypedDict, total=False):
+    """What `topk` and `pairs` take by name alone; they say what each is."""
+
+    metric: MetricName
+    of: Side
+    precision: PrecisionName
+    cluster: Cluster
+    cluster_file: str | None
+    device: DeviceName
+    device_memory: int | str | None
+    resume: bool
+    verify: bool
+    overwrite: bool
+    listener: Listener
+
+
+class TopkOptions(NeighbourOptions, total=False):
+    """Those of `topk`."""
+
+    exclude_self: bool
+
+
+class PairsOptions(NeighbourOptions, total=False):
+    """Those of `pairs`, but for ``count_only``."""
+
+    above: float | None
+    below: float | None
+
+
 @overload
 def topk(
-    a: Input,
-    b: Input | None = None,
-    out: None = None,
-    k: int = 10,
-    *,
-    metric: MetricName = "dot",
-    of: Side = "rows",
-    exclude_self: bool = False,
-    precision: PrecisionName = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: DeviceName = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
+    a: Input, b: Input | None = None, *, out: Source, k: int = 10, **options: Unpack[TopkOptions]
+) -> TopkRun: ...
+
+
+@overload
+def topk(a: Input, b: Input | None, out: Source, k: int = 10, **options: Unpack[TopkOptions]) -> TopkRun: ...
+
+
+@overload
+def topk(
+    a: Input, b: Input | None = None, out: None = None, k: int = 10, **options: Unpack[TopkOptions]
 ) -> Neighbours: ...
-
-
-@overload
-def topk(
-    a: Input,
-    b: Input | None = None,
-    *,
-    out: Source,
-    k: int = 10,
-    metric: MetricName = "dot",
-    of: Side = "rows",
-    exclude_self: bool = False,
-    precision: PrecisionName = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: DeviceName = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
-) -> TopkRun: ...
-
-
-@overload
-def topk(
-    a: Input,
-    b: Input | None,
-    out: Source,
-    k: int = 10,
-    *,
-    metric: MetricName = "dot",
-    of: Side = "rows",
-    exclude_self: bool = False,
-    precision: PrecisionName = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: DeviceName = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
-) -> TopkRun: ...
 
 
 def topk(
@@ -138,7 +117,7 @@ def topk(
 
     Floats of at most 32 bits are summed, and values are stored, in float32; float64 in float64. Sums of integers are
     exact: their dot products are int64, their cosines and distances float64. A pair whose value is NaN is no neighbour:
-    a row with NaN has none, and its indices are -1 and its values NaN. Distances are found from |a|² + |b|² - 2 a·b, so
+    a row with NaN has none, and its indices are -1 and its values NaN. Distances are found from a·a + b·b - 2 a·b, so
     that those of rows that nearly agree are accurate to the root of the dtype's precision, times their length.
 
     Returns
@@ -159,6 +138,16 @@ def topk(
 
         tw.topk("embeddings.zarr", out="near.zarr", k=10, metric="cosine", exclude_self=True)
         xarray.open_zarr("near.zarr").indices
+
+    Without ``out``, arrays:
+
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> points = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+    >>> tw.topk(points, k=1, metric="l2", exclude_self=True).indices
+    array([[2],
+           [2],
+           [0]])
     """
     request = NeighbourRequest(
         a,
@@ -185,45 +174,10 @@ def topk(
 def pairs(
     a: Input,
     b: Input | None = None,
-    out: None = None,
-    *,
-    above: float | None = None,
-    below: float | None = None,
-    metric: MetricName = "dot",
-    of: Side = "rows",
-    count_only: Literal[False] = False,
-    precision: PrecisionName = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: DeviceName = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
-) -> Pairs: ...
-
-
-@overload
-def pairs(
-    a: Input,
-    b: Input | None = None,
     *,
     out: Source,
-    above: float | None = None,
-    below: float | None = None,
-    metric: MetricName = "dot",
-    of: Side = "rows",
     count_only: bool = False,
-    precision: PrecisionName = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: DeviceName = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
+    **options: Unpack[PairsOptions],
 ) -> PairsRun: ...
 
 
@@ -233,20 +187,8 @@ def pairs(
     b: Input | None,
     out: Source,
     *,
-    above: float | None = None,
-    below: float | None = None,
-    metric: MetricName = "dot",
-    of: Side = "rows",
     count_only: bool = False,
-    precision: PrecisionName = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: DeviceName = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
+    **options: Unpack[PairsOptions],
 ) -> PairsRun: ...
 
 
@@ -256,21 +198,20 @@ def pairs(
     b: Input | None = None,
     out: None = None,
     *,
-    above: float | None = None,
-    below: float | None = None,
-    metric: MetricName = "dot",
-    of: Side = "rows",
     count_only: Literal[True],
-    precision: PrecisionName = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: DeviceName = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
+    **options: Unpack[PairsOptions],
 ) -> PairsRun: ...
+
+
+@overload
+def pairs(
+    a: Input,
+    b: Input | None = None,
+    out: None = None,
+    *,
+    count_only: Literal[False] = False,
+    **options: Unpack[PairsOptions],
+) -> Pairs: ...
 
 
 def pairs(
@@ -329,6 +270,15 @@ def pairs(
     Embeddings that are nearly the same::
 
         tw.pairs("embeddings.zarr", out="same.zarr", above=0.98, metric="cosine")
+
+    Without ``out``, arrays:
+
+    >>> import numpy as np
+    >>> import tilewright as tw
+    >>> points = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+    >>> found = tw.pairs(points, below=2, metric="l2")
+    >>> found.row, found.column, found.value
+    (array([0]), array([2]), array([1.]))
     """
     request = NeighbourRequest(
         a,
