@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -77,8 +78,6 @@ def write_group(
 
 def _remove_arrays(growing: Path, kept: Path) -> None:
     """What a run wrote that was stopped while it did."""
-    import shutil
-
     for entry in growing.iterdir():
         if entry.name in (kept.name, MARK_NAME):
             continue

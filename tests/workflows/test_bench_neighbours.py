@@ -29,7 +29,7 @@ def test_more_neighbours_than_rows() -> None:
 
 def test_wrong_neighbours_are_found(rng: np.random.Generator) -> None:
     x = rng.standard_normal((50, 8))
-    judge = neighbours._Judge(x, 5)
+    judge = neighbours.Judge(x, 5)
     right = np.argsort(-(x @ x.T), axis=1)[:, :5]
     assert judge(right) is None
     wrong = right.copy()

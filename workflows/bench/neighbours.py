@@ -71,7 +71,7 @@ def run_neighbours(
     if metric == "cosine":
         x /= np.linalg.norm(x, axis=1, keepdims=True)
     x = x.astype(dtype)
-    judge = _Judge(x, k)
+    judge = Judge(x, k)
     work = 2.0 * n * n * width
     options: dict[str, Any] = {"rounds": rounds, "seconds": seconds}
     rows: list[Row] = []
@@ -85,7 +85,7 @@ def run_neighbours(
     return BenchReport("nearest neighbours", "Gop/s", 1e9, machine(kind == "cuda"), tuple(rows))
 
 
-class _Judge:
+class Judge:
     """Compares answers with those of some rows in double precision."""
 
     def __init__(self, x: np.ndarray, k: int) -> None:
@@ -112,9 +112,7 @@ def _contestant(
     return Contestant(name, find, lambda: judge(np.asarray(find())), peer)
 
 
-def _in_memory(
-    x: np.ndarray, k: int, metric: Metric, kind: DeviceKind, judge: _Judge
-) -> Iterator[Contestant]:
+def _in_memory(x: np.ndarray, k: int, metric: Metric, kind: DeviceKind, judge: Judge) -> Iterator[Contestant]:
     if kind == "cuda":
         yield from _on_gpu(x, k, metric, judge)
         return
@@ -138,7 +136,7 @@ def _in_memory(
     yield Contestant("BLAS, products alone", product, lambda: None)
 
 
-def _on_gpu(x: np.ndarray, k: int, metric: Metric, judge: _Judge) -> Iterator[Contestant]:
+def _on_gpu(x: np.ndarray, k: int, metric: Metric, judge: Judge) -> Iterator[Contestant]:
     torch = _library("torch")
     if torch is not None:
         tensor = torch.as_tensor(x, device="cuda")
@@ -177,7 +175,7 @@ def _ours(x: np.ndarray, k: int, metric: Metric, kind: DeviceKind) -> np.ndarray
 
 
 def _jobs(
-    folder: Path, x: np.ndarray, k: int, metric: Metric, kind: DeviceKind, judge: _Judge
+    folder: Path, x: np.ndarray, k: int, metric: Metric, kind: DeviceKind, judge: Judge
 ) -> list[Contestant]:
     from tilewright.workflows.neighbours.search import topk
 
