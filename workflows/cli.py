@@ -74,6 +74,7 @@ from tilewright.workflows.console import (
 )
 
 METHODS = ("auto", "krylov", "gram")
+METRICS = ("dot", "cosine", "l2")
 OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
@@ -342,6 +343,70 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     with listening(quiet=is_quiet()) as listener:
         run = workflow.eofs(given, out, listener=listener, **shared)
     print_result(run, as_json=as_json)
+
+
+neighbour_options = options(
+    click.option("--metric", type=click.Choice(METRICS), default="dot", show_default=True,
+                 help="What a pair's value is: the sum of products, that divided by both lengths, or the distance."),
+    click.option("--columns", is_flag=True, help="The items are the columns of A and B, not their rows."),
+    precision_option, cluster_options, device_option, memory_option,
+    plan_only_option,
+    click.option("--no-verify", is_flag=True, help="Do not compare a sample of the items with all of B anew."),
+    click.option("--no-resume", is_flag=True, help="Search every block, also those that a stopped run has finished."),
+    overwrite_option, json_option,
+)  # fmt: skip
+
+
+def _run_neighbours(
+    name: str, inputs: tuple[str, ...], out: str | None, as_json: bool, **shared: Any
+) -> None:
+    """Run one of the functions of ``workflows.neighbours``."""
+    if not 1 <= len(inputs) <= 2:
+        raise click.UsageError("give A.zarr [B.zarr] OUT.zarr; pairs that are only counted have no OUT.zarr")
+    from tilewright.workflows.neighbours import search
+
+    given = inputs[0], inputs[1] if len(inputs) > 1 else None, out
+    shared["of"] = "columns" if shared.pop("columns") else "rows"
+    for option in ("resume", "verify"):
+        shared[option] = not shared.pop(f"no_{option}")
+    if shared.pop("plan_only"):
+        with listening(quiet=is_quiet()) as listener:
+            planned = search.plan_only(*given, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
+    if out is not None:
+        on_interrupt(lambda: f"finished blocks are kept beside {out}, and the same command goes on there")
+    with listening(quiet=is_quiet()) as listener:
+        run = getattr(search, name)(*given, listener=listener, **shared)
+    print_result(run, as_json=as_json)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("arrays", nargs=-1, metavar="A [B] OUT")
+@click.option("-k", type=int, default=10, show_default=True, help="How many neighbours each item gets.")
+@click.option("--exclude-self", is_flag=True, help="Where B is A: no item is its own neighbour.")
+@neighbour_options
+def topk(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+    """Store the k nearest rows of B of each row of A, exactly; without B, of A itself.
+
+    OUT is a Zarr group that xarray opens: indices and values, rows x k.
+    """
+    _run_neighbours("topk", arrays[:-1], arrays[-1] if arrays else None, as_json, **shared)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("arrays", nargs=-1, metavar="A [B] OUT")
+@click.option("--above", type=float, metavar="T", help="Pairs whose value is at least T.")
+@click.option("--below", type=float, metavar="T", help="Pairs whose value is at most T.")
+@click.option("--count-only", is_flag=True, help="Count them, and store none; there is no OUT.")
+@neighbour_options
+def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: Any) -> None:
+    """Store all pairs of rows of A and B on one side of a threshold, exactly; without B, each pair of A once.
+
+    OUT is a Zarr group that xarray opens: row, column and value of each pair, in order.
+    """
+    inputs, out = (arrays, None) if count_only or not arrays else (arrays[:-1], arrays[-1])
+    _run_neighbours("pairs", inputs, out, as_json, count_only=count_only, **shared)
 
 
 @cli.command()

@@ -67,6 +67,7 @@ BENCHES = {
     "e2e": "the whole product from Zarr to Zarr, against dask.array",
     "control": "handing out and recording tiles on hundreds of simulated workers",
     "corpus": "counting text files on a cluster, against dask.delayed with bincount",
+    "neighbours": "nearest neighbours, against NumPy, faiss and PyTorch",
 }
 """Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
 

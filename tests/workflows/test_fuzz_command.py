@@ -108,6 +108,17 @@ RIGHT = {
     "PRODUCT": "C.zarr",
     "WHERE": SHARED,
 }
+NEIGHBOURS = PLACED | {
+    "--metric": st.sampled_from(["dot", "cosine", "l2", "near"]),
+    "--columns": None,
+    "--precision": precisions,
+    "--device": devices,
+    "--device-memory": sizes,
+    "--plan-only": None,
+    "--no-verify": None,
+    "--no-resume": None,
+    "--overwrite": None,
+}
 STORED: dict[str, Any] = {
     "--chunks": st.sampled_from(["4", "3x2", "0x1", "x", "9999999999999"]) | counts,
     "--shards": st.sampled_from(["4", "12x12", "7x7"]) | counts,
@@ -195,6 +206,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),
+    "topk": (
+        ("A", "C"),
+        NEIGHBOURS | {"-k": counts, "--exclude-self": None},
+    ),
+    "pairs": (
+        ("A", "C"),
+        NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
+    ),
     "devices": ((), {}),
     "settings": ((), {}),
 }
@@ -249,7 +268,7 @@ def check_command(place: Path, client: Client, line: list[str]) -> None:
 
 def written(line: list[str]) -> Iterator[str]:
     """What a command writes when all goes well."""
-    if line[0] in ("matmul", "gram", "cov", "corr", "eofs"):
+    if line[0] in ("matmul", "gram", "cov", "corr", "eofs", "topk", "pairs"):
         yield from line[2:]  # C is one of them
     for option in ("--out", "--plot"):
         if line[0] in ("histogram", "duplicates") and option in line:
