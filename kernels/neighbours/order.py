@@ -27,7 +27,7 @@ another. All are symmetric in a and b, so that a pair has one value whichever of
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -133,3 +133,72 @@ def keys_of(sums: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, metric: Metric
     with np.errstate(all="ignore"):
         squared = (of_a[:, None] + of_b[None, :]) - 2 * sums
         return -np.where(squared < 0, squared.dtype.type(0), squared)
+
+
+def values_of_keys(keys: np.ndarray, sums: np.dtype, metric: MetricName) -> np.ndarray:
+    """The values of pairs by their keys; of `value_dtype`."""
+    if metric != "l2":
+        return keys
+    with np.errstate(invalid="ignore"):
+        # Of a key of 0 the value is 0, not -0.
+        roots = np.sqrt(np.abs(keys).astype(value_dtype(sums, metric)))
+    return np.where(np.isnan(keys), keys, roots) if keys.dtype.kind == "f" else roots
+
+
+class Bound(NamedTuple):
+    """Which pairs are wanted, by their keys: those that are not below ``key``, or where ``farther`` those not above."""
+
+    key: int | float
+    farther: bool
+
+    def admits(self, keys: np.ndarray) -> np.ndarray:
+        """NaN is on neither side."""
+        with np.errstate(invalid="ignore"):
+            return keys <= self.key if self.farther else keys >= self.key
+
+
+def key_bound(threshold: float, above: bool, sums: np.dtype, metric: MetricName) -> Bound | None:
+    """The pairs whose value is at least the threshold (``above``), or at most; None where no value is.
+
+    The bound is a number of the keys' dtype, found by halving its range: so comparing keys gives just the pairs whose
+    values, as they are stored, are on that side of the threshold.
+    """
+    farther = above == (metric == "l2")
+    dtype = sums if metric == "l2" else value_dtype(sums, metric)
+
+    def admitted(place: int) -> bool:
+        key = np.array([_number_at(place, dtype)], dtype)
+        value = values_of_keys(key, sums, metric)[0].item()  # compared exactly, whatever the types
+        return value >= threshold if above else value <= threshold
+
+    low, high = _ends(dtype, metric)
+    near, far = (high, low) if not farther else (low, high)
+    # Of admitted keys ``near`` is the surest: all between it and the bound are admitted.
+    if not admitted(near):
+        return None
+    if admitted(far):
+        return Bound(_number_at(far, dtype), farther)
+    while abs(near - far) > 1:
+        middle = (near + far) // 2
+        if admitted(middle):
+            near = middle
+        else:
+            far = middle
+    return Bound(_number_at(near, dtype), farther)
+
+
+def _ends(dtype: np.dtype, metric: MetricName) -> tuple[int, int]:
+    """The places of the least and the largest key."""
+    if dtype.kind == "i":
+        return (-MOST_SUM, 0) if metric == "l2" else (-MOST_SUM - 1, MOST_SUM)
+    infinity = int(np.array(np.inf, dtype).view(f"i{dtype.itemsize}"))
+    return -infinity, 0 if metric == "l2" else infinity
+
+
+def _number_at(place: int, dtype: np.dtype) -> int | float:
+    """The number at a place in the order of a dtype's numbers: an integer's is itself, that of a float of no sign its
+    bits."""
+    if dtype.kind == "i":
+        return place
+    size = float(np.array(abs(place), f"i{dtype.itemsize}").view(dtype))
+    return size if place >= 0 else -size
