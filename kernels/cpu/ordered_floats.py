@@ -1,9 +1,9 @@
 """Products of floats whose every sum is formed in the order of k, whatever the block, the tile or the thread.
 
-BLAS adds up in an order that depends on the sides of a block, on where in it an element lies, and on its threads; so two
-equal rows of B may come to two values. Here each element of a product is one chain of fused multiply-adds, first k
-first, begun with what its target holds: the same bits however the sides and k are cut. Equal rows give equal values, and
-x·y is y·x.
+BLAS adds up in an order that depends on the sides of a block, on where in it an element lies, and on its threads; so
+two equal rows of B may come to two values. Here each element of a product is one chain of fused multiply-adds, first k
+first, begun with what its target holds: the same bits however the sides and k are cut. Equal rows give equal values,
+and x·y is y·x.
 
 The loops are Goto's, as those of `tilewright.kernels.cpu.integer` are, with tiles that fill the vector registers of the
 CPU that Numba compiles for. Vectors are LLVM's; on a CPU of another kind they are lowered to what it has.

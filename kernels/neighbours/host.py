@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -28,6 +27,8 @@ from tilewright.kernels.neighbours.order import (
     NO_INDEX,
     Bound,
     MetricName,
+    Neighbours,
+    Pairs,
     row_factors,
     sum_dtype,
     value_dtype,
@@ -41,7 +42,7 @@ STRIP_COLUMNS = 1024
 """Rows of B that it multiplies them by: the products, and the panels of A, stay in a core's second cache."""
 INTEGER_STRIP = 1280
 """The sides of the products of integers, which are made by all threads together."""
-GROUP = 32
+GROUP = 64
 """Products that are compared with the threshold at once."""
 PADDING = 16
 """Products by which rows of them are longer, so that equal columns do not compete for one place of the cache."""
@@ -54,23 +55,6 @@ UNSEEN = np.iinfo(np.int64).max
 
 DOT, COSINE, L2 = range(len(METRICS))
 """The metrics in the loops, in the order of `METRICS`."""
-
-
-class Found(NamedTuple):
-    """The k nearest of some rows."""
-
-    indices: np.ndarray
-    """int64 (rows, k), the nearest first."""
-    values: np.ndarray
-    """(rows, k), of `order.value_dtype`."""
-
-
-class Pairs(NamedTuple):
-    """Pairs beyond a threshold, in the order of their rows, then of their columns."""
-
-    row: np.ndarray
-    column: np.ndarray
-    value: np.ndarray
 
 
 @contextmanager
@@ -103,18 +87,37 @@ def _integer_squares(block, totals, start, stop):  # type: ignore[no-untyped-def
 
 @kept
 @njit(nogil=True)
-def _group_keys(line, of_a, of_b, metric, zero, keys):  # type: ignore[no-untyped-def]
-    """The keys of a row's next products (`order.keys_of`). zero: of the keys' type."""
+def _look(line, of_a, of_b, metric, zero, bar, farther, keys, marks):  # type: ignore[no-untyped-def]
+    """Write the keys of a row's products (`order.keys_of`), and which groups have one on the right side of the bar.
+
+    line: (columns,). zero: of the keys' type. keys: at least (columns,), marks: at least (groups,), both written.
+    Returns how many groups there are. A call for each group would take longer than what it does.
+    """
+    count = line.shape[0]
     if metric == DOT:
-        for j in range(line.shape[0]):
+        for j in range(count):
             keys[j] = line[j]
     elif metric == COSINE:
-        for j in range(line.shape[0]):
+        for j in range(count):
             keys[j] = line[j] * (of_a * of_b[j])
     else:
-        for j in range(line.shape[0]):
+        for j in range(count):
             squared = (of_a + of_b[j]) - (line[j] + line[j])
             keys[j] = zero if squared <= zero else -squared  # a NaN stays one
+    whole = count // GROUP
+    for group in range(whole):
+        reached = np.int32(0)
+        if farther:
+            for j in range(GROUP):
+                reached |= np.int32(keys[group * GROUP + j] <= bar)
+        else:
+            for j in range(GROUP):
+                reached |= np.int32(keys[group * GROUP + j] >= bar)
+        marks[group] = reached
+    if whole * GROUP < count:
+        marks[whole] = 1
+        whole += 1
+    return whole
 
 
 @kept
@@ -147,26 +150,22 @@ def _keep_nearest(  # type: ignore[no-untyped-def]
     sums, rows, columns, of_a, of_b, metric, zero, row, column, exclude_self, keys, indices
 ):
     """Take the nearest of a tile of products into the heaps of its rows. row, column: of the tile's first product."""
-    group = np.empty(GROUP, keys.dtype)
+    line = np.empty(columns, keys.dtype)
+    marks = np.empty(columns // GROUP + 1, np.int32)
     for i in range(rows):
         heap, places = keys[i], indices[i]
         bar = heap[0]
-        for start in range(0, columns, GROUP):
-            count = min(GROUP, columns - start)
-            _group_keys(
-                sums[i, start : start + count], of_a[i], of_b[start : start + count], metric, zero, group
-            )
-            reached = False
-            for j in range(count):
-                reached |= group[j] >= bar
-            if not reached:
+        groups = _look(sums[i, :columns], of_a[i], of_b, metric, zero, bar, False, line, marks)
+        for group in range(groups):
+            if not marks[group]:
                 continue
-            for j in range(count):
-                index = column + start + j
-                if group[j] >= bar and not (exclude_self and index == row + i):
-                    if _is_worse(heap[0], places[0], group[j], index):
-                        _sink(heap, places, group[j], index, heap.shape[0])
-                        bar = heap[0]
+            for j in range(group * GROUP, min((group + 1) * GROUP, columns)):
+                key, index = line[j], column + j
+                if exclude_self and index == row + i:
+                    continue
+                if _is_worse(bar, places[0], key, index):
+                    _sink(heap, places, key, index, heap.shape[0])
+                    bar = heap[0]
 
 
 @kept
@@ -248,31 +247,24 @@ def _keep_pairs(  # type: ignore[no-untyped-def]
     room: rows, columns and keys, each (room,). above_diagonal: whether only pairs count whose column is the larger.
     """
     its_rows, its_columns, its_keys = room
-    group = np.empty(GROUP, its_keys.dtype)
+    line = np.empty(columns, its_keys.dtype)
+    marks = np.empty(columns // GROUP + 1, np.int32)
     for i in range(rows):
         begin = 0
         if above_diagonal:
-            begin = max(0, row + i + 1 - column)
-        for start in range(begin, columns, GROUP):
-            count = min(GROUP, columns - start)
-            _group_keys(
-                sums[i, start : start + count], of_a[i], of_b[start : start + count], metric, zero, group
-            )
-            reached = False
-            if farther:
-                for j in range(count):
-                    reached |= group[j] <= bar
-            else:
-                for j in range(count):
-                    reached |= group[j] >= bar
-            if not reached:
+            begin = min(columns, max(0, row + i + 1 - column))
+        groups = _look(
+            sums[i, begin:columns], of_a[i], of_b[begin:columns], metric, zero, bar, farther, line, marks
+        )
+        for group in range(groups):
+            if not marks[group]:
                 continue
-            for j in range(count):
-                if (group[j] <= bar) if farther else (group[j] >= bar):
+            for j in range(group * GROUP, min((group + 1) * GROUP, columns - begin)):
+                if (line[j] <= bar) if farther else (line[j] >= bar):
                     if found < its_keys.shape[0]:
                         its_rows[found] = row + i
-                        its_columns[found] = column + start + j
-                        its_keys[found] = group[j]
+                        its_columns[found] = column + begin + j
+                        its_keys[found] = line[j]
                     found += 1
     return found
 
@@ -477,7 +469,7 @@ class Nearest(_Rows):
                 self._indices[rows],
             )
 
-    def result(self) -> Found:
+    def result(self) -> Neighbours:
         """The nearest of all that was given; what is given afterwards is not counted."""
         keys, indices = self._keys.copy(), self._indices.copy()
         if len(keys):
@@ -490,7 +482,7 @@ class Nearest(_Rows):
             values[missing] = np.nan
         else:
             values[missing] = 0
-        return Found(indices, values)
+        return Neighbours(indices, values)
 
 
 class Beyond(_Rows):

@@ -45,6 +45,26 @@ MOST_SUM = 2**63 - 1
 """Of int64, in which integers are summed."""
 
 
+class Neighbours(NamedTuple):
+    """The k nearest of some rows."""
+
+    indices: np.ndarray
+    """int64 (rows, k), the nearest first."""
+    values: np.ndarray
+    """(rows, k), of `value_dtype`."""
+
+
+class Pairs(NamedTuple):
+    """Pairs beyond a threshold, in the order of their rows, then of their columns; all (pairs,)."""
+
+    row: np.ndarray
+    """int64."""
+    column: np.ndarray
+    """int64."""
+    value: np.ndarray
+    """Of `value_dtype`."""
+
+
 def is_integer(dtype: np.dtype) -> bool:
     """Whether numbers are summed exactly; bool counts as 0 and 1."""
     return dtype.kind in "iub"
