@@ -62,14 +62,16 @@ LIST_NBYTES = 512 * 2**20
 STRETCH_ROWS = 1 << 16
 STRETCH_UNIT = 256
 """Stretches are multiples of it long, but for the last: whole tiles of a cluster."""
-FAST_GROWTH, SLOW_GROWTH, FEW = 8, 4, 16
-"""Columns of a span for each that was seen before, of up to `FEW` neighbours a row and of more."""
+GROWTH = 2
+"""Columns of a span for each that was seen before: with more, bounds lag behind and let more through; with fewer, lists
+are merged more often."""
+LEAST_CAPACITY = 256
 DEVIATIONS = 12
 """By so many standard deviations a list is longer than what a span is expected to let through."""
 PRODUCTS_NBYTES = 256 * 2**20
 """Of products that are made to be read again."""
 PAIRS_ROOM = 1 << 23
-"""Pairs that there is room for at a time; a span with more is cut."""
+"""Pairs that there is room for at a time, no fewer than rows of a stretch; a span with more is cut."""
 PADDING = 256
 """Factors behind the last column's: those of a tile."""
 KINDS = {np.dtype(np.float16): "f16", BFLOAT16: "bf16", np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
@@ -96,23 +98,17 @@ def _fits_int32(a: np.dtype, b: np.dtype, depth: int, metric: MetricName) -> boo
     return sums_fit(a, b, depth << 32, metric)
 
 
-def capacity_of(kept: int) -> tuple[int, int]:
-    """Places of a row's list, a power of two, and the growth of spans, for rows of which so many are kept.
+def capacity_of(kept: int) -> int:
+    """Places of a row's list, a power of two, of rows of which so many are kept.
 
     Of columns in no order, a span of g times as many as were seen lets g k through in the mean, in a negative binomial
     distribution with the variance g (g + 1) k.
 
     >>> capacity_of(10), capacity_of(100)
-    ((512, 8), (1024, 4))
+    (256, 512)
     """
-    growth = FAST_GROWTH if kept <= FEW else SLOW_GROWTH
-    likely = growth * kept + DEVIATIONS * math.sqrt(growth * (growth + 1) * kept)
-    return 1 << max(8, math.ceil(math.log2(likely))), growth
-
-
-def _form(kind: str) -> str:
-    """The form of planes of operands of a kind that do not lie as the copy engine takes them."""
-    return {"f16": "copy", "bf16": "copy"}.get(kind, kind)
+    likely = GROWTH * kept + DEVIATIONS * math.sqrt(GROWTH * (GROWTH + 1) * kept)
+    return max(LEAST_CAPACITY, 1 << math.ceil(math.log2(likely)))
 
 
 @functools.cache
@@ -139,6 +135,14 @@ def _empty(shape: Any, dtype: Any, stream: Any) -> Any:
 def _upload(host: np.ndarray, stream: Any) -> Any:
     with allocating("factors of rows", host.nbytes, on_gpu=True):
         return cuda.to_device(host, stream=stream)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, stream: Any) -> Any:
+    from numba.cuda.cudadrv.driver import device_memset
+
+    array = _empty(shape, dtype, stream)
+    device_memset(array, 0, array.size * array.dtype.itemsize, stream)
+    return array
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,18 @@ class _Side:
         if step > 1:
             rows = strided_view(rows, (count, rows.shape[1]), (step * rows.strides[0], rows.strides[1]))
         return _Side(rows, planes, self.factors[first:])
+
+
+def _bounds(bound: Any, side: _Side, stream: Any) -> Any:
+    """(3, rows) words: the same bound for all rows of a side, their factors, counters of 0."""
+    rows = side.rows.shape[0]
+    numbers = np.zeros((3, rows), bound.dtype)
+    numbers[0] = bound
+    bounds = _upload(numbers.view(np.uint32), stream)
+    strided_view(bounds, bounds.shape, bounds.strides, bound.dtype)[1].copy_to_device(
+        side.factors[:rows], stream=stream
+    )
+    return bounds
 
 
 class _Rows:
@@ -322,16 +338,10 @@ class _Stretch:
     def __init__(self, first: int, side: _Side, kept: int, number: np.dtype, stream: Any) -> None:
         self.first, self.side = first, side
         rows = side.rows.shape[0]
-        lowest = lists.numbers_of(np.array([lists.LOWEST_FLOAT * (number.kind == "f")], np.uint32), number)
-        bounds = np.zeros((3, rows), np.uint32)
-        bounds[0] = lowest.view(np.uint32)[0]
-        self.bounds = _upload(bounds, stream)
-        self.best = _upload(np.zeros((rows, kept), np.uint64), stream)
-        self.floors = _upload(np.zeros(rows, np.uint32), stream)
+        self.bounds = _bounds(lists.lowest_bound(number), side, stream)
+        self.best = _zeros((rows, kept), np.uint64, stream)
+        self.floors = _zeros((rows,), np.uint32, stream)
         self.seen = 0
-        # The rows' factors lie between their bounds and their counters.
-        numbers = strided_view(self.bounds, bounds.shape, bounds.strides, number)
-        numbers[1].copy_to_device(side.factors[:rows], stream=stream)
 
 
 class Nearest(_Rows):
@@ -358,7 +368,7 @@ class Nearest(_Rows):
         self._k, self._exclude_self = k, exclude_self
         # A bound from a sample may count the row itself, which is left out afterwards.
         self._kept = k + int(exclude_self)
-        self._capacity, self._growth = capacity_of(self._kept)
+        self._capacity = capacity_of(self._kept)
         self._end, self._ordered = 0, True
         rows = a.shape[0]
         most = max(STRETCH_UNIT, min(STRETCH_ROWS, LIST_NBYTES // (8 * self._capacity)))
@@ -389,7 +399,7 @@ class Nearest(_Rows):
         """First column and columns of each span of a block."""
         start = 0
         while start < columns:
-            width = max(self._capacity, round_up(self._growth * (seen + start), STRETCH_UNIT))
+            width = max(self._capacity, round_up(GROWTH * (seen + start), STRETCH_UNIT))
             width = min(width, columns - start)
             yield start, width
             start += width
@@ -397,7 +407,7 @@ class Nearest(_Rows):
     def _take(self, stretch: _Stretch, side: _Side, first_column: int) -> None:
         columns = side.rows.shape[0]
         spans = list(self._spans(stretch.seen, columns))
-        flags = _upload(np.zeros(len(spans) + 1, np.uint32), self._stream)
+        flags = _zeros((len(spans) + 1,), np.uint32, self._stream)
         strict = 1 if self._ordered else 0
         if stretch.seen == 0 and columns > 2 * self._capacity:
             self._sample(stretch, side, flags)
@@ -416,7 +426,7 @@ class Nearest(_Rows):
         """Multiply spans once more of which lists were too short; what equals a bound may now come first."""
         if not spans:
             return
-        flags = _upload(np.zeros(2, np.uint32), self._stream)
+        flags = _zeros((2,), np.uint32, self._stream)
         self._merge(stretch, flags, 1, 0)
         for start, width in spans:
             flags[:1].copy_to_device(np.zeros(1, np.uint32), stream=self._stream)
@@ -532,8 +542,7 @@ class Beyond(_Rows):
         form = FARTHER + metric if bound.farther else metric
         super().__init__(a, metric, form, b_dtype, first_row, factors, precision, stream)
         self._once, self._farther = once, bound.farther
-        # One row of B has no more than this.
-        self._room = max(PAIRS_ROOM, a.shape[0]) if keep else 0
+        self._room = PAIRS_ROOM if keep else 0
         self._bar = self._score(bound)
         # The words of all pairs, then their rows.
         self._memory = _empty(3 * max(self._room, 1), np.uint32, stream)
@@ -543,7 +552,7 @@ class Beyond(_Rows):
     def _score(self, bound: Bound) -> Any:
         """What scores of pairs are at least; None where none of 32 bits is."""
         score = -bound.key if bound.farther else bound.key
-        least, most = (-(2**31), 2**31 - 1) if self.integer else (-np.inf, np.inf)
+        least, most = (-(2**31) + 1, 2**31 - 1) if self.integer else (-np.inf, np.inf)
         if bound.farther and self.metric == L2 and score == 0:
             score = least  # a squared distance that was rounded to less than 0 is 0
         return None if score > most else np.array(max(score, least), self.number)[()]
@@ -554,27 +563,19 @@ class Beyond(_Rows):
             return
         held = len(self._scratch)
         side = self._side(b, 1, factors)
-        if not self._once:
-            self._take(self._a, side, self._row, first_column, swapped=False)
-        elif first_column + b.shape[0] - 1 > self._row:
-            # Of a pair the larger number is the row's, as products up to the diagonal have it.
-            for first in range(0, b.shape[0], PAIRS_ROOM):
-                part = side.part(first, min(PAIRS_ROOM, b.shape[0] - first))
-                self._take(part, self._a, first_column + first, self._row, swapped=True)
+        # Of a pair that counts once the larger number is the row's, as products up to the diagonal have it.
+        left, right = (side, self._a) if self._once else (self._a, side)
+        row, column = (first_column, self._row) if self._once else (self._row, first_column)
+        rows = left.rows.shape[0]
+        for first in range(0, rows, STRETCH_ROWS):
+            part = left.part(first, min(STRETCH_ROWS, rows - first))
+            if not self._once or row + first + part.rows.shape[0] - 1 > column:
+                self._take(part, right, row + first, column, swapped=self._once)
         del self._scratch[held:]
-
-    def _bounds(self, rows: int, factors: Any) -> Any:
-        numbers = np.zeros((3, rows), self.number)
-        numbers[0] = self._bar
-        bounds = _upload(numbers.view(np.uint32), self._stream)
-        strided_view(bounds, bounds.shape, bounds.strides, self.number)[1].copy_to_device(
-            factors[:rows], stream=self._stream
-        )
-        return bounds
 
     def _take(self, left: _Side, right: _Side, row: int, column: int, *, swapped: bool) -> None:
         """Look at all of two sides; where there is not room for what is found, at halves of the right one."""
-        bounds = self._bounds(left.rows.shape[0], left.factors)
+        bounds = _bounds(self._bar, left, self._stream)
         memory = self._memory
         places = max(self._room, 1)
         words = strided_view(memory, (1, places), (8 * places, 8), np.dtype(np.uint64))

@@ -21,8 +21,8 @@ from tilewright.kernels.passes.launcher import Launcher
 from tilewright.kernels.ptx import floats
 
 WARP = 32
-LOWEST_FLOAT = 0x007FFFFF
-"""The order of -infinity; that of the least int32 is 0."""
+LOWEST_FLOAT, LOWEST_INTEGER = 0x007FFFFF, 1
+"""The orders of -infinity, and of the least sum: an int32 less is none, as NaN is no score."""
 FILTER_THREADS = 128
 FILTER_COLUMNS = 4096
 """Of a row of products that a block looks at."""
@@ -44,6 +44,12 @@ def numbers_of(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return (found ^ np.where(found >> 31 != 0, np.uint32(1 << 31), np.uint32(0xFFFFFFFF))).view(dtype)
 
 
+def lowest_bound(dtype: np.dtype) -> Any:
+    """The bound, float32 or int32, that lets every score through."""
+    order = LOWEST_INTEGER if dtype.kind == "i" else LOWEST_FLOAT
+    return numbers_of(np.array([order], np.uint32), dtype)[0]
+
+
 def merge_function(capacity: int, kept: int, integer: bool) -> Any:
     """The plain function of the kernel that merges each row's list into its best, and sets its bound.
 
@@ -56,7 +62,7 @@ def merge_function(capacity: int, kept: int, integer: bool) -> Any:
     A list may hold what is among the best already. One block of a warp a row; shared memory for the list, up to the
     next power of two, and for the best.
     """
-    lowest = 0 if integer else LOWEST_FLOAT
+    lowest = LOWEST_INTEGER if integer else LOWEST_FLOAT
     u32, u64 = types.uint32, types.uint64
 
     @cuda.jit(device=True, inline="always")
@@ -96,7 +102,8 @@ def merge_function(capacity: int, kept: int, integer: bool) -> Any:
             distance = width // 2
             while distance > 0:
                 for i in range(lane, size // 2, WARP):
-                    left = 2 * distance * (i // distance) + i % distance
+                    within = i & (distance - 1)
+                    left = 2 * (i - within) + within
                     right = left + distance
                     falling = left & width == 0
                     if (room[left] < room[right]) == falling:

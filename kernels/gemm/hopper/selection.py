@@ -3,9 +3,12 @@
 A sum becomes a score, larger where it is better, as `tilewright.kernels.neighbours.order` defines keys: the sum itself
 (`DOT`), sum × (row's factor × column's) (`COSINE`), or the negative squared distance, 2 sum - (row's factor + column's)
 and at most 0 (`L2`). Scores that are at least the row's bound are appended to a list, as words of 64 bits that sort by
-score and then by column: the larger is the better, and of equal scores the one in the smaller column. A first look at
-all the scores of a thread is one comparison each. Only threads that find one count theirs, take that many places of
-each list by one atomic addition, and write.
+score and then by column: the larger is the better, and of equal scores the one in the smaller column.
+
+A first look at all the scores of a thread is one comparison each. Where a warp has found any it walks the groups of
+eight columns in which it did, twice: to count, for which each thread then takes as many places of its rows' lists by an
+atomic addition, and to write. Few tiles have more than one or two such groups, so that what is compiled is a short loop
+that picks a group's scores out of the registers: written out for all groups it took longer to fetch than to do.
 
 The kernel's arguments for C then say where the lists are:
 
@@ -80,6 +83,7 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
     factored, clamped = metric != DOT, metric == L2
     score_type = types.int32 if integer else types.float32
     highest = score_type(2**31 - 1) if integer else score_type(float("inf"))
+    nothing = score_type(-(2**31)) if integer else score_type(float("nan"))
     zero = score_type(0)
     score = scoring(form, score_type)
     i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
@@ -93,83 +97,93 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
         sums[4 * j + 3] = score(sums[4 * j + 3], lower, right)
 
     @cuda.jit(device=True, inline="always")
-    def look(j, sums, upper, lower, found):  # type: ignore[no-untyped-def]
-        found[0] |= i32(sums[4 * j] >= upper) | i32(sums[4 * j + 1] >= upper)
-        found[0] |= i32(sums[4 * j + 2] >= lower) | i32(sums[4 * j + 3] >= lower)
-
-    @cuda.jit(device=True, inline="always")
-    def count_group(j, sums, bounds, counts, ends, left_out):  # type: ignore[no-untyped-def]
+    def leave_out(j, sums, ends, left_out):  # type: ignore[no-untyped-def]
         for half in range(2):
             for side in range(2):
                 at = 8 * j + side
-                inside = at < ends[half] and at != left_out[half]
-                counts[half] += i32(inside and sums[4 * j + 2 * half + side] >= bounds[half])
+                if at >= ends[half] or at == left_out[half]:
+                    sums[4 * j + 2 * half + side] = nothing
 
     @cuda.jit(device=True, inline="always")
-    def write_group(  # type: ignore[no-untyped-def]
-        j, sums, bounds, ends, left_out, keys, lists, places, capacity, last, row, single
-    ):
-        for half in range(2):
-            for side in range(2):
-                at = 8 * j + side
-                value = sums[4 * j + 2 * half + side]
-                if at < ends[half] and at != left_out[half] and value >= bounds[half]:
-                    place = places[half]
-                    places[half] = place + 1
-                    if place < capacity:
-                        if clamped and (value < zero if farther else value > zero):
-                            value = zero
-                        # Of columns that lie further right the lower half is less.
-                        word = u64(order(value)) << u64(32) | u64(last - u32(at))
-                        memory.global_array(keys + u64(8) * (lists[half] + u64(place)), u64)[0] = word
-                        if single:
-                            rows = keys + u64(8) * u64(capacity) + u64(4) * u64(place)
-                            memory.global_array(rows, i32)[0] = row + i32(8 * half)
+    def look(j, sums, upper, lower, mask):  # type: ignore[no-untyped-def]
+        above = (sums[4 * j] >= upper) | (sums[4 * j + 1] >= upper)
+        below = (sums[4 * j + 2] >= lower) | (sums[4 * j + 3] >= lower)
+        mask[0] |= u32(above | below) << u32(j)
+
+    @cuda.jit(device=True, inline="always")
+    def pick(j, wanted, sums, scores):  # type: ignore[no-untyped-def]
+        if j == wanted:
+            for i in range(4):
+                scores[i] = sums[4 * j + i]
 
     @cuda.jit(device=True, inline="always")
     def select(  # type: ignore[no-untyped-def]
         sums, keys, stride, first, capacity, shift, plan, factors_at, row, column, m, n, steps, diagonal
     ):
         given = memory.global_array(plan, score_type)
-        bounds = cuda.local.array(2, score_type)
-        bounds[0] = given[row] if row < m else highest
-        bounds[1] = given[row + 8] if row + 8 < m else highest
+        upper = given[row] if row < m else highest
+        lower = given[row + 8] if row + 8 < m else highest
         if factored or farther:
             factors = memory.global_array(factors_at, score_type)
-            upper = given[m + row] if factored and row < m else zero
-            lower = given[m + row + 8] if factored and row + 8 < m else zero
+            of_upper = given[m + row] if factored and row < m else zero
+            of_lower = given[m + row + 8] if factored and row + 8 < m else zero
             if farther and metric == COSINE:
-                upper, lower = -upper, -lower
-            unroll(score_group, groups, (sums, factors, column, upper, lower))
-        found = cuda.local.array(1, i32)
-        found[0] = 0
-        unroll(look, groups, (sums, bounds[0], bounds[1], found))
-        if found[0] != 0:
+                of_upper, of_lower = -of_upper, -of_lower
+            unroll(score_group, groups, (sums, factors, column, of_upper, of_lower))
+        # From here on columns are counted from the thread's first.
+        ends = cuda.local.array(2, i32)
+        left_out = cuda.local.array(2, i32)
+        for half in range(2):
+            at = row + 8 * half
+            last = min(i64(n), at + diagonal + 1) if steps > 0 else i64(n)
+            ends[half] = i32(last - column) if at < m else i32(0)
+            left_out[half] = i32(at + shift - column)
+        whole = ends[0] >= columns and ends[1] >= columns
+        beside = u32(left_out[0]) >= u32(columns) and u32(left_out[1]) >= u32(columns)
+        if not (whole and beside):
+            unroll(leave_out, groups, (sums, ends, left_out))
+        mask = cuda.local.array(1, u32)
+        mask[0] = 0
+        unroll(look, groups, (sums, upper, lower, mask))
+        hit = integers.warp_or(mask[0])
+        if hit != 0:
+            scores = cuda.local.array(4, score_type)
             counts = cuda.local.array(2, i32)
-            ends = cuda.local.array(2, i32)
-            left_out = cuda.local.array(2, i32)
-            lists = cuda.local.array(2, u64)
+            counts[0], counts[1] = 0, 0
+            rest = hit
+            while rest != 0:
+                j = i32(cuda.ffs(rest)) - 1
+                rest &= rest - u32(1)
+                unroll(pick, groups, (j, sums, scores))
+                counts[0] += i32(scores[0] >= upper) + i32(scores[1] >= upper)
+                counts[1] += i32(scores[2] >= lower) + i32(scores[3] >= lower)
             counters = memory.global_array(plan + u64(8 * i64(m)), i32)
-            for half in range(2):
-                at = row + 8 * half
-                counts[half] = 0
-                last = min(i64(n), at + diagonal + 1) if steps > 0 else i64(n)
-                ends[half] = i32(last - column) if at < m else i32(0)
-                left_out[half] = i32(at + shift - column)
-                lists[half] = u64(at * stride)
-            unroll(count_group, groups, (sums, bounds, counts, ends, left_out))
             for half in range(2):
                 if counts[half] > 0:
                     counter = i64(0) if stride == 0 else row + 8 * half
                     counts[half] = cuda.atomic.add(counters, counter, counts[half])
             last_word = u32(0xFFFFFFFF) - u32(first + column)
-            unroll(
-                write_group,
-                groups,
-                (
-                    sums, bounds, ends, left_out, keys, lists, counts, capacity, last_word, i32(row),
-                    stride == 0,
-                ),
-            )  # fmt: skip
+            rest = hit
+            while rest != 0:
+                j = i32(cuda.ffs(rest)) - 1
+                rest &= rest - u32(1)
+                unroll(pick, groups, (j, sums, scores))
+                for i in range(4):
+                    half = i // 2
+                    value = scores[i]
+                    if value >= (lower if half == 1 else upper):
+                        place = counts[half]
+                        counts[half] = place + 1
+                        if place < capacity:
+                            if clamped and (value < zero if farther else value > zero):
+                                value = zero
+                            # Of columns that lie further right the lower half is less.
+                            at = last_word - u32(8 * j + i % 2)
+                            word = u64(order(value)) << u64(32) | u64(at)
+                            target = keys + u64(8) * (u64((row + 8 * half) * stride) + u64(place))
+                            memory.global_array(target, u64)[0] = word
+                            if stride == 0:
+                                found = keys + u64(8) * u64(capacity) + u64(4) * u64(place)
+                                memory.global_array(found, i32)[0] = i32(row + 8 * half)
 
     return select

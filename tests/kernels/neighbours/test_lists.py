@@ -25,6 +25,7 @@ def test_orders_sort_as_their_numbers_do(dtype: np.dtype, rng: np.random.Generat
     orders = lists.orders(numbers)
     assert (np.diff(orders.astype(np.int64)) > 0).all()
     np.testing.assert_array_equal(lists.numbers_of(orders, dtype), numbers)
+    assert lists.lowest_bound(dtype) == (-np.inf if dtype == FLOAT else -(2**31) + 1)
     assert lists.orders(np.array([-0.0], np.float32)) == lists.orders(np.array([0.0], np.float32))
 
 
@@ -56,7 +57,7 @@ def test_lists_are_merged_into_the_best(dtype: np.dtype, kept: int, rng: np.rand
     on_device = [cuda.to_device(array) for array in (best, bounds, floors)]
     overflow = cuda.to_device(np.zeros(4, np.uint32))
     columns = np.arange(1000)
-    lowest = lists.numbers_of(np.uint32([lists.LOWEST_FLOAT * (dtype == FLOAT)]), dtype)[0]
+    lowest = lists.lowest_bound(dtype)
     for launch, mode in enumerate((0, 1, 0, 1)):
         numbers = rng.integers(-4, 5, (rows, capacity)).astype(dtype)  # many are equal
         words = words_of(numbers, rng.permutation(columns)[: rows * capacity].reshape(rows, capacity))
