@@ -36,6 +36,8 @@ from tilewright.kernels.ptx.unroll import unroll
 DOT, COSINE, L2 = "dot", "cosine", "l2"
 FARTHER = "farther "
 """Before one of them: scores are its negative, so that what is farthest is kept."""
+AMONG = 8
+"""Groups among which one is picked by choosing each of its registers from theirs."""
 NO_COLUMN = -(1 << 31)
 """``accumulate`` where no element is left out."""
 
@@ -77,7 +79,7 @@ def scoring(form: str, score_type: Any) -> Callable[..., Any]:
 
 def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
     """``select(sums, ...)``: a thread's sums of ``columns`` columns, laid out as `wgmma_epilogue.sum_store` says."""
-    groups = columns // 8
+    groups, parts = columns // 8, columns // 8 // AMONG
     order = order_of(integer=integer)
     metric, farther = form.removeprefix(FARTHER), form.startswith(FARTHER)
     factored, clamped = metric != DOT, metric == L2
@@ -111,10 +113,16 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
         mask[0] |= u32(above | below) << u32(j)
 
     @cuda.jit(device=True, inline="always")
-    def pick(j, wanted, sums, scores):  # type: ignore[no-untyped-def]
-        if j == wanted:
+    def pick_one(j, first, wanted, sums, scores):  # type: ignore[no-untyped-def]
+        if first + j == wanted:
             for i in range(4):
-                scores[i] = sums[4 * j + i]
+                scores[i] = sums[4 * (first + j) + i]
+
+    @cuda.jit(device=True, inline="always")
+    def pick_among(part, wanted, sums, scores):  # type: ignore[no-untyped-def]
+        # A branch that the whole warp takes or not; within it the compiler chooses by one instruction a register.
+        if wanted // AMONG == part:
+            unroll(pick_one, AMONG, (part * AMONG, wanted, sums, scores))
 
     @cuda.jit(device=True, inline="always")
     def select(  # type: ignore[no-untyped-def]
@@ -154,7 +162,7 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
             while rest != 0:
                 j = i32(cuda.ffs(rest)) - 1
                 rest &= rest - u32(1)
-                unroll(pick, groups, (j, sums, scores))
+                unroll(pick_among, parts, (j, sums, scores))
                 counts[0] += i32(scores[0] >= upper) + i32(scores[1] >= upper)
                 counts[1] += i32(scores[2] >= lower) + i32(scores[3] >= lower)
             counters = memory.global_array(plan + u64(8 * i64(m)), i32)
@@ -167,7 +175,7 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
             while rest != 0:
                 j = i32(cuda.ffs(rest)) - 1
                 rest &= rest - u32(1)
-                unroll(pick, groups, (j, sums, scores))
+                unroll(pick_among, parts, (j, sums, scores))
                 for i in range(4):
                     half = i // 2
                     value = scores[i]
