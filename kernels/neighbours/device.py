@@ -62,9 +62,9 @@ LIST_NBYTES = 512 * 2**20
 STRETCH_ROWS = 1 << 16
 STRETCH_UNIT = 256
 """Stretches are multiples of it long, but for the last: whole tiles of a cluster."""
-GROWTH = 2
-"""Columns of a span for each that was seen before: with more, bounds lag behind and let more through; with fewer, lists
-are merged more often."""
+FEW, GROWTH_OF_FEW, GROWTH = 16, 2, 1
+"""Columns of a span for each that was seen before, of rows of which few are kept, and of others: with more, bounds lag
+behind and let more through; with fewer, lists are merged more often."""
 LEAST_CAPACITY = 256
 DEVIATIONS = 12
 """By so many standard deviations a list is longer than what a span is expected to let through."""
@@ -98,17 +98,18 @@ def _fits_int32(a: np.dtype, b: np.dtype, depth: int, metric: MetricName) -> boo
     return sums_fit(a, b, depth << 32, metric)
 
 
-def capacity_of(kept: int) -> int:
-    """Places of a row's list, a power of two, of rows of which so many are kept.
+def capacity_of(kept: int) -> tuple[int, int]:
+    """Places of a row's list, a power of two, and the growth of spans, for rows of which so many are kept.
 
     Of columns in no order, a span of g times as many as were seen lets g k through in the mean, in a negative binomial
     distribution with the variance g (g + 1) k.
 
     >>> capacity_of(10), capacity_of(100)
-    (256, 512)
+    ((256, 2), (512, 1))
     """
-    likely = GROWTH * kept + DEVIATIONS * math.sqrt(GROWTH * (GROWTH + 1) * kept)
-    return max(LEAST_CAPACITY, 1 << math.ceil(math.log2(likely)))
+    growth = GROWTH_OF_FEW if kept <= FEW else GROWTH
+    likely = growth * kept + DEVIATIONS * math.sqrt(growth * (growth + 1) * kept)
+    return max(LEAST_CAPACITY, 1 << math.ceil(math.log2(likely))), growth
 
 
 @functools.cache
@@ -368,7 +369,7 @@ class Nearest(_Rows):
         self._k, self._exclude_self = k, exclude_self
         # A bound from a sample may count the row itself, which is left out afterwards.
         self._kept = k + int(exclude_self)
-        self._capacity = capacity_of(self._kept)
+        self._capacity, self._growth = capacity_of(self._kept)
         self._end, self._ordered = 0, True
         rows = a.shape[0]
         most = max(STRETCH_UNIT, min(STRETCH_ROWS, LIST_NBYTES // (8 * self._capacity)))
@@ -399,7 +400,7 @@ class Nearest(_Rows):
         """First column and columns of each span of a block."""
         start = 0
         while start < columns:
-            width = max(self._capacity, round_up(GROWTH * (seen + start), STRETCH_UNIT))
+            width = max(self._capacity, round_up(self._growth * (seen + start), STRETCH_UNIT))
             width = min(width, columns - start)
             yield start, width
             start += width
