@@ -2,7 +2,7 @@
 
 The sibling of the Hopper kernel (`wgmma`) for lines that lie with k contiguous: same operands and epilogues, another
 main loop. A line is bytes to it: the 32 of a step are 32 integers, 16 halves or 8 TF32 numbers to the tensor cores.
-16-bit operands may also lie with the other side contiguous: then fragments are turned on their way out of shared memory.
+16-bit operands may also lie with the other side contiguous: their fragments are turned on the way out of shared memory.
 
 Operands come into a ring of stages in shared memory by asynchronous copies, several stages ahead; fragments come out of
 it by ``ldmatrix``, one step of k ahead of their use. Lines are stored so that the eight that one ``ldmatrix`` phase

@@ -87,7 +87,7 @@ def launch_product(
     """Enqueue C = A B (+ C).
 
     a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
-    ``config.n_major_b``; both ``loadable``. depth: k. plan, workspace: device addresses, for the variants that use them.
+    ``config.n_major_b``; both ``loadable``. depth: k. plan, workspace: device addresses, for variants that use them.
     """
     tiles = ceil_div(output.rows, config.tile.m) * ceil_div(output.columns, config.tile.n)
     compiled(config).launch(

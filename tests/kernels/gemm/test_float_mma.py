@@ -1,4 +1,4 @@
-"""Products of floats by mma.sync: chosen where there is nothing better, right on any layout, machine code everywhere."""
+"""Products of floats by mma.sync: chosen where nothing is better, right on any layout, machine code everywhere."""
 
 from __future__ import annotations
 
