@@ -113,9 +113,10 @@ def capacity_of(kept: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _config(kind_a: str, kind_b: str, form: str) -> Config:
+def _config(kind_a: str, kind_b: str, form: str, mutual: bool = False) -> Config:
     integer = kind_a in ("s8", "u8")
-    return Config(kind_a, kind_b, types.int32 if integer else types.float32, selection=form)
+    c_type = types.int32 if integer else types.float32
+    return Config(kind_a, kind_b, c_type, selection=form, mutual=mutual)
 
 
 @functools.cache
@@ -205,7 +206,7 @@ class _Rows:
         b_dtype = a.dtype if b_dtype is None else np.dtype(b_dtype)
         self.sums = sum_dtype(a.dtype, b_dtype)
         self.integer = self.sums == INTEGER
-        self.number = np.dtype(np.int32 if self.integer else np.float32)
+        self.number = _number_dtype(self.sums)
         self._form, self._row, self._stream = form, first_row, stream
         self._precision: PrecisionName = precision
         self._kinds = self._kinds_of(a.dtype, b_dtype)
@@ -259,6 +260,23 @@ class _Rows:
             found[:count],
         )
         return found
+
+    def _spread(self, side: _Side, count: int) -> _Side:
+        """So many rows of a side, at equal distances."""
+        step = side.rows.shape[0] // count
+        part = side.part(0, count, step)
+        if self.metric == DOT:
+            return part
+        taken = _empty(count + PADDING, np.uint32, self._stream)
+        source = strided_view(side.factors, side.factors.shape, side.factors.strides, np.dtype(np.uint32))
+        lists.GATHER.enqueue((), ceil_div(count, 128), 128, self._stream, source, step, taken[:count])
+        return replace(part, factors=strided_view(taken, taken.shape, taken.strides, self.number))
+
+    def _wait(self) -> None:
+        if self._stream:
+            self._stream.synchronize()
+        else:
+            cuda.synchronize()
 
     def _keep(
         self,
@@ -337,7 +355,7 @@ class _Stretch:
     """Some rows of A, with their bounds and the best found so far."""
 
     def __init__(self, first: int, side: _Side, kept: int, number: np.dtype, stream: Any) -> None:
-        self.first, self.side = first, side
+        self.first, self.side, self.number = first, side, number
         rows = side.rows.shape[0]
         self.bounds = _bounds(lists.lowest_bound(number), side, stream)
         self.best = _zeros((rows, kept), np.uint64, stream)
@@ -369,7 +387,7 @@ class Nearest(_Rows):
         self._k, self._exclude_self = k, exclude_self
         # A bound from a sample may count the row itself, which is left out afterwards.
         self._kept = k + int(exclude_self)
-        self._capacity, self._growth = capacity_of(self._kept)
+        self._capacity, _ = capacity_of(self._kept)
         self._end, self._ordered = 0, True
         rows = a.shape[0]
         most = max(STRETCH_UNIT, min(STRETCH_ROWS, LIST_NBYTES // (8 * self._capacity)))
@@ -390,24 +408,12 @@ class Nearest(_Rows):
         side = self._side(b, 1, factors)
         for stretch in self._stretches:
             self._take(stretch, side, first_column)
-        if self._stream:
-            self._stream.synchronize()
-        else:
-            cuda.synchronize()
+        self._wait()
         del self._scratch[held:]
-
-    def _spans(self, seen: int, columns: int) -> Iterator[tuple[int, int]]:
-        """First column and columns of each span of a block."""
-        start = 0
-        while start < columns:
-            width = max(self._capacity, round_up(self._growth * (seen + start), STRETCH_UNIT))
-            width = min(width, columns - start)
-            yield start, width
-            start += width
 
     def _take(self, stretch: _Stretch, side: _Side, first_column: int) -> None:
         columns = side.rows.shape[0]
-        spans = list(self._spans(stretch.seen, columns))
+        spans = list(growing_spans(stretch.seen, columns, self._kept))
         flags = _zeros((len(spans) + 1,), np.uint32, self._stream)
         strict = 1 if self._ordered else 0
         if stretch.seen == 0 and columns > 2 * self._capacity:
@@ -416,8 +422,7 @@ class Nearest(_Rows):
             self._multiply(stretch, side, start, width, first_column)
             self._merge(stretch, flags, number, strict)
         over = flags.copy_to_host(stream=self._stream)
-        if self._stream:
-            self._stream.synchronize()
+        self._wait()
         self._again(
             stretch, side, first_column, [span for span, flag in zip(spans, over[:-1], strict=True) if flag]
         )
@@ -443,15 +448,7 @@ class Nearest(_Rows):
 
     def _sample(self, stretch: _Stretch, side: _Side, flags: Any) -> None:
         """Set floors of the bounds by rows of B that are spread over the block."""
-        columns = side.rows.shape[0]
-        count = self._capacity
-        step = columns // count
-        part = side.part(0, count, step)
-        if self.metric != DOT:
-            taken = _empty(count + PADDING, np.uint32, self._stream)
-            source = strided_view(side.factors, side.factors.shape, side.factors.strides, np.dtype(np.uint32))
-            lists.GATHER.enqueue((), ceil_div(count, 128), 128, self._stream, source, step, taken[:count])
-            part = replace(part, factors=strided_view(taken, taken.shape, taken.strides, self.number))
+        part = self._spread(side, self._capacity)
         self._keep(stretch.side, part, stretch.bounds, self._lists(stretch), self._capacity, 0)
         self._merge(stretch, flags, flags.size - 1, 2)
 
@@ -472,20 +469,7 @@ class Nearest(_Rows):
         )
 
     def _merge(self, stretch: _Stretch, flags: Any, number: int, mode: int) -> None:
-        enqueue(
-            _merge_kernel(self._capacity, self._kept, self.integer),
-            stretch.side.rows.shape[0],
-            lists.WARP,
-            self._stream,
-            lists.merge_nbytes(self._capacity, self._kept),
-            self._lists(stretch),
-            stretch.best,
-            stretch.bounds,
-            stretch.floors,
-            flags,
-            number,
-            mode,
-        )
+        merge(stretch, self._lists(stretch), flags, number, mode, self._stream)
 
     def result(self) -> Neighbours:
         """As `host.Nearest.result`."""
@@ -495,20 +479,63 @@ class Nearest(_Rows):
             stretch.best.copy_to_host(
                 words[stretch.first : stretch.first + stretch.side.rows.shape[0]], stream=self._stream
             )
-        if self._stream:
-            self._stream.synchronize()
-        words = words[:, : self._k]
-        keys = self._keys(words)
-        values = values_of_keys(keys, self.sums, self.metric).copy()
-        indices = _columns_of(words)
-        missing = words == 0
-        indices[missing] = NO_INDEX
-        values[missing] = np.nan if values.dtype.kind == "f" else 0
-        return Neighbours(indices, values)
+        self._wait()
+        return neighbours_of(words[:, : self._k], self.sums, self.metric)
 
-    def _keys(self, words: np.ndarray) -> np.ndarray:
-        """Keys as `order.keys_of` gives them."""
-        return _numbers_of(words, self.number).astype(_keys_dtype(self.sums, self.metric), copy=False)
+
+def growing_spans(seen: int, columns: int, kept: int) -> Iterator[tuple[int, int]]:
+    """First column and columns of each span of a block, of whose rows so many others were seen before."""
+    capacity, growth = capacity_of(kept)
+    start = 0
+    while start < columns:
+        width = min(columns - start, max(capacity, round_up(growth * (seen + start), STRETCH_UNIT)))
+        yield start, width
+        start += width
+
+
+def merge(
+    stretch: _Stretch,
+    words: Any,
+    flags: Any,
+    number: int,
+    mode: int,
+    stream: Any,
+    rows: tuple[int, int] | None = None,
+) -> None:
+    """Enqueue `lists.merge_function` for the rows of a stretch, or for those from a first to a last one."""
+    kept, (first, stop) = stretch.best.shape[1], rows or (0, stretch.best.shape[0])
+    capacity, integer = words.shape[1], stretch.number.kind == "i"
+    enqueue(
+        _merge_kernel(capacity, kept, integer),
+        stop - first,
+        lists.WARP,
+        stream,
+        lists.merge_nbytes(capacity, kept),
+        words,
+        stretch.best,
+        stretch.bounds,
+        stretch.floors,
+        flags,
+        number,
+        mode,
+        first,
+    )
+
+
+def neighbours_of(words: np.ndarray, sums: np.dtype, metric: MetricName) -> Neighbours:
+    """The neighbours that the words of rows (rows, k) stand for."""
+    keys = _numbers_of(words, _number_dtype(sums)).astype(_keys_dtype(sums, metric), copy=False)
+    values = values_of_keys(keys, sums, metric).copy()
+    indices = _columns_of(words)
+    missing = words == 0
+    indices[missing] = NO_INDEX
+    values[missing] = np.nan if values.dtype.kind == "f" else 0
+    return Neighbours(indices, values)
+
+
+def _number_dtype(sums: np.dtype) -> np.dtype:
+    """That of scores."""
+    return np.dtype(np.int32 if sums == INTEGER else np.float32)
 
 
 def _keys_dtype(sums: np.dtype, metric: MetricName) -> np.dtype:

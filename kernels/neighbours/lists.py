@@ -23,6 +23,8 @@ from tilewright.kernels.ptx import floats
 WARP = 32
 LOWEST_FLOAT, LOWEST_INTEGER = 0x007FFFFF, 1
 """The orders of -infinity, and of the least sum: an int32 less is none, as NaN is no score."""
+HIGHEST_FLOAT = 0xFF800000
+"""That of infinity; what follows is NaN's."""
 FILTER_THREADS = 128
 FILTER_COLUMNS = 4096
 """Of a row of products that a block looks at."""
@@ -59,10 +61,10 @@ def merge_function(capacity: int, kept: int, integer: bool) -> Any:
     list held less than it was to. mode: 0: bounds admit what equals the worst of the best; 1: they do not, where all
     columns to come have larger numbers; 2: only floors are set, by the worst of these lists, and the best stay empty.
 
-    A list may hold what is among the best already. One block of a warp a row; shared memory for the list, up to the
-    next power of two, and for the best.
+    A list may hold what is among the best already. One block of a warp a row, from row ``first`` on; shared memory for
+    the list, up to the next power of two, and for the best.
     """
-    lowest = LOWEST_INTEGER if integer else LOWEST_FLOAT
+    lowest, highest = (LOWEST_INTEGER, 0xFFFFFFFF) if integer else (LOWEST_FLOAT, HIGHEST_FLOAT)
     u32, u64 = types.uint32, types.uint64
 
     @cuda.jit(device=True, inline="always")
@@ -77,8 +79,8 @@ def merge_function(capacity: int, kept: int, integer: bool) -> Any:
                 high = middle
         return low
 
-    def merge(words, best, bounds, floors, overflow, launch, mode):  # type: ignore[no-untyped-def]
-        row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    def merge(words, best, bounds, floors, overflow, launch, mode, first):  # type: ignore[no-untyped-def]
+        row, lane = first + cuda.blockIdx.x, cuda.threadIdx.x
         room = cuda.shared.array(0, u64)
         found = types.int32(bounds[2, row])
         held = min(found, capacity)
@@ -128,7 +130,7 @@ def merge_function(capacity: int, kept: int, integer: bool) -> Any:
             worst = u32(best[row, kept - 1] >> u64(32))
             if mode == 2:
                 floors[row] = max(worst, u32(lowest))
-            if mode == 1 and worst != 0 and worst != u32(0xFFFFFFFF):
+            if mode == 1 and worst != 0 and worst < u32(highest):
                 worst = u32(worst + u32(1))
             order = max(max(worst, floors[row]), u32(lowest))
             if integer or order >> u32(31) != 0:
@@ -150,7 +152,7 @@ def merge_signature(capacity: int, kept: int, integer: bool) -> Any:
     words = types.Array(types.uint64, 2, "C")
     line = types.Array(types.uint32, 1, "C")
     bounds = types.Array(types.uint32, 2, "C")
-    return types.void(words, words, bounds, line, line, types.int32, types.int32)
+    return types.void(words, words, bounds, line, line, types.int32, types.int32, types.int64)
 
 
 def merge_nbytes(capacity: int, kept: int) -> int:

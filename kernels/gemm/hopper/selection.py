@@ -20,6 +20,11 @@ The kernel's arguments for C then say where the lists are:
 - ``plan``: m bounds (of the score's type), m factors of rows (the same), and the counters (int32);
 - ``workspace``: factors of columns, in memory that goes on for a tile after the last;
 - ``diagonal``: with ``steps``, only columns up to row + diagonal are wanted.
+
+Where both sides of the product are rows of one matrix (`mutual`), each element is of two rows, and may come into the
+lists of both; that of the column names the row. Then ``accumulate`` is the number of the first row, there are a list,
+a bound, a factor and a counter of each of the ``map_c`` rows of the matrix, and an element beside the diagonal comes
+into one list alone.
 """
 
 from __future__ import annotations
@@ -77,7 +82,7 @@ def scoring(form: str, score_type: Any) -> Callable[..., Any]:
     return score
 
 
-def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
+def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -> Callable[..., Any]:
     """``select(sums, ...)``: a thread's sums of ``columns`` columns, laid out as `wgmma_epilogue.sum_store` says."""
     groups, parts = columns // 8, columns // 8 // AMONG
     order = order_of(integer=integer)
@@ -113,6 +118,15 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
         mask[0] |= u32(above | below) << u32(j)
 
     @cuda.jit(device=True, inline="always")
+    def look_both_ways(j, sums, upper, lower, mask, given, column):  # type: ignore[no-untyped-def]
+        left, right = memory.load_pair(given, column + 8 * j)
+        above = (sums[4 * j] >= upper) | (sums[4 * j + 1] >= upper)
+        below = (sums[4 * j + 2] >= lower) | (sums[4 * j + 3] >= lower)
+        of_left = (sums[4 * j] >= left) | (sums[4 * j + 2] >= left)
+        of_right = (sums[4 * j + 1] >= right) | (sums[4 * j + 3] >= right)
+        mask[0] |= u32(above | below | of_left | of_right) << u32(j)
+
+    @cuda.jit(device=True, inline="always")
     def pick_one(j, first, wanted, sums, scores):  # type: ignore[no-untyped-def]
         if first + j == wanted:
             for i in range(4):
@@ -125,16 +139,41 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
             unroll(pick_one, AMONG, (part * AMONG, wanted, sums, scores))
 
     @cuda.jit(device=True, inline="always")
+    def write(target, value, number):  # type: ignore[no-untyped-def]
+        if clamped and (value < zero if farther else value > zero):
+            value = zero
+        # Of two numbers that of the larger has the less in its lower half.
+        low = u32(0xFFFFFFFF) - u32(number)
+        memory.global_array(target, u64)[0] = u64(order(value)) << u64(32) | u64(low)
+
+    @cuda.jit(device=True, inline="always")
     def select(  # type: ignore[no-untyped-def]
-        sums, keys, stride, first, capacity, shift, plan, factors_at, row, column, m, n, steps, diagonal
+        sums,
+        keys,
+        stride,
+        first,
+        capacity,
+        shift,
+        plan,
+        factors_at,
+        total,
+        row,
+        column,
+        m,
+        n,
+        steps,
+        diagonal,
     ):
         given = memory.global_array(plan, score_type)
-        upper = given[row] if row < m else highest
-        lower = given[row + 8] if row + 8 < m else highest
+        rows = i64(total) if mutual else i64(m)
+        at_row = i64(row + shift) if mutual else i64(row)  # its list, bound and factor
+        at_column = i64(first + column)
+        upper = given[at_row] if row < m else highest
+        lower = given[at_row + 8] if row + 8 < m else highest
         if factored or farther:
             factors = memory.global_array(factors_at, score_type)
-            of_upper = given[m + row] if factored and row < m else zero
-            of_lower = given[m + row + 8] if factored and row + 8 < m else zero
+            of_upper = given[rows + at_row] if factored and row < m else zero
+            of_lower = given[rows + at_row + 8] if factored and row + 8 < m else zero
             if farther and metric == COSINE:
                 of_upper, of_lower = -of_upper, -of_lower
             unroll(score_group, groups, (sums, factors, column, of_upper, of_lower))
@@ -145,19 +184,23 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
             at = row + 8 * half
             last = min(i64(n), at + diagonal + 1) if steps > 0 else i64(n)
             ends[half] = i32(last - column) if at < m else i32(0)
-            left_out[half] = i32(at + shift - column)
+            left_out[half] = i32(-1) if mutual else i32(at + shift - column)
         whole = ends[0] >= columns and ends[1] >= columns
         beside = u32(left_out[0]) >= u32(columns) and u32(left_out[1]) >= u32(columns)
         if not (whole and beside):
             unroll(leave_out, groups, (sums, ends, left_out))
         mask = cuda.local.array(1, u32)
         mask[0] = 0
-        unroll(look, groups, (sums, upper, lower, mask))
+        if mutual:
+            unroll(look_both_ways, groups, (sums, upper, lower, mask, given, at_column))
+        else:
+            unroll(look, groups, (sums, upper, lower, mask))
         hit = integers.warp_or(mask[0])
         if hit != 0:
             scores = cuda.local.array(4, score_type)
             counts = cuda.local.array(2, i32)
             counts[0], counts[1] = 0, 0
+            counters = memory.global_array(plan + u64(8 * rows), i32)
             rest = hit
             while rest != 0:
                 j = i32(cuda.ffs(rest)) - 1
@@ -165,12 +208,18 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
                 unroll(pick_among, parts, (j, sums, scores))
                 counts[0] += i32(scores[0] >= upper) + i32(scores[1] >= upper)
                 counts[1] += i32(scores[2] >= lower) + i32(scores[3] >= lower)
-            counters = memory.global_array(plan + u64(8 * i64(m)), i32)
+                if mutual:
+                    for i in range(4):
+                        other, of_row = at_column + 8 * j + i % 2, at_row + 8 * (i // 2)
+                        value = scores[i]
+                        if value >= given[other] and other != of_row:
+                            place = cuda.atomic.add(counters, other, 1)
+                            if place < capacity:
+                                write(keys + u64(8) * u64(other * stride + place), value, of_row)
             for half in range(2):
                 if counts[half] > 0:
-                    counter = i64(0) if stride == 0 else row + 8 * half
+                    counter = i64(0) if stride == 0 else at_row + 8 * half
                     counts[half] = cuda.atomic.add(counters, counter, counts[half])
-            last_word = u32(0xFFFFFFFF) - u32(first + column)
             rest = hit
             while rest != 0:
                 j = i32(cuda.ffs(rest)) - 1
@@ -183,13 +232,8 @@ def selection(columns: int, form: str, *, integer: bool) -> Callable[..., Any]:
                         place = counts[half]
                         counts[half] = place + 1
                         if place < capacity:
-                            if clamped and (value < zero if farther else value > zero):
-                                value = zero
-                            # Of columns that lie further right the lower half is less.
-                            at = last_word - u32(8 * j + i % 2)
-                            word = u64(order(value)) << u64(32) | u64(at)
-                            target = keys + u64(8) * (u64((row + 8 * half) * stride) + u64(place))
-                            memory.global_array(target, u64)[0] = word
+                            target = keys + u64(8) * (u64((at_row + 8 * half) * stride) + u64(place))
+                            write(target, value, at_column + 8 * j + i % 2)
                             if stride == 0:
                                 found = keys + u64(8) * u64(capacity) + u64(4) * u64(place)
                                 memory.global_array(found, i32)[0] = i32(row + 8 * half)

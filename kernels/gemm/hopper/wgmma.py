@@ -148,7 +148,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         )
     store_boxes = box_store(config)
     selects = config.selection != ""
-    select = selection(tile_n, config.selection, integer=config.integer)
+    select = selection(tile_n, config.selection, integer=config.integer, mutual=config.mutual)
     wait_stores = bulk_copy.bulk_wait(0, read=False)
     keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
     give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
@@ -255,6 +255,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         accumulate,
                         plan,
                         workspace,
+                        map_c,
                         row,
                         column,
                         m,

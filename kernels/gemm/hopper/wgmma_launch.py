@@ -337,7 +337,10 @@ class Kept:
     first_column: int
     """The number of the first column, below 2^32."""
     left_out: int
-    """Column - row of elements that are left out, or `selection.NO_COLUMN`."""
+    """Column - row of elements that are left out, or `selection.NO_COLUMN`; of a ``mutual`` selection the number of the
+    first row."""
+    rows: int = 0
+    """Of a ``mutual`` selection, those of the matrix."""
 
 
 def launch_selection(
@@ -345,7 +348,7 @@ def launch_selection(
 ) -> None:
     """Enqueue the product of `launch_product` for a ``config`` that selects. diagonal: only columns up to the row + it
     are wanted."""
-    shift = kept.left_out if -b.lines < -kept.left_out < a.lines else NO_COLUMN
+    shift = kept.left_out if config.mutual or -b.lines < -kept.left_out < a.lines else NO_COLUMN
     _launch(
         config,
         [(a, config.box_a), (b, config.box_b)],
@@ -353,6 +356,7 @@ def launch_selection(
         (a.lines, b.lines, depth, diagonal),
         (kept.capacity, shift, kept.bounds, kept.factors),
         stream,
+        rows=kept.rows,
     )
 
 
@@ -363,17 +367,19 @@ def _launch(
     sides: tuple[int, int, int, int | None],
     settings: tuple[int, int, int, int],
     stream: Any,
+    *,
+    rows: int = 0,
 ) -> None:
     """Enqueue a kernel.
 
-    maps: A's, B's and perhaps C's. out: address, row_stride and column_stride. sides: m, n, k, and the diagonal beyond
+    maps: A's, B's and perhaps C's; without C's, ``rows`` in its place. out: address, row_stride and column_stride. sides: m, n, k, and the diagonal beyond
     which nothing is wanted. settings: paired, accumulate, plan and workspace.
     """
-    rows, columns, depth, wanted = sides
+    m, n, depth, wanted = sides
     cluster_m, tile_n = config.tile_m * config.cluster, config.tile_n
-    down, across = ceil_div(rows, cluster_m), ceil_div(columns, tile_n)
+    down, across = ceil_div(m, cluster_m), ceil_div(n, tile_n)
     tiles, steps, diagonal = down * across, 0, wanted or 0
-    if wanted is not None and diagonal < columns:
+    if wanted is not None and diagonal < n:
         tiles = steps = lower_tiles(down, across, config.group, cluster_m, tile_n, diagonal)
         if not steps:
             return
@@ -386,11 +392,11 @@ def _launch(
             map_a,
             map_b,
             *out,
-            rows,
-            columns,
+            m,
+            n,
             ceil_div(depth, config.depth),
             *settings,
-            *(map_c or (0,)),
+            *(map_c or (rows,)),
             steps,
             diagonal,
         )

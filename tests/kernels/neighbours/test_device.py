@@ -14,7 +14,7 @@ from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2
 from tilewright.kernels.gpu.device_array import to_device
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.neighbours import device, host
+from tilewright.kernels.neighbours import device, host, mutual
 from tilewright.kernels.neighbours.order import METRICS, key_bound
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores and no warps")
@@ -136,6 +136,44 @@ def test_more_neighbours_than_there_are_rows(k: int, rng: np.random.Generator) -
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", [HALF, np.dtype(np.int8)])
+@pytest.mark.parametrize("exclude", [True, False])
+def test_rows_among_themselves(
+    dtype: np.dtype, metric: Any, exclude: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair is computed once; rows of zeros, duplicates and NaN are found as ever."""
+    if not device.supports(dtype, dtype, 64, metric, 10_000):
+        pytest.skip("cosines of integers are float64, which a CPU finds")
+    monkeypatch.setattr(mutual, "LEAST_ROWS", 1)
+    halves: list[bool] = []
+    find = mutual.Mutual.find
+
+    def noted(self: mutual.Mutual) -> Any:
+        found = find(self)
+        halves.append(found is not None)
+        return found
+
+    monkeypatch.setattr(mutual.Mutual, "find", noted)
+    for n, k in ((20_011, 10), (1100, 1), (5000, 40)):
+        a = rows_of(rng, n, 64, dtype)
+        a[::97] = 0
+        a[5::1500] = a[5]
+        if dtype == HALF:
+            a[700] = np.nan
+        want = expected(a, a, k, metric=metric, exclude_self=exclude)
+        got = mutual.nearest_of_itself(to_device(a), k, metric=metric, exclude_self=exclude)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1], want[1])
+    assert any(halves)
+    a[: n // 2] = a[0]  # so many are equal that lists are too short
+    want = expected(a, a, k, metric=metric, exclude_self=exclude)
+    got = mutual.nearest_of_itself(to_device(a), k, metric=metric, exclude_self=exclude)
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("above", [True, False])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("dtype", "precision"), CASES)
@@ -216,6 +254,9 @@ def selecting() -> list[Variant]:
         for kind in kinds
         for form in forms
         if kind not in ("s8", "u8") or COSINE not in form
+    ] + [
+        variant(f"{kind} {form} mutual", device._config(kind, kind, form, True))
+        for kind, form in (("f16", DOT), ("f16", COSINE), ("bf16", L2), ("s8", L2))
     ]
 
 

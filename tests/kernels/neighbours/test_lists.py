@@ -77,7 +77,7 @@ def test_lists_are_merged_into_the_best(dtype: np.dtype, kept: int, rng: np.rand
         on_device[1].copy_to_device(bounds_now)
         enqueue(
             kernel, rows, lists.WARP, 0, lists.merge_nbytes(capacity, kept), cuda.to_device(words),
-            on_device[0], on_device[1], on_device[2], overflow, launch, mode,
+            on_device[0], on_device[1], on_device[2], overflow, launch, mode, 0,
         )  # fmt: skip
         found, after = on_device[0].copy_to_host(), on_device[1].copy_to_host()
         assert overflow.copy_to_host()[launch] == 1
