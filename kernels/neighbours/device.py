@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from numba.cuda import types
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.choices import PrecisionName
+from tilewright.kernels.cpu.loops import blocks, cpu_threads
 from tilewright.kernels.gemm import product
 from tilewright.kernels.gemm.hopper.float_operand import FloatOperand, make_planes, operands, planes_nbytes
 from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2, NO_COLUMN
@@ -70,6 +72,8 @@ DEVIATIONS = 12
 """By so many standard deviations a list is longer than what a span is expected to let through."""
 PRODUCTS_NBYTES = 256 * 2**20
 """Of products that are made to be read again."""
+DECODED_NBYTES = 2**20
+"""Of words that a thread decodes at a time: in a core's cache."""
 PAIRS_ROOM = 1 << 23
 """Pairs that there is room for at a time, no fewer than rows of a stretch; a span with more is cut."""
 PADDING = 256
@@ -524,12 +528,20 @@ def merge(
 
 def neighbours_of(words: np.ndarray, sums: np.dtype, metric: MetricName) -> Neighbours:
     """The neighbours that the words of rows (rows, k) stand for."""
-    keys = _numbers_of(words, _number_dtype(sums)).astype(_keys_dtype(sums, metric), copy=False)
-    values = values_of_keys(keys, sums, metric).copy()
-    indices = _columns_of(words)
-    missing = words == 0
-    indices[missing] = NO_INDEX
-    values[missing] = np.nan if values.dtype.kind == "f" else 0
+    indices = np.empty(words.shape, np.int64)
+    values = np.empty(words.shape, value_dtype(sums, metric))
+
+    def decode(rows: slice) -> None:
+        mine = words[rows]
+        keys = _numbers_of(mine, _number_dtype(sums)).astype(_keys_dtype(sums, metric), copy=False)
+        indices[rows], values[rows] = _columns_of(mine), values_of_keys(keys, sums, metric)
+        missing = mine == 0
+        indices[rows][missing] = NO_INDEX
+        values[rows][missing] = np.nan if values.dtype.kind == "f" else 0
+
+    step = max(1, DECODED_NBYTES // (8 * max(1, words.shape[1])))
+    with ThreadPoolExecutor(cpu_threads()) as pool:
+        list(pool.map(decode, blocks(len(words), step)))
     return Neighbours(indices, values)
 
 

@@ -5,8 +5,8 @@ with each other; what reaches the bound of either row comes into that row's list
 columns grow as in `device.Nearest`; to the rows before them the stage is one span. So to each row the others come in
 the order of their numbers, and of equal ones the first are kept.
 
-Bounds begin with what some thousand rows, spread over all, say: rows of a late stage would otherwise let through much of
-what came before. Where a list was too short all the same, there is no answer, and each row is compared with all
+Bounds begin with what some thousand rows, spread over all, say: rows of a late stage would otherwise let through much
+of what came before. Where a list was too short all the same, there is no answer, and each row is compared with all
 (`device.Nearest`).
 """
 
@@ -21,6 +21,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import Kept, launch_selection
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.neighbours.device import (
+    STRETCH_ROWS,
     STRETCH_UNIT,
     Nearest,
     _config,
@@ -135,23 +136,23 @@ class Mutual(_Rows):
             merge(stretch, words, flags, 0, 1 if number + 1 < len(spans) else 2, self._stream)
 
     def _compare(self, stretch: _Stretch, words: Any, rows: tuple[int, int], first: int, width: int) -> None:
-        """Enqueue the product of a stage's rows and a span of those up to them."""
-        start, stop = rows
-        left, right = self._a.part(start, stop - start), self._a.part(first, width)
-        assert left.planes is not None
-        assert right.planes is not None
-        kept = Kept(
-            address(words),
-            self._capacity,
-            True,
-            address(stretch.bounds),
-            address(right.factors),
-            first,
-            start,
-            self._a.rows.shape[0],
-        )
-        config = _config(left.planes.kind, right.planes.kind, self._form, True)
-        last = start - first - int(self._exclude_self)
-        launch_selection(
-            config, left.planes, right.planes, kept, left.rows.shape[1], self._stream, diagonal=last
-        )
+        """Enqueue the products of a stage's rows and a span of those up to them."""
+        right = self._a.part(first, width)
+        for start in range(rows[0], rows[1], STRETCH_ROWS):  # the walk below a diagonal looks for its band
+            left = self._a.part(start, min(STRETCH_ROWS, rows[1] - start))
+            assert left.planes is not None
+            assert right.planes is not None
+            kept = Kept(
+                address(words),
+                self._capacity,
+                True,
+                address(stretch.bounds),
+                address(right.factors),
+                first,
+                start,
+                self._a.rows.shape[0],
+            )
+            config = _config(left.planes.kind, right.planes.kind, self._form, True)
+            last = start - first - int(self._exclude_self)
+            depth = left.rows.shape[1]
+            launch_selection(config, left.planes, right.planes, kept, depth, self._stream, diagonal=last)
