@@ -36,6 +36,12 @@ def nearest_for(device: DeviceKind) -> Any:
     return importlib.import_module(_DEVICE if device == "cuda" else _HOST).Nearest
 
 
+def mutual_for(device: DeviceKind) -> Any:
+    """The function that finds the k nearest of rows among themselves, which GPUs have alone."""
+    assert device == "cuda"
+    return importlib.import_module("tilewright.kernels.neighbours.mutual").nearest_of_itself
+
+
 def pairs_for(device: DeviceKind) -> Any:
     """The class that finds pairs beyond a threshold: `host.Beyond`, or its twin, with the same difference."""
     return importlib.import_module(_DEVICE if device == "cuda" else _HOST).Beyond

@@ -17,6 +17,7 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.choices import DeviceKind
+from tilewright.kernels.neighbours.capacity import mutual_nbytes
 from tilewright.kernels.neighbours.forms import finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
 from tilewright.kernels.numbers import counted, format_nbytes
@@ -237,6 +238,7 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
             value_itemsize=sides.values.itemsize,
             units=(items[0], items[1]),
             on_gpu=kind == "cuda",
+            mutual_nbytes=_mutual_nbytes(request, sides, kind),
         ),
         metric=sides.metric,
         dtype=sides.sums.name,
@@ -251,7 +253,14 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
             " device='cpu' (--device cpu)"
         )
     work = replace(work, panel_rows=plan.panel_rows, depth=max(1, plan.depth), holds_b=plan.holds_b)
+    work = replace(work, mutual=plan.triangle and plan.k is not None)
     return _Prepared(work, plan, name)
+
+
+def _mutual_nbytes(request: NeighbourRequest, sides: Sides, kind: DeviceKind) -> int:
+    if kind != "cuda" or request.k is None or not sides.is_one:
+        return 0
+    return mutual_nbytes(sides.m, request.k + int(request.exclude_self))
 
 
 def _nothing(sides: Sides) -> Bound:

@@ -56,6 +56,8 @@ class Asked:
     """Items of A, and of B, that are read as one piece."""
     on_gpu: bool = False
     """Whether a GPU compares them: then only one task of a worker does at a time, in the GPU's memory."""
+    mutual_nbytes: int = 0
+    """What a GPU needs beside the items to compare them among themselves, each pair once; 0 where it does not."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,15 @@ def plan_neighbours(
     panel = min(asked.n, max(LEAST_PANEL, panel_nbytes // max(1, b_nbytes)))
     panel = max(1, min(panel, share // 3 // max(1, b_nbytes)))
     most = (share - panel * b_nbytes) // max(1, a_nbytes + found_nbytes)
-    if most < min(asked.m, LEAST_BLOCK // 8) and asked.width > 1:
+    # The neighbours of items among themselves are found by one worker, in one task: of each pair both items' lists change.
+    mutual = (
+        asked.mutual_nbytes > 0
+        and workers == 1
+        and asked.m * (a_nbytes + found_nbytes) + asked.mutual_nbytes <= worker_nbytes
+    )
+    if mutual:
+        holds, block, panel = False, asked.m, asked.n
+    elif most < min(asked.m, LEAST_BLOCK // 8) and asked.width > 1:
         holds, share = False, worker_nbytes // at_once
         panel, most, depth = _cut_rows(asked, share, found_nbytes, a_nbytes + b_nbytes)
         block = min(most, max(1, asked.m))
@@ -167,20 +177,27 @@ def plan_neighbours(
         block = _aligned(block, asked.units[0])
     panel = _aligned(panel, asked.units[1]) if panel < asked.n else max(1, panel)
     tasks = ceil_div(asked.m, block)
-    triangle = asked.one and asked.k is None
+    triangle = mutual or (asked.one and asked.k is None)
     stored_a = asked.m * asked.width * item_a
     if depth < asked.width:
         read = stored_b * tasks + stored_a * ceil_div(asked.n, panel)
+    elif mutual:
+        read = stored_a
     elif holds:
         read = stored_a + stored_b * min(workers, tasks)
     else:
         read = stored_a + stored_b * tasks
-    if triangle:
+    if triangle and not mutual:
         read = (read + stored_a) // 2 if not holds else read
     task_nbytes = (
-        depth * (block * (item_a + 2 * asked.sum_itemsize) + panel * (2 * item_b + 2 * asked.sum_itemsize))
-        + block * found_nbytes
-        + (block * panel * asked.sum_itemsize if depth < asked.width else 0)
+        asked.mutual_nbytes + block * (a_nbytes + found_nbytes)
+        if mutual
+        else (
+            depth
+            * (block * (item_a + 2 * asked.sum_itemsize) + panel * (2 * item_b + 2 * asked.sum_itemsize))
+            + block * found_nbytes
+            + (block * panel * asked.sum_itemsize if depth < asked.width else 0)
+        )
     )
     pairs = None if asked.k is not None else round(asked.density * _all_pairs(asked))
     entries = asked.m * (asked.k or 0) * (INDEX_NBYTES + asked.value_itemsize)

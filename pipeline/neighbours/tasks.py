@@ -14,8 +14,8 @@ import numpy as np
 
 from tilewright.kernels.choices import DeviceKind, PrecisionName
 from tilewright.kernels.gpu.memory import allocating
-from tilewright.kernels.neighbours.forms import nearest_for, pairs_for
-from tilewright.kernels.neighbours.order import Bound, MetricName, sum_dtype
+from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_for
+from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.region import StoredArray
@@ -51,6 +51,8 @@ class Work:
     """Of a task, for what it does on its cores."""
     key: str
     """Of the search: no other has it."""
+    mutual: bool = False
+    """Whether one task compares all items among themselves, each pair once."""
 
     @property
     def sums(self) -> np.dtype:
@@ -193,6 +195,17 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
     block = items_of(work.a, work.of, first, stop)
     read = time.perf_counter() - begin
     nan_rows = int(np.isnan(block).any(1).sum()) if block.dtype.kind == "f" else 0
+    if work.mutual:
+        with _on_gpu:
+            among = mutual_for(work.device)(
+                _placed(work, block),
+                work.k,
+                metric=work.metric,
+                exclude_self=work.exclude_self,
+                precision=work.precision,
+            )
+        seconds = time.perf_counter() - begin - read
+        return _of_neighbours(among, nan_rows, block.nbytes), {"read": read, "compute": seconds}
     panels = _Panels(work, first if work.once else 0)
     # On a GPU one after the other: each takes all of it, and reads while another computes.
     with _on_gpu if work.device == "cuda" else nullcontext():
@@ -258,5 +271,9 @@ def _found(work: Work, search: Any, nan_rows: int, read_nbytes: int) -> Found:
         pairs = {"row": found.row, "column": found.column, "value": found.value}
         arrays = pairs if work.keep else {}
         return Found(arrays, int(search.count), nan_rows, read_nbytes)
+    return _of_neighbours(found, nan_rows, read_nbytes)
+
+
+def _of_neighbours(found: Neighbours, nan_rows: int, read_nbytes: int) -> Found:
     arrays = {"indices": found.indices, "values": found.values}
     return Found(arrays, int((found.indices >= 0).sum()), nan_rows, read_nbytes)

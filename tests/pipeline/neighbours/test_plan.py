@@ -93,3 +93,16 @@ def test_pairs_are_expected_by_their_density() -> None:
     # More pairs in a row make blocks smaller.
     dense = replace(pairs, n=10**7, m=10**7, width=2)
     assert planned(dense, 2**31).block_rows < planned(replace(dense, density=0.0), 2**31).block_rows
+
+
+def test_a_gpu_alone_compares_items_among_themselves_once() -> None:
+    asked = replace(ASKED, n=ASKED.m, one=True, on_gpu=True, itemsizes=(2, 2), mutual_nbytes=2**28)
+    plan = planned(asked, 2**33, workers=1, threads=1)
+    assert plan.triangle
+    assert (plan.tasks, plan.block_rows, plan.panel_rows) == (1, asked.m, asked.n)
+    assert plan.read_nbytes == plan.least_read_nbytes == asked.m * asked.width * 2
+    assert 2**28 < plan.task_nbytes <= plan.worker_nbytes
+    # Two share the rows, and one without the room for all of them goes through them in panels.
+    for other in (planned(asked, 2**33, workers=2, threads=1), planned(asked, 2**29, workers=1, threads=1)):
+        assert not other.triangle
+        assert other.tasks > 1
