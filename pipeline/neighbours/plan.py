@@ -158,7 +158,7 @@ def plan_neighbours(
     panel = min(asked.n, max(LEAST_PANEL, panel_nbytes // max(1, b_nbytes)))
     panel = max(1, min(panel, share // 3 // max(1, b_nbytes)))
     most = (share - panel * b_nbytes) // max(1, a_nbytes + found_nbytes)
-    # The neighbours of items among themselves are found by one worker, in one task: of each pair both items' lists change.
+    # Items are compared among themselves by one worker, in one task: of each pair both items' lists change.
     mutual = (
         asked.mutual_nbytes > 0
         and workers == 1

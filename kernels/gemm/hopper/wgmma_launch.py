@@ -372,8 +372,8 @@ def _launch(
 ) -> None:
     """Enqueue a kernel.
 
-    maps: A's, B's and perhaps C's; without C's, ``rows`` in its place. out: address, row_stride and column_stride. sides: m, n, k, and the diagonal beyond
-    which nothing is wanted. settings: paired, accumulate, plan and workspace.
+    maps: A's, B's and perhaps C's; without C's, ``rows`` in its place. out: address, row_stride and column_stride.
+    sides: m, n, k, and the diagonal beyond which nothing is wanted. settings: paired, accumulate, plan and workspace.
     """
     m, n, depth, wanted = sides
     cluster_m, tile_n = config.tile_m * config.cluster, config.tile_n
