@@ -82,6 +82,9 @@ documents = (
     | st.builds("{}.json".format, names)
     | st.builds("{}.zarr".format, names)
 )
+reports = st.sampled_from(
+    ["r.html", "r.json", "r", "C.zarr", "text.txt", "nowhere/r.html", "folder/r.json"]
+) | st.builds("{}.html".format, names)
 plots = st.sampled_from(["h.png", "h.csv", "nowhere/h.png", "folder"]) | st.builds("{}.png".format, names)
 
 SWITCHES = {
@@ -103,6 +106,7 @@ RIGHT = {
     "X": "x.zarr",
     "CORPUS": "text.txt",
     "PRODUCT": "C.zarr",
+    "WHERE": SHARED,
 }
 NEIGHBOURS = PLACED | {
     "--metric": st.sampled_from(["dot", "cosine", "l2", "near"]),
@@ -133,8 +137,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--no-verify": None,
         }
         | {"--no-resume": None, "--overwrite": None}
+        | {"--alpha": scalars, "--beta": scalars, "--report": reports}
         | STORED
-        | {"--alpha": scalars, "--beta": scalars}
         | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
     **{
@@ -147,7 +151,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
                 "--missing-as": codes,
             }
             | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
-            | {"--device": devices, "--overwrite": None, "--precision": precisions}
+            | {"--device": devices, "--overwrite": None, "--precision": precisions, "--report": reports}
             | STORED
             | more,
         )
@@ -209,6 +213,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("A", "C"),
         NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
     ),
+    "top": (("WHERE",), {"--cluster-file": files}),
     "devices": ((), {}),
     "settings": ((), {}),
 }
@@ -223,7 +228,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     words = []
     for name in arguments:
         wrong = draw(st.integers(0, 3)) == 0
-        values = corpora if name == "CORPUS" else arrays
+        values = {"CORPUS": corpora, "WHERE": profiles}.get(name, arrays)
         words.append(draw(values) if wrong else RIGHT[name])
     extent = draw(st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
     words = words[:-1] if extent < 0 else words + ["A.zarr"] * extent
@@ -233,6 +238,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         words += [name] if values is None or draw(st.integers(0, 15)) == 0 else [name, draw(values)]
     if "--profile" in options and "--profile" not in words:
         words += ["--profile", SHARED]
+    if command == "top":
+        words += ["--once", "--interval", "0.1"]  # else it goes on
     return [command, "--quiet", *words]
 
 
