@@ -1,7 +1,8 @@
 """Neighbours on a CPU: strips of products in a core's cache, of which a compiled loop keeps what is near.
 
 Floats are multiplied by `tilewright.kernels.cpu.ordered_floats`, so that a pair's value has the same bits whatever the
-blocks and threads are, integers by `tilewright.kernels.cpu.product`, exactly. The loop goes over the products in groups
+blocks and threads are; so are integers so small that float32 has their sums, and others by
+`tilewright.kernels.cpu.product`, exactly. The loop goes over the products in groups
 of `GROUP`, which it compares with the row's threshold, the key of its k-th nearest so far; only where one reaches it
 does it look at each. So beside the products selection costs little more than reading them from the cache.
 
@@ -22,6 +23,7 @@ from tilewright.kernels.cpu.loops import blocks, cpu_threads, kept, on_threads
 from tilewright.kernels.cpu.ordered_floats import add_product
 from tilewright.kernels.neighbours.order import (
     DOUBLE,
+    FLOAT,
     INTEGER,
     METRICS,
     NO_INDEX,
@@ -29,6 +31,7 @@ from tilewright.kernels.neighbours.order import (
     MetricName,
     Neighbours,
     Pairs,
+    largest,
     row_factors,
     sum_dtype,
     value_dtype,
@@ -49,6 +52,9 @@ PADDING = 16
 
 FIRST_ROOM = 1 << 14
 """Pairs of a strip that there is room for at first; a strip with more is looked at once more."""
+
+MOST_EXACT = 1 << 24
+"""Up to which float32 has every integer."""
 
 UNSEEN = np.iinfo(np.int64).max
 """The index of a place that no row has taken yet: any row is nearer."""
@@ -397,6 +403,13 @@ def _readable(block: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(block, block.dtype.newbyteorder("="))
 
 
+def products_dtype(a: np.dtype, b: np.dtype, depth: int) -> np.dtype:
+    """What rows of these dtypes are multiplied in: as `order.sum_dtype`, but small integers in float32, where all their
+    sums are exact as well."""
+    sums = sum_dtype(a, b)
+    return FLOAT if sums == INTEGER and depth * largest(a) * largest(b) <= MOST_EXACT else sums
+
+
 class _Rows:
     """A block of rows of A, ready to be multiplied by blocks of rows of B."""
 
@@ -415,7 +428,10 @@ class _Rows:
         self._keys_dtype = self.sums if metric == "l2" else value_dtype(self.sums, metric)
         self._zero = self._keys_dtype.type(0)
         self._of_a = factors_of(a, self.sums, metric, threads) if factors is None else factors
-        self._a = _numbers(a, self.sums)
+        self._products = products_dtype(
+            a.dtype, a.dtype if b_dtype is None else np.dtype(b_dtype), a.shape[1]
+        )
+        self._a = _numbers(a, self._products)
         self._left: np.ndarray | None = None
 
     @property
@@ -428,12 +444,12 @@ class _Rows:
         return self._left
 
     def _packed_right(self, b: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
-        width = ordered_floats.tiling().columns(self.sums)
-        return ordered_floats.packed(_numbers(b, self.sums), width, pool)
+        width = ordered_floats.tiling().columns(self._products)
+        return ordered_floats.packed(_numbers(b, self._products), width, pool)
 
     def _integer_tiles(self, b: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """The exact sums, in tiles."""
-        numbers = _numbers(b, self.sums)
+        numbers = _numbers(b, INTEGER)
         for columns in blocks(len(numbers), INTEGER_STRIP):
             for rows in blocks(len(self._a), INTEGER_STRIP):
                 tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), INTEGER)
@@ -488,7 +504,7 @@ class Nearest(_Rows):
         if not len(self._a) or not len(b):
             return
         of_b = self._factors(b, factors)
-        if self.sums == INTEGER:
+        if self._products == INTEGER:
             for rows, columns, tile in self._integer_tiles(b):
                 self._take(tile, first_column + columns.start, of_b[columns], rows)
             return
@@ -582,7 +598,7 @@ class Beyond(_Rows):
         if not len(self._a) or not len(b):
             return
         of_b = self._factors(b, factors)
-        if self.sums == INTEGER:
+        if self._products == INTEGER:
             for rows, columns, tile in self._integer_tiles(b):
                 self._take(tile, first_column + columns.start, of_b[columns], rows)
             return

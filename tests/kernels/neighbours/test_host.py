@@ -112,6 +112,21 @@ def test_bits_do_not_depend_on_blocks_or_threads(dtype: str, metric: Any, rng: n
     assert_array_equal(parts.result().indices, wanted.indices)
 
 
+@pytest.mark.parametrize(("width", "products"), [(1024, order.FLOAT), (1025, order.INTEGER)])
+@pytest.mark.parametrize("metric", order.METRICS)
+def test_small_integers_are_multiplied_as_floats_as_long_as_that_is_exact(
+    width: int, products: np.dtype, metric: Any, rng: np.random.Generator
+) -> None:
+    a, b = (rng.choice([-128, 127], (rows, width)).astype(np.int8) for rows in (20, 130))
+    a[0] = b[0] = -128
+    assert host.products_dtype(a.dtype, b.dtype, width) == products
+    search = host.Nearest(a, 7, metric=metric)
+    search.update(b, 0)
+    found, wanted = search.result(), naive.nearest(*naive.exact_keys(a, b, metric), 7, False)
+    assert_array_equal(found.indices, wanted.indices)
+    assert_array_equal(found.values, wanted.values)
+
+
 def test_equal_rows_are_equally_near(rng: np.random.Generator) -> None:
     """Whatever their places in a tile: the smaller index comes first."""
     b = np.tile(rng.standard_normal(50).astype(np.float32), (200, 1))
