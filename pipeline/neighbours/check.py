@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
 from distributed import Client
 
+from tilewright.kernels.cpu.loops import blocks
 from tilewright.kernels.neighbours.order import NO_INDEX
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.tasks import Work, items_of
-from tilewright.pipeline.reduce import Reduction, reduce_pieces
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import read_unit
 
 CHECK = "check"
@@ -145,12 +147,16 @@ def recompute(
 ) -> tuple[_Part, dict[str, float]]:
     """What a task does: form the products of the sampled items with some of B, in double precision."""
     begin = time.perf_counter()
-    others = np.full(len(items), -np.inf)
-    at: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
     step = min(MOST_STEP, max(1, PART_NBYTES // (8 * max(1, min(work.width, work.depth)))))
-    for start in range(first, stop, step):
-        end = min(start + step, stop)
-        keys, allowed = _keys(work, [item for item, _ in items], start, end)
+    sampled = _Sampled(work, [item for item, _ in items])
+    given_up = end_if_given_up()
+
+    def compare(part: slice) -> _Part:
+        given_up()
+        others = np.full(len(items), -np.inf)
+        at: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
+        start, end = first + part.start, first + part.stop
+        keys, allowed = _keys(work, sampled, start, end)
         for number, (item, columns) in enumerate(items):
             here = np.flatnonzero((columns >= start) & (columns < end))
             places = columns[here] - start
@@ -164,10 +170,35 @@ def recompute(
             surely = keys[number] - allowed[number]
             surely = surely[candidates & np.isfinite(surely)]
             others[number] = max(others[number], surely.max(initial=-np.inf))
+        return _Part(others, at)
+
+    with ThreadPoolExecutor(work.threads) as pool:
+        parts = list(pool.map(compare, blocks(stop - first, step)))
+    others = np.fmax.reduce([np.full(len(items), -np.inf), *(part.others for part in parts)])
+    at = [each for part in parts for each in part.at]
     return _Part(others, at), {"check": time.perf_counter() - begin}
 
 
-def _keys(work: Work, items: Sequence[int], first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+class _Sampled:
+    """The sampled items, read once where whole items are read at a time."""
+
+    def __init__(self, work: Work, items: Sequence[int]) -> None:
+        self._work, self._items = work, items
+        whole = slice(0, work.width)
+        self._whole = self._read(whole) if work.depth >= work.width else None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def part(self, elements: slice) -> np.ndarray:
+        """Some elements of each, float64."""
+        return self._read(elements) if self._whole is None else self._whole[:, elements]
+
+    def _read(self, elements: slice) -> np.ndarray:
+        return _items(self._work, self._items, elements).astype(np.float64)
+
+
+def _keys(work: Work, items: _Sampled, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys of all pairs, the larger the better, and what rounding may make of each: both (items, stop - first)."""
     sums = np.zeros((len(items), stop - first))
     of_a, of_b = np.zeros(len(items)), np.zeros(stop - first)
@@ -175,13 +206,15 @@ def _keys(work: Work, items: Sequence[int], first: int, stop: int) -> tuple[np.n
     with np.errstate(all="ignore"):
         for element in range(0, work.width, max(1, work.depth)):
             elements = slice(element, min(element + work.depth, work.width))
-            a = _items(work, items, elements).astype(np.float64)
+            a = items.part(elements)
             b = items_of(work.b, work.of, first, stop, elements).astype(np.float64)
             sums += a @ b.T
-            of_a += (a * a).sum(1)
-            of_b += (b * b).sum(1)
-            sizes_a += np.abs(a).sum(1)
-            sizes_b += np.abs(b).sum(1)
+            squares_a, squares_b = np.einsum("ij,ij->i", a, a), np.einsum("ij,ij->i", b, b)
+            of_a += squares_a
+            of_b += squares_b
+            # No less than the sums of their elements' sizes, by Cauchy and Schwarz, and without a pass for each.
+            sizes_a += np.sqrt(a.shape[1] * squares_a)
+            sizes_b += np.sqrt(b.shape[1] * squares_b)
         lengths = np.sqrt(of_a)[:, None] * np.sqrt(of_b)[None, :]
         dtype = np.dtype(np.float64) if work.sums.kind == "i" else work.sums
         precision = work.precision if work.sums == np.float32 else "full"

@@ -214,7 +214,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("A", "C"),
         NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
     ),
-    "top": (("WHERE",), {"--cluster-file": files}),
     "devices": ((), {}),
     "settings": ((), {}),
 }
