@@ -30,7 +30,9 @@ KINDS = {"topk": "tilewright_neighbours", "pairs": "tilewright_pairs"}
 """By the work, the attribute of the group that says what it is: nothing else is replaced."""
 ROW, NEIGHBOUR, PAIR = "row", "neighbour", "pair"
 """Names of dimensions; that of A's items is its own, where it has one."""
-CHUNK_NBYTES = 2**24
+CHUNK_NBYTES = 2**22
+CHUNKS_AT_ONCE = 16
+"""Written by one call: each is compressed on a thread of its own."""
 
 LONG_NAMES = {
     "indices": "items of B, the nearest first; -1 where an item of A has no further neighbour",
@@ -134,7 +136,7 @@ def _array(
 def _fill(array: zarr.Array[Any], blocks: Iterable[np.ndarray]) -> None:
     """Write blocks one behind the other, each chunk once."""
     row = 0
-    for block in _regrouped(blocks, array.chunks[0]):
+    for block in _regrouped(blocks, CHUNKS_AT_ONCE * array.chunks[0]):
         array[row : row + len(block)] = block
         row += len(block)
 
