@@ -70,7 +70,7 @@ def test_tensor_cores_are_used_where_the_readme_says() -> None:
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has only the portable kernels")
-@pytest.mark.parametrize("capability", [each for each in CAPABILITIES if each != (9, 0)])
+@pytest.mark.parametrize("capability", [each for each in CAPABILITIES if each < (8, 0)])
 def test_elsewhere_ordinary_kernels_multiply(capability: tuple[int, int]) -> None:
     float32 = np.dtype(np.float32)
     in_full = select(problem(float32, "full", capability))

@@ -114,7 +114,7 @@ def _variants(
 def _pass(form: str, *, turn: bool = False) -> Variant:
     function = float_planes.turn_function() if turn else float_planes.pass_function(form)
     blocks = TURN_RESIDENT_BLOCKS if turn else RESIDENT_BLOCKS
-    name = f"to {form}{', turned' if turn else ''}, from 8.0"
+    name = f"to {form}{', turned' if turn else ''}"
     return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, blocks, AMPERE)
 
 

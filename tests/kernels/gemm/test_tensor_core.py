@@ -418,7 +418,8 @@ def test_a_plan_counts_what_tf32_products_borrow(data: st.DataObject) -> None:
             multiplied(a, b, laid_out(height, width, BY_ROWS, C_PLACE), monkeypatch, borrowed)
     assert max(borrowed) <= counted
     every = (m, n, k, rows, columns, depth)
-    if all(side % 4 == 0 for side in every) and not (a_order == BY_COLUMNS and b_order == BY_ROWS):
+    # With k contiguous in both every GPU multiplies in place; where it is not in one, Hopper alone does.
+    if all(side % 4 == 0 for side in every) and (a_order, b_order) == (BY_ROWS, BY_COLUMNS):
         assert counted == workspace_nbytes(rows, columns, depth, np.dtype(np.float32), "full", parent)
 
 

@@ -141,16 +141,26 @@ def test_gpus_are_shown_with_what_they_have_free() -> None:
     assert "20 s ago" in text
 
 
-def test_workers_tell_prometheus(served: Client, multiplied: tw.MatmulRun) -> None:
-    pytest.importorskip("prometheus_client", reason="Dask's workers have no metrics without it")
-    (port, *_) = (info["services"]["dashboard"] for info in served.scheduler_info()["workers"].values())
+def told(client: Client) -> tuple[dict[str, float], list[str]]:
+    """What a worker says: of its process, which may have been of other clusters before; and all lines."""
+    (port, *_) = (info["services"]["dashboard"] for info in client.scheduler_info()["workers"].values())
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    addresses = served.scheduler_info()["workers"]
-    found = {
+    names = ("tiles_total", "read_bytes_total", "write_bytes_total", "operations_total")
+    return {
         name: sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"tilewright_{name}{{"))
-        for name in ("tiles_total", "read_bytes_total", "write_bytes_total", "operations_total")
-    }
+        for name in names
+    }, lines
+
+
+def test_workers_tell_prometheus(served: Client, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="Dask's workers have no metrics without it")
+    addresses = served.scheduler_info()["workers"]
+    before, _ = told(served)
+    a = put(tmp_path / "a.zarr", np.random.default_rng(1).standard_normal((N, N)))
+    multiplied = tw.matmul(a, a, tmp_path / "c.zarr", cluster=served, device="cpu", verify=False)
+    after, lines = told(served)
+    found = {name: value - before[name] for name, value in after.items()}
     assert found == {
         "tiles_total": multiplied.plan.tile_count,
         "read_bytes_total": multiplied.read_nbytes,
