@@ -72,6 +72,10 @@ class Heartbeats:
         """Of the threads of a run, one looks at a time, so that all is said, and done, once."""
         self._given_up: dict[str, Future[Any]] = {}
         """What became of each worker that was given up, once its nanny or the scheduler has said so."""
+        self.told: list[Callable[[Mapping[str, Mapping[str, Any]]], None]] = []
+        """Whom to tell what the scheduler says of its workers, on the client's event loop."""
+        self.latest: Mapping[str, Mapping[str, Any]] = {}
+        """What it said last."""
         self._end = asyncio.Event()
         loop = client.loop.asyncio_loop
         self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
@@ -116,6 +120,9 @@ class Heartbeats:
         }
         self._seen = seen
         self._least = BEATS * heartbeat_interval(len(seen))
+        self.latest = workers
+        for tell in tuple(self.told):
+            tell(workers)
 
     def silent(self) -> dict[str, float]:
         """Workers that have not been heard for `SILENT_SECONDS`, and for how many seconds."""
@@ -257,3 +264,18 @@ def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Hear
         yield own
     finally:
         own.close()
+
+
+@contextmanager
+def told_of(client: Client, tell: Callable[[Mapping[str, Mapping[str, Any]]], None]) -> Iterator[None]:
+    """Tell, in this block, what the scheduler has said of its workers, and says whenever it is asked; by another
+    thread. Nobody is told where nothing listens to the cluster in this thread."""
+    found = heartbeats_of(client)
+    if found is not None:
+        tell(found.latest)
+        found.told.append(tell)
+    try:
+        yield
+    finally:
+        if found is not None:
+            found.told.remove(tell)

@@ -22,6 +22,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.heartbeats import told_of
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -44,6 +45,7 @@ from tilewright.pipeline.product.beside import (
     arrays_of,
     created_with_counts,
     growing_counts,
+    names_of,
     resumed_with_counts,
 )
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
@@ -92,6 +94,7 @@ from tilewright.pipeline.product.request import (
     plan_for,
 )
 from tilewright.pipeline.provenance import record_provenance, settle_in_group
+from tilewright.pipeline.report.timeline import Recorder
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -144,6 +147,7 @@ def multiply(
     has the very bytes that were written. task: as in `run_tiles`.
     """
     request = request.checked()
+    request = replace(request, listener=(recorder := Recorder.of(request.listener)))
     out: Any = request.out  # which the check of it refuses where it is None
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
@@ -160,6 +164,7 @@ def multiply(
     with (
         open_cluster(request.cluster, request.cluster_file, loops=loops) as client,
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
+        told_of(client, recorder.heard),
     ):
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
@@ -536,11 +541,13 @@ def _fill(
             tell.say(left)
     return replace(
         run,
+        timeline=Recorder.of(request.listener).timeline(),
         resumed=len(finished),
         verification=verification,
         wraps=findings.wraps,
         masked=findings.masked,
         not_finite=found.c.not_finite,
+        names=names_of(factors.roles, output),
     )
 
 

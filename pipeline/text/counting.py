@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from distributed import Client
+from distributed import Client, get_worker
 from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.cpu.loops import share_of_cores
@@ -51,6 +51,7 @@ from tilewright.pipeline.text.pieces import CORES, ROWS_NBYTES, count_piece
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS, Total, total_for
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours
+from tilewright.pipeline.worker.meters import meters_of
 
 TASK_BLOCKS = 64
 """Lane blocks, 8 MiB each, that a task on a GPU counts: a task costs Dask and a dozen threads some milliseconds, and
@@ -252,4 +253,6 @@ def count_unless_as_before(
         document.path: document.nbytes for document in piece.documents if document.nbytes >= TOLD_NBYTES
     }
     with watching(lengths, teller() if lengths and not piece.is_part else None):
-        return count_piece(piece, *arguments)
+        counts, stages = count_piece(piece, *arguments)
+    meters_of(get_worker()).count(stages, pieces=1, read_nbytes=piece.nbytes)
+    return counts, stages
