@@ -93,7 +93,7 @@ class JobCommand(Command):
         return super().parse_args(ctx, args)
 
     def work(self, ctx: click.Context) -> Any:
-        from tilewright.pipeline.cluster.cluster import BatchProfileError
+        from tilewright.pipeline.cluster.profiles import BatchProfileError
         from tilewright.workflows.batch import INSIDE
 
         words = ctx.meta[_WORDS]

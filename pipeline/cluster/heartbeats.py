@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
-
-from distributed import Client
-from distributed.scheduler import heartbeat_interval
+from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ class Heartbeats:
             for address, beat in seen.items()
         }
         self._seen = seen
+        from distributed.scheduler import heartbeat_interval
+
         self._least = BEATS * heartbeat_interval(len(seen))
 
     def silent(self) -> dict[str, float]:
@@ -212,6 +215,16 @@ class Heartbeats:
         self._listening.cancel()
 
 
+class NobodyElse:
+    """In place of `Heartbeats` where this process does the work: it hears itself."""
+
+    def silent(self) -> dict[str, float]:
+        return {}
+
+    def look(self) -> None:
+        pass
+
+
 def _was_restarted(address: str, ending: Future[Any]) -> bool:
     """Whether a worker that was given up comes back."""
     if (error := ending.exception()) is not None:
@@ -225,8 +238,11 @@ _current: ContextVar[Heartbeats | None] = ContextVar("heartbeats", default=None)
 
 
 @contextmanager
-def listened_to(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats]:
+def listened_to(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats | NobodyElse]:
     """Listen to the cluster of a client in this block, where all questions to it find that by `heartbeats_of`."""
+    if is_here(client):
+        yield NobodyElse()
+        return
     heartbeats = Heartbeats(client, tell)
     before = _current.set(heartbeats)
     try:
@@ -243,8 +259,11 @@ def heartbeats_of(client: Client) -> Heartbeats | None:
 
 
 @contextmanager
-def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats]:
+def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats | NobodyElse]:
     """What listens to a client's cluster in this thread, or else in this block, and tells by ``tell`` in this block."""
+    if is_here(client):
+        yield NobodyElse()
+        return
     if (found := heartbeats_of(client)) is not None:
         before, found.tell = found.tell, tell
         try:

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client, Future
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.check.verify import SENT_NBYTES, Verification
@@ -46,6 +45,9 @@ from tilewright.pipeline.plan.told import (
 from tilewright.pipeline.plan.transform import NOT_FUSED
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.worker import tasks
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
 logger = logging.getLogger(__name__)
 

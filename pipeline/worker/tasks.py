@@ -10,10 +10,9 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import reduce
 
-from distributed import get_worker
-
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gpu.memory import allocating
+from tilewright.pipeline.cluster.here.worker import current_worker
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.cluster.pool import make_room
 from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError
@@ -54,7 +53,7 @@ def multiply_tile(
         make_room(TILES_UNDER_WAY)
 
     def work(worker: str) -> TileReport:
-        peers = WorkerPeers(get_worker()) if product.sharing else None
+        peers = WorkerPeers(current_worker()) if product.sharing else None
         with engine_for(product, worker, peers) as engine:
             return engine.multiply(tile, sharers=sharers.reached_from(worker))
 
@@ -127,7 +126,7 @@ def _unless_memory_is_short(
     That error is returned rather than raised: a plan that is too large for this worker stays so however often Dask
     retries. It is a new error, since the traceback of the old one keeps the buffers alive.
     """
-    worker = address_of(get_worker())
+    worker = address_of(current_worker())
     try:
         with allocating(what, on_gpu=product.device == "cuda"):
             return work(worker)
