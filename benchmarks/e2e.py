@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tilewright.pipeline.report.timeline import Timeline
     from tilewright.workflows.bench.common import Row
     from tilewright.workflows.bench.e2e import Case
-    from tilewright.workflows.bench.timeline import Timeline
 
 
 def base_case() -> Case:
@@ -85,7 +85,7 @@ def main(folder: Path, store: Path, compressed: bool) -> None:
     gpus = len(devices())
     rows: list[Row] = []
     details: list[dict[str, Any]] = []
-    timelines: list[Timeline] = []
+    timelines: list[tuple[str, Timeline]] = []
     if compressed:
         cases = compressed_cases(gpus or 2, gpu=bool(gpus))
     else:
@@ -93,7 +93,7 @@ def main(folder: Path, store: Path, compressed: bool) -> None:
     for found, detail, timeline in run_e2e(cases, store, gpu=bool(gpus)):
         rows += found
         details.append(detail)
-        timelines.append(timeline)
+        timelines.append((detail["case"], timeline))
         report = report_of(rows, gpu=bool(gpus))
         (folder / "e2e.json").write_text(json.dumps(report.to_json() | {"details": details}, indent=1) + "\n")
         print(

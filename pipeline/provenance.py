@@ -105,13 +105,13 @@ def settle_in_group(
     attributes: dict[str, Any] = {}
     names = product_names(a, b, transpose_a, transpose_b) or ()
     for name, (factor, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
-        found = None if name is None else _coordinates(factor, side)
+        found = None if name is None else coordinates_of(factor, side)
         if name is not None and found is not None:
             values[name], attributes[name] = found
     return carry_coordinates(final, values, attributes) + renew_consolidated(final, values)
 
 
-def _coordinates(array: StoredArray, side: int) -> tuple[np.ndarray, dict[str, Any]] | None:
+def coordinates_of(array: StoredArray, side: int) -> tuple[np.ndarray, dict[str, Any]] | None:
     """The coordinates of a side that is one axis of a stored array, and their attributes; None where there are none."""
     name, view, base = dimension_names(array)[side], unmasked(array), base_of(array)
     axis = side

@@ -30,6 +30,8 @@ FUNCTIONS = (
     "corr",
     "eofs",
     "eigh",
+    "topk",
+    "pairs",
     "plan_matmul",
     "verify",
     "audit",
@@ -48,6 +50,10 @@ RESULTS = {
     "EofRun": "EofRun",
     "Eofs, the result": "Eofs",
     "Eigenpairs": "Eigenpairs",
+    "NeighbourPlan": "NeighbourPlan",
+    "NeighbourCheck": "NeighbourCheck",
+    "TopkRun": "TopkRun",
+    "PairsRun": "PairsRun",
     "Histogram, the result": "Histogram",
     "Duplicates, the result": "Duplicates",
     "Device": "Device",
@@ -134,11 +140,17 @@ def test_json_of_the_commands_has_the_fields(tmp_path: Path) -> None:
         "Verification": ["verify", a, a, c, "--json", "-q"],
         "Audit": ["audit", c, "--json", "-q"],
         "EofRun": ["eofs", a, str(tmp_path / "e.zarr"), "-k", "2", *cpu],
+        "TopkRun": ["topk", a, str(tmp_path / "n.zarr"), "-k", "2", *cpu],
+        "NeighbourPlan": ["topk", a, str(tmp_path / "m.zarr"), "-k", "2", "--plan-only", *cpu],
+        "PairsRun": ["pairs", a, str(tmp_path / "p.zarr"), "--above", "1", *cpu],
         "Histogram, the result": ["histogram", str(text), *cpu],
         "Duplicates, the result": ["duplicates", str(text), "--json", "-q"],
     }
     for title, arguments in titles.items():
-        assert set(run(arguments)) == named_in(section(title)), title
+        found = run(arguments)
+        if title == "MatmulPlan":
+            assert set(found.pop("forecast")) == named_in(section("Forecast"))
+        assert set(found) == named_in(section(title)), title
     for title, arguments in {"dot": ["dot", x, x, *cpu], "settings": ["settings", "--json"]}.items():
         row = re.search(rf"^\| `{title}` \|(.*)\|$", section("Other commands"), re.M)
         assert row is not None

@@ -8,6 +8,8 @@ Functions, each of which says more to ``help``:
     corr            their correlations
     eofs            the leading EOFs of a matrix, by products that stream it
     eigh            the leading eigenpairs of a stored symmetric matrix
+    topk            the nearest rows of a matrix to each row of another, exactly
+    pairs           all pairs of rows that are nearer, or farther, than a threshold
     plan_matmul     the tiles, memory and bytes read of such a product, before any work
     verify          whether C = op(A) op(B) holds, without computing it again
     audit           whether what is stored of C is what was written, chunk by chunk
@@ -18,9 +20,9 @@ Functions, each of which says more to ``help``:
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
-They return `MatmulRun`, `EofRun`, `Eofs`, `Eigenpairs`, `MatmulPlan`, `Verification`, `Audit`, `Histogram`,
-`Duplicates` and a list of `Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels`` has
-`matmul`, `histogram` and `dot` for arrays in memory.
+They return `MatmulRun`, `EofRun`, `Eofs`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `Verification`, `Audit`,
+`Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels``
+has `matmul`, `histogram` and `dot` for arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
 CUDA.
@@ -68,6 +70,12 @@ _HOME = {
     "Eigenpairs": "tilewright.pipeline.spectral.results",
     "EofRun": "tilewright.pipeline.spectral.results",
     "Eofs": "tilewright.pipeline.spectral.results",
+    "NeighbourCheck": "tilewright.pipeline.neighbours.check",
+    "NeighbourPlan": "tilewright.pipeline.neighbours.plan",
+    "Neighbours": "tilewright.kernels.neighbours.order",
+    "Pairs": "tilewright.kernels.neighbours.order",
+    "PairsRun": "tilewright.pipeline.neighbours.results",
+    "TopkRun": "tilewright.pipeline.neighbours.results",
     "audit": "tilewright.workflows.audit",
     "corr": "tilewright.workflows.gram",
     "cov": "tilewright.workflows.gram",
@@ -80,9 +88,11 @@ _HOME = {
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
+    "pairs": "tilewright.workflows.neighbours.search",
     "plan_matmul": "tilewright.workflows.matmul",
     "repair": "tilewright.workflows.repair",
     "slice": "tilewright.pipeline.store.sources.slices",
+    "topk": "tilewright.workflows.neighbours.search",
     "verify": "tilewright.workflows.verify",
 } | dict.fromkeys(_ERRORS, "tilewright.pipeline.errors")
 
@@ -90,6 +100,8 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from tilewright.kernels.gpu.device import Device as Device
+    from tilewright.kernels.neighbours.order import Neighbours as Neighbours
+    from tilewright.kernels.neighbours.order import Pairs as Pairs
     from tilewright.pipeline.check.verify import Verification as Verification
     from tilewright.pipeline.cluster.cluster import open_cluster as open_cluster
     from tilewright.pipeline.duplicates.result import Duplicates as Duplicates
@@ -114,6 +126,10 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TaskError as TaskError
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
+    from tilewright.pipeline.neighbours.check import NeighbourCheck as NeighbourCheck
+    from tilewright.pipeline.neighbours.plan import NeighbourPlan as NeighbourPlan
+    from tilewright.pipeline.neighbours.results import PairsRun as PairsRun
+    from tilewright.pipeline.neighbours.results import TopkRun as TopkRun
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.audit import Audit as Audit
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
@@ -134,6 +150,8 @@ if TYPE_CHECKING:
     from tilewright.workflows.histogram import histogram as histogram
     from tilewright.workflows.matmul import matmul as matmul
     from tilewright.workflows.matmul import plan_matmul as plan_matmul
+    from tilewright.workflows.neighbours.search import pairs as pairs
+    from tilewright.workflows.neighbours.search import topk as topk
     from tilewright.workflows.repair import repair as repair
     from tilewright.workflows.verify import verify as verify
 

@@ -39,6 +39,7 @@ from tilewright.workflows.commands.options import (
     sum_dtype_option,
     variables_options,
 )
+from tilewright.workflows.commands.watching import top
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
@@ -54,13 +55,16 @@ from tilewright.workflows.console import (
     as_sides,
     as_weights,
     check_plot_options,
+    check_report,
     is_quiet,
     listening,
     minhash_options,
     on_interrupt,
     plot_options,
     print_names,
+    print_plan,
     print_result,
+    print_run,
     printing,
     range_options,
     reading_options,
@@ -70,6 +74,7 @@ from tilewright.workflows.console import (
 )
 
 METHODS = ("auto", "krylov", "gram")
+METRICS = ("dot", "cosine", "l2")
 OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
@@ -124,7 +129,7 @@ def storing(c: str) -> Iterator[Any]:
     """A listener for a product that is stored at ``c``: Ctrl-C tells what is kept of it."""
     from tilewright.pipeline.product.output import partial_path
     from tilewright.pipeline.store.arrays import local_path
-    from tilewright.workflows.progress import Counting
+    from tilewright.workflows.terminal.progress import Counting
 
     path = local_path(c)
     outputs = Outputs(*filter(None, [path]))
@@ -164,6 +169,7 @@ def matmul(
     no_resume: bool,
     overwrite: bool,
     as_json: bool,
+    report: str | None,
     rows: Any,
     columns: Any,
     **shared: Any,
@@ -178,6 +184,7 @@ def matmul(
     from tilewright.workflows import matmul as workflow
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
+    check_report(report, c, plan_only=plan_only, overwrite=overwrite)
     turned = {name: shared[name] for name in ("transpose_a", "transpose_b")}
     left, right = taken_of_product(a, b, rows, columns, **turned)
     if plan_only:
@@ -186,11 +193,11 @@ def matmul(
             shared["storage"] = as_storage(*(shared.pop(name) for name in ("chunks", "shards", "codec")))
             request = Request(left, right, c, listener=listener, **shared).with_epilogue(**asked)
             planned = job.plan_only(request)
-        print_result(planned, as_json=as_json)
+        print_plan(planned, left, c, as_json=as_json, **shared)
         return
     with storing(c) as listener:
         run = workflow.matmul(left, right, c, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+    print_run(run, report, overwrite=overwrite, as_json=as_json)
 
 
 def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) -> None:
@@ -202,17 +209,19 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
         )
     from tilewright.workflows import gram as workflow
 
+    report, overwrite = shared.pop("report"), shared["overwrite"]
+    check_report(report, arrays[-1], plan_only=shared["plan_only"], overwrite=overwrite)
     arrays = (taken(arrays[0], shared.pop("rows"), shared.pop("columns")), *arrays[1:])
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
     if shared.pop("plan_only"):
         with listening(quiet=is_quiet()) as listener:
             planned = workflow.plan_only(name, arrays, listener=listener, **shared)
-        print_result(planned, as_json=as_json)
+        print_plan(planned, arrays[0], arrays[-1], as_json=as_json, **shared)
         return
     with storing(arrays[-1]) as listener:
         run = getattr(workflow, name)(*arrays, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+    print_run(run, report, overwrite=overwrite, as_json=as_json)
 
 
 @cli.command(cls=JobCommand)
@@ -336,6 +345,70 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     print_result(run, as_json=as_json)
 
 
+neighbour_options = options(
+    click.option("--metric", type=click.Choice(METRICS), default="dot", show_default=True,
+                 help="What a pair's value is: the sum of products, that divided by both lengths, or the distance."),
+    click.option("--columns", is_flag=True, help="The items are the columns of A and B, not their rows."),
+    precision_option, cluster_options, device_option, memory_option,
+    plan_only_option,
+    click.option("--no-verify", is_flag=True, help="Do not compare a sample of the items with all of B anew."),
+    click.option("--no-resume", is_flag=True, help="Search every block, also those that a stopped run has finished."),
+    overwrite_option, json_option,
+)  # fmt: skip
+
+
+def _run_neighbours(
+    name: str, inputs: tuple[str, ...], out: str | None, as_json: bool, **shared: Any
+) -> None:
+    """Run one of the functions of ``workflows.neighbours``."""
+    if not 1 <= len(inputs) <= 2:
+        raise click.UsageError("give A.zarr [B.zarr] OUT.zarr; pairs that are only counted have no OUT.zarr")
+    from tilewright.workflows.neighbours import search
+
+    given = inputs[0], inputs[1] if len(inputs) > 1 else None, out
+    shared["of"] = "columns" if shared.pop("columns") else "rows"
+    for option in ("resume", "verify"):
+        shared[option] = not shared.pop(f"no_{option}")
+    if shared.pop("plan_only"):
+        with listening(quiet=is_quiet()) as listener:
+            planned = search.plan_only(*given, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
+    if out is not None:
+        on_interrupt(lambda: f"finished blocks are kept beside {out}, and the same command goes on there")
+    with listening(quiet=is_quiet()) as listener:
+        run = getattr(search, name)(*given, listener=listener, **shared)
+    print_result(run, as_json=as_json)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("arrays", nargs=-1, metavar="A [B] OUT")
+@click.option("-k", type=int, default=10, show_default=True, help="How many neighbours each item gets.")
+@click.option("--exclude-self", is_flag=True, help="Where B is A: no item is its own neighbour.")
+@neighbour_options
+def topk(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
+    """Store the k nearest rows of B of each row of A, exactly; without B, of A itself.
+
+    OUT is a Zarr group that xarray opens: indices and values, rows x k.
+    """
+    _run_neighbours("topk", arrays[:-1], arrays[-1] if arrays else None, as_json, **shared)
+
+
+@cli.command(cls=JobCommand)
+@click.argument("arrays", nargs=-1, metavar="A [B] OUT")
+@click.option("--above", type=float, metavar="T", help="Pairs whose value is at least T.")
+@click.option("--below", type=float, metavar="T", help="Pairs whose value is at most T.")
+@click.option("--count-only", is_flag=True, help="Count them, and store none; there is no OUT.")
+@neighbour_options
+def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: Any) -> None:
+    """Store all pairs of rows of A and B on one side of a threshold, exactly; without B, each pair of A once.
+
+    OUT is a Zarr group that xarray opens: row, column and value of each pair, in order.
+    """
+    inputs, out = (arrays, None) if count_only or not arrays else (arrays[:-1], arrays[-1])
+    _run_neighbours("pairs", inputs, out, as_json, count_only=count_only, **shared)
+
+
 @cli.command()
 @click.argument("a")
 @click.argument("b")
@@ -361,7 +434,7 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
 
     with listening(quiet=is_quiet()) as listener:
         planned = plan_matmul(a, b, listener=listener, **shared)
-    print_result(planned, as_json=as_json)
+    print_plan(planned, a, None, as_json=as_json, **shared)
 
 
 @cli.command(cls=JobCommand)
@@ -481,7 +554,7 @@ def histogram(
     from tilewright.pipeline.text.kept_counts import State, state_of_output
     from tilewright.pipeline.text.saved_counts import check_outputs, place_of
     from tilewright.workflows import histogram as workflow
-    from tilewright.workflows.progress import Counting
+    from tilewright.workflows.terminal.progress import Counting
 
     check_plot_options(plot, heat_map, per_document=shared["per_document"])
     if out is not None or plot is not None:
@@ -604,7 +677,7 @@ def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **sha
     where none is large enough NumPy's type widened to 64 bits; all else has numpy.vdot's dtype.
     """
     from tilewright.workflows.dot import timed_dot
-    from tilewright.workflows.progress import Counting
+    from tilewright.workflows.terminal.progress import Counting
 
     if no_resume and state is None:
         raise click.UsageError("--no-resume is about what --state has kept: give that too")
@@ -630,6 +703,9 @@ def jobs(job: str | None, as_json: bool) -> None:
     from tilewright.workflows.batch.place import follow_job
 
     follow_job(folder_of(job), job)
+
+
+cli.add_command(top)
 
 
 @cli.command()

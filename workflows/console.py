@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import signal
 import sys
@@ -68,6 +67,7 @@ BENCHES = {
     "e2e": "the whole product from Zarr to Zarr, against dask.array",
     "control": "handing out and recording tiles on hundreds of simulated workers",
     "corpus": "counting text files on a cluster, against dask.delayed with bincount",
+    "neighbours": "nearest neighbours, against NumPy, faiss and PyTorch",
     "start": "a short product as a whole process, against a script of zarr and NumPy",
 }
 """Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
@@ -368,12 +368,12 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
     if quiet or sys.stderr is None:  # None: closed by whoever started this process
         yield _quiet
     elif sys.stderr.isatty():
-        from tilewright.workflows.display import displaying
+        from tilewright.workflows.terminal.display import displaying
 
         with displaying() as listener:
             yield listener
     else:
-        from tilewright.workflows.progress import Lines
+        from tilewright.workflows.terminal.progress import Lines
 
         yield Lines()
 
@@ -429,6 +429,36 @@ def print_result(result: Any, *, as_json: bool) -> None:
             click.echo(text.encode(error.encoding, "replace").decode(error.encoding))
 
 
+def print_plan(
+    plan: Any,
+    a: Any,
+    out: Any,
+    *,
+    as_json: bool,
+    precision: str,
+    cluster: Any = None,
+    workers: int = 1,
+    **others: Any,
+) -> None:
+    """Print a plan of a product, behind what is expected of it in the user's words: how long, how much disk, what
+    limits it, whether it fits. The others are what else was asked for."""
+    from tilewright.pipeline.forecast.foresee import foresee
+
+    foreseen = foresee(plan, a, out, precision=precision, cluster=cluster, machines=workers)
+    print_result(foreseen, as_json=as_json)
+
+
+def print_run(run: Any, report: str | None, *, overwrite: bool, as_json: bool) -> None:
+    """Print the result of a product, and write the report on it, if one is asked for."""
+    try:
+        if report is not None:
+            from tilewright.workflows.report import write_report
+
+            write_report(run, report, overwrite=overwrite)
+    finally:
+        print_result(run, as_json=as_json)  # C has its name
+
+
 def print_names(names: Iterable[str]) -> None:
     """Print names of files, or of what is in them, one a line, as the bytes that they are."""
     with printing():
@@ -438,17 +468,9 @@ def print_names(names: Iterable[str]) -> None:
 
 def to_json_text(value: dict[str, Any]) -> str:
     """The object as strict JSON: NaN and infinities, which JSON has no numbers for, become strings."""
-    return json.dumps(_strict(value), allow_nan=False)
+    from tilewright.pipeline.strict_json import strict
 
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return json.dumps(strict(value), allow_nan=False)
 
 
 class Size(click.ParamType):
@@ -503,6 +525,26 @@ class FileName(Text):
             allowed = " or ".join(self.endings)
             self.fail(f"{value!r} {found}; the ending says the format and is {allowed}", param, ctx)
         return str(value)
+
+
+report_option = click.option(
+    "--report",
+    type=FileName(".html", ".json"),
+    metavar="FILE",
+    help="Write a page about the run into F.html, or its data into F.json.",
+)
+
+
+def check_report(report: str | None, out: str, *, plan_only: bool, overwrite: bool) -> None:
+    """Fail before any work where the report could not be written."""
+    if report is not None:
+        if plan_only:
+            raise click.UsageError(
+                "--report tells of a run, and --plan-only makes none: leave one of them out"
+            )
+        from tilewright.workflows.report import check_report as check
+
+        check(report, out, overwrite=overwrite)
 
 
 BARS = ("counts", "percent", "probability")

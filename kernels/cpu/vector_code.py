@@ -69,6 +69,10 @@ class Loop:
         """What has been added so far, zero at first; made before any other code of the body."""
         return self._starting_with(kind, ir.Constant(kind, None))
 
+    def sum_from(self, value: Any) -> Any:
+        """As `sum_of`, but with this value at first."""
+        return self._starting_with(value.type, value)
+
     def carry(self, total: Any, value: Any) -> None:
         """Have a sum be this value in the next step."""
         total.add_incoming(value, self._body)

@@ -30,6 +30,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.hopper.split_float import SPLIT
     from tilewright.kernels.gemm.ladder.register_blocked import REGISTER_BLOCKED
     from tilewright.kernels.gemm.tensor.double_tensor_core import DOUBLE_TENSOR_CORE
+    from tilewright.kernels.gemm.tensor.float_mma import ASKED_MMA, BFLOAT_MMA, HALF_MMA, SPLIT_MMA
 
     return (
         EXACT_INTEGER,
@@ -39,6 +40,10 @@ def _specialised() -> tuple[GemmKernel, ...]:
         *ASKED,
         HALF,
         BFLOAT,
+        SPLIT_MMA,
+        *ASKED_MMA,
+        HALF_MMA,
+        BFLOAT_MMA,
         DOUBLE_TENSOR_CORE,
         WARP_TILED,
         REGISTER_BLOCKED,

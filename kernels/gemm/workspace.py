@@ -91,8 +91,8 @@ def _reduced_nbytes(m: int, n: int, k: int, precision: str, parent: Parent | Non
     if precision == "split":
         return split_float.most_nbytes(m, n, k)
     form = half_tensor_core.KINDS[precision]
-    if form == "tf32" and _aligned(m, n, k, 4, parent) and half_tensor_core.THROUGH_REGISTERS:
-        # Panels are multiplied in place. Only if k is contiguous in neither is the smaller one copied.
-        turned = parent is not None and parent.transpose_a and not parent.transpose_b
-        return float_operand.most_nbytes(min(m, n), 0, k, form) if turned else 0
+    if form == "tf32" and parent is not None and _aligned(m, n, k, 4, parent):
+        # Multiplied in place where k is contiguous. Else turned, by GPUs that cannot take one through registers.
+        lines = m if parent.transpose_a else 0, 0 if parent.transpose_b else n
+        return float_operand.most_nbytes(*lines, k, form) if any(lines) else 0
     return float_operand.most_nbytes(m, n, k, form)

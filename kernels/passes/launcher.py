@@ -32,7 +32,9 @@ class Launcher:
         if not SIMULATOR:
             self.kernel(*of).function(current_device())
 
-    def enqueue(self, of: tuple[Any, ...], grid: int, block: Any, stream: Any, *arguments: Any) -> None:
+    def enqueue(
+        self, of: tuple[Any, ...], grid: int | tuple[int, ...], block: Any, stream: Any, *arguments: Any
+    ) -> None:
         enqueue(self.kernel(*of), grid, block, stream, 0, *arguments)
 
     def variant(self, name: str, *of: Any) -> Variant:

@@ -12,6 +12,8 @@ float_bits = scalar_instruction(
 bits_float = scalar_instruction(
     "mov.b32 $0, $1;", "=f,r", (U32,), types.float32, description="The float32 of 32 bits."
 )
+negative = pure_instruction("neg.f32 $0, $1;", "=f,f", 1, types.float32)
+"""``negative(x)``: -x, which the compiler does not see through."""
 half_bits = scalar_instruction(
     "cvt.rn.f16.f32 $0, $1;",
     "=h,f",

@@ -32,6 +32,17 @@ def multiply_add_wide(typingctx, left, right, added):  # type: ignore[no-untyped
     return types.uint64(U32, U32, types.uint64), generate
 
 
+negative = pure_instruction("neg.s32 $0, $1;", "=r,r", 1, I32)
+"""``negative(x)``: -x, which the compiler does not see through."""
+
+warp_or = scalar_instruction(
+    "redux.sync.or.b32 $0, $1, 0xffffffff;",
+    "=r,r",
+    (U32,),
+    U32,
+    description="``warp_or(word)``: the bitwise or of the words of all threads of a warp, which wait for each other.",
+)
+
 byte_permute = pure_instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex
 digits."""

@@ -102,29 +102,37 @@ def mma_f64(k: int, *, native: bool) -> Callable[..., Any]:
     return mma
 
 
-def mma_bytes(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., Any]:
-    """``multiply(sums, a, a0, b, b0)``: a warp adds a product of bytes, 32 deep, to its int32 ``sums``.
+MMA_SHAPES = {"s8": "k32", "u8": "k32", "f16": "k16", "bf16": "k16", "tf32": "k8"}
+"""Of 32 bytes of k each."""
 
-    ``tiles_m`` × ``tiles_n`` times ``mma.sync.m16n8k32``, whose operands are ``s8`` or ``u8``. With g = lane
-    / 4 and t = lane % 4 (PTX ISA, the fragments of m16n8k32 for 8-bit integers), four bytes in a uint32:
 
-    - ``a[a0 + 4 i + 2 s + h]`` is A at row 16 i + g + 8 h, columns 4 t + 16 s to + 3, for h, s < 2;
-    - ``b[b0 + 2 j + s]`` is B at rows 4 t + 16 s to + 3, column 8 j + g;
+def mma_lines(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., Any]:
+    """``multiply(sums, a, a0, b, b0)``: a warp adds a product of lines 32 bytes deep to its ``sums``.
+
+    ``tiles_m`` × ``tiles_n`` times ``mma.sync.m16n8``, whose operands are ``s8`` or ``u8`` (sums int32), or ``f16``,
+    ``bf16`` or ``tf32`` (sums float32). With g = lane / 4 and t = lane % 4 (PTX ISA, the fragments of m16n8k32 for
+    8-bit integers, m16n8k16 for 16-bit floats and m16n8k8 for TF32, which are the same bytes), four bytes of a line in
+    a uint32:
+
+    - ``a[a0 + 4 i + 2 s + h]`` is A at row 16 i + g + 8 h, bytes 4 t + 16 s to + 3, for h, s < 2;
+    - ``b[b0 + 2 j + s]`` is B at column 8 j + g, bytes 4 t + 16 s to + 3;
     - ``sums[4 (tiles_n i + j) + 2 h + r]`` is C at row 16 i + g + 8 h, column 8 j + 2 t + r, for r < 2.
 
-    Sums wrap modulo 2**32.
+    Sums of integers wrap modulo 2**32; those of floats are truncated.
     """
-    word = ir.IntType(32)
+    word, floats = ir.IntType(32), kind_a not in ("s8", "u8")
+    sum_kind, held = ("f32", "f") if floats else ("s32", "r")
+    sum_type = ir.FloatType() if floats else word
     text = (
-        f"mma.sync.aligned.m16n8k32.row.col.s32.{kind_a}.{kind_b}.s32 "
+        f"mma.sync.aligned.m16n8{MMA_SHAPES[kind_a]}.row.col.{sum_kind}.{kind_a}.{kind_b}.{sum_kind} "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$0, $1, $2, $3};"
     )
-    function = ir.FunctionType(ir.LiteralStructType([word] * 4), [word] * 10)
-    instruction = ir.InlineAsm(function, text, "=r,=r,=r,=r,r,r,r,r,r,r,0,1,2,3")
+    function = ir.FunctionType(ir.LiteralStructType([sum_type] * 4), [word] * 6 + [sum_type] * 4)
+    instruction = ir.InlineAsm(function, text, ",".join([f"={held}"] * 4 + ["r"] * 6 + ["0", "1", "2", "3"]))
 
     @intrinsic
     def multiply(typingctx, sums, a, a0, b, b0):  # type: ignore[no-untyped-def]
-        """Issue the products; see ``mma_bytes``."""
+        """Issue the products; see ``mma_lines``."""
         if not are_arrays(sums, a, b):
             return None
 
@@ -152,33 +160,43 @@ def mma_bytes(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[
     return multiply
 
 
-@intrinsic
-def load_matrices(typingctx, registers, first, shared):  # type: ignore[no-untyped-def]
-    """``ldmatrix.x4``: four matrices of 8 lines × 16 bytes from shared memory to ``registers[first...]``.
+def _matrix_load(turned: str) -> Callable[..., Any]:
+    """``ldmatrix.x4``, perhaps with ``.trans``."""
 
-    ``shared`` is a shared address (uint32), a multiple of 16: lane 8 i + j gives that of line j of matrix i.
-    ``registers`` are uint32; ``registers[first + i]`` becomes bytes 4 (lane mod 4) to + 3 of line lane / 4
-    of matrix i.
-    """
-    if not are_arrays(registers) or registers.dtype != types.uint32:
-        return None
+    def load(typingctx, registers, first, shared):  # type: ignore[no-untyped-def]
+        if not are_arrays(registers) or registers.dtype != types.uint32:
+            return None
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(32)
-        address = context.cast(builder, arguments[2], signature.args[2], types.uint32)
-        function = ir.FunctionType(ir.LiteralStructType([word] * 4), [word])
-        text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
-        assembly = ir.InlineAsm(function, text, "=r,=r,=r,=r,r,~{memory}", side_effect=True)
-        loaded = builder.call(assembly, [address])
-        target = element_pointer(
-            context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1]
-        )
-        for i in range(4):
-            builder.store(builder.extract_value(loaded, i), builder.gep(target, [ir.Constant(word, i)]))
-        return context.get_dummy_value()
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            word = ir.IntType(32)
+            address = context.cast(builder, arguments[2], signature.args[2], types.uint32)
+            function = ir.FunctionType(ir.LiteralStructType([word] * 4), [word])
+            text = f"ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
+            assembly = ir.InlineAsm(function, text, "=r,=r,=r,=r,r,~{memory}", side_effect=True)
+            loaded = builder.call(assembly, [address])
+            target = element_pointer(
+                context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1]
+            )
+            for i in range(4):
+                builder.store(builder.extract_value(loaded, i), builder.gep(target, [ir.Constant(word, i)]))
+            return context.get_dummy_value()
 
-    return types.void(registers, first, shared), generate
+        return types.void(registers, first, shared), generate
 
+    return intrinsic(load)
+
+
+load_matrices = _matrix_load("")
+"""``load_matrices(registers, first, shared)``, ``ldmatrix.x4``: four matrices of 8 lines × 16 bytes from shared memory
+to ``registers[first...]``.
+
+``shared`` is a shared address (uint32), a multiple of 16: lane 8 i + j gives that of line j of matrix i. ``registers``
+are uint32; ``registers[first + i]`` becomes bytes 4 (lane mod 4) to + 3 of line lane / 4 of matrix i.
+"""
+
+load_turned = _matrix_load(".trans")
+"""The same of 8 × 8 elements of 16 bits, turned: ``registers[first + i]`` becomes element lane / 4 of the lines
+2 (lane mod 4) and + 1 of matrix i."""
 
 store_matrices = scalar_instruction(
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.worker import HereWorker
 from tilewright.pipeline.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Heartbeats:
         """Of the threads of a run, one looks at a time, so that all is said, and done, once."""
         self._given_up: dict[str, Future[Any]] = {}
         """What became of each worker that was given up, once its nanny or the scheduler has said so."""
+        self.told: list[Callable[[Mapping[str, Mapping[str, Any]]], None]] = []
+        """Whom to tell what the scheduler says of its workers, on the client's event loop."""
+        self.latest: Mapping[str, Mapping[str, Any]] = {}
+        """What it said last."""
         self._end = asyncio.Event()
         loop = client.loop.asyncio_loop
         self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
@@ -119,6 +124,9 @@ class Heartbeats:
         from distributed.scheduler import heartbeat_interval
 
         self._least = BEATS * heartbeat_interval(len(seen))
+        self.latest = workers
+        for tell in tuple(self.told):
+            tell(workers)
 
     def silent(self) -> dict[str, float]:
         """Workers that have not been heard for `SILENT_SECONDS`, and for how many seconds."""
@@ -276,3 +284,43 @@ def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Hear
         yield own
     finally:
         own.close()
+
+
+@contextmanager
+def told_of(client: Client, tell: Callable[[Mapping[str, Mapping[str, Any]]], None]) -> Iterator[None]:
+    """Tell, in this block, what the scheduler has said of its workers, and says whenever it is asked; by another
+    thread. Nobody is told where nothing listens to the cluster in this thread."""
+    if is_here(client):
+        with _telling_of(cast(Any, client).worker, tell):
+            yield
+        return
+    found = heartbeats_of(client)
+    if found is not None:
+        tell(found.latest)
+        found.told.append(tell)
+    try:
+        yield
+    finally:
+        if found is not None:
+            found.told.remove(tell)
+
+
+@contextmanager
+def _telling_of(
+    worker: HereWorker, tell: Callable[[Mapping[str, Mapping[str, Any]]], None]
+) -> Iterator[None]:
+    """Tell of the one worker as often as a scheduler would be asked."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(ASK_SECONDS):
+            tell({worker.address: worker.told()})
+
+    tell({worker.address: worker.told()})
+    thread = threading.Thread(target=go_on, name="tilewright-told", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -57,6 +57,7 @@ from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.job import plan_only as plan_product
 from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Request, check_output, open_factors
+from tilewright.pipeline.report.timeline import Recorder
 from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import local_path, name_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 def gram(request: GramRequest) -> MatmulRun:
     """Store the Gram matrix that is asked for, as ``tilewright.gram`` says, and raise as it does."""
     request = request.checked()
+    request = replace(request, listener=Recorder.of(request.listener))
     matrices = open_matrices(request)
     form = form_of(matrices)
     dtype = result_dtype(matrices, form, request.dtype)

@@ -180,6 +180,22 @@ class TileGrid:
                     j = grid_columns - 1 - j
             yield Tile(index, i, j, row_starts[i], row_starts[i + 1], column_starts[j], column_starts[j + 1])
 
+    def positions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row and column of every tile in the grid, in the order of work."""
+        index = np.arange(self.count, dtype=np.int64)
+        if (banded := self.in_band) is not None:
+            i = np.searchsorted(banded.before, index, side="right") - 1
+            place = index - np.asarray(banded.before)[i]
+            forwards, backwards = np.asarray(banded.first)[i] + place, np.asarray(banded.stop)[i] - 1 - place
+        elif self.symmetric:
+            i = ((np.sqrt(8.0 * index + 1) - 1) // 2).astype(np.int64)  # exact up to 2**50 tiles
+            place = index - i * (i + 1) // 2
+            forwards, backwards = place, i - place
+        else:
+            i, place = np.divmod(index, max(1, self.columns.count))
+            forwards, backwards = place, self.columns.count - 1 - place
+        return i, np.where(i % 2, backwards, forwards)
+
     def index(self, i: int, j: int) -> int:
         """The place of a tile in the order of work, from its row and column of the grid."""
         if (banded := self.in_band) is not None:

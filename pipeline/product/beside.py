@@ -37,6 +37,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store.arrays import Source, local_path, name_of, open_array, write_unit
 from tilewright.pipeline.store.probe import check_shared_output
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.sessions import session_of
 
 
@@ -185,6 +186,12 @@ def are_whole(counts: Source, digest: str, listener: Any) -> bool:
     if record is None or not finished or record.digest != digest:
         return False
     return audit_by_checksums(array, record, listener).passed
+
+
+def names_of(factors: Mapping[str, StoredArray], output: Output) -> dict[str, str]:
+    """What to call the factors, by their roles, and C once it is published."""
+    names = {role: name_of(array) for role, array in factors.items()}
+    return names | {"C": str(output.final or name_of(output.array))}
 
 
 def arrays_of(output: Output) -> Mapping[str, zarr.Array[Any]]:

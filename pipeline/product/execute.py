@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.check.verify import SENT_NBYTES, Verification
@@ -22,7 +19,6 @@ from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined, with
 from tilewright.pipeline.cluster.watch import Lost, Tell, Workers, log_loss, threads_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
 from tilewright.pipeline.events import (
-    LEAST_BUSY_SHARE,
     Listener,
     UnitDone,
     Waiting,
@@ -31,6 +27,7 @@ from tilewright.pipeline.events import (
     on_lost,
     on_waiting,
 )
+from tilewright.pipeline.forecast.rates import remember
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import (
@@ -44,6 +41,9 @@ from tilewright.pipeline.plan.told import (
 )
 from tilewright.pipeline.plan.transform import NOT_FUSED
 from tilewright.pipeline.product.placement import Placement
+from tilewright.pipeline.report.figures import busy_sentence, limit_sentence
+from tilewright.pipeline.report.page import RunReport
+from tilewright.pipeline.report.timeline import Recorder, Timeline
 from tilewright.pipeline.worker import tasks
 
 if TYPE_CHECKING:
@@ -56,9 +56,6 @@ TileTask = Callable[..., TileReport | DeviceMemoryError]
 
 UNTOLD_SECONDS = 5
 """The longest that a tile is not recorded for want of what its panels held."""
-
-LIMITING_SHARE = 0.8
-"""A thread that is busy for at least this share of the time limits a run; below it, threads wait for one another."""
 
 
 def _tile_results(
@@ -231,15 +228,6 @@ def on_all(
             logger.warning("%s on %s: %s: %s", function.__name__, worker, type(answer).__name__, answer)
 
 
-def covered(times: Iterable[tuple[float, float]] | np.ndarray) -> float:
-    """Seconds covered by at least one of these (begin, end) intervals."""
-    intervals = np.array(times if isinstance(times, np.ndarray) else list(times), np.float64).reshape(-1, 2)
-    begin, end = intervals[np.argsort(intervals[:, 0], kind="stable")].T
-    until = np.maximum.accumulate(end)
-    begin[1:] = np.maximum(begin[1:], until[:-1])
-    return float(np.maximum(0.0, end - begin).sum())
-
-
 def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
 
@@ -283,6 +271,10 @@ class MatmulRun:
     in all of the array. They were multiplied as they are stored."""
     not_finite: int = 0
     """Elements of C that are NaN or infinite."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Where ``A``, ``B`` and ``C`` are."""
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
+    """When what was done, from the request until C had its name; None where nobody recorded that."""
 
     @classmethod
     def of_nothing(cls, plan: MatmulPlan) -> MatmulRun:
@@ -305,10 +297,23 @@ class MatmulRun:
         )
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self) | {
+        return asdict(replace(self, timeline=None)) | {
             "plan": self.plan.to_json(),
             "verification": self.verification.to_json() if self.verification is not None else None,
+            "timeline": self.timeline.to_json() if self.timeline is not None else None,
         }
+
+    def report(self) -> RunReport:
+        """The run in words, figures and pictures: its page, and the same as JSON."""
+        return RunReport(self)
+
+    def to_html(self) -> str:
+        """The page that ``--report`` writes: one file that needs no other, and no network."""
+        return self.report().to_html()
+
+    def _repr_html_(self) -> str:
+        """The same as a notebook shows it."""
+        return self.report().to_fragment()
 
     def __str__(self) -> str:
         plan = self.plan
@@ -347,30 +352,7 @@ class MatmulRun:
         """One line: the share of the time each thread of a worker was busy, and which of them the others wait for."""
         if not self.workers or self.seconds <= 0:
             return "busy: nothing was left to do"
-        count = max(self.plan.workers, len(self.workers))
-        shares = {
-            stage: seconds / (self.seconds * count) for stage, seconds in self.stages.items() if seconds > 0
-        }
-        threads = {name: sum(shares.get(stage, 0.0) for stage in stages) for name, stages in THREADS.items()}
-        texts = []
-        for name, stages in THREADS.items():
-            inner = ", ".join(f"{stage} {shares[stage]:.0%}" for stage in stages if stage in shares)
-            texts.append(f"{name} {threads[name]:.0%}" + (f" ({inner})" if "," in inner else ""))
-        busy = f"busy share of the time: {', '.join(texts)}"
-        limit = max(threads, key=lambda name: threads[name])
-        if threads[limit] < LEAST_BUSY_SHARE:
-            return f"{busy}; nearly all of it went elsewhere, as to other tasks of the workers"
-        if threads[limit] >= LIMITING_SHARE:
-            verdict = f"{limit} limits it and the others wait for it"
-        else:
-            verdict = (
-                f"{limit} is busiest, and waits for the others too: at the start and the end, or by turns"
-            )
-        if count > 1:
-            each = [busy[limit] / self.seconds for busy in self.workers.values()]
-            each += [0.0] * (count - len(each))
-            verdict += f" ({min(each):.0%} to {max(each):.0%} on each of {count} workers)"
-        return f"{busy}; {verdict}"
+        return f"{busy_sentence(self)}; {limit_sentence(self)}"
 
 
 def told_first(
@@ -434,6 +416,8 @@ def run_tiles(
         As ``run_placed`` and ``run_combined`` raise.
     """
     plan = product.plan
+    listener = recorder = Recorder.of(listener)
+    busy_before = recorder.busy()
     todo = {tile.index: tile for tile in plan.tiles() if tile.index not in finished}
     read = sum(plan.tile_read_nbytes(tile) for tile in todo.values())
     operations = sum(map(plan.tile_operations, todo.values()))
@@ -441,7 +425,6 @@ def run_tiles(
     stages: dict[str, float] = {}
     kernels: set[str] = set()
     read_nbytes = shared_nbytes = 0
-    spans: dict[str, dict[str, array[float]]] = {}  # flat: a run has many, of 16 bytes each like this
     losses: list[str] = []
     found = NOTHING_FOUND
     tell_loss = on_lost(listener, "matmul", "tile")
@@ -486,9 +469,6 @@ def run_tiles(
                 shared_nbytes += report.shared_nbytes
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
-                for span in report.spans:
-                    busy = spans.setdefault(span.worker, {name: array("d") for name in THREADS})
-                    busy[span.stage].extend((span.begin, span.end))
                 tile = todo[report.index]
                 listener(
                     UnitDone(
@@ -521,9 +501,10 @@ def run_tiles(
     listener(WorkDone("matmul", seconds))
     kernel = " and ".join(sorted(kernels)) or "none"
     workers = {
-        worker: {name: covered(np.array(times)) for name, times in busy.items()}
-        for worker, busy in spans.items()
+        worker: {name: busy.get(name, 0.0) - busy_before.get(worker, {}).get(name, 0.0) for name in THREADS}
+        for worker, busy in recorder.busy().items()
     }
+    workers = {worker: busy for worker, busy in workers.items() if any(busy.values())}
     for name, parts in THREADS.items():
         # Several panels load, and several tiles are written, at once, so stage seconds overlap: scale them to the time
         # in which the threads were busy.
@@ -531,7 +512,7 @@ def run_tiles(
         share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
     written = sum(map(plan.tile_write_nbytes, todo.values()))
-    run = MatmulRun(
+    made = MatmulRun(
         plan=plan,
         device=device_name,
         kernel=kernel,
@@ -545,5 +526,8 @@ def run_tiles(
         resumed=len(finished),
         verification=None,
         workers_lost=len(losses),
+        timeline=recorder.timeline(),
     )
-    return run, found
+    if task is tasks.multiply_tile:  # else what is timed is something else
+        remember(made, product.precision)
+    return made, found

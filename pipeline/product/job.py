@@ -20,6 +20,7 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.heartbeats import told_of
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
@@ -44,6 +45,7 @@ from tilewright.pipeline.product.beside import (
     arrays_of,
     created_with_counts,
     growing_counts,
+    names_of,
     resumed_with_counts,
 )
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
@@ -93,6 +95,7 @@ from tilewright.pipeline.product.request import (
     plan_for,
 )
 from tilewright.pipeline.provenance import record_provenance, settle_in_group
+from tilewright.pipeline.report.timeline import Recorder
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
@@ -145,6 +148,7 @@ def multiply(
     has the very bytes that were written. task: as in `run_tiles`.
     """
     request = request.checked()
+    request = replace(request, listener=(recorder := Recorder.of(request.listener)))
     out: Any = request.out  # which the check of it refuses where it is None
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
@@ -155,15 +159,11 @@ def multiply(
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, out, request.precision))
     loops = needs_loops_soon(factors, verify=request.verify)
+    where, graphs = (request.cluster, request.cluster_file), any_pending(shared.values())
     with (
-        open_executor(
-            request.cluster,
-            request.cluster_file,
-            device=request.device,
-            loops=loops,
-            graphs=any_pending(shared.values()),
-        ) as client,
+        open_executor(*where, device=request.device, loops=loops, graphs=graphs) as client,
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
+        told_of(client, recorder.heard),
     ):
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
@@ -540,11 +540,13 @@ def _fill(
             tell.say(left)
     return replace(
         run,
+        timeline=Recorder.of(request.listener).timeline(),
         resumed=len(finished),
         verification=verification,
         wraps=findings.wraps,
         masked=findings.masked,
         not_finite=found.c.not_finite,
+        names=names_of(factors.roles, output),
     )
 
 

@@ -12,21 +12,32 @@ from typing import Any
 
 import dask
 
-from tilewright.pipeline.errors import OutputExistsError
+from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.product.output import (
     MARK_NAME,
+    check_growing_place,
+    check_no_link,
     check_place_free,
     growing_folder,
     partial_path,
     remove_growing,
     replaced_path,
 )
-from tilewright.pipeline.store.arrays import UNFINISHED, UNFINISHED_NAME
+from tilewright.pipeline.store.arrays import (
+    UNFINISHED,
+    UNFINISHED_NAME,
+    Source,
+    check_source,
+    local_path,
+    location,
+    name_of,
+)
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
 from tilewright.pipeline.store.new.groups import make_groups, metadata_in
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
+from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.transfer.files import sync_files, sync_folder
 
 
@@ -38,6 +49,45 @@ def is_group_of(path: Path, kind: str) -> bool:
 def _is_of_kind(metadata: Any, kind: str) -> bool:
     attributes = metadata.get("attributes") if isinstance(metadata, Mapping) else None
     return isinstance(attributes, Mapping) and metadata.get("node_type") == "group" and kind in attributes
+
+
+def check_local_place(
+    out: Source | None, inputs: Mapping[str, StoredArray], kind: str, what: str, *, overwrite: bool
+) -> Path:
+    """The path of a group that can be written in a local folder, before any work.
+
+    inputs: by role. kind: as for `is_group_of`. what: is stored, in words.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there and ``overwrite`` is false, or it is no group of this kind.
+    OutputError
+        It is an input, or one of both lies in the other.
+    StoreError
+        It is no local path, or cannot be looked at.
+    """
+    check_source(out, "output")
+    assert out is not None
+    path = local_path(out)
+    if path is None:
+        raise StoreError(
+            f"output: {name_of(out)} is no local path, and {what} are stored in local folders alone; choose one, and"
+            " copy it from there"
+        )
+    if not (overwrite and is_group_of(path, kind)):
+        check_place_free(path, overwrite=overwrite)
+    check_no_link(path)
+    check_growing_place(path)
+    ours = path.resolve()
+    for role, array in inputs.items():
+        protocol, theirs = location(array)
+        if protocol == "" and (ours == theirs or ours in theirs.parents or theirs in ours.parents):
+            raise OutputError(
+                f"output: {path} and {role}, {name_of(array)}, are the same or lie one inside the other; choose another"
+                " path"
+            )
+    return path
 
 
 @contextmanager

@@ -13,15 +13,10 @@ import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
 
-from tilewright.pipeline.errors import OutputError, StoreError
-from tilewright.pipeline.product.output import (
-    MARK_NAME,
-    check_growing_place,
-    check_no_link,
-    check_place_free,
-)
-from tilewright.pipeline.product.output_group import is_group_of, output_group
-from tilewright.pipeline.store.arrays import Source, check_source, local_path, location, name_of
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.product.output import MARK_NAME
+from tilewright.pipeline.product.output_group import check_local_place, output_group
+from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.transfer.files import with_remedy
@@ -53,40 +48,8 @@ class Dimensions:
 
 
 def check_group_place(out: Source | None, x: StoredArray, *, overwrite: bool) -> Path:
-    """The path of a group that can be written, before any work.
-
-    Raises
-    ------
-    OutputExistsError
-        Something stands there and ``overwrite`` is false, or it is no group of EOFs.
-    OutputError
-        It is X, or one of both lies in the other.
-    StoreError
-        It is no local path, or cannot be looked at.
-    """
-    check_source(out, "output")
-    assert out is not None
-    path = local_path(out)
-    if path is None:
-        raise StoreError(
-            f"output: {name_of(out)} is no local path, and EOFs are stored in local folders alone; choose one, and"
-            " copy it from there"
-        )
-    if not (overwrite and is_eof_group(path)):
-        check_place_free(path, overwrite=overwrite)
-    check_no_link(path)
-    check_growing_place(path)
-    kind, theirs = location(x)
-    ours = path.resolve()
-    if kind == "" and (ours == theirs or ours in theirs.parents or theirs in ours.parents):
-        raise OutputError(
-            f"output: {path} and X, {name_of(x)}, are the same or lie one inside the other; choose another path"
-        )
-    return path
-
-
-def is_eof_group(path: Path) -> bool:
-    return is_group_of(path, KIND)
+    """As `output_group.check_local_place`, of EOFs of X."""
+    return check_local_place(out, {"X": x}, KIND, "EOFs", overwrite=overwrite)
 
 
 @contextmanager

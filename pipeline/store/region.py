@@ -44,7 +44,8 @@ def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Chun
             axis.append((index, inside, slice(first - part.start, last - part.start)))
         axes.append(axis)
     for one in itertools.product(*axes):
-        places, insides, targets = zip(*one, strict=True)
+        # An array without dimensions is one chunk.
+        places, insides, targets = zip(*one, strict=True) if one else ((), (), ())
         yield ChunkPart(places, insides, targets)
 
 

@@ -20,7 +20,7 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.advance import watching
-from tilewright.pipeline.cluster.here.worker import memory_limit
+from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
@@ -50,6 +50,7 @@ from tilewright.pipeline.text.pieces import CORES, ROWS_NBYTES, count_piece
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS, Total, total_for
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours
+from tilewright.pipeline.worker.meters import meters_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -254,4 +255,6 @@ def count_unless_as_before(
         document.path: document.nbytes for document in piece.documents if document.nbytes >= TOLD_NBYTES
     }
     with watching(lengths, teller() if lengths and not piece.is_part else None):
-        return count_piece(piece, *arguments)
+        counts, stages = count_piece(piece, *arguments)
+    meters_of(current_worker()).count(stages, pieces=1, read_nbytes=piece.nbytes)
+    return counts, stages

@@ -20,6 +20,7 @@ from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import arrival_of, close_idle_engines, collect_leftovers
+from tilewright.pipeline.worker.meters import meters_of
 from tilewright.pipeline.worker.peers import answer_peers
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
         name = name.decode() if isinstance(name, bytes) else str(name)
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
     threads = dask_worker.state.nthreads
+    meters_of(dask_worker).on_gpu |= found == "cuda"
     return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker), pause, threads)
 
 

@@ -31,6 +31,7 @@ from tilewright.pipeline.worker.engines import (
     is_over,
     store_sum,
 )
+from tilewright.pipeline.worker.meters import meters_of
 from tilewright.pipeline.worker.peers import WorkerPeers
 
 TILES_UNDER_WAY = 4
@@ -55,7 +56,10 @@ def multiply_tile(
     def work(worker: str) -> TileReport:
         peers = WorkerPeers(current_worker()) if product.sharing else None
         with engine_for(product, worker, peers) as engine:
-            return engine.multiply(tile, sharers=sharers.reached_from(worker))
+            report = engine.multiply(tile, sharers=sharers.reached_from(worker))
+        _count(report, tiles=1, write_nbytes=product.plan.tile_write_nbytes(tile),
+               operations=product.plan.tile_operations(tile))  # fmt: skip
+        return report
 
     return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
@@ -68,7 +72,9 @@ def multiply_part(
 
     def work(worker: str) -> TileReport:
         with engine_for(product, worker) as engine:
-            return engine.multiply(tile, part)
+            report = engine.multiply(tile, part)
+        _count(report, operations=product.plan.tile_operations(tile) // product.plan.k_parts)
+        return report
 
     return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
@@ -93,6 +99,9 @@ def add_parts(
         stages["write"] += seconds
         spans = [span for report in reports for span in report.spans]
         spans.append(Span(worker, "write", begin, begin + seconds))
+        meters_of(current_worker()).count(
+            {"write": seconds}, tiles=1, write_nbytes=product.plan.tile_write_nbytes(tile)
+        )
         seconds += max(report.seconds for report in reports)
         read = sum(report.read_nbytes for report in reports)
         kernels = frozenset().union(*(report.kernels for report in reports))
@@ -112,6 +121,11 @@ def add_parts(
         )
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")
+
+
+def _count(report: TileReport, **done: int) -> None:
+    """Have the worker tell what it has done."""
+    meters_of(current_worker()).count(report.stages, read_nbytes=report.read_nbytes, **done)
 
 
 def _whole(product: Product, fused: Fused | None) -> Product:

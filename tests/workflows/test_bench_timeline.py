@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.image
@@ -11,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.events import Span
-from tilewright.workflows.bench.timeline import COLOURS, Timeline, plot_timelines
+from tilewright.pipeline.events import Span, UnitDone
+from tilewright.pipeline.report.timeline import Recorder, Timeline
+from tilewright.workflows.bench.timeline import COLOURS, plot_timelines
 from tilewright.workflows.cli import cli
 
 SPANS = (
@@ -24,12 +26,12 @@ SPANS = (
 )
 
 
-def test_a_lane_is_in_seconds_from_the_runs_start() -> None:
-    timeline = Timeline("case", 99.0, 7.0, SPANS)
-    assert timeline.workers == ["tcp://a", "tcp://b"]
-    assert timeline.lane("tcp://a", "load") == [(1.0, 1.0), (2.0, 2.0)]
-    assert timeline.lane("tcp://b", "load") == [(1.5, 1.0)]
-    assert timeline.lane("tcp://b", "write") == []
+def recorded(begin: float, seconds: float, spans: Iterable[Span]) -> tuple[str, Timeline]:
+    """A run as it is recorded from the event of its only unit."""
+    times = iter([begin, begin + seconds])
+    recorder = Recorder(lambda event: None, clock=lambda: next(times))
+    recorder(UnitDone("matmul", 0, "tcp://a", 1.0, 0, 0, {}, tuple(spans)))
+    return "case", recorder.timeline()
 
 
 def shares(path: Path) -> dict[str, float]:
@@ -43,7 +45,7 @@ def shares(path: Path) -> dict[str, float]:
 
 
 def test_the_areas_are_as_the_durations(tmp_path: Path) -> None:
-    plot_timelines([Timeline("case", 100.0, 6.0, SPANS)], tmp_path / "t.png")
+    plot_timelines([recorded(100.0, 6.0, SPANS)], tmp_path / "t.png")
     found = shares(tmp_path / "t.png")  # with the legend's, which are alike
     assert found["write"] > 0.005
     assert found["load"] > 2 * found["write"]
@@ -54,14 +56,14 @@ def test_the_areas_are_as_the_durations(tmp_path: Path) -> None:
 
 def test_many_spans_are_not_hidden_by_their_edges(tmp_path: Path) -> None:
     many = tuple(Span("a", "compute", i * 1e-3, (i + 1) * 1e-3) for i in range(10_000))
-    plot_timelines([Timeline("case", 0.0, 10.0, many)], tmp_path / "t.png")
+    plot_timelines([recorded(0.0, 10.0, many)], tmp_path / "t.png")
     assert shares(tmp_path / "t.png")["compute"] > 0.05
 
 
 def test_nothing_to_draw_and_nowhere_to_write(tmp_path: Path) -> None:
-    plot_timelines([Timeline("empty", 0.0, 1.0, ())], tmp_path / "t.png")
+    plot_timelines([recorded(0.0, 1.0, ())], tmp_path / "t.png")
     with pytest.raises(StoreError, match="nowhere"):
-        plot_timelines([Timeline("case", 100.0, 6.0, SPANS)], tmp_path / "nowhere" / "t.png")
+        plot_timelines([recorded(100.0, 6.0, SPANS)], tmp_path / "nowhere" / "t.png")
     assert [path.name for path in tmp_path.iterdir()] == ["t.png"]
 
 

@@ -33,8 +33,9 @@ from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.spectral import options as spectral_options
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.text.histogram import Histogram
-from tilewright.workflows import cli, console, histogram, plots, progress
+from tilewright.workflows import cli, console, histogram, plots
 from tilewright.workflows.commands import options
+from tilewright.workflows.terminal import progress
 
 Run = Callable[..., Result]
 
@@ -209,7 +210,7 @@ def test_a_plan_is_printed_beside_why_the_name_of_c_is_refused(run: Run, here: P
     store("a.zarr", np.ones((4, 4)))
     result = run("matmul", "a.zarr", "a.zarr", name, "--plan-only")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("product")
+    assert result.stdout.startswith("time")
     assert result.stderr.startswith("without --plan-only this would be refused: output: ")
 
 

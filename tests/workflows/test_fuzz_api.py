@@ -411,6 +411,16 @@ GRAM = {
     "dtype": (None, dtypes),
     "overwrite": (False, flags | junk),
 }
+NEIGHBOURS = {
+    "a": (st.sampled_from(LEFT), sources),
+    "b": (st.sampled_from([None, "I.zarr"]), sources),
+    "out": (NEW, outputs),
+    "metric": (st.sampled_from(["dot", "cosine", "l2"]), words),
+    "of": (st.sampled_from(["columns", "rows"]), words),
+    "resume": (True, flags | junk),
+    "verify": (True, flags | junk),
+    "overwrite": (False, flags | junk),
+}
 FRACTIONS = st.sampled_from([0, 1, 2, -0.5, np.nan, np.inf, "0.8", np.float32(0.8), True, 10**400, 1j]) | junk
 SEARCH = {
     "k": (3, counts),
@@ -451,6 +461,16 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | {"weights": (None, VALUES | junk), "sample_weights": (None, VALUES | junk)}
         | {"verify": (True, flags | junk), "method": (st.sampled_from(["auto", "krylov"]), words)}
         | SEARCH | PRECISION | MEMORY | DEVICE | PLACED,
+    ),
+    "topk": (
+        lambda a, out, **options: tw.topk(a, options.pop("b"), out, **options),
+        NEIGHBOURS | {"k": (3, counts), "exclude_self": (False, flags | junk)} | PRECISION | MEMORY | DEVICE | PLACED,
+    ),
+    "pairs": (
+        lambda a, out, **options: tw.pairs(a, options.pop("b"), out, **options),
+        NEIGHBOURS
+        | {"above": (0.5, scalars), "below": (None, scalars), "count_only": (False, flags | junk)}
+        | PRECISION | MEMORY | DEVICE | PLACED,
     ),
     "eigh": (
         lambda g, **options: tw.eigh(g, **options),

@@ -82,6 +82,9 @@ documents = (
     | st.builds("{}.json".format, names)
     | st.builds("{}.zarr".format, names)
 )
+reports = st.sampled_from(
+    ["r.html", "r.json", "r", "C.zarr", "text.txt", "nowhere/r.html", "folder/r.json"]
+) | st.builds("{}.html".format, names)
 plots = st.sampled_from(["h.png", "h.csv", "nowhere/h.png", "folder"]) | st.builds("{}.png".format, names)
 
 SWITCHES = {
@@ -103,6 +106,18 @@ RIGHT = {
     "X": "x.zarr",
     "CORPUS": "text.txt",
     "PRODUCT": "C.zarr",
+    "WHERE": SHARED,
+}
+NEIGHBOURS = PLACED | {
+    "--metric": st.sampled_from(["dot", "cosine", "l2", "near"]),
+    "--columns": None,
+    "--precision": precisions,
+    "--device": devices,
+    "--device-memory": sizes,
+    "--plan-only": None,
+    "--no-verify": None,
+    "--no-resume": None,
+    "--overwrite": None,
 }
 STORED: dict[str, Any] = {
     "--chunks": st.sampled_from(["4", "3x2", "0x1", "x", "9999999999999"]) | counts,
@@ -122,8 +137,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--no-verify": None,
         }
         | {"--no-resume": None, "--overwrite": None}
+        | {"--alpha": scalars, "--beta": scalars, "--report": reports}
         | STORED
-        | {"--alpha": scalars, "--beta": scalars}
         | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
     **{
@@ -136,7 +151,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
                 "--missing-as": codes,
             }
             | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
-            | {"--device": devices, "--overwrite": None, "--precision": precisions}
+            | {"--device": devices, "--overwrite": None, "--precision": precisions, "--report": reports}
             | STORED
             | more,
         )
@@ -190,6 +205,15 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None},
     ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
+    "top": (("WHERE",), {"--cluster-file": files}),
+    "topk": (
+        ("A", "C"),
+        NEIGHBOURS | {"-k": counts, "--exclude-self": None},
+    ),
+    "pairs": (
+        ("A", "C"),
+        NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
+    ),
     "devices": ((), {}),
     "settings": ((), {}),
 }
@@ -204,7 +228,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     words = []
     for name in arguments:
         wrong = draw(st.integers(0, 3)) == 0
-        values = corpora if name == "CORPUS" else arrays
+        values = {"CORPUS": corpora, "WHERE": profiles}.get(name, arrays)
         words.append(draw(values) if wrong else RIGHT[name])
     extent = draw(st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
     words = words[:-1] if extent < 0 else words + ["A.zarr"] * extent
@@ -214,6 +238,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         words += [name] if values is None or draw(st.integers(0, 15)) == 0 else [name, draw(values)]
     if "--profile" in options and "--profile" not in words:
         words += ["--profile", SHARED]
+    if command == "top":
+        words += ["--once", "--interval", "0.1"]  # else it goes on
     return [command, "--quiet", *words]
 
 
@@ -242,7 +268,7 @@ def check_command(place: Path, client: Client, line: list[str]) -> None:
 
 def written(line: list[str]) -> Iterator[str]:
     """What a command writes when all goes well."""
-    if line[0] in ("matmul", "gram", "cov", "corr", "eofs"):
+    if line[0] in ("matmul", "gram", "cov", "corr", "eofs", "topk", "pairs"):
         yield from line[2:]  # C is one of them
     for option in ("--out", "--plot"):
         if line[0] in ("histogram", "duplicates") and option in line:

@@ -247,6 +247,8 @@ def test_what_is_no_array_is_refused_with_what_to_give(tmp_path: Path) -> None:
     data = xarray.Dataset({"t2m": (("time", "place"), numbers)})
     with pytest.raises(tw.StoreError, match=r"as of Zarr, NumPy, xarray, dask or h5py.*variables: \['t2m'\]"):
         tw.gram(data, tmp_path / "c")  # type: ignore[arg-type]
+    with pytest.raises(tw.ShapeError, match=r"numpy array of shape \(\) .*must have 2 dimensions"):
+        tw.matmul(np.array(1), numbers)
     with pytest.raises(tw.StoreError, match=r"found builtins\.list.*numpy\.asarray"):
         tw.matmul(numbers.tolist(), numbers)  # type: ignore[call-overload]
     with pytest.raises(tw.StoreError, match=r"output: found numpy\.ndarray.*returned as an array of NumPy"):

@@ -68,6 +68,7 @@ def test_settings_are_shown_by_name() -> None:
 
 
 APART = {
+    "--columns": "of topk and pairs, whether items are columns; elsewhere those that are taken",
     "--rows": "of duplicates, those of a band; elsewhere those that are taken",
     "--scale": "of eofs, whether; of gram, by what",
     "--state": "of histogram a folder, of dot a file",
@@ -75,7 +76,7 @@ APART = {
 }
 """Options that are not of one kind in all commands, and why."""
 OWN_WORDS = {
-    *APART, "--columns", "--dtype", "--precision", "--no-verify", "--no-resume", "--of", "--sum-over", "--missing",
+    *APART, "-k", "--dtype", "--precision", "--no-verify", "--no-resume", "--of", "--sum-over", "--missing",
     "--weights", "--seed", "--casefold", "--normalise",
 }  # fmt: skip
 """Options whose help says what they are of, in the terms of each command."""

@@ -42,6 +42,7 @@ LIBRARIES = (
     "numpy",
     "numba",
     "zarr",
+    "faiss-cpu",
     "zarrs",
     "numcodecs",
     "tensorstore",

@@ -36,8 +36,8 @@ from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.cluster.here.checks import allow_open_files
 from tilewright.pipeline.cluster.local import client_of, quiet, start
 from tilewright.pipeline.errors import DeviceUnavailableError
-from tilewright.pipeline.events import Event, Span, UnitDone
 from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.report.timeline import Timeline
 from tilewright.pipeline.store.chunks import layout_of
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
@@ -53,7 +53,7 @@ from tilewright.workflows.bench.common import (
     machine,
     publish,
 )
-from tilewright.workflows.bench.timeline import Timeline, plot_timelines
+from tilewright.workflows.bench.timeline import plot_timelines
 from tilewright.workflows.console import Size
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.verify import verify
@@ -115,8 +115,6 @@ class Case:
 class _Timing:
     seconds: list[float] = field(default_factory=list)
     run: MatmulRun | None = None
-    timeline: Timeline | None = None
-    """Of the last run."""
     memory_nbytes: int = 0
     """The most host memory that a worker's process held up to the end of its first run, its libraries included."""
 
@@ -201,8 +199,9 @@ def _run_case(
         rows.append(
             _row(case.name, "one process, " + ("CuPy" if gpu else "NumPy"), True, work, alone.seconds)
         )
-    assert ours.timeline is not None
-    return tuple(rows), details, ours.timeline
+    assert ours.run is not None
+    assert ours.run.timeline is not None
+    return tuple(rows), details, ours.run.timeline
 
 
 def write_inputs(folder: Path, case: Case) -> None:
@@ -273,13 +272,7 @@ def _time_ours(
 ) -> None:
     if cold:
         forget_pages(inputs)
-    spans: list[Span] = []
-
-    def listener(event: Event) -> None:
-        if isinstance(event, UnitDone):
-            spans.extend(event.spans)
-
-    begin, start = time.time(), time.perf_counter()
+    start = time.perf_counter()
     run = matmul(
         *case.factors(inputs),
         out,
@@ -291,11 +284,10 @@ def _time_ours(
         resume=False,
         verify=False,
         overwrite=True,
-        listener=listener,
+        listener=lambda event: None,
     )
     seconds = time.perf_counter() - start
     timing.run = run
-    timing.timeline = Timeline(case.name, begin, seconds, tuple(spans))
     _finish(client, inputs, out, case, timing, seconds, check)
 
 
@@ -661,6 +653,9 @@ def command(
     publish(
         DetailedReport(report, details, "\n".join(map(describe_stages, details))),
         (plot, report.plot),
-        (timeline, partial(plot_timelines, [found for _, _, found in done])),
+        (
+            timeline,
+            partial(plot_timelines, [(detail["case"], found) for _, detail, found in done]),
+        ),
         as_json=as_json,
     )

@@ -4,12 +4,11 @@ at once is drawn on top of one another."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.told import THREADS
+from tilewright.pipeline.report.timeline import Timeline
 from tilewright.pipeline.text.saved_counts import write_whole
 
 COLOURS = {"load": "#2f6f9f", "compute": "#d9822b", "write": "#5a9a4a"}
@@ -19,33 +18,9 @@ LANE = 0.26
 MOST_EDGED = 300
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """What the workers did in one run, and when."""
-
-    title: str
-    begin: float
-    """When the run began, in seconds since the epoch, as spans count."""
-    seconds: float
-    """How long the run took, with what no span covers: planning before the first panel, publishing at the end."""
-    spans: tuple[Span, ...]
-
-    @property
-    def workers(self) -> list[str]:
-        """Addresses of the workers that did something, in the order in which they are drawn."""
-        return sorted({span.worker for span in self.spans})
-
-    def lane(self, worker: str, stage: str) -> list[tuple[float, float]]:
-        """When a stage of a worker was busy: pairs of begin, in seconds from the run's, and duration, in order."""
-        return sorted(
-            (span.begin - self.begin, span.end - span.begin)
-            for span in self.spans
-            if span.worker == worker and span.stage == stage
-        )
-
-
-def plot_timelines(timelines: Sequence[Timeline], path: str | Path) -> None:
-    """Draw every run in a panel with a time axis of its own and write a PNG; it appears when it is whole.
+def plot_timelines(timelines: Sequence[tuple[str, Timeline]], path: str | Path) -> None:
+    """Draw every run, under its title, in a panel with a time axis of its own and write a PNG; it appears when it is
+    whole.
 
     Raises
     ------
@@ -56,13 +31,13 @@ def plot_timelines(timelines: Sequence[Timeline], path: str | Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    rows = [max(1, len(timeline.workers)) for timeline in timelines]
+    rows = [max(1, len(timeline.lanes)) for _, timeline in timelines]
     figure = Figure(figsize=(10, 0.9 + sum(0.8 + 0.5 * count for count in rows)), dpi=144)
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(rows), squeeze=False, height_ratios=[1 + 0.6 * count for count in rows])
-    for axes, timeline in zip(panels[:, 0], timelines, strict=True):
-        _draw(axes, timeline)
+    for axes, (title, timeline) in zip(panels[:, 0], timelines, strict=True):
+        _draw(axes, title, timeline)
     panels[-1, 0].set_xlabel("seconds from the run's start")
     labels = {name: name if len(stages) == 1 else " and ".join(stages) for name, stages in THREADS.items()}
     patches = [Patch(color=COLOURS[name], label=label) for name, label in labels.items()]
@@ -70,12 +45,14 @@ def plot_timelines(timelines: Sequence[Timeline], path: str | Path) -> None:
     write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"), overwrite=True)
 
 
-def _draw(axes: Any, timeline: Timeline) -> None:
-    workers = timeline.workers
+def _draw(axes: Any, title: str, timeline: Timeline) -> None:
+    workers = list(timeline.lanes)
     for row, worker in enumerate(workers):
         for place, stage in enumerate(THREADS):
             bottom = row + (place - len(THREADS) / 2) * LANE
-            spans = timeline.lane(worker, stage)
+            spans = []
+            if (busy := timeline.lanes[worker].get(stage)) is not None:
+                spans = [(begin - timeline.begin, end - begin) for begin, end, _ in busy.intervals]
             # A white edge sets one panel apart from the next; among very many it would be all that is left to see.
             width = 0.15 if len(spans) <= MOST_EDGED else 0
             axes.broken_barh(
@@ -87,4 +64,4 @@ def _draw(axes: Any, timeline: Timeline) -> None:
     axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", color="0.88", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(timeline.title, loc="left", fontsize=9)
+    axes.set_title(title, loc="left", fontsize=9)

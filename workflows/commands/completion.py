@@ -84,6 +84,8 @@ def jobs(ctx: click.Context) -> Iterable[str]:
 
 
 PROFILE, SETTING, JOB = Text(found=profiles), Text(found=settings), Text(found=jobs)
+CLUSTER = Text(paths="dir", found=lambda ctx: (*profiles(ctx), *jobs(ctx)))
+"""One that runs: a profile, a batch job, or its folder."""
 
 
 def with_completions(parameters: Iterable[click.Parameter]) -> list[click.Parameter]:

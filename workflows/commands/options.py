@@ -17,6 +17,7 @@ from tilewright.workflows.console import (
     as_weights,
     as_window,
     range_options,
+    report_option,
 )
 
 DURABILITIES = ("full", "none")
@@ -52,11 +53,15 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
     return decorate
 
 
+cluster_file_option = click.option(
+    "--cluster-file",
+    metavar="FILE",
+    help="A file of profiles beside the built-in ones; default: ./cluster.yaml, if there.",
+)
 cluster_options = options(
     click.option("--profile", "cluster", default="local", show_default=True, metavar="NAME",
                  help="Where to run: a profile (local, cpu, cuda, existing, slurm), or a scheduler's address."),
-    click.option("--cluster-file", metavar="FILE",
-                 help="A file of profiles beside the built-in ones; default: ./cluster.yaml, if there."),
+    cluster_file_option,
 )  # fmt: skip
 device_option = click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True,
                              help="auto takes a GPU where there is one.")  # fmt: skip
@@ -126,6 +131,7 @@ outcome_options = options(
         help="Do not go on with tiles that a stopped run has rounded otherwise, with other memory or on another kind of"
         " device.",
     ),
+    report_option,
     overwrite_option,
     json_option,
 )

@@ -42,7 +42,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import (
     variant,
 )
 from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.gemm.tensor import byte_mma, byte_mma_launch
+from tilewright.kernels.gemm.tensor import mma, mma_launch
 from tilewright.kernels.gpu.compiled import compile_together, device_capability, multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
@@ -84,7 +84,7 @@ class Engine:
 
 WGMMA = Engine(Config, launch_product, compiled)
 """Hopper's, compute capability 9.0 alone."""
-MMA = Engine(byte_mma_launch.config_here, byte_mma_launch.launch_product, byte_mma_launch.compiled)
+MMA = Engine(mma_launch.config_here, mma_launch.launch_product, mma_launch.compiled)
 """``mma.sync``, which every GPU since 8.0 has."""
 
 
@@ -421,7 +421,7 @@ def supports(problem: Problem) -> bool:
 def supports_mma(problem: Problem) -> bool:
     """What is worthwhile, on any GPU with these tensor cores (on Hopper too, where the ladder prefers the
     other)."""
-    capable = problem.capability is not None and problem.capability >= byte_mma_launch.AMPERE
+    capable = problem.capability is not None and problem.capability >= mma_launch.AMPERE
     return capable and _worthwhile(problem)
 
 
@@ -464,21 +464,21 @@ def variants() -> Iterable[Variant]:
 def variants_mma() -> Iterable[Variant]:
     """The same with every tile. The passes come in between, so that the first and the last variant have different
     tiles."""
-    *larger, small = byte_mma_launch.TILES
+    *larger, small = mma_launch.TILES
 
-    def products(tile: byte_mma.Tile) -> Iterable[Variant]:
+    def products(tile: mma.Tile) -> Iterable[Variant]:
         for nbytes, c_type in _C_TYPES.items():
             for name, kinds, plan_kind in (
                 ("bytes", ("s8", "u8"), -1),
                 ("planned bytes", ("u8", "s8"), 1),
                 ("residues", ("s8", "s8"), RESIDUES),
             ):
-                config = byte_mma.Config(*kinds, c_type, plan_kind, tile)
+                config = mma.Config(*kinds, c_type, plan_kind, tile)
                 shape = f"{tile.stages} × {tile.depth} bytes deep"
-                yield byte_mma_launch.variant(f"{name} to int{8 * nbytes}, {shape}", config)
+                yield mma_launch.variant(f"{name} to int{8 * nbytes}, {shape}", config)
 
     yield from products(small)
-    yield from _passes(byte_mma_launch.AMPERE)
+    yield from _passes(mma_launch.AMPERE)
     for tile in larger:
         yield from products(tile)
 

@@ -62,11 +62,13 @@ class FloatOperand:
     outer_stride: int
     """In elements, as k_stride."""
     k_stride: int
+    by_k: bool = False
+    """Whether a pass is to write lines of k whichever side is contiguous here."""
 
     @property
     def k_major(self) -> bool:
         """Whether k is contiguous; a matrix with neither side contiguous is read as if k were."""
-        return self.k_stride == 1 or self.outer_stride != 1
+        return self.by_k or self.k_stride == 1 or self.outer_stride != 1
 
     def panel(self, first: int, depth: int) -> FloatOperand:
         """The stretch of k that begins at ``first``."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,9 @@ THROUGH_REGISTERS = True
 
 
 def large_enough(problem: Problem) -> bool:
-    """Whether a product pays on Hopper's tensor cores, and its sides fit the copy engine's coordinates."""
+    """Whether a product pays on tensor cores, and its sides fit their kernels' coordinates."""
     return (
-        problem.capability == HOPPER
-        and min(problem.m, problem.n) >= LEAST_SIDE
+        min(problem.m, problem.n) >= LEAST_SIDE
         and problem.m * problem.n * problem.k >= LEAST_WORK
         and max(problem.m, problem.n, problem.k) < 1 << 31
     )
@@ -80,15 +80,33 @@ def register_operand(a: FloatOperand, b: FloatOperand, *, half: bool = False) ->
     return max(candidates, key=lambda operand: operand.outer, default=None)
 
 
-def _multiply(
-    kind: str, a: FloatOperand, b: FloatOperand, output: Output, accumulate: bool, stream: Any
+@dataclass(frozen=True)
+class Engine:
+    """Tensor cores of some kind: Hopper's here, those of `tensor.float_mma`."""
+
+    config: Callable[..., Any]
+    """``config(kind, c_type, k_major_a, k_major_b, c_by_columns)``: what ``launch_product`` takes first."""
+    launch_product: Callable[..., None]
+    """As `wgmma_launch.launch_product`."""
+    through_registers: Callable[[], bool]
+    """Whether a TF32 operand whose k is not contiguous may come through registers."""
+
+
+def multiply(
+    engine: Engine,
+    kind: str,
+    a: FloatOperand,
+    b: FloatOperand,
+    output: Output,
+    accumulate: bool,
+    stream: Any,
 ) -> None:
     """Enqueue the product of operands of type ``kind``, each as it lies or through the pass it needs."""
     stored = a.dtype in (FLOAT16, BFLOAT16)
     loadable = stored or kind == "tf32"
     form = "copy" if stored else kind
     half = output.diagonal is not None
-    kept = register_operand(a, b, half=half) if kind == "tf32" and THROUGH_REGISTERS else None
+    kept = register_operand(a, b, half=half) if kind == "tf32" and engine.through_registers() else None
     by_columns = kept is not None and kept is b
     if by_columns:  # registers hold the left operand: C's transpose is B's transpose times A's
         a, b, output = b, a, output.flipped
@@ -99,8 +117,8 @@ def _multiply(
         for operand, turn in zip((a, b), turning, strict=True)
     ]
     if whole[0] is not None and whole[1] is not None:
-        config = _config(kind, output.c_type, *k_major, by_columns)
-        launch_product(config, whole[0], whole[1], output, a.depth, accumulate, stream)
+        config = engine.config(kind, output.c_type, *k_major, by_columns)
+        engine.launch_product(config, whole[0], whole[1], output, a.depth, accumulate, stream)
         return
     narrow = output.c_type.bitwidth == 16
     pieces = cut(a, b, form, narrow=narrow, passing=(whole[0] is None, whole[1] is None))
@@ -125,13 +143,13 @@ def _multiply(
     with borrowed(sum(room) + sums_room, stream) as scratch:
         for left, right, part in pieces.stretches(a, b, output):
             sums = _sums(scratch + sum(room), part) if collected else part
-            config = _config(kind, sums.c_type, *k_major, by_columns)
+            config = engine.config(kind, sums.c_type, *k_major, by_columns)
             for first in range(0, a.depth, pieces.depth):
                 length = min(pieces.depth, a.depth - first)
                 planes_a = loaded(0, left.panel(first, length), scratch)
                 planes_b = loaded(1, right.panel(first, length), scratch + room[0])
                 add = first > 0 or (accumulate and not collected)
-                launch_product(config, planes_a, planes_b, sums, length, add, stream)
+                engine.launch_product(config, planes_a, planes_b, sums, length, add, stream)
             if collected:
                 round_sums(matrix_of(sums, FLOAT32), matrix_of(part, a.dtype), accumulate, stream)
 
@@ -162,24 +180,38 @@ def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool, c_by_colum
     )
 
 
-def _launcher(kind: str) -> Callable[..., None]:
+WGMMA = Engine(
+    lambda *given: _config(*given), lambda *given: launch_product(*given), lambda: THROUGH_REGISTERS
+)
+
+
+def launcher(kind: str, engine: Engine = WGMMA) -> Callable[..., None]:
+    """``GemmKernel.launch`` for operands that are multiplied as ``kind``."""
+
     def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
-        """See ``GemmKernel.launch``."""
         left, right = operands(a, b)
         output = output_of(c, C_TYPES[c.dtype], lower=lower)
         if output.transposed:  # column-major C: its transpose is B's transpose times A's
             left, right = right, left
-        _multiply(kind, left, right, output, accumulate, stream)
+        multiply(engine, kind, left, right, output, accumulate, stream)
 
     return launch
 
 
-def _supports_stored(dtype: np.dtype) -> Callable[[Problem], bool]:
+def on_hopper(problem: Problem) -> bool:
+    """Whether the GPU has warpgroup tensor cores."""
+    return problem.capability == HOPPER
+
+
+def supports_stored(
+    dtype: np.dtype, capable: Callable[[Problem], bool] = on_hopper
+) -> Callable[[Problem], bool]:
     """Operands of 16 bits, and a C of the same type, or in the float32 that sums are formed in."""
 
     def supports(problem: Problem) -> bool:
         return (
-            large_enough(problem)
+            capable(problem)
+            and large_enough(problem)
             and problem.a.dtype == problem.b.dtype == dtype
             and problem.c.dtype in (dtype, FLOAT32)
         )
@@ -187,11 +219,16 @@ def _supports_stored(dtype: np.dtype) -> Callable[[Problem], bool]:
     return supports
 
 
-def _supports_asked(precision: str) -> Callable[[Problem], bool]:
+def supports_asked(
+    precision: str, capable: Callable[[Problem], bool] = on_hopper
+) -> Callable[[Problem], bool]:
+    """float32 throughout, and the caller allows this precision."""
+
     def supports(problem: Problem) -> bool:
         every = (problem.a, problem.b, problem.c)
         return (
-            problem.precision == precision
+            capable(problem)
+            and problem.precision == precision
             and large_enough(problem)
             and all(operand.dtype == FLOAT32 for operand in every)
         )
@@ -241,16 +278,16 @@ def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
 HALF = GemmKernel(
     name="float16-wgmma",
     summary="float16 on the tensor cores, sums in float32",
-    supports=_supports_stored(FLOAT16),
-    launch=_launcher("f16"),
+    supports=supports_stored(FLOAT16),
+    launch=launcher("f16"),
     halves=True,
     variants=_half_variants,
 )
 BFLOAT = GemmKernel(
     name="bfloat16-wgmma",
     summary="bfloat16 on the tensor cores, sums in float32",
-    supports=_supports_stored(BFLOAT16),
-    launch=_launcher("bf16"),
+    supports=supports_stored(BFLOAT16),
+    launch=launcher("bf16"),
     halves=True,
     variants=_bfloat_variants,
 )
@@ -258,8 +295,8 @@ ASKED = tuple(
     GemmKernel(
         name=f"{precision}-wgmma",
         summary=f"float32 operands as {kind} on the tensor cores, because precision={precision!r} allows it",
-        supports=_supports_asked(precision),
-        launch=_launcher(kind),
+        supports=supports_asked(precision),
+        launch=launcher(kind),
         halves=True,
         variants=_asked_variants(kind),
     )

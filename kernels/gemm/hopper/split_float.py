@@ -20,7 +20,8 @@ come out as infinity, and numbers below 2**-102 keep fewer bits, since their low
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from numba.cuda import types
@@ -36,7 +37,7 @@ from tilewright.kernels.gemm.hopper.float_operand import (
     reset_flags,
 )
 from tilewright.kernels.gemm.hopper.float_planes import NONFINITE
-from tilewright.kernels.gemm.hopper.half_tensor_core import FLOAT32, large_enough
+from tilewright.kernels.gemm.hopper.half_tensor_core import FLOAT32, large_enough, on_hopper
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gemm.hopper.wgmma_launch import (
     launch_product,
@@ -81,14 +82,31 @@ def _repair(m_major_a: bool, n_major_b: bool) -> Config:
     )
 
 
+@dataclass(frozen=True)
+class Engine:
+    """Tensor cores of some kind: Hopper's here, those of `tensor.float_mma`."""
+
+    config: Callable[[str, bool, bool], Any]
+    """``config(form, m_major_a, n_major_b)``: of the product of parts (form ``split``), and of signs (``signs``)."""
+    launch_product: Callable[..., None]
+    """As `wgmma_launch.launch_product`, of operands of three planes where they are split."""
+
+
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
     """See ``GemmKernel.launch``."""
+    multiply(WGMMA, a, b, c, accumulate, stream, lower=lower)
+
+
+def multiply(
+    engine: Engine, a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False
+) -> None:
+    """The same on tensor cores of any kind."""
     left, right = operands(a, b)
     output = output_of(c, types.float32, lower=lower)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
-    m_major_a, n_major_b = not left.k_major, not right.k_major
-    product, repair = _product(m_major_a, n_major_b), _repair(m_major_a, n_major_b)
+    majors = not left.k_major, not right.k_major
+    product, repair = engine.config("split", *majors), engine.config("signs", *majors)
     pieces = cut(left, right, "split")
     flags_nbytes = _flags_nbytes(*pieces.lines)
     room = [
@@ -112,9 +130,15 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool
                         )
                         for side in range(2)
                     ]
-                    launch_product(
+                    engine.launch_product(
                         config, planes[0], planes[1], part, length, add, stream, plan=plan, workspace=flags
                     )
+
+
+WGMMA = Engine(
+    lambda form, *majors: _product(*majors) if form == "split" else _repair(*majors),
+    lambda *given, **more: launch_product(*given, **more),
+)
 
 
 def _flags_nbytes(m: int, n: int) -> int:
@@ -128,7 +152,12 @@ def most_nbytes(m: int, n: int, k: int) -> int:
 
 
 def supports(problem: Problem) -> bool:
-    """float32 throughout, and the caller said ``precision="split"``."""
+    """`is_asked`, on Hopper."""
+    return on_hopper(problem) and is_asked(problem)
+
+
+def is_asked(problem: Problem) -> bool:
+    """float32 throughout, the caller said ``precision="split"``, and it pays."""
     every = (problem.a, problem.b, problem.c)
     return (
         problem.precision == "split"

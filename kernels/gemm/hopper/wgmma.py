@@ -21,6 +21,7 @@ from numba.cuda import types
 
 from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES, residue_epilogue
 from tilewright.kernels.gemm.exact.residues import PLAN_KIND, PLAN_PLANES, RESIDUES
+from tilewright.kernels.gemm.hopper.selection import selection
 from tilewright.kernels.gemm.hopper.wgmma_config import (
     C_BOX_LINES,
     C_BOX_NBYTES,
@@ -119,7 +120,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be written at once.
     ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
     ``steps``: 0, or those of `lower_tiles`: then tiles are left out whose elements all lie in columns beyond their row
-    + ``diagonal``.
+    + ``diagonal``. Where ``config.selection`` is set, C's arguments are what `selection` says.
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written.
 
     Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
@@ -146,6 +147,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row
         )
     store_boxes = box_store(config)
+    selects = config.selection != ""
+    select = selection(tile_n, config.selection, integer=config.integer, mutual=config.mutual)
     wait_stores = bulk_copy.bulk_wait(0, read=False)
     keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
     give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
@@ -242,7 +245,25 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 warp_row = warp_row + thread % WARPGROUP // WARP * C_BOX_LINES
                 tile_first = tile_column * tile_n
                 row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
-                if residues:
+                if selects:
+                    select(
+                        sums if parts == 1 else totals,
+                        c,
+                        row_stride,
+                        column_stride,
+                        paired,
+                        accumulate,
+                        plan,
+                        workspace,
+                        map_c,
+                        row,
+                        column,
+                        m,
+                        n,
+                        steps,
+                        diagonal,
+                    )
+                elif residues:
                     add_residues(
                         planes,
                         kept,

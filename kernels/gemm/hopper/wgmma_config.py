@@ -45,6 +45,11 @@ class Config:
     """C holds bfloat16, and ``c_type`` is uint16."""
     c_by_columns: bool = False
     """C lies in memory with m contiguous (32-bit elements, A from registers)."""
+    selection: str = ""
+    """Of C, only elements that reach their row's bound are kept, in lists (`selection`): the metric, perhaps
+    after `selection.FARTHER`."""
+    mutual: bool = False
+    """With ``selection``: both sides are rows of one matrix, and elements come into the lists of both."""
     tile_n: int = 256
     consumers: int = 2
     stages: int = 4
@@ -63,6 +68,8 @@ class Config:
             raise ValueError("C is written by columns only where A's rows come from registers")
         if self.a_in_registers and (self.boxes or self.parts != 1 or self.plan_kind >= 0):
             raise ValueError("with A in registers: one plane, no plan, and C is written from registers")
+        if self.selection and (self.boxes or self.plan_kind >= 0 or self.a_in_registers or self.flagged_only):
+            raise ValueError("what selects writes lists, not C, and takes the plan's place")
 
     @property
     def a_in_registers(self) -> bool:

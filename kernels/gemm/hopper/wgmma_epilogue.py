@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from numba import cuda
 from numba.cuda import types
@@ -18,8 +18,19 @@ Conversions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 """Functions that convert a sum to an element of C, a sum to a term, and an element of C to a term."""
 
 
-def conversions(config: Config) -> Conversions:
-    """Those of the Hopper kernel."""
+class Converted(Protocol):
+    """What is to be known of a kernel's configuration."""
+
+    @property
+    def c_type(self) -> Any: ...
+    @property
+    def integer(self) -> bool: ...
+    @property
+    def bfloat16_c(self) -> bool: ...
+
+
+def conversions(config: Converted) -> Conversions:
+    """Those of the sums of floats, or of integers whose type is C's."""
     if not config.bfloat16_c:
         wide_type = config.c_type if config.integer else types.float32
         return config.c_type, wide_type, wide_type

@@ -18,6 +18,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.base import Capability, Variant
+from tilewright.kernels.gemm.hopper.selection import NO_COLUMN
 from tilewright.kernels.gemm.hopper.wgmma import ARGUMENTS, kernel_function, lower_tiles
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
@@ -307,36 +308,95 @@ def launch_product(
     a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
+    planes_c = output.planes if config.boxes and not accumulate else None
+    paired = output.flipped.paired if config.c_by_columns else output.paired
+    _launch(
+        config,
+        [(a, config.box_a), (b, config.box_b), *([(planes_c, config.box_c)] if planes_c else ())],
+        (output.address, output.row_stride, output.column_stride),
+        (output.rows, output.columns, depth, output.diagonal),
+        (int(paired), int(accumulate), plan, workspace),
+        stream,
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where the elements of C that are kept go: see `tilewright.kernels.gemm.hopper.selection`."""
+
+    words: int
+    """Address of the lists."""
+    capacity: int
+    """Places of each."""
+    lists: bool
+    """Whether each row has a list of its own."""
+    bounds: int
+    """Address of the rows' bounds, factors and counters."""
+    factors: int
+    """Address of the columns' factors; 0 where the metric needs none."""
+    first_column: int
+    """The number of the first column, below 2^32."""
+    left_out: int
+    """Column - row of elements that are left out, or `selection.NO_COLUMN`; of a ``mutual`` selection the number of the
+    first row."""
+    rows: int = 0
+    """Of a ``mutual`` selection, those of the matrix."""
+
+
+def launch_selection(
+    config: Config, a: Planes, b: Planes, kept: Kept, depth: int, stream: Any, *, diagonal: int | None = None
+) -> None:
+    """Enqueue the product of `launch_product` for a ``config`` that selects. diagonal: only columns up to the row + it
+    are wanted."""
+    shift = kept.left_out if config.mutual or -b.lines < -kept.left_out < a.lines else NO_COLUMN
+    _launch(
+        config,
+        [(a, config.box_a), (b, config.box_b)],
+        (kept.words, kept.capacity if kept.lists else 0, kept.first_column),
+        (a.lines, b.lines, depth, diagonal),
+        (kept.capacity, shift, kept.bounds, kept.factors),
+        stream,
+        rows=kept.rows,
+    )
+
+
+def _launch(
+    config: Config,
+    maps: list[tuple[Planes, tuple[int, int]]],
+    out: tuple[int, int, int],
+    sides: tuple[int, int, int, int | None],
+    settings: tuple[int, int, int, int],
+    stream: Any,
+    *,
+    rows: int = 0,
+) -> None:
+    """Enqueue a kernel.
+
+    maps: A's, B's and perhaps C's; without C's, ``rows`` in its place. out: address, row_stride and column_stride.
+    sides: m, n, k, and the diagonal beyond which nothing is wanted. settings: paired, accumulate, plan and workspace.
+    """
+    m, n, depth, wanted = sides
     cluster_m, tile_n = config.tile_m * config.cluster, config.tile_n
-    down, across = ceil_div(output.rows, cluster_m), ceil_div(output.columns, tile_n)
-    tiles, steps, diagonal = down * across, 0, output.diagonal or 0
-    if output.diagonal is not None and diagonal < output.columns:
+    down, across = ceil_div(m, cluster_m), ceil_div(n, tile_n)
+    tiles, steps, diagonal = down * across, 0, wanted or 0
+    if wanted is not None and diagonal < n:
         tiles = steps = lower_tiles(down, across, config.group, cluster_m, tile_n, diagonal)
         if not steps:
             return
     kernel = compiled(config)
-    wanted = [(a, config.box_a), (b, config.box_b)]
-    planes_c = output.planes if config.boxes and not accumulate else None
-    if planes_c is not None:
-        wanted.append((planes_c, config.box_c))
     with _maps_lock:
-        map_a, map_b, *map_c = _map_store(current_device()).addresses(tuple(wanted))
+        map_a, map_b, *map_c = _map_store(current_device()).addresses(tuple(maps))
         kernel.launch(
             persistent_grid(tiles, config.cluster),
             stream,
             map_a,
             map_b,
-            output.address,
-            output.row_stride,
-            output.column_stride,
-            output.rows,
-            output.columns,
+            *out,
+            m,
+            n,
             ceil_div(depth, config.depth),
-            int(output.flipped.paired if config.c_by_columns else output.paired),
-            int(accumulate),
-            plan,
-            workspace,
-            *(map_c or (0,)),
+            *settings,
+            *(map_c or (rows,)),
             steps,
             diagonal,
         )

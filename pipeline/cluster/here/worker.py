@@ -84,10 +84,18 @@ class HereWorker:
         self.address = f"{ADDRESS}127.0.0.1/{os.getpid()}/{next(_numbers)}"
         self.state = WorkerState(threads)
         self.status = "running"
+        self.metrics: dict[str, Callable[[Any], Any]] = {}
+        """What it tells of itself beside its memory, by name."""
         self.log_event = log_event
         self.active_keys: set[Hashable] = set()
         limit = int(memory_limit() * min(1.0, threads / CPU_COUNT))
         self.memory_manager = SimpleNamespace(memory_limit=limit, memory_pause_fraction=pause_share())
+
+    def told(self) -> dict[str, Any]:
+        """What Dask's scheduler would say of it: when it was heard, the memory of its process, and its metrics."""
+        metrics = {name: tell(self) for name, tell in self.metrics.items()}
+        memory = psutil.Process().memory_info().rss
+        return {"last_seen": time.time(), "metrics": {"memory": memory, **metrics}}
 
     def get_current_task(self) -> Hashable:
         """The key of the task that this thread runs."""

@@ -315,8 +315,8 @@ def _load_matrices(registers: np.ndarray, first: int, shared: int) -> None:
     block.pause(thread, "warp")
 
 
-def _mma_bytes(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., None]:
-    """The instructions as `warp_mma.mma_bytes` describes them."""
+def _mma_lines(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., None]:
+    """The instructions as `warp_mma.mma_lines` describes them."""
     type_a, type_b = (np.dtype({"s8": np.int8, "u8": np.uint8}[kind]) for kind in (kind_a, kind_b))
 
     def rows(words: list[list[int]], halves: int, dtype: np.dtype) -> np.ndarray:
@@ -408,7 +408,7 @@ INTEGER_PTX = SimpleNamespace(
     commit_copies=_commit,
     wait_copies=_wait,
     load_matrices=_load_matrices,
-    mma_bytes=_mma_bytes,
+    mma_lines=_mma_lines,
     load_vector=_load_words,
     store_vector=_store_words,
     load_pair=_load_pair,

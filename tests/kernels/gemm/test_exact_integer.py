@@ -25,7 +25,7 @@ from numba import cuda
 from tilewright.kernels.gemm import scratch, select, tuning
 from tilewright.kernels.gemm.base import Operand, Problem
 from tilewright.kernels.gemm.exact import exact_integer, residue_epilogue
-from tilewright.kernels.gemm.tensor import byte_mma, byte_mma_launch
+from tilewright.kernels.gemm.tensor import mma, mma_launch
 from tilewright.kernels.gpu.device_array import transposed
 from tilewright.kernels.gpu.device_choice import capability, current_device
 
@@ -384,14 +384,14 @@ def test_layouts(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", byte_mma_launch.TILES)
+@pytest.mark.parametrize("tile", mma_launch.TILES)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1500, 5001, 333), (2049, 4096, 70), (129, 257, 65), (128, 256, 16)]
 )
-def test_every_tile_of_mma(tile: byte_mma.Tile, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+def test_every_tile_of_mma(tile: mma.Tile, m: int, n: int, k: int, rng: np.random.Generator) -> None:
     """Several tiles a block, those of smaller devices too; bytes, then a few residues, then all of them."""
-    config = functools.partial(byte_mma.Config, tile=tile)
-    engine = Engine(config, byte_mma_launch.launch_product, byte_mma_launch.compiled)
+    config = functools.partial(mma.Config, tile=tile)
+    engine = Engine(config, mma_launch.launch_product, mma_launch.compiled)
     a, b = rng.integers(-128, 127, (m, k)), rng.integers(0, 255, (k, n))
     exact = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64)
     np.testing.assert_array_equal(product(engine, a, b, np.int64), exact)

@@ -40,14 +40,14 @@ from tilewright.kernels.gemm.hopper import (
     wgmma_launch,
 )
 from tilewright.kernels.gemm.ladder import register_blocked
-from tilewright.kernels.gemm.tensor import byte_mma_launch, double_mma_launch, double_tensor_core
+from tilewright.kernels.gemm.tensor import double_mma_launch, double_tensor_core, mma_launch
 
 HOPPER = (9, 0)
 SCRATCH = 0x600000000000
 PLACES = {"a": 0x700000000000, "b": 0x710000000000, "c": 0x720000000000}
 LINE_NBYTES = 128
 MODULES = (
-    byte_mma_launch,
+    mma_launch,
     double_mma_launch,
     double_tensor_core,
     exact_integer,
@@ -98,7 +98,7 @@ def no_device() -> Iterator[Device]:
         "capability": lambda number: device.capability,
         "_compile_wide": lambda *arguments: None,
         "_map_store": lambda number: SimpleNamespace(addresses=lambda wanted: [0] * len(wanted)),
-        "_tile": lambda number: byte_mma_launch.TILES[0],
+        "_tile": lambda number: mma_launch.TILES[0],
     }
     with pytest.MonkeyPatch.context() as monkeypatch:
         for module, (name, stand_in) in itertools.product(MODULES, stand_ins.items()):

@@ -132,6 +132,8 @@ def test_earlier_tiles_are_whole_new_ones_and_none_is_computed_twice(
             "its mirror image fits beside it"
         )
         assert [grid.index(tile.i, tile.j) for tile in plan.tiles()] == list(range(plan.tile_count))
+        positions = np.stack(grid.positions(), axis=1).tolist()
+        assert positions == [[tile.i, tile.j] for tile in plan.tiles()]
         for tile in plan.tiles():
             regions = plan.regions(tile)
             corners = {(rows.start, columns.start) for rows, columns in regions}

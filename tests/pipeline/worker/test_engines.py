@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.pipeline.worker.test_stream import engine, factors
+from tests.pipeline.worker.test_stream import FakeWorker, engine, factors
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
@@ -248,8 +248,9 @@ def test_an_engine_whose_run_ends_while_it_is_made_is_closed(
 
 
 def surveyed() -> Coroutine[Any, Any, Any]:
-    worker = SimpleNamespace(
+    worker = FakeWorker(
         contact_address="here",
+        metrics={},
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=False),
         state=SimpleNamespace(nthreads=1),
     )

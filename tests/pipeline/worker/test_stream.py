@@ -24,7 +24,7 @@ from tilewright.pipeline.plan.inputs import Geometry, Limits, WorkerFacts
 from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product, TileReport
-from tilewright.pipeline.product.execute import covered
+from tilewright.pipeline.report.timeline import covered
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.worker import load_stage, stream, units, write_stage
 from tilewright.pipeline.worker.engines import store_sum
@@ -655,11 +655,16 @@ def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
+class FakeWorker(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr("tilewright.pipeline.worker.survey.start_compiler", lambda: started.append(True))
-    worker = SimpleNamespace(
+    worker = FakeWorker(
         contact_address="here",
+        metrics={},
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.75),
         state=SimpleNamespace(nthreads=3),
     )
@@ -676,8 +681,9 @@ def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: 
     started = []
     monkeypatch.setattr("tilewright.pipeline.worker.survey.start_compiler", lambda: started.append(True))
     monkeypatch.setattr("tilewright.pipeline.worker.survey.answer_peers", lambda worker, arrival_of: None)
-    worker = SimpleNamespace(
+    worker = FakeWorker(
         contact_address="here",
+        metrics={},
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.8),
         state=SimpleNamespace(nthreads=1),
     )

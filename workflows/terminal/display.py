@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from tilewright.pipeline.events import Event, Listener, Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned
-from tilewright.workflows.progress import WorkProgress
+from tilewright.workflows.terminal.progress import WorkProgress
 
 
 @contextmanager
@@ -52,10 +52,10 @@ class Display:
             self._running[event.name] = work, self._progress.tasks[self._progress.task_ids.index(number)]
         elif isinstance(event, UnitDone) and event.name in self._running:
             work, task = self._running[event.name]
-            work.add(event)
+            work.add(event, time.perf_counter())
             self._progress.advance(task.id)
         elif isinstance(event, UnitAdvanced) and event.name in self._running:
-            self._running[event.name][0].advance(event)
+            self._running[event.name][0].advance(event, time.perf_counter())
         elif isinstance(event, WorkDone) and event.name in self._running:
             _, task = self._running.pop(event.name)
             self._progress.remove_task(task.id)

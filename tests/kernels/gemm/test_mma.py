@@ -21,11 +21,11 @@ from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.exact import exact_integer, residue_epilogue, residues
 from tilewright.kernels.gemm.hopper import wgmma, wgmma_epilogue
-from tilewright.kernels.gemm.tensor import byte_mma, byte_mma_launch
+from tilewright.kernels.gemm.tensor import mma, mma_launch
 
 TINY = (
-    byte_mma.Tile(m=32, n=64, depth=64, warps=(1, 2), stages=3, band=2),
-    byte_mma.Tile(m=32, n=32, depth=128, warps=(2, 1), stages=4, band=1),
+    mma.Tile(m=32, n=64, depth=64, warps=(1, 2), stages=3, band=2),
+    mma.Tile(m=32, n=32, depth=128, warps=(2, 1), stages=4, band=1),
 )
 """One warp beside, one below the other; lines of half and of a whole bank line."""
 
@@ -33,13 +33,13 @@ TINY = (
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python in the place of the device, with tables of Python's integers."""
-    lane_by_lane.integer_stand_ins(monkeypatch, byte_mma, wgmma_epilogue, residue_epilogue)
+    lane_by_lane.integer_stand_ins(monkeypatch, mma, wgmma_epilogue, residue_epilogue)
     reduction, combination = residue_epilogue.reduction_table(), residue_epilogue.combination_tables()
     monkeypatch.setattr(residue_epilogue, "reduction_table", lambda: reduction.astype(object))
     monkeypatch.setattr(
         residue_epilogue, "combination_tables", lambda: tuple(table.astype(object) for table in combination)
     )
-    monkeypatch.setattr(byte_mma, "cluster_tile", wgmma.cluster_tile.py_func)
+    monkeypatch.setattr(mma, "cluster_tile", wgmma.cluster_tile.py_func)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any, fill: int) -> np.ndarray:
@@ -59,7 +59,7 @@ def planes_of(values: np.ndarray) -> np.ndarray:
 
 
 def run(
-    config: byte_mma.Config,
+    config: mma.Config,
     a: np.ndarray,
     b: np.ndarray,
     c: np.ndarray,
@@ -92,7 +92,7 @@ def run(
         settings.ctypes.data,
         workspace.ctypes.data,
     )
-    kernel = byte_mma.kernel_function(config)
+    kernel = mma.kernel_function(config)
     lane_by_lane.run(
         kernel, (blocks, 1), tile.threads, tile.shared_nbytes, np.uint8, arguments, late, (left, right)
     )
@@ -113,7 +113,7 @@ def run(
 )
 def test_bytes_lane_by_lane(
     rng: np.random.Generator,
-    tile: byte_mma.Tile,
+    tile: mma.Tile,
     late: bool,
     kinds: str,
     c_type: str,
@@ -129,7 +129,7 @@ def test_bytes_lane_by_lane(
     b = rng.integers(-128, 128, (1, n, k)).astype(dtypes[kind_b])
     c = rng.integers(-100, 100, (m, n)).astype(c_type)
     before = c.copy() if accumulate else None
-    config = byte_mma.Config(kind_a, kind_b, getattr(lane_by_lane.INTEGER_TYPES, c_type), tile=tile)
+    config = mma.Config(kind_a, kind_b, getattr(lane_by_lane.INTEGER_TYPES, c_type), tile=tile)
     run(config, a, b, c, late, accumulate=accumulate)
     naive.assert_product(c, a[0], b[0].T, added_to=before)
 
@@ -139,7 +139,7 @@ def test_bytes_lane_by_lane(
     ("tile", "count"),
     [(TINY[0], 1), (TINY[0], 4), (TINY[1], 3), pytest.param(TINY[1], 18, marks=pytest.mark.slow)],
 )
-def test_residues_lane_by_lane(rng: np.random.Generator, tile: byte_mma.Tile, count: int) -> None:
+def test_residues_lane_by_lane(rng: np.random.Generator, tile: mma.Tile, count: int) -> None:
     """Planes follow each other without a break, and tiles after them use the same workspace."""
     m, n, k = 33, tile.n + 1, 40
     largest = min(int((residues.capacities()[count] / k) ** 0.5), (1 << 63) - 1)
@@ -154,7 +154,7 @@ def test_residues_lane_by_lane(rng: np.random.Generator, tile: byte_mma.Tile, co
     )
     c = rng.integers(-(1 << 62), 1 << 62, (m, n))
     before = c.copy()
-    config = byte_mma.Config("s8", "s8", lane_by_lane.INTEGER_TYPES.int64, residues.RESIDUES, tile)
+    config = mma.Config("s8", "s8", lane_by_lane.INTEGER_TYPES.int64, residues.RESIDUES, tile)
     run(config, a, b, c, True, plan=(residues.RESIDUES, count))
     naive.assert_product(c, x, y.T, added_to=before)
 
@@ -163,7 +163,7 @@ def test_residues_lane_by_lane(rng: np.random.Generator, tile: byte_mma.Tile, co
 def test_another_kernels_work_is_left_alone(rng: np.random.Generator) -> None:
     a, b = (rng.integers(-128, 128, (1, side, 16)).astype(np.int8) for side in (32, 64))
     c = np.full((32, 64), 5, np.int32)
-    config = byte_mma.Config("s8", "s8", lane_by_lane.INTEGER_TYPES.int32, 0, TINY[0])
+    config = mma.Config("s8", "s8", lane_by_lane.INTEGER_TYPES.int32, 0, TINY[0])
     run(config, a, b, c, False, blocks=1, accumulate=False, plan=(1, 1))
     assert (c == 5).all()
     run(config, a, b, c, False, blocks=1, accumulate=False, plan=(0, 1))
@@ -172,18 +172,18 @@ def test_another_kernels_work_is_left_alone(rng: np.random.Generator) -> None:
 
 def test_tiles_fit_the_devices() -> None:
     kib = 1024
-    assert byte_mma_launch.fitting_tile(99 * kib) is byte_mma.SMALL_SHARED  # 8.6, 8.9, 12.0
-    assert byte_mma_launch.fitting_tile(163 * kib) is byte_mma.LARGE_SHARED  # 8.0, 8.7
-    assert byte_mma_launch.fitting_tile(227 * kib) is byte_mma.LARGEST_SHARED  # 9.0, 10.0
-    assert byte_mma.SMALL_SHARED.shared_nbytes <= 99 * kib
-    for tile in byte_mma_launch.TILES:
+    assert mma_launch.fitting_tile(99 * kib) is mma.SMALL_SHARED  # 8.6, 8.9, 12.0
+    assert mma_launch.fitting_tile(163 * kib) is mma.LARGE_SHARED  # 8.0, 8.7
+    assert mma_launch.fitting_tile(227 * kib) is mma.LARGEST_SHARED  # 9.0, 10.0
+    assert mma.SMALL_SHARED.shared_nbytes <= 99 * kib
+    for tile in mma_launch.TILES:
         assert tile.m * tile.n == residue_epilogue.TILE_ELEMENTS, "the workspace is shared between engines"
 
 
 def test_a_tile_that_breaks_the_rules_is_refused() -> None:
-    config = byte_mma.Config("s8", "s8", None, tile=byte_mma.Tile(128, 128, 64, (2, 8), 4))
+    config = mma.Config("s8", "s8", None, tile=mma.Tile(128, 128, 64, (2, 8), 4))
     with pytest.raises(AssertionError, match="quarters"):
-        byte_mma.kernel_function(config)
+        mma.kernel_function(config)
 
 
 SAMPLES = (("planned bytes to int64, 4 × 64 bytes deep", (8, 0)),)

@@ -1,4 +1,4 @@
-"""Launching the ``mma.sync`` kernel for planes of bytes, with the same arguments as the Hopper kernel."""
+"""Launching the ``mma.sync`` kernel for lines of bytes, with the same arguments as the Hopper kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.base import Capability, Variant
+from tilewright.kernels.gemm.hopper.wgmma_config import OPERAND_NBYTES
 from tilewright.kernels.gemm.hopper.wgmma_launch import (
     Launchable,
     Output,
@@ -16,7 +17,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import (
     compile_launchable,
     persistent_grid,
 )
-from tilewright.kernels.gemm.tensor.byte_mma import (
+from tilewright.kernels.gemm.tensor.mma import (
     ARGUMENTS,
     LARGE_SHARED,
     LARGEST_SHARED,
@@ -29,7 +30,7 @@ from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.numbers import ceil_div
 
 AMPERE: Capability = (8, 0)
-"""The first compute capability with ``mma.m16n8k32`` of bytes and ``cp.async``."""
+"""The first compute capability with ``mma.m16n8k32`` of bytes, with bfloat16 and TF32, and with ``cp.async``."""
 TILES = (LARGEST_SHARED, LARGE_SHARED, SMALL_SHARED)
 """The first that fits the device's shared memory is taken. On Hopper they reach, in this order, 906, 874 and 834 T
 operations a second at n = 8192."""
@@ -45,9 +46,9 @@ def _tile(device: int) -> Tile:
     return fitting_tile(int(cuda.gpus[device].MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))
 
 
-def config_here(kind_a: str, kind_b: str, c_type: Any, plan_kind: int = -1) -> Config:
+def config_here(kind_a: str, kind_b: str, c_type: Any, plan_kind: int = -1, **more: Any) -> Config:
     """A configuration with the tile for the current device."""
-    return Config(kind_a, kind_b, c_type, plan_kind, _tile(current_device()))
+    return Config(kind_a, kind_b, c_type, plan_kind, _tile(current_device()), **more)
 
 
 def variant(name: str, config: Config) -> Variant:
@@ -83,8 +84,11 @@ def launch_product(
     plan: int = 0,
     workspace: int = 0,
 ) -> None:
-    """Enqueue C = A B (+ C) of bytes. a: m lines of k, b: n lines of k, both ``loadable``; depth: k. plan,
-    workspace: device addresses, for the variants that use them."""
+    """Enqueue C = A B (+ C).
+
+    a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
+    ``config.n_major_b``; both ``loadable``. depth: k. plan, workspace: device addresses, for variants that use them.
+    """
     tiles = ceil_div(output.rows, config.tile.m) * ceil_div(output.columns, config.tile.n)
     compiled(config).launch(
         persistent_grid(tiles, 1),
@@ -100,7 +104,7 @@ def launch_product(
         output.column_stride,
         output.rows,
         output.columns,
-        depth,
+        depth * OPERAND_NBYTES[config.kind_a],
         int(output.paired),
         int(accumulate),
         plan,

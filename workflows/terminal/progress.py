@@ -22,6 +22,10 @@ from tilewright.pipeline.events import (
     WorkPlanned,
 )
 
+START_SECONDS = 1.0
+"""What is told of work so soon after its first bytes counts as its start: several workers tell of theirs at about the
+same time, after all of them have started."""
+
 LINE_SECONDS = 9.0
 """The least time between two lines about the same work: those that read large files tell of it every second, so that
 there is a line every ten."""
@@ -43,29 +47,64 @@ class WorkProgress:
     """Whether units tell of stages."""
     under_way: dict[int, int] = field(default_factory=dict)
     """By units that have told how far they are: bytes."""
+    reading_since: float = 0.0
+    """When the first bytes were read, as far as is known: not before work began."""
+    first_told: float | None = None
+    """When bytes were told first."""
+    begin: tuple[float, int] = (0.0, 0)
+    """When all workers had read something, and how many bytes: until then they also started."""
+    last: tuple[float, int] = (0.0, 0)
+    """When bytes were told last, and how many there were in all."""
 
-    def advance(self, unit: UnitAdvanced) -> None:
+    def __post_init__(self) -> None:
+        self.reading_since = self.started
+
+    def advance(self, unit: UnitAdvanced, now: float) -> None:
         self.under_way[unit.index] = unit.nbytes
+        self._told(now, now - self.started)
 
-    def add(self, unit: UnitDone) -> None:
+    def _told(self, now: float, seconds: float) -> None:
+        """seconds: how long these bytes took at most."""
+        if not (nbytes := self._all_nbytes()):
+            return
+        if self.first_told is None:
+            self.first_told = now
+            self.reading_since = max(self.started, now - seconds)
+        self.last = now, nbytes
+        if now - self.first_told < START_SECONDS:
+            self.begin = self.last
+
+    def _all_nbytes(self) -> int:
+        return self.nbytes + sum(self.under_way.values())
+
+    def _nbytes_a_second(self, now: float) -> float:
+        """As read since the start, if anything was: what starts takes none of the rest's time."""
+        (begin, before), (end, nbytes) = self.begin, self.last
+        if end - begin >= START_SECONDS and nbytes > before:
+            return (nbytes - before) / (end - begin)
+        return self._all_nbytes() / max(now - self.reading_since, 1e-9)
+
+    def add(self, unit: UnitDone, now: float) -> None:
         self.under_way.pop(unit.index, None)
         self.done += 1
         self.nbytes += unit.nbytes
         self.operations += unit.operations
         self.busy_seconds += sum(unit.stages.values())
         self.staged |= bool(unit.stages)
+        self._told(now, unit.seconds)
 
     def rates(self, now: float) -> str:
         """Units, bytes a second, operations a second and the time left, as far as they say something: what is left of
         work that its workers have hardly begun depends on when they have time for it."""
         elapsed = max(now - self.started, 1e-9)
         parts = [f"{self.planned.done + self.done}/{in_all(self.planned)}"]
-        nbytes = self.nbytes + sum(self.under_way.values())
+        nbytes = self._all_nbytes()
         by_bytes = self.planned.unit == "pieces" and self.planned.nbytes > 0
         if by_bytes and nbytes:
             parts.append(f"{format_nbytes(nbytes)} of {format_nbytes(self.planned.nbytes)}")
+        rate = self._nbytes_a_second(now) if by_bytes else nbytes / elapsed
         if nbytes:
-            parts.append(f"{format_nbytes(nbytes / elapsed)}/s")
+            parts.append(f"{format_nbytes(rate)}/s")
         if self.operations:
             parts.append(f"{format_count(self.operations / elapsed)}op/s")
         left = self.planned.total - self.planned.done - self.done
@@ -73,7 +112,10 @@ class WorkProgress:
         share = nbytes / self.planned.nbytes if by_bytes else self.done / max(1, self.done + left)
         hardly_begun = self.staged and self.busy_seconds < LEAST_BUSY_SHARE * elapsed
         if share and left and not hardly_begun:
-            parts.append(f"{format_seconds(max(0.0, elapsed * (1 - share) / share))} left")
+            seconds = elapsed * (1 - share) / share
+            if by_bytes:  # as of when these bytes were told
+                seconds = (self.planned.nbytes - nbytes) / rate - (now - self.last[0])
+            parts.append(f"{format_seconds(max(0.0, seconds))} left")
         return ", ".join(parts)
 
 
@@ -123,7 +165,7 @@ class Lines:
             self._running[event.name] = WorkProgress(event, now), now
         elif isinstance(event, UnitDone | UnitAdvanced) and event.name in self._running:
             work, last = self._running[event.name]
-            work.advance(event) if isinstance(event, UnitAdvanced) else work.add(event)
+            work.advance(event, now) if isinstance(event, UnitAdvanced) else work.add(event, now)
             if now - last >= LINE_SECONDS:
                 _print(f"{event.name}: {work.rates(now)}")
                 self._running[event.name] = work, now

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 import sys
 
 import pytest
 from rich.console import Console
 
 from tilewright.pipeline.events import Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned, on_waiting
-from tilewright.workflows import console, progress
+from tilewright.workflows import console
 from tilewright.workflows.console import listening
-from tilewright.workflows.display import Display, display
-from tilewright.workflows.progress import Counting, Lines, WorkProgress
+from tilewright.workflows.terminal import progress
+from tilewright.workflows.terminal.display import Display, display
+from tilewright.workflows.terminal.progress import Counting, Lines, WorkProgress
 
 PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
 
@@ -41,34 +43,50 @@ def test_units_of_one_piece_of_work_are_counted_from_its_last_plan_on() -> None:
 def test_rates_leave_out_what_an_earlier_run_did() -> None:
     work = WorkProgress(PLANNED, started=100.0)
     assert work.rates(101.0) == "4/10 tiles"
-    work.add(unit(0))
-    work.add(unit(1))
+    work.add(unit(0), 102.0)
+    work.add(unit(1), 104.0)
     assert work.rates(104.0) == "6/10 tiles, 512 KiB/s, 2.5 Gop/s, 8.00 s left"
 
 
 @pytest.mark.parametrize(("busy", "estimate"), [(0.2, False), (0.5, True)])
 def test_what_is_left_is_not_told_of_work_that_waited_for_its_workers(busy: float, estimate: bool) -> None:
     work = WorkProgress(PLANNED, started=0.0)
-    work.add(UnitDone("matmul", 0, "worker", busy, 2**20, 5 * 10**9, {"read": busy / 2, "compute": busy / 2}))
+    work.add(
+        UnitDone("matmul", 0, "worker", busy, 2**20, 5 * 10**9, {"read": busy / 2, "compute": busy / 2}), 1.0
+    )
     assert ("left" in work.rates(100.0)) == estimate
 
 
 def test_the_last_unit_has_nothing_left() -> None:
     work = WorkProgress(WorkPlanned("histogram", 1, 0, "pieces", 1, 0), started=0.0)
-    work.add(UnitDone("histogram", 0, "worker", 1.0, 0, 0, {}))
+    work.add(UnitDone("histogram", 0, "worker", 1.0, 0, 0, {}), 1.0)
     assert work.rates(1.0) == "1/1 piece"
 
 
 def test_of_pieces_what_is_left_is_told_by_their_bytes() -> None:
     """Also within one that is all there is, or most."""
     work = WorkProgress(WorkPlanned("histogram", 2, 0, "pieces", 100 * 2**20, 0), started=0.0)
-    work.advance(UnitAdvanced("histogram", 1, 2**20))
-    work.advance(UnitAdvanced("histogram", 1, 5 * 2**20))
+    work.advance(UnitAdvanced("histogram", 1, 5 * 2**20), 10.0)
     assert work.rates(10.0) == "0/2 pieces, 5 MiB of 100 MiB, 512 KiB/s, 3 min 10 s left"
-    work.add(UnitDone("histogram", 0, "worker", 1.0, 5 * 2**20, 0, {}))
+    work.add(UnitDone("histogram", 0, "worker", 1.0, 5 * 2**20, 0, {}), 20.0)
     assert work.rates(20.0) == "1/2 pieces, 10 MiB of 100 MiB, 512 KiB/s, 3 min 0 s left"
-    work.add(UnitDone("histogram", 1, "worker", 1.0, 95 * 2**20, 0, {}))
+    work.add(UnitDone("histogram", 1, "worker", 1.0, 95 * 2**20, 0, {}), 200.0)
     assert work.rates(200.0) == "2/2 pieces, 100 MiB of 100 MiB, 512 KiB/s"
+
+
+@pytest.mark.parametrize("start", [0.0, 30.0])
+def test_what_starting_takes_is_not_told_of_the_rest(start: float) -> None:
+    """Four workers start for ``start`` seconds and read 1 MiB a second each from then on, in pieces of 5 MiB."""
+    work = WorkProgress(WorkPlanned("histogram", 100, 0, "pieces", 500 * 2**20, 0), started=0.0)
+    for index in range(0, 20, 4):
+        for worker in range(4):
+            now = start + 5 * (index // 4 + 1) + 0.2 * worker
+            work.add(UnitDone("histogram", index + worker, "worker", 5.0, 5 * 2**20, 0, {}), now)
+    left = 400 / 4
+    told = work.rates(now + 2).split(", ")
+    assert told[:2] == ["20/100 pieces", "100 MiB of 500 MiB"]
+    minutes, seconds = re.match(r"(?:(\d+) min )?(\d+) s left", told[3]).groups()  # type: ignore[union-attr]
+    assert 60 * int(minutes or 0) + int(seconds) == pytest.approx(left - 2, rel=0.2)
 
 
 def test_lines_are_rare_and_notices_are_not(

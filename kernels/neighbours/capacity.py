@@ -1,0 +1,38 @@
+"""How long a GPU's lists of neighbours are, and when rows are compared among themselves once. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+FEW, GROWTH_OF_FEW, GROWTH = 16, 2, 1
+"""Columns of a span for each that was seen before, of rows of which few are kept, and of others: with more, bounds lag
+behind and let more through; with fewer, lists are merged more often."""
+LEAST_CAPACITY = 256
+DEVIATIONS = 12
+"""By so many standard deviations a list is longer than what a span is expected to let through."""
+WORD_NBYTES = 8
+"""Of a place in a list."""
+LEAST_MUTUAL_ROWS = 1 << 15
+"""With fewer rows the small launches cost more than the other half of the product."""
+MOST_MUTUAL_NBYTES = 4 * 2**30
+"""Of the lists of all rows, which there are at a time where rows are compared among themselves."""
+
+
+def capacity_of(kept: int) -> tuple[int, int]:
+    """Places of a row's list, a power of two, and the growth of spans, for rows of which so many are kept.
+
+    Of columns in no order, a span of g times as many as were seen lets g k through in the mean, in a negative binomial
+    distribution with the variance g (g + 1) k.
+
+    >>> capacity_of(10), capacity_of(100)
+    ((256, 2), (512, 1))
+    """
+    growth = GROWTH_OF_FEW if kept <= FEW else GROWTH
+    likely = growth * kept + DEVIATIONS * math.sqrt(growth * (growth + 1) * kept)
+    return max(LEAST_CAPACITY, 1 << math.ceil(math.log2(likely))), growth
+
+
+def mutual_nbytes(rows: int, kept: int) -> int:
+    """What the lists of rows take that are compared among themselves, each pair once; 0 where they are not to be."""
+    nbytes = WORD_NBYTES * capacity_of(kept)[0] * rows
+    return nbytes if rows >= LEAST_MUTUAL_ROWS and nbytes <= MOST_MUTUAL_NBYTES else 0

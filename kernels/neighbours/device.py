@@ -1,0 +1,644 @@
+"""Neighbours on a GPU: products whose epilogue keeps what reaches its row's bound, and the best of what was kept.
+
+A block of rows of A is taken in stretches of rows, each with a list of places a row. Rows of B come in blocks, which
+are multiplied in spans of columns that grow with what has been seen: bounds, each the worst of a row's best so far,
+then let a list's worth of a span through and no more. The first bounds come from a few rows spread over the first
+block, so that it does not matter how rows are ordered. What let more through than its lists hold is multiplied again,
+with the bounds of all that was seen since; and where that does not help, since so many are equal, in spans that no
+list is too short for.
+
+On Hopper's tensor cores nothing but what is kept is written (`tilewright.kernels.gemm.hopper.selection`): 16-bit floats
+and bytes as they lie, float32 where the caller allows less. Else the products of a part of the block are made by
+`tilewright.kernels.matmul`, and read once more by a kernel that keeps the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.choices import PrecisionName
+from tilewright.kernels.cpu.loops import blocks, cpu_threads
+from tilewright.kernels.gemm import product
+from tilewright.kernels.gemm.hopper.float_operand import FloatOperand, make_planes, operands, planes_nbytes
+from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2, NO_COLUMN
+from tilewright.kernels.gemm.hopper.wgmma_config import Config
+from tilewright.kernels.gemm.hopper.wgmma_launch import HOPPER, Kept, Planes, launch_selection
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.device_array import address, strided_view, transposed
+from tilewright.kernels.gpu.device_choice import SIMULATOR, capability, current_device
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
+from tilewright.kernels.neighbours import lists
+from tilewright.kernels.neighbours.capacity import capacity_of
+from tilewright.kernels.neighbours.order import (
+    INTEGER,
+    NO_INDEX,
+    Bound,
+    MetricName,
+    Neighbours,
+    Pairs,
+    is_integer,
+    sum_dtype,
+    sums_fit,
+    value_dtype,
+    values_of_keys,
+)
+from tilewright.kernels.numbers import ceil_div, round_up
+
+MOST_NEIGHBOURS = 1024
+"""Of a row: its list and its best must lie in a multiprocessor's shared memory."""
+MOST_COLUMNS = 2**32 - 1
+"""Rows of B: a word has 32 bits for their numbers."""
+LIST_NBYTES = 512 * 2**20
+"""Of the lists of a stretch of rows."""
+STRETCH_ROWS = 1 << 16
+STRETCH_UNIT = 256
+"""Stretches are multiples of it long, but for the last: whole tiles of a cluster."""
+PRODUCTS_NBYTES = 256 * 2**20
+"""Of products that are made to be read again."""
+DECODED_NBYTES = 2**20
+"""Of words that a thread decodes at a time: in a core's cache."""
+PAIRS_ROOM = 1 << 23
+"""Pairs that there is room for at a time, no fewer than rows of a stretch; a span with more is cut."""
+PADDING = 256
+"""Factors behind the last column's: those of a tile."""
+KINDS = {np.dtype(np.float16): "f16", BFLOAT16: "bf16", np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
+ASKED = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32"}
+"""The operand type of the tensor cores for float32, by what the caller allows."""
+
+
+def supports(a: np.dtype, b: np.dtype, depth: int, metric: MetricName, columns: int, k: int = 1) -> bool:
+    """Whether neighbours of rows of these dtypes are found here: those whose keys have 32 bits.
+
+    These are floats of up to 32 bits, and bytes whose exact sums an int32 holds, but for their cosines, which are
+    float64. k: neighbours of a row. columns: rows of B.
+    """
+    if k > MOST_NEIGHBOURS or columns > MOST_COLUMNS or depth == 0:
+        return False
+    if is_integer(a) and is_integer(b):
+        bytes_alone = a.itemsize == b.itemsize == 1
+        return bytes_alone and metric != COSINE and _fits_int32(a, b, depth, metric)
+    return a == b and a in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))
+
+
+def _fits_int32(a: np.dtype, b: np.dtype, depth: int, metric: MetricName) -> bool:
+    """`sums_fit`, for sums of 32 bits: of so many rows one after the other, sums of 64 bits hold them."""
+    return sums_fit(a, b, depth << 32, metric)
+
+
+@functools.cache
+def _config(kind_a: str, kind_b: str, form: str, mutual: bool = False) -> Config:
+    integer = kind_a in ("s8", "u8")
+    c_type = types.int32 if integer else types.float32
+    return Config(kind_a, kind_b, c_type, selection=form, mutual=mutual)
+
+
+@functools.cache
+def _merge_kernel(capacity: int, kept: int, integer: bool) -> Any:
+    return compile_kernel(
+        lists.merge_function(capacity, kept, integer),
+        lists.merge_signature(capacity, kept, integer),
+        shared_nbytes=lists.merge_nbytes(capacity, kept),
+    )
+
+
+def _empty(shape: Any, dtype: Any, stream: Any) -> Any:
+    nbytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
+    with allocating("lists of neighbours", nbytes, on_gpu=True):
+        return cuda.device_array(shape, dtype, stream=stream)
+
+
+def _upload(host: np.ndarray, stream: Any) -> Any:
+    with allocating("factors of rows", host.nbytes, on_gpu=True):
+        return cuda.to_device(host, stream=stream)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, stream: Any) -> Any:
+    from numba.cuda.cudadrv.driver import device_memset
+
+    array = _empty(shape, dtype, stream)
+    device_memset(array, 0, array.size * array.dtype.itemsize, stream)
+    return array
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Rows of A or of B on the device."""
+
+    rows: Any
+    """(n, depth)."""
+    planes: Planes | None
+    """For the tensor cores, where these take them."""
+    factors: Any
+    """(n + PADDING,), float32 or int32."""
+
+    def part(self, first: int, count: int, step: int = 1) -> _Side:
+        """``count`` rows from ``first`` on, or every ``step``-th."""
+        stop = first + (count - 1) * step + 1
+        planes = self.planes
+        if planes is not None:
+            planes = replace(
+                planes,
+                address=planes.address + first * planes.line_nbytes,
+                lines=count,
+                line_nbytes=planes.line_nbytes * step,
+                plane_nbytes=planes.line_nbytes * step * count,
+            )
+        rows = self.rows[first:stop]
+        if step > 1:
+            rows = strided_view(rows, (count, rows.shape[1]), (step * rows.strides[0], rows.strides[1]))
+        return _Side(rows, planes, self.factors[first:])
+
+
+def _bounds(bound: Any, side: _Side, stream: Any) -> Any:
+    """(3, rows) words: the same bound for all rows of a side, their factors, counters of 0."""
+    rows = side.rows.shape[0]
+    numbers = np.zeros((3, rows), bound.dtype)
+    numbers[0] = bound
+    bounds = _upload(numbers.view(np.uint32), stream)
+    strided_view(bounds, bounds.shape, bounds.strides, bound.dtype)[1].copy_to_device(
+        side.factors[:rows], stream=stream
+    )
+    return bounds
+
+
+class _Rows:
+    """A block of rows of A on a GPU, ready to be multiplied by blocks of rows of B."""
+
+    def __init__(
+        self,
+        a: Any,
+        metric: MetricName,
+        form: str,
+        b_dtype: np.dtype | None,
+        first_row: int,
+        factors: np.ndarray | None,
+        precision: PrecisionName,
+        stream: Any,
+    ) -> None:
+        self.metric: MetricName = metric
+        b_dtype = a.dtype if b_dtype is None else np.dtype(b_dtype)
+        self.sums = sum_dtype(a.dtype, b_dtype)
+        self.integer = self.sums == INTEGER
+        self.number = _number_dtype(self.sums)
+        self._form, self._row, self._stream = form, first_row, stream
+        self._precision: PrecisionName = precision
+        self._kinds = self._kinds_of(a.dtype, b_dtype)
+        self._scratch: list[Any] = []
+        """Memory that planes lie in."""
+        self._a = self._side(a, 0, factors)
+
+    def _kinds_of(self, a: np.dtype, b: np.dtype) -> tuple[str, str] | None:
+        """The operand types of the tensor cores; None where products are made first."""
+        if SIMULATOR or capability(current_device()) != HOPPER:
+            return None
+        if a in KINDS and b in KINDS:
+            return KINDS[a], KINDS[b]
+        asked = ASKED.get(self._precision)
+        return None if asked is None else (asked, asked)
+
+    def _side(self, rows: Any, number: int, factors: Any) -> _Side:
+        return _Side(rows, self._planes(rows, number), self._factors(rows, factors))
+
+    def _planes(self, rows: Any, number: int) -> Planes | None:
+        if self._kinds is None:
+            return None
+        kind = self._kinds[number]
+        operand: FloatOperand = operands(rows, rows)[0]
+        stored = rows.dtype in KINDS
+        if operand.k_major and (stored or kind == "tf32") and (there := operand.in_place(kind)) is not None:
+            return there
+        if rows.dtype.itemsize == 1 or not operand.k_major:
+            raise ValueError(f"rows of {rows.dtype} lie {rows.strides} bytes apart; the copy engine takes 16")
+        form = "copy" if stored else kind
+        target = _empty(planes_nbytes(operand, operand.depth, form), np.uint8, self._stream)
+        self._scratch.append(target)
+        return make_planes(operand, form, kind, address(target), self._stream)
+
+    def _factors(self, rows: Any, given: Any) -> Any:
+        count = rows.shape[0]
+        if self.metric == DOT:
+            return _empty(PADDING + count, self.number, self._stream)  # never read
+        if given is not None:
+            padded = np.zeros(count + PADDING, self.number)
+            padded[:count] = given
+            return _upload(padded, self._stream)
+        found = _empty(count + PADDING, self.number, self._stream)
+        warps = lists.SQUARES_THREADS // lists.WARP
+        lists.FACTORS.enqueue(
+            (rows.dtype, self.metric, self.integer),
+            ceil_div(count, warps),
+            lists.SQUARES_THREADS,
+            self._stream,
+            rows,
+            found[:count],
+        )
+        return found
+
+    def _spread(self, side: _Side, count: int) -> _Side:
+        """So many rows of a side, at equal distances."""
+        step = side.rows.shape[0] // count
+        part = side.part(0, count, step)
+        if self.metric == DOT:
+            return part
+        taken = _empty(count + PADDING, np.uint32, self._stream)
+        source = strided_view(side.factors, side.factors.shape, side.factors.strides, np.dtype(np.uint32))
+        lists.GATHER.enqueue((), ceil_div(count, 128), 128, self._stream, source, step, taken[:count])
+        return replace(part, factors=strided_view(taken, taken.shape, taken.strides, self.number))
+
+    def _wait(self) -> None:
+        if self._stream:
+            self._stream.synchronize()
+        else:
+            cuda.synchronize()
+
+    def _keep(
+        self,
+        left: _Side,
+        right: _Side,
+        bounds: Any,
+        words: Any,
+        capacity: int,
+        first: int,
+        *,
+        rows_found: Any = None,
+        left_out: int = NO_COLUMN,
+        last: int | None = None,
+    ) -> None:
+        """Enqueue the product of rows of two sides that keeps what reaches its bound.
+
+        bounds: (3, rows) uint32, as `lists` has them. words: (rows, capacity), or (1, capacity) with ``rows_found``
+        (capacity,) after it in memory; of capacity 0 nothing is written, only counted. first: the number of the right
+        side's first row. last: only columns up to the row + it are wanted.
+        """
+        rows, columns = left.rows.shape[0], right.rows.shape[0]
+        if left.planes is not None and right.planes is not None:
+            kept = Kept(
+                address(words),
+                capacity,
+                rows_found is None,
+                address(bounds),
+                address(right.factors),
+                first,
+                left_out,
+            )
+            config = _config(left.planes.kind, right.planes.kind, self._form)
+            depth = left.rows.shape[1]
+            launch_selection(config, left.planes, right.planes, kept, depth, self._stream, diagonal=last)
+            return
+        height = max(1, min(rows, PRODUCTS_NBYTES // (self.number.itemsize * columns)))
+        width = min(columns, PRODUCTS_NBYTES // (self.number.itemsize * height))
+        made = _empty((height, width), self.number, self._stream)
+        numbers = strided_view(bounds, bounds.shape, bounds.strides, self.number)
+        nothing = cuda.device_array(0, np.int32)
+        for top in range(0, rows, height):
+            for start in range(0, columns, width):
+                high, wide = min(height, rows - top), min(width, columns - start)
+                end = wide if last is None else top + high + last - start
+                if end <= 0:
+                    continue
+                part = strided_view(made, (high, wide), (self.number.itemsize * wide, self.number.itemsize))
+                product.matmul(
+                    left.rows[top : top + high],
+                    transposed(right.rows[start : start + wide]),
+                    part,
+                    dtype=self.number,
+                    precision=self._precision,
+                    stream=self._stream or None,
+                )
+                lists.FILTER.enqueue(
+                    (self._form, self.integer),
+                    (high, ceil_div(wide, lists.FILTER_COLUMNS)),
+                    lists.FILTER_THREADS,
+                    self._stream,
+                    part,
+                    words,
+                    nothing if rows_found is None else rows_found,
+                    bounds,
+                    numbers,
+                    right.factors[start : start + wide],
+                    capacity,
+                    top,
+                    first + start,
+                    left_out + top - start,
+                    (rows + columns if last is None else last + top) - start,
+                )
+
+
+class _Stretch:
+    """Some rows of A, with their bounds and the best found so far."""
+
+    def __init__(self, first: int, side: _Side, kept: int, number: np.dtype, stream: Any) -> None:
+        self.first, self.side, self.number = first, side, number
+        rows = side.rows.shape[0]
+        self.bounds = _bounds(lists.lowest_bound(number), side, stream)
+        self.best = _zeros((rows, kept), np.uint64, stream)
+        self.floors = _zeros((rows,), np.uint32, stream)
+        self.seen = 0
+
+
+class Nearest(_Rows):
+    """The k nearest rows of B of each of a block of rows of A, as `host.Nearest`, of device arrays (`supports`).
+
+    a: (m, d), a Numba device array. precision: what `tilewright.kernels.matmul` may do with float32. stream: of all
+    that is enqueued; `update` returns when that is finished.
+    """
+
+    def __init__(
+        self,
+        a: Any,
+        k: int,
+        *,
+        metric: MetricName,
+        b_dtype: np.dtype | None = None,
+        first_row: int = 0,
+        exclude_self: bool = False,
+        factors: np.ndarray | None = None,
+        precision: PrecisionName = "full",
+        stream: Any = DEFAULT_STREAM,
+    ) -> None:
+        super().__init__(a, metric, metric, b_dtype, first_row, factors, precision, stream)
+        self._k, self._exclude_self = k, exclude_self
+        # A bound from a sample may count the row itself, which is left out afterwards.
+        self._kept = k + int(exclude_self)
+        self._capacity, _ = capacity_of(self._kept)
+        self._end, self._ordered = 0, True
+        rows = a.shape[0]
+        most = max(STRETCH_UNIT, min(STRETCH_ROWS, LIST_NBYTES // (8 * self._capacity)))
+        length = min(rows, round_up(ceil_div(rows, ceil_div(rows, most)), STRETCH_UNIT)) if rows else 1
+        self._words = _empty((max(length, 1), self._capacity), np.uint64, stream)
+        self._stretches = [
+            _Stretch(first, self._a.part(first, min(length, rows - first)), self._kept, self.number, stream)
+            for first in range(0, rows, length)
+        ]
+
+    def update(self, b: Any, first_column: int, factors: np.ndarray | None = None) -> None:
+        """Look at a block of rows of B, as `host.Nearest.update`; spans are fewest where blocks come in order."""
+        if not self._stretches or not b.shape[0]:
+            return
+        self._ordered = self._ordered and first_column >= self._end
+        self._end = max(self._end, first_column + b.shape[0])
+        held = len(self._scratch)
+        side = self._side(b, 1, factors)
+        for stretch in self._stretches:
+            self._take(stretch, side, first_column)
+        self._wait()
+        del self._scratch[held:]
+
+    def _take(self, stretch: _Stretch, side: _Side, first_column: int) -> None:
+        columns = side.rows.shape[0]
+        spans = list(growing_spans(stretch.seen, columns, self._kept))
+        flags = _zeros((len(spans) + 1,), np.uint32, self._stream)
+        strict = 1 if self._ordered else 0
+        if stretch.seen == 0 and columns > 2 * self._capacity:
+            self._sample(stretch, side, flags)
+        for number, (start, width) in enumerate(spans):
+            self._multiply(stretch, side, start, width, first_column)
+            self._merge(stretch, flags, number, strict)
+        over = flags.copy_to_host(stream=self._stream)
+        self._wait()
+        self._again(
+            stretch, side, first_column, [span for span, flag in zip(spans, over[:-1], strict=True) if flag]
+        )
+        stretch.seen += columns
+
+    def _again(self, stretch: _Stretch, side: _Side, first_column: int, spans: list[tuple[int, int]]) -> None:
+        """Multiply spans once more of which lists were too short; what equals a bound may now come first."""
+        if not spans:
+            return
+        flags = _zeros((2,), np.uint32, self._stream)
+        self._merge(stretch, flags, 1, 0)
+        for start, width in spans:
+            flags[:1].copy_to_device(np.zeros(1, np.uint32), stream=self._stream)
+            self._multiply(stretch, side, start, width, first_column)
+            self._merge(stretch, flags, 0, 0)
+            if not flags[:1].copy_to_host(stream=self._stream)[0]:
+                continue
+            for piece in range(start, start + width, self._capacity):
+                self._multiply(stretch, side, piece, min(self._capacity, start + width - piece), first_column)
+                self._merge(stretch, flags, 1, 0)
+        if self._ordered:
+            self._merge(stretch, flags, 1, 1)
+
+    def _sample(self, stretch: _Stretch, side: _Side, flags: Any) -> None:
+        """Set floors of the bounds by rows of B that are spread over the block."""
+        part = self._spread(side, self._capacity)
+        self._keep(stretch.side, part, stretch.bounds, self._lists(stretch), self._capacity, 0)
+        self._merge(stretch, flags, flags.size - 1, 2)
+
+    def _lists(self, stretch: _Stretch) -> Any:
+        return self._words[: stretch.side.rows.shape[0]]
+
+    def _multiply(self, stretch: _Stretch, side: _Side, start: int, width: int, first_column: int) -> None:
+        first = first_column + start
+        left_out = self._row + stretch.first - first if self._exclude_self else NO_COLUMN
+        self._keep(
+            stretch.side,
+            side.part(start, width),
+            stretch.bounds,
+            self._lists(stretch),
+            self._capacity,
+            first,
+            left_out=left_out,
+        )
+
+    def _merge(self, stretch: _Stretch, flags: Any, number: int, mode: int) -> None:
+        merge(stretch, self._lists(stretch), flags, number, mode, self._stream)
+
+    def result(self) -> Neighbours:
+        """As `host.Nearest.result`."""
+        rows = self._a.rows.shape[0]
+        words = np.zeros((rows, self._kept), np.uint64)
+        for stretch in self._stretches:
+            stretch.best.copy_to_host(
+                words[stretch.first : stretch.first + stretch.side.rows.shape[0]], stream=self._stream
+            )
+        self._wait()
+        return neighbours_of(words[:, : self._k], self.sums, self.metric)
+
+
+def growing_spans(seen: int, columns: int, kept: int) -> Iterator[tuple[int, int]]:
+    """First column and columns of each span of a block, of whose rows so many others were seen before."""
+    capacity, growth = capacity_of(kept)
+    start = 0
+    while start < columns:
+        width = min(columns - start, max(capacity, round_up(growth * (seen + start), STRETCH_UNIT)))
+        yield start, width
+        start += width
+
+
+def merge(
+    stretch: _Stretch,
+    words: Any,
+    flags: Any,
+    number: int,
+    mode: int,
+    stream: Any,
+    rows: tuple[int, int] | None = None,
+) -> None:
+    """Enqueue `lists.merge_function` for the rows of a stretch, or for those from a first to a last one."""
+    kept, (first, stop) = stretch.best.shape[1], rows or (0, stretch.best.shape[0])
+    capacity, integer = words.shape[1], stretch.number.kind == "i"
+    enqueue(
+        _merge_kernel(capacity, kept, integer),
+        stop - first,
+        lists.WARP,
+        stream,
+        lists.merge_nbytes(capacity, kept),
+        words,
+        stretch.best,
+        stretch.bounds,
+        stretch.floors,
+        flags,
+        number,
+        mode,
+        first,
+    )
+
+
+def neighbours_of(words: np.ndarray, sums: np.dtype, metric: MetricName) -> Neighbours:
+    """The neighbours that the words of rows (rows, k) stand for."""
+    indices = np.empty(words.shape, np.int64)
+    values = np.empty(words.shape, value_dtype(sums, metric))
+
+    def decode(rows: slice) -> None:
+        mine = words[rows]
+        keys = _numbers_of(mine, _number_dtype(sums)).astype(_keys_dtype(sums, metric), copy=False)
+        indices[rows], values[rows] = _columns_of(mine), values_of_keys(keys, sums, metric)
+        missing = mine == 0
+        indices[rows][missing] = NO_INDEX
+        values[rows][missing] = np.nan if values.dtype.kind == "f" else 0
+
+    step = max(1, DECODED_NBYTES // (8 * max(1, words.shape[1])))
+    with ThreadPoolExecutor(cpu_threads()) as pool:
+        list(pool.map(decode, blocks(len(words), step)))
+    return Neighbours(indices, values)
+
+
+def _number_dtype(sums: np.dtype) -> np.dtype:
+    """That of scores."""
+    return np.dtype(np.int32 if sums == INTEGER else np.float32)
+
+
+def _keys_dtype(sums: np.dtype, metric: MetricName) -> np.dtype:
+    return sums if metric == L2 else value_dtype(sums, metric)
+
+
+def _numbers_of(words: np.ndarray, number: np.dtype) -> np.ndarray:
+    return lists.numbers_of((words >> np.uint64(32)).astype(np.uint32), number)
+
+
+def _columns_of(words: np.ndarray) -> np.ndarray:
+    return np.uint32(0xFFFFFFFF) - (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).astype(np.int64)
+
+
+class Beyond(_Rows):
+    """The pairs of a block of rows of A with rows of B beyond a threshold, as `host.Beyond`, of device arrays."""
+
+    def __init__(
+        self,
+        a: Any,
+        bound: Bound,
+        *,
+        metric: MetricName,
+        b_dtype: np.dtype | None = None,
+        first_row: int = 0,
+        once: bool = False,
+        keep: bool = True,
+        factors: np.ndarray | None = None,
+        precision: PrecisionName = "full",
+        stream: Any = DEFAULT_STREAM,
+    ) -> None:
+        form = FARTHER + metric if bound.farther else metric
+        super().__init__(a, metric, form, b_dtype, first_row, factors, precision, stream)
+        self._once, self._farther = once, bound.farther
+        self._room = PAIRS_ROOM if keep else 0
+        self._bar = self._score(bound)
+        # The words of all pairs, then their rows.
+        self._memory = _empty(3 * max(self._room, 1), np.uint32, stream)
+        self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.count = 0
+
+    def _score(self, bound: Bound) -> Any:
+        """What scores of pairs are at least; None where none of 32 bits is."""
+        score = -bound.key if bound.farther else bound.key
+        least, most = (-(2**31) + 1, 2**31 - 1) if self.integer else (-np.inf, np.inf)
+        if bound.farther and self.metric == L2 and score == 0:
+            score = least  # a squared distance that was rounded to less than 0 is 0
+        return None if score > most else np.array(max(score, least), self.number)[()]
+
+    def update(self, b: Any, first_column: int, factors: np.ndarray | None = None) -> None:
+        """As `host.Beyond.update`."""
+        if not self._a.rows.shape[0] or not b.shape[0] or self._bar is None:
+            return
+        held = len(self._scratch)
+        side = self._side(b, 1, factors)
+        # Of a pair that counts once the larger number is the row's, as products up to the diagonal have it.
+        left, right = (side, self._a) if self._once else (self._a, side)
+        row, column = (first_column, self._row) if self._once else (self._row, first_column)
+        rows = left.rows.shape[0]
+        for first in range(0, rows, STRETCH_ROWS):
+            part = left.part(first, min(STRETCH_ROWS, rows - first))
+            if not self._once or row + first + part.rows.shape[0] - 1 > column:
+                self._take(part, right, row + first, column, swapped=self._once)
+        del self._scratch[held:]
+
+    def _take(self, left: _Side, right: _Side, row: int, column: int, *, swapped: bool) -> None:
+        """Look at all of two sides; where there is not room for what is found, at halves of the right one."""
+        bounds = _bounds(self._bar, left, self._stream)
+        memory = self._memory
+        places = max(self._room, 1)
+        words = strided_view(memory, (1, places), (8 * places, 8), np.dtype(np.uint64))
+        rows_found = strided_view(memory[2 * places :], (places,), (4,), np.dtype(np.int32))
+        pieces = [(0, right.rows.shape[0])]
+        while pieces:
+            start, width = pieces.pop()
+            self._keep(
+                left,
+                right.part(start, width),
+                bounds,
+                words,
+                self._room,
+                column + start,
+                rows_found=rows_found,
+                last=row - column - start - 1 if swapped else None,
+            )
+            found = int(bounds[2, :1].copy_to_host(stream=self._stream)[0])
+            bounds[2, :1].copy_to_device(np.zeros(1, np.uint32), stream=self._stream)
+            if self._room and found > self._room:
+                half = width // 2
+                pieces += [(start + half, width - half), (start, half)]
+                continue
+            self.count += found
+            if found and self._room:
+                self._collect(words, rows_found, found, row, swapped)
+
+    def _collect(self, words: Any, rows_found: Any, found: int, row: int, swapped: bool) -> None:
+        its_words = words[0, :found].copy_to_host(stream=self._stream)
+        its_rows = rows_found[:found].copy_to_host(stream=self._stream).astype(np.int64) + row
+        scores = _numbers_of(its_words, self.number)
+        keys = (-scores if self._farther else scores).astype(_keys_dtype(self.sums, self.metric), copy=False)
+        columns = _columns_of(its_words)
+        self._found.append((columns, its_rows, keys) if swapped else (its_rows, columns, keys))
+
+    def result(self) -> Pairs:
+        """As `host.Beyond.result`."""
+        nothing = (
+            np.empty(0, np.int64),
+            np.empty(0, np.int64),
+            np.empty(0, _keys_dtype(self.sums, self.metric)),
+        )
+        row, column, keys = map(np.concatenate, zip(nothing, *self._found, strict=True))
+        order = np.lexsort((column, row))
+        return Pairs(row[order], column[order], values_of_keys(keys[order], self.sums, self.metric))

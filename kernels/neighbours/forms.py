@@ -1,0 +1,47 @@
+"""Which form of the search a kind of device has: for a CPU and, where there is one, for a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.choices import DeviceKind
+from tilewright.kernels.neighbours.order import MetricName
+
+_HOST, _DEVICE = "tilewright.kernels.neighbours.host", "tilewright.kernels.neighbours.device"
+
+
+def has_device_form() -> bool:
+    """Whether neighbours can be found by a GPU."""
+    return importlib.util.find_spec(_DEVICE) is not None
+
+
+def finds_on_gpu(
+    a: np.dtype, b: np.dtype, depth: int, metric: MetricName, columns: int, k: int | None
+) -> bool:
+    """Whether a GPU finds the neighbours, or where k is None the pairs, of rows of these dtypes and length. columns:
+    rows of B."""
+    if not has_device_form():
+        return False
+    found: bool = importlib.import_module(_DEVICE).supports(a, b, depth, metric, columns, k or 1)
+    return found
+
+
+def nearest_for(device: DeviceKind) -> Any:
+    """The class that finds the k nearest on such a device: `host.Nearest`, or its twin, which takes arrays on the GPU
+    and ``precision`` in place of ``threads``."""
+    return importlib.import_module(_DEVICE if device == "cuda" else _HOST).Nearest
+
+
+def mutual_for(device: DeviceKind) -> Any:
+    """The function that finds the k nearest of rows among themselves, which GPUs have alone."""
+    assert device == "cuda"
+    return importlib.import_module("tilewright.kernels.neighbours.mutual").nearest_of_itself
+
+
+def pairs_for(device: DeviceKind) -> Any:
+    """The class that finds pairs beyond a threshold: `host.Beyond`, or its twin, with the same difference."""
+    return importlib.import_module(_DEVICE if device == "cuda" else _HOST).Beyond

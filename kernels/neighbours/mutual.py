@@ -1,0 +1,153 @@
+"""The nearest of rows among themselves on a GPU, each pair computed once: of a product by its own transpose, the half.
+
+Rows are taken in stages that grow with what came before them. A stage's rows are compared with all rows before them and
+with each other; what reaches the bound of either row comes into that row's list. For the rows of a stage spans of
+columns grow as in `device.Nearest`; to the rows before them the stage is one span. So to each row the others come in
+the order of their numbers, and of equal ones the first are kept.
+
+Bounds begin with what some thousand rows, spread over all, say: rows of a late stage would otherwise let through much
+of what came before. Where a list was too short all the same, there is no answer, and each row is compared with all
+(`device.Nearest`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.choices import PrecisionName
+from tilewright.kernels.gemm.hopper.wgmma_launch import Kept, launch_selection
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
+from tilewright.kernels.neighbours.capacity import capacity_of, mutual_nbytes
+from tilewright.kernels.neighbours.device import (
+    STRETCH_ROWS,
+    STRETCH_UNIT,
+    Nearest,
+    _config,
+    _empty,
+    _Rows,
+    _Stretch,
+    _zeros,
+    growing_spans,
+    merge,
+    neighbours_of,
+)
+from tilewright.kernels.neighbours.order import MetricName, Neighbours
+from tilewright.kernels.numbers import round_up
+
+SAMPLE_ROWS = 8192
+"""Rows of which the first bounds are made, or fewer: they are compared with all, which is computed once more."""
+SAMPLE_SHARE = 32
+"""Of all rows the sample is at most one in so many."""
+
+
+def nearest_of_itself(
+    a: Any,
+    k: int,
+    *,
+    metric: MetricName,
+    exclude_self: bool = False,
+    factors: np.ndarray | None = None,
+    precision: PrecisionName = "full",
+    stream: Any = DEFAULT_STREAM,
+) -> Neighbours:
+    """The k nearest rows of a matrix of each of its rows, as `device.Nearest` finds them, to the bit.
+
+    a: (n, d), a Numba device array. On Hopper's tensor cores each pair is computed once, where `mutual_nbytes` says so;
+    else, and where too many rows are equally near, twice.
+    """
+    options: dict[str, Any] = {
+        "metric": metric,
+        "factors": factors,
+        "precision": precision,
+        "stream": stream,
+    }
+    if mutual_nbytes(a.shape[0], k + int(exclude_self)):
+        mutual = Mutual(a, k, exclude_self, **options)
+        if mutual.pays and (found := mutual.find()) is not None:
+            return found
+        del mutual
+    nearest = Nearest(a, k, exclude_self=exclude_self, **options)
+    nearest.update(a, 0)
+    return nearest.result()
+
+
+class Mutual(_Rows):
+    """Rows that are compared with each other."""
+
+    def __init__(
+        self,
+        a: Any,
+        k: int,
+        exclude_self: bool,
+        *,
+        metric: MetricName,
+        factors: np.ndarray | None,
+        precision: PrecisionName,
+        stream: Any,
+    ) -> None:
+        super().__init__(a, metric, metric, None, 0, factors, precision, stream)
+        self._k, self._exclude_self = k, exclude_self
+        # The sample has the row itself, which is left out afterwards.
+        self._kept = k + int(exclude_self)
+        self._capacity, self._growth = capacity_of(self._kept)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the tensor cores take the rows, of which then nothing but what is kept is written."""
+        return self._a.planes is not None
+
+    def find(self) -> Neighbours | None:
+        """The neighbours; None where a list was too short."""
+        rows = self._a.rows.shape[0]
+        stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
+        words = _empty((rows, self._capacity), np.uint64, self._stream)
+        flags = _zeros((1,), np.uint32, self._stream)
+        self._bound(stretch, words, flags)
+        start = 0
+        while start < rows:
+            stop = min(rows, start + max(self._capacity, round_up(self._growth * start, STRETCH_UNIT)))
+            for first, width in growing_spans(0, stop, self._kept):
+                self._compare(stretch, words, (start, stop), first, width)
+                merge(stretch, words, flags, 0, 1, self._stream, (start, stop))
+            if start:
+                merge(stretch, words, flags, 0, 1, self._stream, (0, start))
+            start = stop
+        overflow = flags.copy_to_host(stream=self._stream)
+        best = stretch.best.copy_to_host(stream=self._stream)
+        self._wait()
+        return None if overflow[0] else neighbours_of(best[:, : self._k], self.sums, self.metric)
+
+    def _bound(self, stretch: _Stretch, words: Any, flags: Any) -> None:
+        """Set floors of the bounds by a sample."""
+        count = min(SAMPLE_ROWS, self._a.rows.shape[0] // SAMPLE_SHARE)
+        sample = self._spread(self._a, count)
+        spans = list(growing_spans(0, count, self._kept))
+        for number, (first, width) in enumerate(spans):
+            part = sample.part(first, width)
+            self._keep(self._a, part, stretch.bounds, words, self._capacity, first)
+            merge(stretch, words, flags, 0, 1 if number + 1 < len(spans) else 2, self._stream)
+
+    def _compare(self, stretch: _Stretch, words: Any, rows: tuple[int, int], first: int, width: int) -> None:
+        """Enqueue the products of a stage's rows and a span of those up to them."""
+        right = self._a.part(first, width)
+        for start in range(rows[0], rows[1], STRETCH_ROWS):  # the walk below a diagonal looks for its band
+            left = self._a.part(start, min(STRETCH_ROWS, rows[1] - start))
+            assert left.planes is not None
+            assert right.planes is not None
+            kept = Kept(
+                address(words),
+                self._capacity,
+                True,
+                address(stretch.bounds),
+                address(right.factors),
+                first,
+                start,
+                self._a.rows.shape[0],
+            )
+            config = _config(left.planes.kind, right.planes.kind, self._form, True)
+            last = start - first - int(self._exclude_self)
+            depth = left.rows.shape[1]
+            launch_selection(config, left.planes, right.planes, kept, depth, self._stream, diagonal=last)

@@ -1,0 +1,88 @@
+"""Rates of this machine, measured in a moment: what a CPU multiplies, and at what rate an input is read. Nothing is
+written, so no rate of that is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from tilewright.pipeline.forecast import rates
+from tilewright.pipeline.forecast.rates import Rates
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.store.arrays import as_stored_matrix
+from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region_read import region_reads
+from tilewright.pipeline.threads import run_all
+
+SIDE = 1024
+"""The most rows, columns and depth of what is multiplied."""
+MULTIPLY_SECONDS = 0.05
+"""It is multiplied for at least so long, `TIMES` times."""
+READ_NBYTES = 32 * 2**20
+"""About how much is read, as often, of different rows."""
+TIMES = 3
+
+
+def measured_here(
+    plan: MatmulPlan, kind: str, a: StoredArray, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Rates, Rates]:
+    """The slowest and the fastest rates of this process, for a plan of CPUs. What is multiplied was perhaps measured
+    before; reading depends on the array. Raises as reading does."""
+    operations = rates.measured(kind)
+    if operations is None:
+        operations = _multiply_rates(plan, clock)
+        rates.remember_measured(kind, *operations)
+    read = _read_rates(plan, a, clock)
+    slowest, fastest = (
+        Rates(multiplied, each, None) for multiplied, each in zip(operations, read, strict=True)
+    )
+    return slowest, fastest
+
+
+def _multiply_rates(plan: MatmulPlan, clock: Callable[[], float]) -> tuple[float, float]:
+    from tilewright.kernels import matmul
+
+    m, n, k = (
+        max(1, min(SIDE, side)) for side in (plan.tile_rows, plan.tile_columns, max(plan.panel_depth, 1))
+    )
+    left, right = (
+        np.ones(shape, operand) for shape, operand in zip(((m, k), (k, n)), plan.operands, strict=True)
+    )
+    multiply = partial(matmul, left, right, dtype=plan.sums, device="cpu")
+    multiply()  # compiled, and its memory is there
+    found = []
+    for _ in range(TIMES):
+        start, times = clock(), 0
+        while clock() - start < MULTIPLY_SECONDS or not times:
+            multiply()
+            times += 1
+        found.append(2 * m * n * k * times / max(clock() - start, 1e-9))
+    return min(found), max(found)
+
+
+def _read_rates(
+    plan: MatmulPlan, a: StoredArray, clock: Callable[[], float]
+) -> tuple[float, float] | tuple[None, None]:
+    """Of whole rows of chunks of A, as far as that is little, by as many threads as a worker has."""
+    rows, columns = a.shape
+    if not rows or not columns:
+        return None, None
+    row_nbytes = columns * a.dtype.itemsize
+    unit = as_stored_matrix(a).unit[0]
+    high = min(rows, max(1, READ_NBYTES // (row_nbytes * unit)) * unit)
+    wide = min(columns, max(1, READ_NBYTES // (high * a.dtype.itemsize)))
+    out = np.zeros((high, wide), a.dtype.newbyteorder("="))
+    out.fill(0)  # its memory is there
+    found = []
+    with ThreadPoolExecutor(max(1, plan.read_threads)) as pool:
+        for place in range(TIMES):
+            first = (rows - high) * place // TIMES // unit * unit
+            parts = region_reads(a, (slice(first, first + high), slice(0, wide)))
+            start = clock()
+            run_all(pool, [partial(part.read, out[part.target]) for part in parts])
+            found.append(out.nbytes / max(clock() - start, 1e-9))
+    return min(found), max(found)

@@ -1,0 +1,126 @@
+"""How fast a worker was in earlier runs, kept for the user's later plans. Nothing of it is ever needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright.kernels.gpu import user_cache
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.report.figures import Run, floor_of
+
+logger = logging.getLogger(__name__)
+
+FILE = "rates.json"
+VERSION = 1
+MOST_KINDS = 100
+"""Of runs; the one that was made longest ago is forgotten first."""
+MOST_RUNS = 8
+"""Of one kind, the last ones."""
+LEAST_RUN_SECONDS = 1.0
+"""Shorter ones are mostly start."""
+LEAST_BUSY_SECONDS = 0.02
+"""A stage that was busy for less has no rate that means anything."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one worker while it is busy, a second; None: not known."""
+
+    operations: float | None
+    read_nbytes: float | None
+    write_nbytes: float | None
+    ratio: float | None = None
+    """How much longer the tiles of the run took than what took longest of them alone; None: no run has been timed."""
+
+    @classmethod
+    def of(cls, run: Run) -> Rates:
+        """Of a run that computed anything."""
+        read, compute, write = (
+            sum(run.stages.get(stage, 0.0) for stage in stages)
+            for stages in (("read", "upload"), ("compute",), ("download", "write"))
+        )
+        floor = floor_of(run)
+        return cls(
+            operations=_rate(run.operations, compute),
+            read_nbytes=_rate(run.read_nbytes + run.shared_nbytes, read),
+            write_nbytes=_rate(run.write_nbytes, write),
+            ratio=run.seconds / floor[1] if floor is not None and floor[1] > 0 else None,
+        )
+
+
+def _rate(amount: int, seconds: float) -> float | None:
+    return amount / seconds if amount and seconds >= LEAST_BUSY_SECONDS else None
+
+
+def kind_of(plan: MatmulPlan, device: str, precision: str) -> str:
+    """What runs have in common whose rates are compared: host, device, workers, dtypes and precision."""
+    dtypes = "×".join(operand.name for operand in plan.operands)
+    return f"{platform.node()}; {device}; {plan.workers}; {dtypes}; {plan.sums.name}; {precision}"
+
+
+def remember(run: Run, precision: str) -> None:
+    """Keep the rates of a run. Where that cannot be, nothing happens."""
+    if run.seconds < LEAST_RUN_SECONDS or not run.operations:
+        return
+    kept = _read()
+    kind = kind_of(run.plan, run.device, precision)
+    runs = [*kept.pop(kind, []), asdict(Rates.of(run))][-MOST_RUNS:]
+    _write(dict([*kept.items(), (kind, runs)][-MOST_KINDS:]))
+
+
+def remembered(kind: str) -> list[Rates]:
+    """Of earlier runs of this kind, the last one last."""
+    try:
+        return [Rates(**rates) for rates in _read().get(kind, [])]
+    except TypeError:  # of another release
+        return []
+
+
+def remember_measured(kind: str, slowest: float, fastest: float) -> None:
+    """Keep between which rates a product of this kind was measured without a run."""
+    kept = _read()
+    kept.pop(name := f"{kind}; measured", None)
+    _write(dict([*kept.items(), (name, [slowest, fastest])][-MOST_KINDS:]))
+
+
+def measured(kind: str) -> tuple[float, float] | None:
+    """The slowest and the fastest rate at which a product of this kind was measured."""
+    try:
+        slowest, fastest = _read().get(f"{kind}; measured", [None, None])
+        return float(slowest), float(fastest)
+    except (TypeError, ValueError):
+        return None
+
+
+def _path() -> Path | None:
+    folder = user_cache.folder("")
+    return None if folder is None else folder / FILE
+
+
+def _read() -> dict[str, list[Any]]:
+    path = _path()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        return dict(found["kinds"]) if found and found["version"] == VERSION else {}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.debug("rates of earlier runs: %s", error)
+        return {}
+
+
+def _write(kinds: dict[str, list[Any]]) -> None:
+    path = _path()
+    if path is None:
+        return
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps({"version": VERSION, "kinds": kinds}), encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        logger.debug("rates are not kept: %s", error)

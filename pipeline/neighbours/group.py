@@ -1,0 +1,192 @@
+"""The groups of Zarr that neighbours and pairs are stored in, as xarray and others read them."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.errors import BaseZarrError
+
+from tilewright import __version__
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.gram.options import axis_of
+from tilewright.pipeline.neighbours.check import NeighbourCheck
+from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides
+from tilewright.pipeline.neighbours.pieces import Piece, Pieces
+from tilewright.pipeline.product.output import MARK_NAME
+from tilewright.pipeline.provenance import PROVENANCE, coordinates_of
+from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.attributes import made_of
+from tilewright.pipeline.store.new.groups import ended
+from tilewright.pipeline.transfer.files import with_remedy
+
+KINDS = {"topk": "tilewright_neighbours", "pairs": "tilewright_pairs"}
+"""By the work, the attribute of the group that says what it is: nothing else is replaced."""
+ROW, NEIGHBOUR, PAIR = "row", "neighbour", "pair"
+"""Names of dimensions; that of A's items is its own, where it has one."""
+CHUNK_NBYTES = 2**22
+CHUNKS_AT_ONCE = 16
+"""Written by one call: each is compressed on a thread of its own."""
+
+LONG_NAMES = {
+    "indices": "items of B, the nearest first; -1 where an item of A has no further neighbour",
+    "values": "value of each item of A and its neighbour, by the metric",
+    "row": "item of A",
+    "column": "item of B",
+    "value": "value of the pair, by the metric",
+}
+
+
+def write_group(
+    growing: Path,
+    request: NeighbourRequest,
+    sides: Sides,
+    pieces: Pieces,
+    finished: list[Piece],
+    facts: Mapping[str, Any],
+    check: NeighbourCheck | None,
+) -> None:
+    """Fill a growing group with what the finished blocks have found. facts: what else the group says of itself.
+
+    Raises StoreError where the place cannot be written.
+    """
+
+    def write() -> zarr.Group:
+        attributes = _attributes(request, sides, facts, check)
+        group = zarr.create_group(growing, zarr_format=3, attributes=attributes, overwrite=False)
+        if request.k is None:
+            _write_pairs(group, sides, pieces, finished)
+        else:
+            _write_neighbours(group, request, sides, pieces, finished)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that format 3 does not define them yet
+            return zarr.consolidate_metadata(group.store)
+
+    try:
+        _remove_arrays(growing, pieces.folder)
+        ended(write)
+    except (OSError, BaseZarrError, ValueError) as error:
+        if isinstance(error, StoreError):
+            raise
+        told = with_remedy(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"output: cannot write {growing}: {told}") from error
+
+
+def _remove_arrays(growing: Path, kept: Path) -> None:
+    """What a run wrote that was stopped while it did."""
+    for entry in growing.iterdir():
+        if entry.name in (kept.name, MARK_NAME):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _write_neighbours(
+    group: zarr.Group, request: NeighbourRequest, sides: Sides, pieces: Pieces, finished: list[Piece]
+) -> None:
+    rows = sides.item_name or ROW
+    names = (rows, NEIGHBOUR if rows != NEIGHBOUR else f"{NEIGHBOUR}_2")
+    for name, dtype in (("indices", np.dtype(np.int64)), ("values", sides.values)):
+        shape = sides.m, int(request.k)
+        array = _array(group, name, shape, dtype, names, missing=name == "indices")
+        _fill(array, pieces.each(finished, name))
+    _carry_coordinates(group, sides, rows)
+
+
+def _carry_coordinates(group: zarr.Group, sides: Sides, name: str) -> None:
+    """Those of A's items, where they lie beside A, or what its items are made of."""
+    found = coordinates_of(sides.a, axis_of(sides.of))
+    if found is None or name in group:
+        return
+    values, attributes = found
+    group.create_array(name, data=values, dimension_names=[name], attributes=attributes, fill_value=0)
+
+
+def _write_pairs(group: zarr.Group, sides: Sides, pieces: Pieces, finished: list[Piece]) -> None:
+    count = sum(piece.found for piece in finished)
+    for name, dtype in (("row", np.dtype(np.int64)), ("column", np.dtype(np.int64)), ("value", sides.values)):
+        _fill(_array(group, name, (count,), dtype, (PAIR,)), pieces.each(finished, name))
+
+
+def _array(
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    names: tuple[str, ...],
+    *,
+    missing: bool = False,
+) -> zarr.Array[Any]:
+    row_nbytes = dtype.itemsize * max(1, int(np.prod(shape[1:])))
+    chunks = (max(1, min(shape[0], CHUNK_NBYTES // row_nbytes)), *(max(1, side) for side in shape[1:]))
+    about: dict[str, Any] = {"long_name": LONG_NAMES[name]} | ({"missing_index": -1} if missing else {})
+    return group.create_array(
+        name, shape=shape, dtype=dtype, chunks=chunks, dimension_names=names, attributes=about
+    )
+
+
+def _fill(array: zarr.Array[Any], blocks: Iterable[np.ndarray]) -> None:
+    """Write blocks one behind the other, each chunk once."""
+    row = 0
+    for block in _regrouped(blocks, CHUNKS_AT_ONCE * array.chunks[0]):
+        array[row : row + len(block)] = block
+        row += len(block)
+
+
+def _regrouped(blocks: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
+    """The same rows in blocks of so many."""
+    held: list[np.ndarray] = []
+    count = 0
+    for block in blocks:
+        while len(block):
+            part = block[: length - count]
+            held.append(part)
+            count += len(part)
+            block = block[len(part) :]
+            if count == length:
+                yield np.concatenate(held)
+                held, count = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
+def _attributes(
+    request: NeighbourRequest, sides: Sides, facts: Mapping[str, Any], check: NeighbourCheck | None
+) -> dict[str, Any]:
+    """Of the group: what it is, what it was made of and how, and whether that was checked."""
+    options = {
+        "metric": request.metric,
+        "of": request.of,
+        "k": request.k,
+        "above": request.above,
+        "below": request.below,
+        "exclude_self": request.exclude_self if request.k is not None else None,
+        "precision": request.precision,
+    }
+    said = {name: value for name, value in options.items() if value is not None}
+    names = {role: name_of(array) for role, array in sides.arrays.items()}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    told = ", ".join(f"{role} = {name}" for role, name in names.items())
+    checked = "not verified" if check is None else f"verified by {check.rows} items"
+    made = made_of(sides.a, axis_of(sides.of))
+    return {
+        KINDS[request.work]: said,
+        PROVENANCE: {
+            "version": __version__,
+            "operation": request.work,
+            "inputs": names,
+            **facts,
+            "verification": None if check is None else check.to_json(),
+        },
+        "title": ("nearest neighbours" if request.k is not None else "pairs") + f" of {name_of(sides.a)}",
+        "history": f"{now} tilewright {__version__}: {request.work} of {told}"
+        f" ({', '.join(f'{name}={value}' for name, value in said.items())}); {checked}",
+    } | ({"flattened": {sides.item_name or ROW: made}} if made is not None else {})

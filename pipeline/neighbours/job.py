@@ -1,0 +1,441 @@
+"""The search for neighbours, or for pairs: open, plan, find block by block, check a sample, store."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from distributed.system import MEMORY_LIMIT
+
+from tilewright.kernels.choices import DeviceKind
+from tilewright.kernels.neighbours.capacity import mutual_nbytes
+from tilewright.kernels.neighbours.forms import finds_on_gpu
+from tilewright.kernels.neighbours.order import Bound
+from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.errors import (
+    ClusterError,
+    DeviceUnavailableError,
+    OptionError,
+    OutputError,
+    OutputExistsError,
+    PlanError,
+    StoreError,
+    VerificationError,
+)
+from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
+from tilewright.pipeline.gram.job import unchanged
+from tilewright.pipeline.neighbours.check import NeighbourCheck, Reported, check_reported, drawn_items
+from tilewright.pipeline.neighbours.estimate import expected_density
+from tilewright.pipeline.neighbours.group import KINDS, write_group
+from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, bound_of, open_sides
+from tilewright.pipeline.neighbours.pieces import FOLDER, Piece, Pieces, are_kept, digest_of
+from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, plan_neighbours
+from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
+from tilewright.pipeline.neighbours.tasks import Found, Work, find_in_block, free_held
+from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.product.output import partial_path
+from tilewright.pipeline.product.output_group import check_local_place, output_group
+from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
+from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.attributes import packing_notice
+from tilewright.pipeline.worker.survey import survey
+
+SHARE = 2
+"""A worker may take its memory divided by this, where nobody says how much."""
+GPU_SHARE = 0.8
+"""Of a GPU's free memory."""
+LISTS_NBYTES = 2**30
+"""What it needs there besides the items: lists of what is near, and products."""
+STORED_TIMES = 2
+"""How often what is found lies on the disk, while it is put into the output."""
+LIGHTER = "give tasks less memory (--device-memory), or run fewer at once (threads_per_worker, in a profile)"
+
+
+def topk(request: NeighbourRequest) -> TopkRun:
+    """Store the nearest neighbours, as ``tilewright.topk`` says, and raise as it does."""
+    searched = _searched(request)
+    lacking = searched.plan.m * (searched.plan.k or 0) - searched.total.count
+    short = 0 if not lacking else searched.incomplete
+    return TopkRun(**searched.common, incomplete_rows=short)
+
+
+def pairs(request: NeighbourRequest) -> PairsRun:
+    """Store, or count, the pairs, as ``tilewright.pairs`` says, and raise as it does."""
+    searched = _searched(request)
+    return PairsRun(**searched.common, count=searched.total.count)
+
+
+def plan_only(request: NeighbourRequest) -> NeighbourPlan:
+    """The plan that a search would follow; nothing is written, and of the numbers, for pairs, a sample is read. Raises
+    as a search, but for the output, of which a caution tells."""
+    request = request.checked()
+    sides = open_sides(request)
+    tell = Teller(request.listener)
+    path = None
+    if not request.count_only and request.out is not None:
+        try:
+            path = _place(request, sides)
+        except (StoreError, OutputError, OutputExistsError) as error:
+            tell.warn(f"without --plan-only this would be refused: {error}")
+    with _cluster(request) as client, unchanged(client, sides.arrays, "a plan was made") as arrays:
+        prepared = prepare(client, request, replace(sides, arrays=arrays), tell)
+        if path is not None:
+            try:
+                check_room(path, request, prepared.plan)
+            except OutputError as error:
+                tell.warn(f"without --plan-only this would be refused: {error}")
+            digest = digest_of(request, sides, prepared.work.device)
+            if request.resume and are_kept(partial_path(path) / FOLDER, digest):
+                tell.say("an earlier run left finished blocks, which would not be computed again")
+        return prepared.plan
+
+
+@dataclass
+class _Total:
+    """What all blocks have found together."""
+
+    count: int = 0
+    nan_rows: int = 0
+    read_nbytes: int = 0
+    resumed: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Searched:
+    plan: NeighbourPlan
+    total: _Total
+    common: dict[str, Any]
+    incomplete: int
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    work: Work
+    plan: NeighbourPlan
+    device: str
+    """Its name."""
+
+
+@contextmanager
+def _cluster(request: NeighbourRequest) -> Iterator[Client]:
+    with (
+        open_cluster(request.cluster, request.cluster_file) as client,
+        workers_held(client, waiting=on_waiting(request.listener, request.work, "ends it")),
+    ):
+        yield client
+
+
+def _place(request: NeighbourRequest, sides: Sides) -> Path:
+    what = "pairs" if request.k is None else "neighbours"
+    return check_local_place(
+        request.out, sides.arrays, KINDS[request.work], what, overwrite=request.overwrite
+    )
+
+
+def _searched(request: NeighbourRequest) -> _Searched:
+    start = time.perf_counter()
+    request = request.checked()
+    sides = open_sides(request)
+    path = None if request.count_only else _place(request, sides)
+    tell = Teller(request.listener)
+    total, check, incomplete = _Total(), None, 0
+    with ExitStack() as stack:
+        client = stack.enter_context(_cluster(request))
+        arrays = stack.enter_context(unchanged(client, sides.arrays, "neighbours were looked for"))
+        sides = replace(sides, arrays=arrays)
+        prepared = prepare(client, request, sides, tell)
+        work, plan = prepared.work, prepared.plan
+        stack.callback(_free, client, work)
+        if path is None:
+            _find(client, work, plan, None, total, request.listener)
+        else:
+            check_room(path, request, plan)
+            growing, pieces = stack.enter_context(
+                _growing(request, path, digest_of(request, sides, work.device))
+            )
+            finished = _find(client, work, plan, pieces, total, request.listener)
+            if request.verify:
+                check = _checked(client, request, work, plan, pieces, finished)
+            if request.k is not None:
+                incomplete = sum(int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices"))
+            facts = {"seconds": time.perf_counter() - start, "dtype": plan.dtype, "device": prepared.device}
+            write_group(growing, request, sides, pieces, finished, facts, check)
+    common = {
+        "plan": plan,
+        "out": None if path is None else str(request.out),
+        "device": prepared.device,
+        "seconds": time.perf_counter() - start,
+        "stages": total.stages,
+        "read_nbytes": total.read_nbytes,
+        "nan_rows": total.nan_rows,
+        "resumed": total.resumed,
+        "verification": check,
+    }
+    return _Searched(plan, total, common, incomplete)
+
+
+def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Teller) -> _Prepared:
+    """What the workers are told, and the plan."""
+    tell.warn_once(
+        note for role, array in sides.arrays.items() if (note := packing_notice(role, array)) is not None
+    )
+    facts = survey(client, request.device)
+    kind, name = device_for(facts, request, sides, tell)
+    if kind == "cpu" and request.precision != "full":
+        tell.warn(
+            f"precision={request.precision!r} is for tensor cores: on a CPU neighbours are found in full precision"
+        )
+    threads = max(fact.threads for fact in facts)
+    bound = None if request.k is not None else bound_of(request, sides) or _nothing(sides)
+    work = Work(
+        a=sides.a,
+        b=sides.b,
+        one=sides.is_one,
+        of=sides.of,
+        metric=sides.metric,
+        k=request.k,
+        bound=bound,
+        exclude_self=request.exclude_self,
+        once=request.k is None and sides.is_one,
+        keep=not request.count_only,
+        precision=request.precision,
+        panel_rows=max(1, sides.n),
+        depth=max(1, sides.width),
+        holds_b=False,
+        device=kind,
+        threads=max(1, min(fact.cores for fact in facts) // threads),
+        key=f"{request.work}-{uuid.uuid4().hex}",
+    )
+    density = 0.0
+    if request.k is None:
+        density = expected_density(client, work, sides.m, request.listener)
+    items = [sides.unit(array)[0] for array in (sides.a, sides.b)]
+    plan = plan_neighbours(
+        Asked(
+            m=sides.m,
+            n=sides.n,
+            width=sides.width,
+            one=sides.is_one,
+            k=request.k,
+            density=density,
+            stores=not request.count_only,
+            itemsizes=(sides.a.dtype.itemsize, sides.b.dtype.itemsize),
+            sum_itemsize=sides.sums.itemsize,
+            value_itemsize=sides.values.itemsize,
+            units=(items[0], items[1]),
+            on_gpu=kind == "cuda",
+            mutual_nbytes=_mutual_nbytes(request, sides, kind),
+        ),
+        metric=sides.metric,
+        dtype=sides.sums.name,
+        workers=len(facts),
+        threads=threads,
+        worker_nbytes=_worker_nbytes(facts, request, kind),
+    )
+    if kind == "cuda" and plan.depth < plan.width:
+        raise PlanError(
+            f"a GPU's {format_nbytes(plan.worker_nbytes)} do not hold a block of whole items with what is made of them,"
+            " and in parts no GPU compares them; give it more memory (--device-memory, device_memory), or say"
+            " device='cpu' (--device cpu)"
+        )
+    work = replace(work, panel_rows=plan.panel_rows, depth=max(1, plan.depth), holds_b=plan.holds_b)
+    work = replace(work, mutual=plan.triangle and plan.k is not None)
+    return _Prepared(work, plan, name)
+
+
+def _mutual_nbytes(request: NeighbourRequest, sides: Sides, kind: DeviceKind) -> int:
+    if kind != "cuda" or request.k is None or not sides.is_one:
+        return 0
+    return mutual_nbytes(sides.m, request.k + int(request.exclude_self))
+
+
+def _nothing(sides: Sides) -> Bound:
+    """A bound that no key reaches."""
+    return Bound(np.inf if sides.sums.kind == "f" else np.iinfo(np.int64).max, farther=False)
+
+
+def device_for(
+    facts: Sequence[WorkerFacts], request: NeighbourRequest, sides: Sides, tell: Teller
+) -> tuple[DeviceKind, str]:
+    """The kind of device that finds neighbours, and its name. Raises DeviceUnavailableError where that is to be a GPU,
+    and none does."""
+    dtypes = sides.a.dtype.newbyteorder("="), sides.b.dtype.newbyteorder("=")
+    if facts[0].device == "cpu" or finds_on_gpu(*dtypes, sides.width, sides.metric, sides.n, request.k):
+        return facts[0].device, facts[0].name
+    names = " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes))
+    what = f"metric={sides.metric!r}, rows of {counted(sides.width, 'number')} of {names}"
+    what += "" if request.k is None else f", k={request.k}"
+    if request.device == "cuda":
+        raise DeviceUnavailableError(
+            f"device='cuda': no GPU finds these neighbours ({what}); say device='cpu' (--device cpu)"
+        )
+    tell.say(f"no GPU finds these neighbours ({what}): the workers' cores do")
+    return "cpu", "CPU"
+
+
+def _worker_nbytes(facts: Sequence[WorkerFacts], request: NeighbourRequest, kind: DeviceKind) -> int:
+    asked: int | None = config.get("device-memory", request.device_memory)
+    if asked is not None:
+        return asked
+    if kind == "cuda":
+        free = min(fact.device_free_nbytes or 0 for fact in facts)
+        return max(0, int(free * GPU_SHARE) - LISTS_NBYTES)
+    return min(fact.host_limit_nbytes or MEMORY_LIMIT for fact in facts) // SHARE
+
+
+def check_room(path: Path, request: NeighbourRequest, plan: NeighbourPlan) -> None:
+    """Raise OutputError where the disk has no room for what is going to be found."""
+    try:
+        place = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+        free = shutil.disk_usage(place).free
+    except (OSError, ValueError, StopIteration):  # whoever writes there says so
+        return
+    needed = STORED_TIMES * plan.output_nbytes
+    if needed <= free:
+        return
+    if request.k is None:
+        name = "above" if request.above is not None else "below"
+        what = f"about {counted(plan.expected_pairs or 0, 'pair')}, by a sample,"
+        change = f"a stricter threshold ({name}), or --count-only (count_only), which stores none"
+    else:
+        what, change = f"{plan.m} × {plan.k} neighbours", "fewer neighbours (k, -k)"
+    raise OutputError(
+        f"output: {what} take {format_nbytes(needed)} while they are put into {path}, and {format_nbytes(free)} are"
+        f" free on its disk; make room, choose another path, or ask for {change}"
+    )
+
+
+@contextmanager
+def _growing(request: NeighbourRequest, path: Path, digest: str) -> Iterator[tuple[Path, Pieces]]:
+    """The growing group, with the finished blocks that are kept in it: also where the block ends by an error, unless
+    that says that nothing of them is of use."""
+    goes_on = [request.resume]
+
+    def keeps(growing: Path) -> bool:
+        return goes_on[0] and are_kept(growing / FOLDER, digest)
+
+    with output_group(path, KINDS[request.work], overwrite=request.overwrite, keeps=keeps) as growing:
+        pieces = Pieces.begin(growing / FOLDER, digest)
+        goes_on[0] = True
+        try:
+            yield growing, pieces
+        except (OptionError, VerificationError):
+            pieces.drop()
+            raise
+        shutil.rmtree(pieces.folder)
+
+
+def _find(
+    client: Client, work: Work, plan: NeighbourPlan, pieces: Pieces | None, total: _Total, listener: Listener
+) -> list[Piece]:
+    """Have all blocks searched that are not finished; returns all, in order."""
+    finished = [] if pieces is None else pieces.finished()
+    for piece in finished:
+        total.count += piece.found
+        total.nan_rows += piece.nan_rows
+    total.resumed = len(finished)
+    if finished:
+        listener(Notice(f"{counted(len(finished), 'block')} of earlier runs not computed again"))
+    ranges = list(_gaps(finished, plan.m, plan.block_rows))
+
+    def arrived(place: int, found: Found) -> Found:
+        first, stop = ranges[place]
+        piece = Piece(first, stop, found.count, found.nan_rows)
+        if pieces is not None:
+            pieces.keep(piece, found.arrays)
+        finished.append(piece)
+        total.count += found.count
+        total.nan_rows += found.nan_rows
+        total.read_nbytes += found.read_nbytes
+        return replace(found, arrays={})
+
+    def chunk_nbytes(first: int, stop: int) -> int:
+        rows = stop - first + (0 if work.holds_b else work.n - (first if work.once else 0))
+        return rows * work.width * int(work.a.dtype.itemsize)
+
+    stages = _Stages(listener, total)
+    reduce_pieces(
+        client,
+        taken_as_they_arrive("pairs" if work.k is None else "topk", find_in_block, LIGHTER),
+        [(work, first, stop) for first, stop in ranges],
+        [chunk_nbytes(first, stop) for first, stop in ranges],
+        stages,
+        arrived=arrived,
+        done=total.resumed,
+        kept=pieces is not None and bool(pieces.digest),
+    )
+    return sorted(finished)
+
+
+class _Stages:
+    """A listener that adds up what the stages took."""
+
+    def __init__(self, listener: Listener, total: _Total) -> None:
+        self._listener, self._total = listener, total
+
+    def __call__(self, event: Any) -> None:
+        for stage, seconds in getattr(event, "stages", {}).items():
+            self._total.stages[stage] = self._total.stages.get(stage, 0.0) + seconds
+        self._listener(event)
+
+
+def _gaps(finished: Sequence[Piece], m: int, length: int) -> Iterator[tuple[int, int]]:
+    """The stretches of items that no finished block has, cut into blocks."""
+    done = 0
+    for first, stop in [*((piece.first, piece.stop) for piece in finished), (m, m)]:
+        yield from ((start, min(start + length, first)) for start in range(done, first, length))
+        done = stop
+
+
+def _checked(
+    client: Client,
+    request: NeighbourRequest,
+    work: Work,
+    plan: NeighbourPlan,
+    pieces: Pieces,
+    finished: list[Piece],
+) -> NeighbourCheck:
+    """Raise VerificationError where the sample shows a fault."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    reported = list(_reported(pieces, finished, drawn_items(plan.m, seed)))
+    check = check_reported(client, work, reported, plan.threads, request.listener)
+    if not check.passed:
+        raise VerificationError(
+            f"output: {request.work} of {name_of(work.a)} failed the check: {check.cause}; run it again, and see that"
+            " memory, device and storage are sound"
+        )
+    return check
+
+
+def _reported(pieces: Pieces, finished: list[Piece], items: np.ndarray) -> Iterator[Reported]:
+    firsts = [piece.first for piece in finished]
+    held: tuple[int, dict[str, np.ndarray]] = (-1, {})
+    for item in items.tolist():
+        place = bisect_right(firsts, item) - 1
+        if held[0] != place:
+            held = place, pieces.arrays(finished[place])
+        arrays, row = held[1], item - finished[place].first
+        if "indices" in arrays:
+            yield Reported(item, arrays["indices"][row], arrays["values"][row])
+        else:
+            begin, end = np.searchsorted(arrays["row"], [item, item + 1])
+            yield Reported(item, arrays["column"][begin:end], arrays["value"][begin:end])
+
+
+def _free(client: Client, work: Work) -> None:
+    with suppress(ClusterError):
+        ask_all(client, free_held, work.key)

@@ -1,0 +1,158 @@
+"""What finished blocks have found, kept beside the output until that is whole: a run that is stopped goes on there.
+
+A file a block, named by its first item and the one behind its last. Its format, NumPy's, has checksums, so that what a
+crash tore is not taken for a result: that block is computed again. Whatever sizes the blocks of an earlier run had, its
+files count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tilewright import __version__
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides
+from tilewright.pipeline.spectral.passes import UNREADABLE
+from tilewright.pipeline.store.appearance import appearance_of
+from tilewright.pipeline.store.journal import write_whole
+from tilewright.pipeline.transfer.files import with_remedy
+
+FOLDER = "pieces"
+"""In the folder of a growing output."""
+REQUEST_NAME = "request.json"
+"""Says of what the pieces are."""
+PIECE_NAME = re.compile(r"(\d+)-(\d+)\.npz")
+FACTS = "facts"
+"""The array of a piece with its numbers: neighbours or pairs, and items with NaN."""
+
+
+class Piece(NamedTuple):
+    """A finished block of items."""
+
+    first: int
+    stop: int
+    found: int
+    """Neighbours, or pairs."""
+    nan_rows: int
+
+
+def digest_of(request: NeighbourRequest, sides: Sides, device: str) -> str:
+    """Equal for runs whose blocks find the same; empty where nobody can tell whether A or B is what it was."""
+    looks = [appearance_of(array) for array in sides.arrays.values()]
+    if not all(look.shows_files for look in looks):
+        return ""
+    said = [
+        __version__,  # releases may sum in other orders
+        looks,
+        [[int(side) for side in array.shape] for array in sides.arrays.values()],
+        [str(array.dtype) for array in sides.arrays.values()],
+        [request.work, request.k, request.above, request.below, request.count_only],
+        [request.metric, request.of, request.exclude_self, request.precision, device],
+        repr([getattr(array, "rows", None) for array in sides.arrays.values()]),
+        repr([getattr(array, "columns", None) for array in sides.arrays.values()]),
+    ]
+    return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()
+
+
+def are_kept(folder: Path, digest: str) -> bool:
+    """Whether blocks of such a run are kept in a folder."""
+    try:
+        found = json.loads((folder / REQUEST_NAME).read_text())
+    except UNREADABLE:
+        return False
+    return bool(digest) and isinstance(found, dict) and found.get("digest") == digest
+
+
+@dataclass
+class Pieces:
+    """The finished blocks of one run, in a folder of their own."""
+
+    folder: Path
+    digest: str
+
+    @classmethod
+    def begin(cls, folder: Path, digest: str) -> Pieces:
+        """Go on with those that are kept there of such a run, or begin anew. Raises StoreError."""
+        pieces = cls(folder, digest)
+        if are_kept(folder, digest):
+            return pieces
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise pieces._cannot(error) from error
+        pieces._write(REQUEST_NAME, json.dumps({"digest": digest}).encode())
+        return pieces
+
+    def finished(self) -> list[Piece]:
+        """Those that are there and whole, in order; none overlaps another."""
+        found: list[Piece] = []
+        names = sorted(self._names(), key=lambda name: tuple(map(int, PIECE_NAME.fullmatch(name).groups())))  # type: ignore[union-attr]
+        done = 0
+        for name in names:
+            first, stop = (int(number) for number in PIECE_NAME.fullmatch(name).groups())  # type: ignore[union-attr]
+            arrays = self._read(name)
+            if first < done or arrays is None or FACTS not in arrays:
+                (self.folder / name).unlink(missing_ok=True)
+                continue
+            count, nan_rows = arrays[FACTS].tolist()
+            found.append(Piece(first, stop, count, nan_rows))
+            done = stop
+        return found
+
+    def keep(self, piece: Piece, arrays: Mapping[str, np.ndarray]) -> None:
+        """A block is finished. Raises StoreError."""
+        data = io.BytesIO()
+        np.savez(data, **{FACTS: np.array([piece.found, piece.nan_rows])}, **arrays)  # type: ignore[arg-type]
+        self._write(f"{piece.first}-{piece.stop}.npz", data.getvalue())
+
+    def arrays(self, piece: Piece) -> dict[str, np.ndarray]:
+        """What a block has found. Raises StoreError where it changed since."""
+        found = self._read(f"{piece.first}-{piece.stop}.npz")
+        if found is None:
+            raise StoreError(
+                f"output: {self.folder} was written to, or damaged, while it was in use; see that the disk is whole,"
+                " and run it again"
+            )
+        return found
+
+    def each(self, pieces: list[Piece], name: str) -> Iterator[np.ndarray]:
+        """One array of all of them, in order."""
+        for piece in pieces:
+            yield self.arrays(piece)[name]
+
+    def drop(self) -> None:
+        """Keep nothing."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.digest = ""
+
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self.folder.iterdir() if PIECE_NAME.fullmatch(entry.name)]
+
+    def _read(self, name: str) -> dict[str, np.ndarray] | None:
+        try:
+            with np.load(self.folder / name, allow_pickle=False) as held:
+                return dict(held)
+        except UNREADABLE:
+            return None
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            write_whole(self.folder / name, data)
+        except OSError as error:
+            raise self._cannot(error) from error
+
+    def _cannot(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"output: cannot keep what blocks have found, in {self.folder}: {with_remedy(error)}"
+        )

@@ -1,0 +1,264 @@
+"""How neighbours are found: blocks of rows of A, one a task, and panels of rows of B, which each task goes through.
+
+Pure arithmetic, from sides, dtypes, chunks and bytes of memory; nothing here reads files or clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
+from tilewright.pipeline.errors import PlanError
+
+PANEL_NBYTES = 2**26
+"""What a panel of B takes at most, with what is made of it: more makes nothing faster."""
+LEAST_PANEL = 1024
+"""Rows of a panel where memory has room for them: a panel is packed and handed to threads as a whole."""
+MOST_BLOCK = 16384
+"""Rows of a block, with which a task reads all of B: by then a core multiplies longer than any disk reads."""
+LEAST_BLOCK = 512
+"""Rows of a block where A has more: fewer would read, convert and pack B for too little work."""
+GPU_PANEL_NBYTES, GPU_MOST_BLOCK = 2**30, 2**17
+"""The same on a GPU, which is busy with less for too short a time."""
+BLOCKS_A_THREAD = 4
+"""So many blocks at least, where A has the rows: the last ones end together, and a stopped run loses little."""
+
+INDEX_NBYTES = 8
+PAIR_NBYTES = 24
+"""Of a pair: row, column and value."""
+COPIES = 3
+"""Of a pair while a task sorts and sends those it found."""
+DEPTH_NBYTES = 2**26
+"""What the parts of both panels take where rows are cut, with what is made of them."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan has to know of the matrices and of what is wanted."""
+
+    m: int
+    n: int
+    width: int
+    """Elements of an item."""
+    one: bool
+    """Whether B is A."""
+    k: int | None
+    """None: pairs."""
+    density: float
+    """Of pairs: the share that is expected to be wanted; 0 for the k nearest."""
+    stores: bool
+    """Whether what is found is stored, and not only counted."""
+    itemsizes: tuple[int, int]
+    """Of stored elements of A, and of B."""
+    sum_itemsize: int
+    value_itemsize: int
+    units: tuple[int, int]
+    """Items of A, and of B, that are read as one piece."""
+    on_gpu: bool = False
+    """Whether a GPU compares them: then only one task of a worker does at a time, in the GPU's memory."""
+    mutual_nbytes: int = 0
+    """What a GPU needs beside the items to compare them among themselves, each pair once; 0 where it does not."""
+
+
+@dataclass(frozen=True)
+class NeighbourPlan:
+    """How neighbours, or pairs, are found."""
+
+    m: int
+    """Items of A."""
+    n: int
+    """Items of B."""
+    width: int
+    """Elements of an item."""
+    metric: str
+    dtype: str
+    """Of sums."""
+    k: int | None
+    """Neighbours of each item; None: pairs."""
+    expected_pairs: int | None
+    """By a sample; None where neighbours are looked for."""
+    block_rows: int
+    """Items of A that a task takes."""
+    panel_rows: int
+    """Items of B that it reads at a time."""
+    depth: int
+    """Elements of an item that are read at a time: all, unless no two whole items fit."""
+    holds_b: bool
+    """Whether each worker keeps B in memory once it has read it."""
+    tasks: int
+    workers: int
+    threads: int
+    """Tasks of all workers at a time."""
+    triangle: bool
+    """Whether each pair is computed once, since B is A."""
+    read_nbytes: int
+    """From files, if each worker has equally many tasks."""
+    least_read_nbytes: int
+    """Of A and B once."""
+    task_nbytes: int
+    """Memory of a task."""
+    held_nbytes: int
+    """Of B, where it is kept."""
+    worker_nbytes: int
+    """What a worker may take."""
+    output_nbytes: int
+    """Before compression."""
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        wanted = "pairs" if self.k is None else f"the {self.k} nearest"
+        head = (
+            f"{wanted} of {self.m} × {self.n} items of {self.width} elements, {self.metric} in {self.dtype}"
+        )
+        triangle = ", of which each pair is computed once" if self.triangle else ""
+        blocks = f"{counted(self.tasks, 'block')} of {self.block_rows} items of A{triangle}"
+        panels = f"panels of {self.panel_rows} items of B"
+        if self.depth < self.width:
+            panels += f", {self.depth} elements of each at a time"
+        kept = ", kept by each worker" if self.holds_b else ", read anew for each block"
+        if self.tasks <= self.workers:
+            kept = ""
+        lines = [
+            head,
+            f"{blocks}; {panels}{kept}; {counted(self.workers, 'worker')}",
+            f"read {format_nbytes(self.read_nbytes)} (at least {format_nbytes(self.least_read_nbytes)})",
+            f"memory of a task {format_nbytes(self.task_nbytes)}"
+            + (f", of B {format_nbytes(self.held_nbytes)}" if self.holds_b else "")
+            + f", of {format_nbytes(self.worker_nbytes)} a worker",
+            f"output {format_nbytes(self.output_nbytes)}",
+        ]
+        if self.expected_pairs is not None:
+            lines[-1] += f"; about {counted(self.expected_pairs, 'pair')}, by a sample"
+        return "\n".join(lines)
+
+
+def plan_neighbours(
+    asked: Asked, *, metric: str, dtype: str, workers: int, threads: int, worker_nbytes: int
+) -> NeighbourPlan:
+    """The plan for workers with so many bytes each; threads: tasks that one runs at a time.
+
+    Raises PlanError where not even one item of A and one of B, in parts, fit.
+    """
+    item_a, item_b = asked.itemsizes
+    # As it is stored, as numbers of the sums, and packed.
+    a_nbytes = asked.width * (item_a + 2 * asked.sum_itemsize)
+    # One panel is read while another is multiplied.
+    b_nbytes = asked.width * (2 * item_b + 2 * asked.sum_itemsize)
+    found_nbytes = _found_nbytes(asked)
+    stored_b = asked.n * asked.width * item_b
+    holds = stored_b <= worker_nbytes // 2
+    at_once = 1 if asked.on_gpu else threads
+    panel_nbytes, most_block = (
+        (GPU_PANEL_NBYTES, GPU_MOST_BLOCK) if asked.on_gpu else (PANEL_NBYTES, MOST_BLOCK)
+    )
+    share = (worker_nbytes - (stored_b if holds else 0)) // at_once
+    depth = asked.width
+    panel = min(asked.n, max(LEAST_PANEL, panel_nbytes // max(1, b_nbytes)))
+    panel = max(1, min(panel, share // 3 // max(1, b_nbytes)))
+    most = (share - panel * b_nbytes) // max(1, a_nbytes + found_nbytes)
+    # Items are compared among themselves by one worker, in one task: of each pair both items' lists change.
+    mutual = (
+        asked.mutual_nbytes > 0
+        and workers == 1
+        and asked.m * (a_nbytes + found_nbytes) + asked.mutual_nbytes <= worker_nbytes
+    )
+    if mutual:
+        holds, block, panel = False, asked.m, asked.n
+    elif most < min(asked.m, LEAST_BLOCK // 8) and asked.width > 1:
+        holds, share = False, worker_nbytes // at_once
+        panel, most, depth = _cut_rows(asked, share, found_nbytes, a_nbytes + b_nbytes)
+        block = min(most, max(1, asked.m))
+    else:
+        wanted = max(LEAST_BLOCK, min(most_block, ceil_div(asked.m, BLOCKS_A_THREAD * workers * at_once)))
+        block = max(1, min(most, wanted, max(1, asked.m)))
+    if block < asked.m:
+        block = _aligned(block, asked.units[0])
+    panel = _aligned(panel, asked.units[1]) if panel < asked.n else max(1, panel)
+    tasks = ceil_div(asked.m, block)
+    triangle = mutual or (asked.one and asked.k is None)
+    stored_a = asked.m * asked.width * item_a
+    if depth < asked.width:
+        read = stored_b * tasks + stored_a * ceil_div(asked.n, panel)
+    elif mutual:
+        read = stored_a
+    elif holds:
+        read = stored_a + stored_b * min(workers, tasks)
+    else:
+        read = stored_a + stored_b * tasks
+    if triangle and not mutual:
+        read = (read + stored_a) // 2 if not holds else read
+    task_nbytes = (
+        asked.mutual_nbytes + block * (a_nbytes + found_nbytes)
+        if mutual
+        else (
+            depth
+            * (block * (item_a + 2 * asked.sum_itemsize) + panel * (2 * item_b + 2 * asked.sum_itemsize))
+            + block * found_nbytes
+            + (block * panel * asked.sum_itemsize if depth < asked.width else 0)
+        )
+    )
+    pairs = None if asked.k is not None else round(asked.density * _all_pairs(asked))
+    entries = asked.m * (asked.k or 0) * (INDEX_NBYTES + asked.value_itemsize)
+    if pairs is not None:
+        entries = pairs * (2 * INDEX_NBYTES + asked.value_itemsize)
+    return NeighbourPlan(
+        m=asked.m,
+        n=asked.n,
+        width=asked.width,
+        metric=metric,
+        dtype=dtype,
+        k=asked.k,
+        expected_pairs=pairs,
+        block_rows=block,
+        panel_rows=panel,
+        depth=depth,
+        holds_b=holds,
+        tasks=tasks,
+        workers=workers,
+        threads=workers * threads,
+        triangle=triangle,
+        read_nbytes=read,
+        least_read_nbytes=stored_a if asked.one else stored_a + stored_b,
+        task_nbytes=task_nbytes,
+        held_nbytes=stored_b if holds else 0,
+        worker_nbytes=worker_nbytes,
+        output_nbytes=entries if asked.stores else 0,
+    )
+
+
+def _all_pairs(asked: Asked) -> int:
+    return asked.m * (asked.m - 1) // 2 if asked.one else asked.m * asked.n
+
+
+def _found_nbytes(asked: Asked) -> int:
+    """What a task keeps of each item of A: heaps and their sorted copy, or the pairs that are expected."""
+    if asked.k is not None:
+        return 2 * asked.k * (INDEX_NBYTES + max(asked.value_itemsize, asked.sum_itemsize))
+    return int(asked.density * asked.n * PAIR_NBYTES * COPIES) + 1 if asked.stores else 1
+
+
+def _cut_rows(asked: Asked, share: int, found_nbytes: int, least_nbytes: int) -> tuple[int, int, int]:
+    """Items of a panel and of a block whose sums fit into half the memory, and elements of each that are read at a
+    time into a quarter. Raises PlanError."""
+    sums = share // 2 // asked.sum_itemsize
+    block = max(1, min(asked.m, int(sums**0.5)))
+    panel = max(1, min(asked.n, sums // block))
+    block = max(1, min(asked.m, sums // panel, share // 4 // max(1, found_nbytes)))
+    element = (block * (asked.itemsizes[0] + 2 * asked.sum_itemsize)) + panel * (
+        2 * asked.itemsizes[1] + 2 * asked.sum_itemsize
+    )
+    depth = min(share // 4, DEPTH_NBYTES) // element
+    if depth < 1:
+        raise PlanError(
+            f"a task may take {format_nbytes(share)}, which does not hold one item of A and one of B with what is made"
+            f" of them ({format_nbytes(least_nbytes)}), nor a part of {block} and {panel}; give workers more memory"
+            " (--device-memory, device_memory), or let each run fewer tasks (threads_per_worker, in a profile)"
+        )
+    return panel, block, min(depth, asked.width)
+
+
+def _aligned(length: int, unit: int) -> int:
+    """Whole pieces that are stored, where it holds one."""
+    return length // unit * unit or length

@@ -1,0 +1,279 @@
+"""What tasks do: read a block of A, go through B in panels, and find what is near; or recompute a sample of rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.choices import DeviceKind, PrecisionName
+from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_for
+from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
+from tilewright.pipeline.gram.options import axis_of
+from tilewright.pipeline.reduce import end_if_given_up
+from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region_read import read_region
+from tilewright.pipeline.store.waiting import reading_while
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all tasks of a search have in common."""
+
+    a: StoredArray
+    b: StoredArray
+    one: bool
+    """Whether B is A."""
+    of: str
+    metric: MetricName
+    k: int | None
+    """None: pairs beyond ``bound``."""
+    bound: Bound | None
+    exclude_self: bool
+    once: bool
+    """Of pairs: whether only those count whose column is larger than their row."""
+    keep: bool
+    """Whether pairs are kept, or only counted."""
+    precision: PrecisionName
+    panel_rows: int
+    depth: int
+    """Elements of an item that are read at a time."""
+    holds_b: bool
+    device: DeviceKind
+    threads: int
+    """Of a task, for what it does on its cores."""
+    key: str
+    """Of the search: no other has it."""
+    mutual: bool = False
+    """Whether one task compares all items among themselves, each pair once."""
+
+    @property
+    def sums(self) -> np.dtype:
+        return sum_dtype(self.a.dtype.newbyteorder("="), self.b.dtype.newbyteorder("="))
+
+    @property
+    def width(self) -> int:
+        return int(self.a.shape[1 - axis_of(self.of)])
+
+    @property
+    def n(self) -> int:
+        return int(self.b.shape[axis_of(self.of)])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a task has found of its block."""
+
+    arrays: dict[str, np.ndarray]
+    """``indices`` and ``values``, or ``row``, ``column`` and ``value``; where pairs are only counted, nothing."""
+    count: int
+    """Neighbours, or pairs."""
+    nan_rows: int
+    """Items of the block with NaN."""
+    read_nbytes: int
+
+
+def items_of(array: StoredArray, of: str, first: int, stop: int, elements: slice | None = None) -> np.ndarray:
+    """Some items of a matrix, (items, elements), of which each may be a column of it; or a part of each."""
+    axis = axis_of(of)
+    items, along = slice(first, stop), elements or slice(0, int(array.shape[1 - axis]))
+    with reading_while(end_if_given_up()):
+        block = read_region(array, (items, along) if axis == 0 else (along, items))
+    return block if axis == 0 else block.T
+
+
+_on_gpu = threading.Lock()
+LINE_NBYTES = 16
+"""Rows begin at multiples of it on a GPU, whose copy engine takes no others; what is filled up with zeros has the same
+products and distances."""
+
+
+def _placed(work: Work, items: np.ndarray) -> Any:
+    """Items where they are compared: as they are, or on the GPU."""
+    if work.device == "cpu":
+        return items
+    from numba import cuda
+
+    if items.dtype.kind == "b":
+        items = items.view(np.uint8)
+    spare = -items.shape[1] % max(1, LINE_NBYTES // items.dtype.itemsize)
+    lines = np.pad(items, ((0, 0), (0, spare))) if spare else np.ascontiguousarray(items)
+    with allocating("items", lines.nbytes, on_gpu=True):
+        return cuda.to_device(lines)
+
+
+class _Held:
+    """Panels of B that tasks of one search have read in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key = ""
+        self._panels: dict[int, Any] = {}
+        self._locks: dict[int, threading.Lock] = {}
+
+    def panel(self, key: str, first: int, read: Callable[[], Any]) -> Any:
+        """A panel, where it is compared."""
+        with self._lock:
+            if key != self._key:
+                self._key, self._panels, self._locks = key, {}, {}
+            lock = self._locks.setdefault(first, threading.Lock())
+        with lock:
+            found = self._panels.get(first)
+            if found is not None:
+                return found
+            found = read()
+            with self._lock:
+                if key == self._key:
+                    self._panels[first] = found
+            return found
+
+    def free(self, key: str) -> None:
+        with self._lock:
+            if key == self._key:
+                self._key, self._panels, self._locks = "", {}, {}
+
+
+_held = _Held()
+
+
+def free_held(key: str) -> None:
+    """Forget the panels of a search that is over; asked of each worker."""
+    _held.free(key)
+
+
+class _Panels:
+    """The panels of B, one read while another is used."""
+
+    def __init__(self, work: Work, first: int) -> None:
+        self._work, self._first = work, first
+        self.read_nbytes = 0
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        work = self._work
+        starts = [
+            start
+            for start in range(0, work.n, work.panel_rows)
+            if min(start + work.panel_rows, work.n) > self._first
+        ]
+        check = end_if_given_up()
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(self._panel, starts[0]) if starts else None
+            for place, start in enumerate(starts):
+                assert ahead is not None
+                begin = time.perf_counter()
+                panel = ahead.result()
+                self.seconds += time.perf_counter() - begin
+                check()
+                more = place + 1 < len(starts)
+                ahead = reader.submit(self._panel, starts[place + 1]) if more else None
+                yield start, panel
+
+    def _panel(self, start: int) -> Any:
+        work = self._work
+
+        def read() -> Any:
+            found = items_of(work.b, work.of, start, min(start + work.panel_rows, work.n))
+            self.read_nbytes += found.nbytes
+            return _placed(work, found)
+
+        return _held.panel(work.key, start, read) if work.holds_b else read()
+
+
+def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
+    """What a task does: find the neighbours, or the pairs, of the items first to stop of A."""
+    if work.depth < work.width:
+        return _find_in_parts(work, first, stop)
+    begin = time.perf_counter()
+    block = items_of(work.a, work.of, first, stop)
+    read = time.perf_counter() - begin
+    nan_rows = int(np.isnan(block).any(1).sum()) if block.dtype.kind == "f" else 0
+    if work.mutual:
+        with _on_gpu:
+            among = mutual_for(work.device)(
+                _placed(work, block),
+                work.k,
+                metric=work.metric,
+                exclude_self=work.exclude_self,
+                precision=work.precision,
+            )
+        seconds = time.perf_counter() - begin - read
+        return _of_neighbours(among, nan_rows, block.nbytes), {"read": read, "compute": seconds}
+    panels = _Panels(work, first if work.once else 0)
+    # On a GPU one after the other: each takes all of it, and reads while another computes.
+    with _on_gpu if work.device == "cuda" else nullcontext():
+        search = _search(work, _placed(work, block), first)
+        for start, panel in panels:
+            search.update(panel, start)
+        found = _found(work, search, nan_rows, block.nbytes + panels.read_nbytes)
+    seconds = time.perf_counter() - begin - read - panels.seconds
+    return found, {"read": read + panels.seconds, "compute": seconds}
+
+
+def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
+    """The same where whole items do not fit: the sums of the block and of a panel are made of parts of items."""
+    from tilewright.kernels.neighbours.host import DenseSums
+
+    begin, read, read_nbytes = time.perf_counter(), 0.0, 0
+    search: Any = None
+    nan_rows = 0
+    for start in range(0, work.n, work.panel_rows):
+        end = min(start + work.panel_rows, work.n)
+        if work.once and end <= first:
+            continue
+        dense = DenseSums(stop - first, end - start, work.sums, work.metric, threads=work.threads)
+        has_nan = np.zeros(stop - first, np.bool_)
+        for element in range(0, work.width, work.depth):
+            elements = slice(element, min(element + work.depth, work.width))
+            since = time.perf_counter()
+            part = items_of(work.a, work.of, first, stop, elements)
+            panel = items_of(work.b, work.of, start, end, elements)
+            read += time.perf_counter() - since
+            read_nbytes += part.nbytes + panel.nbytes
+            dense.add(part, panel)
+            if part.dtype.kind == "f":
+                has_nan |= np.isnan(part).any(1)
+        nan_rows = int(has_nan.sum())
+        of_a, of_b = dense.factors
+        if search is None:
+            nothing = np.empty((stop - first, 0), work.a.dtype.newbyteorder("="))
+            search = _search(work, nothing, first, of_a)
+        search.take(dense.sums, start, of_b)
+    if search is None:
+        search = _search(work, np.empty((stop - first, 0), work.a.dtype.newbyteorder("=")), first)
+    seconds = time.perf_counter() - begin - read
+    return _found(work, search, nan_rows, read_nbytes), {"read": read, "compute": seconds}
+
+
+def _search(work: Work, block: np.ndarray, first: int, factors: np.ndarray | None = None) -> Any:
+    common: dict[str, Any] = {
+        "metric": work.metric,
+        "factors": factors,
+        "b_dtype": work.b.dtype.newbyteorder("="),
+        "first_row": first,
+    }
+    common |= {"precision": work.precision} if work.device == "cuda" else {"threads": work.threads}
+    if work.k is not None:
+        return nearest_for(work.device)(block, work.k, exclude_self=work.exclude_self, **common)
+    return pairs_for(work.device)(block, work.bound, once=work.once, keep=work.keep, **common)
+
+
+def _found(work: Work, search: Any, nan_rows: int, read_nbytes: int) -> Found:
+    found = search.result()
+    if work.k is None:
+        pairs = {"row": found.row, "column": found.column, "value": found.value}
+        arrays = pairs if work.keep else {}
+        return Found(arrays, int(search.count), nan_rows, read_nbytes)
+    return _of_neighbours(found, nan_rows, read_nbytes)
+
+
+def _of_neighbours(found: Neighbours, nan_rows: int, read_nbytes: int) -> Found:
+    arrays = {"indices": found.indices, "values": found.values}
+    return Found(arrays, int((found.indices >= 0).sum()), nan_rows, read_nbytes)

@@ -1,0 +1,108 @@
+"""Blocks, panels and memory of a search: arithmetic on sides, against what is counted one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.pipeline.errors import PlanError
+from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, plan_neighbours
+
+ASKED = Asked(
+    m=100_003,
+    n=70_001,
+    width=384,
+    one=False,
+    k=10,
+    density=0.0,
+    stores=True,
+    itemsizes=(4, 4),
+    sum_itemsize=4,
+    value_itemsize=4,
+    units=(1009, 1013),
+)
+
+
+def planned(asked: Asked, worker_nbytes: int, workers: int = 2, threads: int = 2) -> NeighbourPlan:
+    return plan_neighbours(
+        asked, metric="dot", dtype="float32", workers=workers, threads=threads, worker_nbytes=worker_nbytes
+    )
+
+
+@given(
+    st.builds(
+        replace,
+        st.just(ASKED),
+        m=st.integers(0, 10**6),
+        n=st.integers(1, 10**6),
+        width=st.integers(0, 10**6),
+        k=st.integers(1, 200),
+        units=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
+    ),
+    st.integers(10, 36),
+    st.integers(1, 4),
+)
+def test_a_task_takes_no_more_memory_than_it_may(asked: Asked, bits: int, threads: int) -> None:
+    try:
+        plan = planned(asked, 2**bits, threads=threads)
+    except PlanError:
+        return
+    assert 1 <= plan.block_rows <= max(asked.m, 1)
+    assert 1 <= plan.panel_rows <= asked.n
+    assert plan.tasks == len(range(0, asked.m, plan.block_rows))
+    least = asked.width * 4 * (3 + 4) + asked.k * 24  # type: ignore[operator]
+    if plan.depth == plan.width and plan.block_rows > 1:
+        assert threads * plan.task_nbytes + plan.held_nbytes <= 2**bits + least
+    assert plan.read_nbytes >= plan.least_read_nbytes or plan.tasks == 0
+
+
+def test_b_is_read_once_by_each_worker_that_can_hold_it() -> None:
+    a_nbytes, b_nbytes = 100_003 * 384 * 4, 70_001 * 384 * 4
+    held, streamed = planned(ASKED, 2**31), planned(ASKED, 2**27)
+    assert held.holds_b
+    assert not streamed.holds_b
+    assert held.read_nbytes == a_nbytes + 2 * b_nbytes
+    assert streamed.read_nbytes == a_nbytes + streamed.tasks * b_nbytes
+    assert held.least_read_nbytes == a_nbytes + b_nbytes
+
+
+def test_items_that_do_not_fit_are_read_in_parts() -> None:
+    asked = replace(ASKED, m=300, n=300, width=10**8)
+    plan = planned(asked, 2**30)
+    assert plan.depth < plan.width
+    assert "elements of each at a time" in str(plan)
+    assert plan.panel_rows == plan.block_rows == 300  # each number is read once
+
+
+def test_what_fits_in_no_way_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"does not hold one item of A .*--device-memory"):
+        planned(replace(ASKED, width=10**6), 100)
+
+
+def test_pairs_are_expected_by_their_density() -> None:
+    pairs = replace(ASKED, k=None, density=0.25, n=1001, m=1001, one=True)
+    plan = planned(pairs, 2**30)
+    assert plan.expected_pairs == round(0.25 * 1001 * 1000 / 2)
+    assert plan.output_nbytes == plan.expected_pairs * 20
+    assert plan.triangle
+    assert "each pair is computed once" in str(plan)
+    assert planned(replace(pairs, stores=False), 2**30).output_nbytes == 0
+    # More pairs in a row make blocks smaller.
+    dense = replace(pairs, n=10**7, m=10**7, width=2)
+    assert planned(dense, 2**31).block_rows < planned(replace(dense, density=0.0), 2**31).block_rows
+
+
+def test_a_gpu_alone_compares_items_among_themselves_once() -> None:
+    asked = replace(ASKED, n=ASKED.m, one=True, on_gpu=True, itemsizes=(2, 2), mutual_nbytes=2**28)
+    plan = planned(asked, 2**33, workers=1, threads=1)
+    assert plan.triangle
+    assert (plan.tasks, plan.block_rows, plan.panel_rows) == (1, asked.m, asked.n)
+    assert plan.read_nbytes == plan.least_read_nbytes == asked.m * asked.width * 2
+    assert 2**28 < plan.task_nbytes <= plan.worker_nbytes
+    # Two share the rows, and one without the room for all of them goes through them in panels.
+    for other in (planned(asked, 2**33, workers=2, threads=1), planned(asked, 2**29, workers=1, threads=1)):
+        assert not other.triangle
+        assert other.tasks > 1

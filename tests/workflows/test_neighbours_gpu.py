@@ -1,0 +1,42 @@
+"""Neighbours and pairs of stored matrices on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+from numpy.testing import assert_array_equal
+
+import tilewright as tw
+from tests.kernels.neighbours import naive
+from tests.workflows.products import put
+from tests.workflows.test_neighbours import whole_numbers
+from tilewright.kernels.neighbours import order
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+@pytest.mark.parametrize("metric", order.METRICS)
+@pytest.mark.parametrize("memory", [None, "1MiB"])
+def test_neighbours_are_those_of_all_values(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, metric: Any, memory: str | None
+) -> None:
+    """Of whole numbers, whose sums no order rounds; with little memory B is streamed."""
+    if (dtype, metric) == ("int8", "cosine"):
+        pytest.skip("the cosines of integers are float64, which the cores find")
+    x = whole_numbers(rng, dtype)
+    path = put(tmp_path / "x.zarr", x, chunks=(300, 8))
+    options: dict[str, Any] = {"metric": metric, "cluster": client, "device": "cuda", "device_memory": memory}
+    keys, values = naive.exact_keys(x, x, metric)
+    found = tw.topk(path, k=5, exclude_self=True, **options)
+    wanted = naive.nearest(keys, values, 5, True)
+    assert_array_equal(found.indices, wanted.indices)
+    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-6)
+    above = float(np.quantile(values, 0.999))
+    pairs = tw.pairs(path, above=above, **options)
+    wanted_pairs = naive.pairs(values, above, None, True)
+    assert_array_equal(pairs.row, wanted_pairs.row)
+    assert_array_equal(pairs.column, wanted_pairs.column)

@@ -1,0 +1,1 @@
+"""The k nearest rows and the pairs beyond a threshold, of stored matrices: `search.py` has both functions."""

@@ -1,0 +1,42 @@
+"""The page, or the JSON, that ``--report`` writes of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.text.saved_counts import check_outputs, place_of, suffix_of, write_whole
+
+REPORT_ENDINGS = (".html", ".json")
+
+
+def check_report(path: str, out: str, *, overwrite: bool) -> None:
+    """Fail before any work where the report on what is stored at ``out`` could not be written at its end. Raises as
+    `check_outputs`, and OptionError where both have one place."""
+    check_outputs((), path, None, overwrite=overwrite, out_endings=REPORT_ENDINGS)
+    report, stored = place_of(path), place_of(out)
+    if report == stored or (
+        isinstance(report, Path) and isinstance(stored, Path) and stored.absolute() == report.absolute()
+    ):
+        raise OptionError(f"--report {path} is where C goes: give the report another name")
+
+
+def write_report(run: MatmulRun, path: str, *, overwrite: bool) -> None:
+    """Write the report of a run, as its ending says, at a path or URL; it appears when it is whole, or not at all.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there by now and ``overwrite`` is false.
+    StoreError
+        The file cannot be written.
+    """
+    place = place_of(path)
+    report = run.report()
+    text = report.to_text() if suffix_of(place) == ".json" else report.to_html()
+
+    def write(draft: Path) -> None:
+        draft.write_text(text, encoding="utf-8")
+
+    write_whole(place, write, overwrite=overwrite)
