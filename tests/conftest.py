@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import logging
 import os
 import re
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
@@ -148,6 +151,24 @@ def keep_from_the_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def shares_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Processes of the tests share a GPU's memory, but for tests marked ``whole_gpu``, which take most of it: such a
+    one waits for those that run, and others that are about to begin wait for it."""
+    marked = {marker.name for marker in request.node.iter_markers()}
+    if marked.isdisjoint(NEEDS) or not gpu_count():
+        yield
+        return
+    alone = fcntl.LOCK_EX if "whole_gpu" in marked else fcntl.LOCK_SH
+    folder = Path(tempfile.gettempdir())
+    with (folder / "tilewright-gpu-gate").open("w") as gate, (folder / "tilewright-gpu-use").open("w") as use:
+        fcntl.flock(gate, alone)
+        fcntl.flock(use, alone)
+        if alone == fcntl.LOCK_SH:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture

@@ -241,6 +241,7 @@ def test_device_memory_stays_within_the_plan(tmp_path: Path, rng: np.random.Gene
     assert any(taken(tmp_path / f"c{i}") <= 32 * 2**20 for i in range(5))  # the driver hands out whole blocks
 
 
+@pytest.mark.whole_gpu
 def test_memory_that_goes_after_the_plan_was_made(tmp_path: Path, rng: np.random.Generator) -> None:
     from numba import cuda
 

@@ -250,6 +250,7 @@ def test_no_step_of_k_at_all_gives_zeros() -> None:
         assert not found.any()
 
 
+@pytest.mark.whole_gpu
 @pytest.mark.parametrize("dtype", ["i1", "f4", "f8"])
 def test_more_than_two_to_the_31_elements(dtype: str, rng: np.random.Generator) -> None:
     """Operands, then an output, with more elements than 32-bit signed indices reach; both ends are read."""
