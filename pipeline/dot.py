@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright import __version__
 from tilewright.kernels import dot
@@ -48,6 +47,9 @@ from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.threads import thread_buffer
 from tilewright.pipeline.transfer.files import let_a_tick_pass
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 BLOCK = 2**20
 """Elements in one partial product."""

@@ -14,12 +14,11 @@ from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
-
-from distributed import Client, Status, get_worker
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tilewright.pipeline.cluster.answers import WorkersKilledError
 from tilewright.pipeline.cluster.drain import Drain, draining
+from tilewright.pipeline.cluster.here.worker import current_worker
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.cluster.submit import run_bounded
 from tilewright.pipeline.errors import TaskError
@@ -35,12 +34,19 @@ from tilewright.pipeline.events import (
     on_waiting,
 )
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 Part = TypeVar("Part")
 Total = TypeVar("Total")
 
 CLOSING_SECONDS = 0.5
 """How long a task goes on in a closing worker. A worker first tells its nanny and then cancels its tasks; a task that
 ended before would count as failed, not as cancelled."""
+
+
+ENDING = ("closing", "closed", "failed")
+"""States of a worker that waits for its tasks no longer. Dask's are an enumeration with these names."""
 
 
 class Calls(Protocol):
@@ -225,7 +231,7 @@ def _run_chunk(
         part, stages = chunk(*call)
     finally:
         _of_thread.task = None
-    return _Outcome(part, address_of(get_worker()), time.perf_counter() - start, stages)
+    return _Outcome(part, address_of(current_worker()), time.perf_counter() - start, stages)
 
 
 def teller() -> Callable[[int], None] | None:
@@ -235,7 +241,7 @@ def teller() -> Callable[[int], None] | None:
     if task is None:
         return None
     topic, place = task
-    worker = get_worker()
+    worker = current_worker()
     return lambda nbytes: worker.log_event(topic, (place, nbytes))
 
 
@@ -247,7 +253,7 @@ def end_if_given_up(clock: Callable[[], float] = time.monotonic) -> Callable[[],
     It raises CancelledError.
     """
     try:
-        worker = get_worker()
+        worker = current_worker()
         key = worker.get_current_task()
     except (ValueError, KeyError):
         return lambda: None
@@ -258,7 +264,7 @@ def end_if_given_up(clock: Callable[[], float] = time.monotonic) -> Callable[[],
         nonlocal seen
         task = worker.state.tasks.get(key)
         # A worker that retires has another status and lets its tasks finish.
-        if seen is None and worker.status in (Status.closing, Status.closed, Status.failed):
+        if seen is None and getattr(worker.status, "name", worker.status) in ENDING:
             seen = clock()
         if (
             task is None

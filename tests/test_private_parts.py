@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import distributed
 import numba
 import numpy as np
 import pytest
@@ -236,8 +237,8 @@ PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
     client_of_dask: ("distributed's Client._loop_runner", "pipeline/cluster/cluster.py", "_connected"),
     offloading_of_dask: (
         "distributed.utils._offload_executor",
-        "pipeline/cluster/cluster.py",
-        "_check_not_forked",
+        "pipeline/cluster/here/checks.py",
+        "check_not_forked",
     ),
     heartbeat_of_dask: (
         "distributed's Worker.periodic_callbacks",
@@ -339,8 +340,8 @@ def test_with_another_pool_of_dask_s_the_error_is_that_no_thread_is_there(
     def refuse() -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(pool, "secede", refuse)
-    monkeypatch.setattr(pool, "thread_state", state)
-    monkeypatch.setattr(pool, "get_worker", lambda: SimpleNamespace(state=SimpleNamespace(nthreads=1)))
+    monkeypatch.setattr(distributed, "secede", refuse)
+    monkeypatch.setattr(distributed.threadpoolexecutor, "thread_state", state)
+    monkeypatch.setattr(pool, "current_worker", lambda: SimpleNamespace(state=SimpleNamespace(nthreads=1)))
     with pytest.raises(RuntimeError, match="can't start"):
         pool.make_room(4)

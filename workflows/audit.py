@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import PRECISIONS, PrecisionName
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, record_of

@@ -72,6 +72,7 @@ from tilewright.workflows.console import (
     taken_of_product,
     to_json_text,
 )
+from tilewright.workflows.terminal.ending import ended_at_once
 
 METHODS = ("auto", "krylov", "gram")
 METRICS = ("dot", "cosine", "l2")
@@ -98,7 +99,7 @@ class JobCommand(Command):
         return super().parse_args(ctx, args)
 
     def work(self, ctx: click.Context) -> Any:
-        from tilewright.pipeline.cluster.cluster import BatchProfileError
+        from tilewright.pipeline.cluster.profiles import BatchProfileError
         from tilewright.workflows.batch import INSIDE
 
         words = ctx.meta[_WORDS]
@@ -761,7 +762,8 @@ def main(prog_name: str | None = None, words: list[str] | None = None) -> None:
     """The ``tilewright`` command, with these arguments, or those that the process was given. Ctrl-C or SIGTERM after it
     has reported success is too late to change that."""
     try:
-        cli(words, prog_name=prog_name)
+        with ended_at_once():
+            cli(words, prog_name=prog_name)
     except SystemExit as ended:
         if not ended.code:
             # While Python shuts down, a signal would kill the process, or print a traceback though nothing failed.

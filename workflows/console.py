@@ -68,6 +68,7 @@ BENCHES = {
     "control": "handing out and recording tiles on hundreds of simulated workers",
     "corpus": "counting text files on a cluster, against dask.delayed with bincount",
     "neighbours": "nearest neighbours, against NumPy, faiss and PyTorch",
+    "start": "a short product as a whole process, against a script of zarr and NumPy",
 }
 """Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.histograms.tokens import LETTERS
-from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.execute import MatmulRun

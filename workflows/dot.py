@@ -14,12 +14,14 @@ from tilewright.kernels.arguments import check_callable, check_choice, check_fla
 from tilewright.kernels.choices import DEVICES, DeviceName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.dot import multiply_vectors, open_parts, open_vectors
 from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.records import place_of
 from tilewright.pipeline.store.arrays import Input
+from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
 
 
@@ -149,7 +151,9 @@ def timed_dot(
     for note in vectors.notes:
         listener(Caution(note))
     with (
-        open_cluster(cluster, cluster_file) as client,
+        open_executor(
+            cluster, cluster_file, device=device, graphs=any_pending(vectors.arrays.values())
+        ) as client,
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
         facts = survey(client, device)

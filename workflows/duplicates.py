@@ -19,7 +19,8 @@ from tilewright.kernels.choices import (
 )
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.duplicates.job import find_duplicates
 from tilewright.pipeline.duplicates.options import options_of

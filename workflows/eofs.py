@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 
 from tilewright.kernels.choices import DeviceName, PrecisionName
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.options import Axes, Constant, GivenMissing, Side, Values
 from tilewright.pipeline.spectral import job

@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.choices import DeviceName, Divisor, PrecisionName
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job

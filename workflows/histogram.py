@@ -19,7 +19,8 @@ from tilewright.kernels.choices import (
 from tilewright.kernels.histograms.token_kinds import any_kind_named
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
@@ -165,7 +166,7 @@ def histogram(
             open_counts(
                 keeping, kind, per_document=per_document, reading=reading, listener=listener
             ) as record,
-            open_cluster(cluster, cluster_file) as client,
+            open_executor(cluster, cluster_file, device=device) as client,
             workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
         ):
             facts = survey(client, device)

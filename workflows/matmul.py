@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.kernels.arguments import as_count, shown
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.in_memory import array_of

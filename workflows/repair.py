@@ -10,7 +10,7 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.arguments import check_flag
 from tilewright.kernels.choices import DeviceName, PrecisionName
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError, OutputError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.audit import Audit, record_of

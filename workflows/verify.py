@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-
-from distributed import Client
+from typing import TYPE_CHECKING
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import PRECISIONS, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification, can_verify, verify_product
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.store.arrays import Input, open_array, open_matrix
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
-from tilewright.pipeline.store.sources.dasks import computed_on
+from tilewright.pipeline.store.sources.dasks import any_pending, computed_on
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 @contextmanager
@@ -34,7 +37,7 @@ def checking(
     """A client whose workers can check these arrays, by their roles, and find them as they are here. name: of the work,
     for what is said while it waits. Raises as `verify`."""
     with (
-        open_cluster(cluster, cluster_file) as client,
+        open_executor(cluster, cluster_file, device="cpu", graphs=any_pending(arrays.values())) as client,
         workers_held(client, waiting=on_waiting(listener, name, "ends it")),
     ):
         # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,11 @@ LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**1000
 Others are formed again with every term scaled by a power of two."""
 
 
+NUMPY_ELEMENTS = 2**22
+"""Elements, in all blocks together, that a process without Numba multiplies by NumPy, at a few nanoseconds each:
+Numba's import and the loading of a loop take a third of a second."""
+
+
 def add_thin_product(
     block: np.ndarray,
     vectors: np.ndarray,
@@ -94,7 +100,74 @@ def add_thin_product(
     Source: the scaled sums follow J. L. Blue, "A portable Fortran program to find the Euclidean norm of a vector",
     ACM Transactions on Mathematical Software 4 (1978), with one scale for each piece of a row in place of three.
     """
+    if _numpy_serves(block, out) and add_by_numpy(
+        block, vectors, out, norm_vectors, norm_out, column_squares
+    ):
+        return
     _loop(_add_thin_product)(*_by_lines(block), vectors, out, norm_vectors, norm_out, column_squares)
+
+
+def add_by_numpy(
+    block: np.ndarray,
+    vectors: np.ndarray,
+    out: np.ndarray,
+    norm_vectors: np.ndarray,
+    norm_out: np.ndarray,
+    column_squares: np.ndarray,
+) -> bool:
+    """`add_thin_product` of real floats without a loop to compile, in a few passes and with widened copies. False, and
+    nothing is done, where anything is not finite, or squares leave the range in which they need no scale."""
+    wide = block.astype(np.float64)
+    with np.errstate(all="ignore"):
+        sums = wide @ vectors.T
+        np.abs(wide, out=wide)
+        squares = np.empty_like(norm_out)
+        for t, weights in enumerate(norm_vectors):
+            terms = wide * weights
+            zero = ~terms.any(axis=1)
+            squares[:, t] = np.einsum("ij,ij->i", terms, terms)
+            usual = (squares[:, t] >= LEAST_SQUARES) & (squares[:, t] <= MOST_SQUARES)
+            if not (usual | zero).all():
+                return False
+        before = norm_out * norm_out
+    if not (np.isfinite(sums).all() and (before <= MOST_SQUARES).all()):
+        return False
+    out += sums
+    np.copyto(norm_out, np.sqrt(before + squares), where=squares > 0)
+    if column_squares.size:
+        column_squares += np.einsum("ij,ij->j", wide, wide)
+    return True
+
+
+class _Allowance:
+    """How many elements this process still gives to NumPy, where Numba is not there."""
+
+    def __init__(self, elements: int) -> None:
+        self._left = elements
+        self._lock = threading.Lock()
+
+    def takes(self, elements: int) -> bool:
+        with self._lock:
+            if elements > self._left:
+                return False
+            self._left -= elements
+            return True
+
+
+_allowance = _Allowance(NUMPY_ELEMENTS)
+
+
+def _numpy_serves(block: np.ndarray, out: np.ndarray) -> bool:
+    """Whether a block is of real floats, and one of the few for which Numba need not be imported."""
+    real = block.dtype.kind == "f" and out.dtype == np.float64
+    return real and not _numba_is_there() and _allowance.takes(block.size)
+
+
+def _numba_is_there() -> bool:
+    try:
+        return bool(sys.modules["numba"])
+    except KeyError:
+        return False
 
 
 def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> None:

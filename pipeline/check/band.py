@@ -19,11 +19,10 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright.kernels.cpu.thin import INFINITE, NAN, NUMBER
 from tilewright.kernels.numbers import ceil_div, round_up
@@ -39,6 +38,9 @@ from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.region import StoredArray
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 COLUMNS = 2048
 """Columns of B whose sums are formed at once, in whole blocks."""

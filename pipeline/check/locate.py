@@ -6,11 +6,10 @@ each group of columns that proves wrong is cut into smaller ones, until they are
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright.kernels.cpu.thin import wide_dtype
 from tilewright.kernels.numbers import ceil_div
@@ -20,6 +19,9 @@ from tilewright.pipeline.check.verify import Verification, verify_product
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
 from tilewright.pipeline.store.region import StoredArray
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 LOCATED_GROUPS = 64
 """The most groups of columns that one pass compares in."""

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
@@ -47,6 +46,9 @@ from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.waiting import reading_while
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 LEAST_ROWS = 32
 """Rows of C that are computed anew, unless it has fewer, or `LINES_NBYTES` holds no more."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
-from distributed import get_worker
 
 from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.cpu.thin import wide_dtype, widen
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.check.vectors import Probe, group_width, line_nbytes, vector_count
+from tilewright.pipeline.cluster.here.worker import current_worker
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix, is_local, name_of
@@ -154,7 +154,7 @@ class StoredSide:
     def _threads(self, rows: slice, probe: Probe) -> int:
         """How many threads process these rows: for local files no more than there are cores."""
         threads = min(probe.threads, usable_cores()) if is_local(self.array) else probe.threads
-        worker = get_worker()
+        worker = current_worker()
         limit = worker.memory_manager.memory_limit
         if not limit:
             return threads

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright.kernels.gemm import check
 from tilewright.kernels.numbers import counted
@@ -47,6 +46,9 @@ from tilewright.pipeline.store.arrays import as_stored_matrix, name_of
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.waiting import reading_while
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 SENT_NBYTES = 2**20
 """Vectors up to this size are part of every task."""

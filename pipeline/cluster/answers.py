@@ -12,17 +12,15 @@ from concurrent.futures import wait as futures_wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
-
-from distributed import Client, Future, get_worker
-from distributed.comm import CommClosedError
-from distributed.protocol import pickle
-from distributed.scheduler import KilledWorker
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.numbers import counted
+from tilewright.pipeline import pickling as pickle
 from tilewright.pipeline.cluster import identity
 from tilewright.pipeline.cluster.heartbeats import heartbeats_of
+from tilewright.pipeline.cluster.here.client import HereFuture, is_here
+from tilewright.pipeline.cluster.here.worker import current_worker, dask_is_there
 from tilewright.pipeline.errors import (
     ClusterError,
     DamagedError,
@@ -32,6 +30,9 @@ from tilewright.pipeline.errors import (
     TaskError,
     TilewrightError,
 )
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ def cluster_errors(client: Client) -> Iterator[None]:
     except TilewrightError:
         raise
     except Exception as error:
+        from distributed.comm import CommClosedError
+
         # Dask raises CommClosedError for a connection that breaks, and a plain OSError for one that cannot be made.
         # Subclasses of OSError, such as TimeoutError, are answers of a scheduler that is there.
         if isinstance(error, CommClosedError) or type(error) is OSError:
@@ -204,7 +207,7 @@ def ask_all(
     """
     question = pickle.dumps((function, arguments))
     options = {"workers": workers, "on_error": "return"}
-    ask = partial(client.run, identity.answer, identity.HERE, question, **options)
+    ask = partial(client.run, identity.answer, code_asked_by(client), question, **options)
     return answers_of(function, answer_of(client, ask))
 
 
@@ -224,8 +227,8 @@ def answers_of(function: Callable[..., Any], answered: dict[str, Any]) -> dict[s
         elif isinstance(answer, BaseException) and not isinstance(answer, TilewrightError):
             raise OtherCodeError(
                 f"worker {worker} cannot be asked for {function.__name__}: {type(answer).__name__}: {answer}; it needs"
-                f" the same version of Tilewright, {identity.HERE}, and of what that imports, as this process: install"
-                " them there, and start the worker anew"
+                f" the same version of Tilewright, {identity.code_here()}, and of what that imports, as this"
+                " process: install them there, and start the worker anew"
             ) from answer
         else:
             answers[worker] = answer
@@ -237,7 +240,7 @@ def answers_of(function: Callable[..., Any], answered: dict[str, Any]) -> dict[s
 def _other_code(found: Sequence[identity.Differs]) -> OtherCodeError:
     """The error about workers that run another Tilewright than this process, or other versions of what both pickle
     by."""
-    ours = identity.HERE
+    ours = identity.code_here()
     libraries = [one for one in found if one.code.tilewright == ours.tilewright]
     if len(libraries) == len(found):
         named = [f"worker {one.worker} has {_and(one.code.others(ours))}" for one in found[:MOST_NAMED]]
@@ -271,6 +274,11 @@ def _unreadable(worker: str, error: str) -> OtherCodeError:
     )
 
 
+def code_asked_by(client: Client) -> identity.Code | None:
+    """What a worker of this client compares with what it runs; None where it is this process that works."""
+    return None if is_here(client) else identity.code_here()
+
+
 def can_work() -> bool:
     """Whether a worker can run tasks: one that can import this can import what they call."""
     return True
@@ -299,9 +307,7 @@ class Packer:
         self, function: Callable[..., Any], arguments: Sequence[Any]
     ) -> tuple[tuple[bytes, ...], Sequence[Any]]:
         """What `tried` takes: the pickled part, and the other arguments as they are."""
-        count = next(
-            (place for place, one in enumerate(arguments) if isinstance(one, Future)), len(arguments)
-        )
+        count = next((place for place, one in enumerate(arguments) if _is_future(one)), len(arguments))
         before, self._last = self._last, []
         for place, part in enumerate((function, *arguments[:count])):
             same = place < len(before) and before[place][0] is part
@@ -309,8 +315,18 @@ class Packer:
         return tuple(data for _, data in self._last), arguments[count:]
 
 
+def _is_future(argument: Any) -> bool:
+    if isinstance(argument, HereFuture):
+        return True
+    if not dask_is_there():
+        return False
+    from distributed import Future
+
+    return isinstance(argument, Future)
+
+
 def tried(
-    ours: identity.Code, packed: tuple[bytes, ...], *arguments: Any
+    ours: identity.Code | None, packed: tuple[bytes, ...], *arguments: Any
 ) -> Any | _Failed | identity.Differs | identity.Unreadable:
     """What every task does: call the function that is packed, with the arguments that are packed with it (`Packer`),
     and these.
@@ -322,8 +338,8 @@ def tried(
     does a `_Failed` keep the error's frames, which hold buffers. A task that gets one as an argument returns it, and so
     the others.
     """
-    if ours != identity.HERE:
-        return identity.Differs(identity.address_of(get_worker()), identity.HERE)
+    if ours is not None and ours != identity.code_here():
+        return identity.Differs(identity.address_of(current_worker()), identity.code_here())
     for argument in arguments:
         if isinstance(argument, _Failed | identity.Differs | identity.Unreadable):
             return argument
@@ -333,7 +349,7 @@ def tried(
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        return identity.Unreadable(identity.address_of(get_worker()), identity.HERE, told)
+        return identity.Unreadable(identity.address_of(current_worker()), identity.code_here(), told)
     try:
         return function(*unpacked, *arguments)
     except LASTING as error:
@@ -368,6 +384,9 @@ def fetch_of(client: Client, future: Future) -> ConcurrentFuture[Any]:
     fetches the results of several waits in one call, and cancelling that for one cancels it for all, later ones
     included."""
 
+    if isinstance(future, HereFuture):
+        return future.value
+
     async def result() -> Any:
         (found,) = await client.gather([future], asynchronous=True)
         return found
@@ -390,7 +409,7 @@ def result_of(
         return result
     except TilewrightError:
         raise
-    except (CancelledError, CommClosedError) as error:
+    except _lost_errors() as error:
         if future.client.status in ("closing", "closed"):  # which cancels all that it holds
             raise _closed(future.client) from error
         if CONNECTION_LOST in str(error):  # its text is long, and the same for every task
@@ -400,7 +419,7 @@ def result_of(
         raise ClusterError(
             f"the scheduler went away, or cancelled task {future.key}: {error}; bring a cluster up and run it again"
         ) from error
-    except KilledWorker as error:
+    except _killed_errors() as error:
         raise WorkersKilledError(
             f"task {future.key} took down every worker that tried it: {error}; look at the workers' logs, and give"
             " them more memory"
@@ -420,6 +439,19 @@ def result_of(
         raise TaskError(
             f"task {future.key} failed {retries + 1} times, last with {type(error).__name__}: {error}"
         ) from error
+
+
+def _lost_errors() -> tuple[type[Exception], ...]:
+    """What Dask raises where the scheduler is gone, or has cancelled a task."""
+    from distributed.comm import CommClosedError
+
+    return CancelledError, CommClosedError
+
+
+def _killed_errors() -> type[Exception]:
+    from distributed.scheduler import KilledWorker
+
+    return KilledWorker
 
 
 def _not_fetched(future: Future, error: BaseException) -> ClusterError:

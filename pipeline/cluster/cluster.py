@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import dask
 import distributed
 from dask.system import CPU_COUNT
 from dask.utils import parse_timedelta
-from distributed import Client, LocalCluster, Nanny, Worker, utils
+from distributed import Client, LocalCluster, Nanny, Worker
 from distributed.core import Server
 from distributed.deploy import Cluster as DeployCluster
 from distributed.worker_memory import parse_memory_limit
@@ -28,26 +28,37 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.kernels.words import did_you_mean
-from tilewright.pipeline.cluster import hush, lifeline
+from tilewright.pipeline.cluster import hush, identity, lifeline
 from tilewright.pipeline.cluster.classes import start_of_class
+from tilewright.pipeline.cluster.here.checks import (
+    UNGUARDED,
+    allow_open_files,
+    check_folder,
+    check_not_forked,
+    check_not_started_by_workers,
+)
 from tilewright.pipeline.cluster.local import (
     LOOPBACK,
     LoopbackWorker,
-    allow_open_files,
     client_of,
     details_wanted,
     quiet,
     root_of,
     start,
 )
-from tilewright.pipeline.cluster.profiles import Profile, load_profiles, profiles_file
+from tilewright.pipeline.cluster.profiles import (
+    BatchProfileError,
+    Cluster,
+    Profile,
+    load_profiles,
+    profiles_file,
+)
 from tilewright.pipeline.cluster.security import cause, security_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
 logger = logging.getLogger(__name__)
 
-Cluster: TypeAlias = "str | Client | DeployCluster"
-"""A profile's name, a scheduler's address, a client, or a cluster that Dask or one of its libraries has started."""
+identity.code_here()  # now, when the modules are as they were imported
 
 CONNECT_SECONDS = 20
 ANSWER_SECONDS = 5
@@ -58,12 +69,6 @@ ends one that is above its limit, starts another, and so on."""
 LEAST_DEATH_SECONDS = 10
 """A worker process takes a second or two to join, more with many of them or on a busy host. Dask hangs for good where
 one is given up while it starts."""
-UNGUARDED = (
-    "worker processes import the script that starts them, so its work has to stand under"
-    ' `if __name__ == "__main__":`'
-)
-
-
 STDIN_SCRIPT = "<stdin>"
 """What Python calls the file of a script that it reads from standard input."""
 
@@ -110,18 +115,6 @@ def _no_profile(name: str, profiles: dict[str, Profile], own: Path | None) -> Cl
     )
 
 
-class BatchProfileError(ClusterError):
-    """A profile of kind ``slurm``, of which there is no cluster in this process. A command that meets it has found
-    nothing wrong with its arguments, and becomes a batch job."""
-
-    def __init__(self, called: str, options: dict[str, Any]) -> None:
-        super().__init__(
-            f"{called} is of kind slurm, by which a command becomes a batch job: tilewright matmul ... --profile; from"
-            " Python pass a cluster of Dask's, or a profile of kind existing with the address of a scheduler"
-        )
-        self.called, self.options = called, options
-
-
 @contextmanager
 def open_cluster(
     cluster: Cluster = "local", config: str | os.PathLike[str] | None = None, *, loops: bool = True
@@ -159,7 +152,7 @@ def open_cluster(
     >>> bool((second == a).all())
     True
     """
-    _check_not_forked()
+    check_not_forked()
     if isinstance(cluster, Client):
         _check_usable(cluster)
         yield cluster
@@ -219,22 +212,6 @@ class _DefaultPutBack:
 
 
 _default_put_back = _DefaultPutBack()
-
-
-_used_by: set[int] = set()
-"""Processes that have opened a cluster: this one, and those that it was forked from."""
-
-
-def _check_not_forked() -> None:
-    """Raise ClusterError in a process that was forked from one that had used Dask. Its threads are not here: Dask waits
-    for good for the one that unpacks large messages, as do we for one that was just importing Numba."""
-    lost = any(not thread.is_alive() for thread in utils._offload_executor._threads)
-    if lost or _used_by - {os.getpid()}:
-        raise ClusterError(
-            f"process {os.getpid()} was forked from one that had used Dask, whose threads a fork leaves behind; start"
-            ' it by spawn or forkserver, as in multiprocessing.get_context("spawn"), or before Dask is used'
-        )
-    _used_by.add(os.getpid())
 
 
 def _client_of_theirs(cluster: DeployCluster) -> Client:
@@ -318,9 +295,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     for key in ("processes", "env", *COUNTS):
         if profile.get(key, True) is None:
             del profile[key]  # nothing said: each kind has its own
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # Its own workers would import it once more, and so on; the first process would wait for all of them.
-        raise ClusterError(f"{called}: {UNGUARDED}")
+    check_not_started_by_workers(called)
     try:
         if profile.get("security") is not None:
             profile["security"] = security_of(called, profile["security"], started=True)
@@ -328,7 +303,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         _check_keys(called, kind, profile)
         _check_times(called, profile)
         _check_environment(called, profile)
-        _check_folder(called)
+        check_folder(called)
         if kind != "local":
             _check_script(called)
             _check_memory_limit(called, profile)
@@ -444,18 +419,6 @@ def _check_death_timeout(called: str, options: dict[str, Any]) -> None:
             f"{called}: death_timeout: {given!r} is less than worker processes may take to start; give it"
             f" {LEAST_DEATH_SECONDS} s or more, or leave it out"
         )
-
-
-def _check_folder(called: str) -> None:
-    """Raise ClusterError where no process can be started, and no loop compiled: Dask hangs for good there, and Numba
-    fails."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise ClusterError(
-            f"{called}: its workers cannot start in the working directory, which was removed or may not be read"
-            f" ({error.strerror}); change to another one (cd), and run it again"
-        ) from error
 
 
 def _check_script(called: str) -> None:

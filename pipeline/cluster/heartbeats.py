@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
-
-from distributed import Client
-from distributed.scheduler import heartbeat_interval
+from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.worker import HereWorker
 from tilewright.pipeline.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +121,8 @@ class Heartbeats:
             for address, beat in seen.items()
         }
         self._seen = seen
+        from distributed.scheduler import heartbeat_interval
+
         self._least = BEATS * heartbeat_interval(len(seen))
         self.latest = workers
         for tell in tuple(self.told):
@@ -219,6 +223,16 @@ class Heartbeats:
         self._listening.cancel()
 
 
+class NobodyElse:
+    """In place of `Heartbeats` where this process does the work: it hears itself."""
+
+    def silent(self) -> dict[str, float]:
+        return {}
+
+    def look(self) -> None:
+        pass
+
+
 def _was_restarted(address: str, ending: Future[Any]) -> bool:
     """Whether a worker that was given up comes back."""
     if (error := ending.exception()) is not None:
@@ -232,8 +246,11 @@ _current: ContextVar[Heartbeats | None] = ContextVar("heartbeats", default=None)
 
 
 @contextmanager
-def listened_to(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats]:
+def listened_to(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats | NobodyElse]:
     """Listen to the cluster of a client in this block, where all questions to it find that by `heartbeats_of`."""
+    if is_here(client):
+        yield NobodyElse()
+        return
     heartbeats = Heartbeats(client, tell)
     before = _current.set(heartbeats)
     try:
@@ -250,8 +267,11 @@ def heartbeats_of(client: Client) -> Heartbeats | None:
 
 
 @contextmanager
-def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats]:
+def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats | NobodyElse]:
     """What listens to a client's cluster in this thread, or else in this block, and tells by ``tell`` in this block."""
+    if is_here(client):
+        yield NobodyElse()
+        return
     if (found := heartbeats_of(client)) is not None:
         before, found.tell = found.tell, tell
         try:
@@ -270,6 +290,10 @@ def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Hear
 def told_of(client: Client, tell: Callable[[Mapping[str, Mapping[str, Any]]], None]) -> Iterator[None]:
     """Tell, in this block, what the scheduler has said of its workers, and says whenever it is asked; by another
     thread. Nobody is told where nothing listens to the cluster in this thread."""
+    if is_here(client):
+        with _telling_of(cast(Any, client).worker, tell):
+            yield
+        return
     found = heartbeats_of(client)
     if found is not None:
         tell(found.latest)
@@ -279,3 +303,24 @@ def told_of(client: Client, tell: Callable[[Mapping[str, Mapping[str, Any]]], No
     finally:
         if found is not None:
             found.told.remove(tell)
+
+
+@contextmanager
+def _telling_of(
+    worker: HereWorker, tell: Callable[[Mapping[str, Mapping[str, Any]]], None]
+) -> Iterator[None]:
+    """Tell of the one worker as often as a scheduler would be asked."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(ASK_SECONDS):
+            tell({worker.address: worker.told()})
+
+    tell({worker.address: worker.told()})
+    thread = threading.Thread(target=go_on, name="tilewright-told", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

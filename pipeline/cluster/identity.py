@@ -11,15 +11,15 @@ import hashlib
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from inspect import isawaitable, signature
 from typing import Any
 
-from distributed.protocol import pickle
-
 from tilewright import __version__
+from tilewright.pipeline import pickling as pickle
 
 LAYERS = ("kernels", "pipeline")
 """Those that run on workers."""
@@ -108,7 +108,10 @@ def _modules(folder: Traversable, below: str) -> Iterator[tuple[str, bytes]]:
             yield from _modules(entry, place)
 
 
-def _code_here() -> Code:
+@cache
+def code_here() -> Code:
+    """What this process runs. Whoever may use Dask asks as soon as this is imported (`cluster.py`; a worker, when it is
+    first asked), when the other modules are as old: a checkout that is edited later does not change what runs here."""
     installed = {"Python": platform.python_version()} | {name: _installed(name) for name in COMPARED}
     parts = {"Python": 2} | COMPARED
     pickles = tuple((name, ".".join(of.split(".")[: parts[name]])) for name, of in installed.items())
@@ -126,27 +129,23 @@ def _installed(library: str) -> str:
         return MISSING
 
 
-HERE = _code_here()
-"""What this process runs. Made at import, when the other modules are as old: a checkout that is edited later does not
-change what runs here."""
-
-
 def address_of(worker: Any) -> str:
     """The address that the scheduler and other workers know a worker by, which may be another than it listens at."""
     address: str = worker.contact_address or worker.address
     return address
 
 
-async def answer(ours: Code, question: bytes, dask_worker: Any) -> Any:
+async def answer(ours: Code | None, question: bytes, dask_worker: Any) -> Any:
     """The result of ``function(*arguments)`` here; ``question`` is the pickled pair. Dask fills in ``dask_worker``.
 
-    A worker that does not run ``ours``, the code of the client, does not look at the question.
+    A worker that does not run ``ours``, the code of the client, does not look at the question. None: it is the client's
+    own process.
 
     Callers take an OSError for a failed connection to this worker. So one that the question itself raises, or the
     import of what it needs (a device that may not be opened, a library that cannot be loaded), becomes a NoAnswerError.
     """
-    if ours != HERE:
-        return Differs(address_of(dask_worker), HERE)
+    if ours is not None and ours != code_here():
+        return Differs(address_of(dask_worker), code_here())
     try:
         function, arguments = pickle.loads(question)
         worker = {"dask_worker": dask_worker} if "dask_worker" in signature(function).parameters else {}

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 import signal
 import threading
 import time
@@ -29,7 +28,6 @@ from tilewright.pipeline.cluster.heartbeats import SETTING, SILENT_SECONDS
 from tilewright.pipeline.cluster.hush import WORKERS, FailuresRaised
 from tilewright.pipeline.cluster.profiler import PROFILER_HANGS
 from tilewright.pipeline.cluster.standstill import Standstill, is_stopped
-from tilewright.pipeline.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +73,6 @@ GIVE_UP_SECONDS = 3
 STOPPED_SECONDS = 0.5
 """How long the end of a cluster is waited for before its processes that are stopped are killed: its nannies, which wait
 for them for four seconds, know by then that they are to end."""
-FILES_A_WORKER, OTHER_FILES = 12, 32
-"""Open files that a worker process takes in the process that starts it, at most, and that the rest of a cluster and its
-work do. Measured with 1 to 16 workers: 11.2 of each worker and 24 others."""
 WORKER_PROCESS = "Dask Worker process"
 """How the names of Dask's worker processes begin."""
 SETTLE_SECONDS = 0.02
@@ -286,34 +281,6 @@ def quiet(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     level = options["silence_logs"]
     with _quiet.at(level) if isinstance(level, int) and level else nullcontext():
         yield options
-
-
-def allow_open_files(workers: int) -> None:
-    """Let this process have as many files open as so many worker processes take: their pipes and connections, where
-    Dask hangs for good once there are no more. Python gives each process what it was started with, often 1,024.
-
-    workers: 0 where the one worker is in this process.
-
-    Raises
-    ------
-    ClusterError
-        The system allows fewer.
-    """
-    needed = _open_files() + OTHER_FILES + FILES_A_WORKER * workers
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        who = f"{workers} worker process{'es' * (workers > 1)}" if workers else "a worker in this process"
-        fewer = ", or set n_workers, in a profile, to fewer" if workers else ""
-        raise ClusterError(
-            f"{who} would need about {needed} open files, and the system allows {hard}; raise that (ulimit -Hn){fewer}"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _open_files() -> int:
-    return len(os.listdir("/dev/fd"))
 
 
 def start(kind: type[LocalCluster], options: dict[str, Any], *, patient: bool = True) -> LocalCluster:

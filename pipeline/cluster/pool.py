@@ -7,9 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from distributed import get_worker, rejoin, secede
-from distributed.threadpoolexecutor import thread_state, threads_lock
-
+from tilewright.pipeline.cluster.here.worker import current_worker
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError
 
@@ -17,7 +15,9 @@ from tilewright.pipeline.errors import ClusterError
 def make_room(least: int) -> None:
     """Secede from Dask's pool if it has fewer than ``least`` threads, so that the worker starts its next task while
     this one waits. If the system has no thread left for that, the next task waits."""
-    if get_worker().state.nthreads < least:
+    if current_worker().state.nthreads < least:
+        from distributed import secede
+
         try:
             secede()
         except RuntimeError:
@@ -28,6 +28,8 @@ def make_room(least: int) -> None:
 def _stay() -> bool:
     """Undo `secede`: return this thread to Dask's pool. The pool counts the thread that could not be started and would
     otherwise never start another. False, with nothing done, if Dask's pool does not keep its threads as expected."""
+    from distributed.threadpoolexecutor import thread_state, threads_lock
+
     with threads_lock:
         threads = getattr(getattr(thread_state, "executor", None), "_threads", None)
         if not isinstance(threads, set) or not hasattr(thread_state, "proceed"):
@@ -54,7 +56,7 @@ def out_of_the_pool(workers_there: Callable[[], Collection[str]]) -> Iterator[No
         that could take the place of this one.
     """
     try:
-        worker = get_worker()
+        worker = current_worker()
     except ValueError:  # no task
         yield
         return
@@ -67,6 +69,9 @@ def out_of_the_pool(workers_there: Callable[[], Collection[str]]) -> Iterator[No
             f"{where} on the worker's event loop, which could then do none of it; make the task a function that is not"
             " async"
         )
+    from distributed import rejoin, secede
+    from distributed.threadpoolexecutor import thread_state
+
     if not getattr(thread_state, "proceed", False):
         yield
         return

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster as DeployCluster
+
+Cluster: TypeAlias = "str | Client | DeployCluster"
+"""A profile's name, a scheduler's address, a client, or a cluster that Dask or one of its libraries has started."""
 
 INSTALLED_PROFILES = Path(__file__).parents[1] / "cluster.yaml"
 KINDS = ("local", "cpu", "cuda", "existing", "slurm", "class")
@@ -75,3 +82,15 @@ def _read_profiles(path: Path) -> dict[str, Profile]:
                 f"profile {shown(name)} in {path} has kind {shown(kind)}; it may be {', '.join(KINDS)}"
             )
     return {str(name): Profile(profile, path) for name, profile in profiles.items()}
+
+
+class BatchProfileError(ClusterError):
+    """A profile of kind ``slurm``, of which there is no cluster in this process. A command that meets it has found
+    nothing wrong with its arguments, and becomes a batch job."""
+
+    def __init__(self, called: str, options: dict[str, Any]) -> None:
+        super().__init__(
+            f"{called} is of kind slurm, by which a command becomes a batch job: tilewright matmul ... --profile; from"
+            " Python pass a cluster of Dask's, or a profile of kind existing with the address of a scheduler"
+        )
+        self.called, self.options = called, options

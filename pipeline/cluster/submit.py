@@ -16,12 +16,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic
-
-from distributed import Client, Future, as_completed
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster import identity, watch
+from tilewright.pipeline.cluster import watch
 from tilewright.pipeline.cluster.answers import (
     OtherCodeError,
     Packer,
@@ -30,13 +28,15 @@ from tilewright.pipeline.cluster.answers import (
     answer_of,
     cancel,
     cluster_errors,
+    code_asked_by,
     fetch_of,
     result_of,
     tried,
     unchanged_answer_of,
 )
 from tilewright.pipeline.cluster.drain import Drain, running_seconds
-from tilewright.pipeline.cluster.heartbeats import Heartbeats, heartbeats_for
+from tilewright.pipeline.cluster.heartbeats import Heartbeats, NobodyElse, heartbeats_for
+from tilewright.pipeline.cluster.here.client import Completed, is_here
 from tilewright.pipeline.cluster.watch import (
     Lookout,
     Losses,
@@ -48,6 +48,9 @@ from tilewright.pipeline.cluster.watch import (
     threads_of,
 )
 from tilewright.pipeline.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future, as_completed
 
 logger = logging.getLogger(__name__)
 
@@ -258,9 +261,8 @@ class TasksUnderWay(Generic[Result]):
         self._lookout = Lookout(client, waiting, begun=self._any_begun)
         self._newcomers = Newcomers(client)
         self._losses = Losses(client, lost, key)
-        # On this client's loop: by default it takes that of the client opened last.
-        self._completed = as_completed(loop=client.loop)
-        self._heartbeats: Heartbeats | None = None
+        self._completed = _completed_of(client)
+        self._heartbeats: Heartbeats | NobodyElse | None = None
 
     def heard(self, workers: Iterable[str]) -> list[str]:
         """Those of the workers that are not silent, while `results` are waited for."""
@@ -279,7 +281,7 @@ class TasksUnderWay(Generic[Result]):
                 self._newcomers.close()
 
     def _results(
-        self, feed: Feed, left: Callable[[], int], heartbeats: Heartbeats
+        self, feed: Feed, left: Callable[[], int], heartbeats: Heartbeats | NobodyElse
     ) -> Generator[tuple[int, Result], None, None]:
         drained = False
         late: list[Future] = []
@@ -331,7 +333,7 @@ class TasksUnderWay(Generic[Result]):
         options = {"key": name, "pure": False, "retries": self._retries} | where
         with cluster_errors(self._client):
             packed, futures = self._pack(self._function, task.call)
-            future = self._client.submit(tried, identity.HERE, packed, *futures, **options)
+            future = self._client.submit(tried, code_asked_by(self._client), packed, *futures, **options)
         self._tasks[future] = replace(task, since=time.monotonic())
         self._counts[task.worker] += 1
         self._copies.setdefault(task.place, []).append(future)
@@ -502,6 +504,15 @@ def _running(client: Client, workers: list[str]) -> dict[Hashable, float]:
     return {key: seconds for tasks in answers.values() for key, seconds in tasks.items()}
 
 
+def _completed_of(client: Client, futures: Sequence[Future] = ()) -> as_completed:
+    if is_here(client):
+        return cast("as_completed", Completed(cast(Any, futures)))
+    from distributed import as_completed
+
+    # On this client's loop: by default it takes that of the client opened last.
+    return as_completed(futures, loop=client.loop)
+
+
 def _is_ready(completed: as_completed, drain: Drain | None = None) -> bool:
     """Whether a result comes within `watch.LOOK_SECONDS`, or until a drain is requested."""
     until = time.monotonic() + watch.LOOK_SECONDS
@@ -547,7 +558,7 @@ def run_combined(
 
     def submit(work: Callable[..., Any], call: tuple[Any, ...], name: str, **options: Any) -> Future:
         packed, futures = pack(work, call)
-        return client.submit(tried, identity.HERE, packed, *futures, key=name, **options)
+        return client.submit(tried, code_asked_by(client), packed, *futures, key=name, **options)
 
     def submit_group(place: int, name: str, **where: Any) -> Future:
         head, calls = groups[place]
@@ -616,7 +627,7 @@ def run_combined(
     with heartbeats_for(client, waiting) as heartbeats:
         try:
             first = [submit_group(place, "") for place, _ in islice(to_do, window)]
-            completed = as_completed(first, loop=client.loop)
+            completed = _completed_of(client, first)
             lookout = Lookout(client, waiting, begun=begun)
             losses = Losses(client, lost, key)
             drained = False

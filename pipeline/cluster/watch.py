@@ -11,18 +11,19 @@ from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait as futures_wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
-
-from distributed import Client, LocalCluster
-from distributed.protocol import pickle
+from typing import TYPE_CHECKING, Any
 
 from tilewright.pipeline import config
+from tilewright.pipeline import pickling as pickle
 from tilewright.pipeline.cluster import identity
 from tilewright.pipeline.cluster.answers import answer_of, answers_of, begin, can_work, cluster_errors
 from tilewright.pipeline.cluster.heartbeats import heartbeats_of, listened_to
-from tilewright.pipeline.cluster.local import why_none_comes_back
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.cluster.pool import out_of_the_pool
 from tilewright.pipeline.errors import ClusterError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def await_workers(
     ClusterError
         None has joined in that time, or can join; or the scheduler does not answer.
     """
-    wanted = 1 if isinstance(client.cluster, LocalCluster) else config.get("workers")
+    wanted = 1 if _all_are_there(client) else config.get("workers")
     seconds = config.get("join-seconds")
     end = (
         f", or fails after {seconds:g} s" if wanted == 1 else f", or after {seconds:g} s with those that have"
@@ -121,6 +122,22 @@ def await_workers(
         f"{there} of the {wanted} workers asked for (tilewright.workers) have joined {where} within {seconds:g} s; it"
         f" goes on with those ({longer}: wait longer)"
     )
+
+
+def _all_are_there(client: Client) -> bool:
+    """Whether all workers that a client's cluster will have had joined when it was opened."""
+    if is_here(client):
+        return True
+    from distributed import LocalCluster
+
+    return isinstance(client.cluster, LocalCluster)
+
+
+def _why_none_comes_back(client: Client) -> str:
+    """As `local.why_none_comes_back`."""
+    from tilewright.pipeline.cluster.local import why_none_comes_back
+
+    return why_none_comes_back(client)
 
 
 def threads_of(client: Client, *, waiting: Tell = logger.warning) -> dict[str, int]:
@@ -201,7 +218,7 @@ class Lookout:
         if there >= self._wanted:
             self._alone_since, self._told = None, False
             return there
-        if not there and (why := why_none_comes_back(self._client)):
+        if not there and (why := _why_none_comes_back(self._client)):
             raise ClusterError(f"the cluster has no workers any more: {why}")
         if not there and (heartbeats := heartbeats_of(self._client)) is not None:
             heartbeats.look()  # which raises where they were given up
@@ -313,7 +330,7 @@ class Newcomers:
                 answers_of(can_work, asked.result())
             else:  # where the scheduler is gone, the run finds out by itself
                 logger.debug("%s were not asked: %s: %s", self._known, type(error).__name__, error)
-        if time.monotonic() - self._looked <= LOOK_SECONDS:
+        if is_here(self._client) or time.monotonic() - self._looked <= LOOK_SECONDS:
             return
         self._looked = time.monotonic()
         there = set(answer_of(self._client, self._client.nthreads))
@@ -326,7 +343,9 @@ class Newcomers:
     async def _ask(self, workers: list[str]) -> dict[str, Any]:
         question = pickle.dumps((can_work, ()))
         options = {"workers": workers, "on_error": "return"}
-        answered: dict[str, Any] = await self._client.run(identity.answer, identity.HERE, question, **options)
+        answered: dict[str, Any] = await self._client.run(
+            identity.answer, identity.code_here(), question, **options
+        )
         return answered
 
     def close(self) -> None:

@@ -6,15 +6,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 TASK_KEYS = 2**18
 """About how many keys a task joins: 2 MiB of them travel there."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client
 
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.pipeline.duplicates.fetching import Spool
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 BATCH_NBYTES = 2**22
 """About how much text a task is given: more than 10 MB Dask sends unwillingly with a call."""

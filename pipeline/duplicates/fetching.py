@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import dask
 import numpy as np
-from distributed import Client
 
 from tilewright.pipeline.duplicates.texts import texts_of
 from tilewright.pipeline.errors import DocumentError, StoreError
@@ -23,6 +22,9 @@ from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, reading_ahead
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 TASK_NBYTES = 2**26
 """About how much text one task brings."""

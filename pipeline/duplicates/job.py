@@ -6,13 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from distributed import Client
-from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.duplicates.buckets import (
     NO_PAIRS,
     TASK_KEYS,
@@ -37,6 +37,9 @@ from tilewright.pipeline.text.documents import Listing
 from tilewright.pipeline.text.formats.listing import TEXT
 from tilewright.pipeline.text.formats.sources import remarks_of
 from tilewright.pipeline.transfer.files import let_a_tick_pass
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 PAIR_NBYTES = 64
 """What a pair takes here while pairs are made and compared."""
@@ -120,7 +123,7 @@ def find_duplicates(
     *,
     listener: Listener,
     on_error: str = "stop",
-    most_pairs: int = MEMORY_LIMIT // 4 // PAIR_NBYTES,
+    most_pairs: int = memory_limit() // 4 // PAIR_NBYTES,
     task_keys: int = TASK_KEYS,
     batch_nbytes: int = BATCH_NBYTES,
 ) -> Duplicates:

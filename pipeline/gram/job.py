@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, OptionError, StoreError
 from tilewright.pipeline.events import Notice, on_waiting
@@ -63,8 +62,11 @@ from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import local_path, name_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray
-from tilewright.pipeline.store.sources.dasks import computed_on
+from tilewright.pipeline.store.sources.dasks import any_pending, computed_on
 from tilewright.pipeline.transfer.files import let_a_tick_pass
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 def gram(request: GramRequest) -> MatmulRun:
@@ -103,7 +105,12 @@ def gram(request: GramRequest) -> MatmulRun:
     if not wanted:
         return run(_with(plain, _made(request, matrices, form, {}, dtype)))
     with (
-        open_cluster(request.cluster, request.cluster_file) as client,
+        open_executor(
+            request.cluster,
+            request.cluster_file,
+            device=request.device,
+            graphs=any_pending(matrices.arrays.values()),
+        ) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
     ):
         with unchanged(client, matrices.arrays, "its means were found") as arrays:

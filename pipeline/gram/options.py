@@ -15,7 +15,7 @@ import zarr
 from tilewright.kernels.arguments import check_choice, check_flag, host_array, shown
 from tilewright.kernels.choices import DIVISORS, DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.axes import (

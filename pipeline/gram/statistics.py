@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from distributed import Client
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.moments import Moments, moments_of
@@ -24,6 +24,9 @@ from tilewright.pipeline.store.arrays import name_of, read_unit
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region, reads_parts
 from tilewright.pipeline.store.waiting import reading_while
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 STATISTICS = "statistics"
 THIN = "means"

@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
-from distributed import Client
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
@@ -36,6 +35,9 @@ from tilewright.pipeline.store.arrays import name_of, write_unit
 from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import fault_of, folder_of, objects_of
 from tilewright.pipeline.store.region import StoredArray, chunks_in
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 MOST_TOLD = 20
 """Bad objects that a text names."""

@@ -19,12 +19,10 @@ from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import zarr
-from distributed import Client
-from distributed.comm import get_address_host
 
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import ClusterError, StoreError
@@ -33,6 +31,9 @@ from tilewright.pipeline.product.ledger import Ledger, Stored
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.objects import folder_of, object_path
 from tilewright.pipeline.transfer.files import sync_files, sync_folder
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +101,16 @@ def _addresses_here() -> frozenset[str]:
     return frozenset(found | {"localhost", socket.gethostname()})
 
 
+def _host_of(worker: str) -> str:
+    from distributed.comm import get_address_host
+
+    host: str = get_address_host(worker)
+    return host
+
+
 def _is_here(worker: str) -> bool:
     """Whether a worker is a process of this host."""
-    return worker.startswith("inproc://") or get_address_host(worker) in _addresses_here()
+    return worker.startswith("inproc://") or _host_of(worker) in _addresses_here()
 
 
 class Durability:
@@ -172,7 +180,7 @@ class Durability:
     def _force(self, tiles: Sequence[tuple[Settled, str, Sequence[str]]]) -> None:
         of_hosts: dict[str, tuple[str, list[str]]] = {}
         for _, worker, paths in tiles:
-            host = "" if _is_here(worker) else get_address_host(worker)
+            host = "" if _is_here(worker) else _host_of(worker)
             of_hosts.setdefault(host, (worker, []))[1].extend(paths)
         try:
             for worker, paths in of_hosts.values():

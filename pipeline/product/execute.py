@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
-
-from distributed import Client, Future
+from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.check.verify import SENT_NBYTES, Verification
@@ -47,6 +45,9 @@ from tilewright.pipeline.report.figures import busy_sentence, limit_sentence
 from tilewright.pipeline.report.page import RunReport
 from tilewright.pipeline.report.timeline import Recorder, Timeline
 from tilewright.pipeline.worker import tasks
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
-from distributed import Client
 
 from tilewright import __version__
 from tilewright.kernels.numbers import counted, format_nbytes
@@ -37,6 +36,9 @@ from tilewright.pipeline.store.content import chunks_text, content_hash
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.waiting import reading_while
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 Hashes: TypeAlias = Mapping[Corners, int]
 """Of parts of one array, by where they lie in it."""

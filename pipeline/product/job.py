@@ -11,18 +11,18 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
-from distributed import Client
 
 from tilewright.kernels.gpu.memory import is_address_limit
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.heartbeats import told_of
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -90,6 +90,7 @@ from tilewright.pipeline.product.request import (
     Factors,
     Request,
     check_output,
+    needs_loops_soon,
     open_factors,
     plan_for,
 )
@@ -103,13 +104,13 @@ from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
-from tilewright.pipeline.store.sources.dasks import computed_on
+from tilewright.pipeline.store.sources.dasks import any_pending, computed_on
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import facts_here, survey
 
-SMALL_PRODUCTS = 2**36
-"""Multiplications that two cores do in a second: in a product of fewer, time counts and not memory."""
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,10 @@ def multiply(
         check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, out, request.precision))
-    # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
-    # over so soon that the check would wait for it.
-    m, n = factors.shape
-    loops = factors.sums.kind in "iu" or bool(factors.fused) or m * n * factors.k < SMALL_PRODUCTS
+    loops = needs_loops_soon(factors, verify=request.verify)
+    where, graphs = (request.cluster, request.cluster_file), any_pending(shared.values())
     with (
-        open_cluster(request.cluster, request.cluster_file, loops=loops) as client,
+        open_executor(*where, device=request.device, loops=loops, graphs=graphs) as client,
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
         told_of(client, recorder.heard),
     ):
@@ -274,7 +273,7 @@ def plan_unplaced(
 
 def _survey_for_plan(request: Request, cluster: Cluster) -> list[WorkerFacts]:
     with (
-        open_cluster(cluster, request.cluster_file, loops=False) as client,
+        open_executor(cluster, request.cluster_file, device=request.device, loops=False) as client,
         workers_held(client, waiting=on_waiting(request.listener, "plan", "ends it")),
     ):
         return survey(client, request.device, loops=False)

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
-from distributed import Client
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
@@ -23,6 +22,9 @@ from tilewright.pipeline.product.audit import faults
 from tilewright.pipeline.product.ledger import Ledger, Stored
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.objects import object_name
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
-from distributed import Client
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
@@ -74,6 +73,9 @@ from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import StoredArray, chunks_in
 from tilewright.pipeline.transfer.checksum import checksum_of_file
 from tilewright.pipeline.worker.survey import survey
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 def repair_by_checksums(request: Request, c: zarr.Array[Any], path: Path, record: Past) -> Audit:

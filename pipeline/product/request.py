@@ -13,12 +13,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import zarr
-from distributed.comm import get_address_host
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.bfloat16 import is_bfloat16
 from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.cpu.loops import share_of_cores
+from tilewright.kernels.cpu.thin import NUMPY_ELEMENTS
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.numbers import counted
@@ -28,7 +28,7 @@ from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
 from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.check.vectors import vector_count
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.band import Band
@@ -41,6 +41,7 @@ from tilewright.pipeline.plan.inputs import (
     StoredMatrix,
     WorkerFacts,
     accumulator_dtype,
+    host_of,
 )
 from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import COUNT_DTYPE, Pairwise
@@ -648,9 +649,26 @@ def _is_local(out: Source | None) -> bool:
     return out is None or store.local_path(out) is not None
 
 
+SMALL_PRODUCTS = 2**36
+"""Multiplications that two cores do in a second: in a product of fewer, time counts and not memory."""
+
+
+def needs_loops_soon(factors: Factors, *, verify: bool) -> bool:
+    """Whether Numba had better set itself up while the product is planned, where the CPU multiplies.
+
+    BLAS multiplies floats there, and Numba, which the check needs, is started after the product, unless that is over so
+    soon that the check would wait for it; or so small that NumPy does for the check, too."""
+    if factors.sums.kind in "iu" or factors.fused:
+        return True
+    (m, n), k = factors.shape, factors.k
+    real = factors.sums.kind == "f"
+    tiny = real and m * k + k * n + m * n <= NUMPY_ELEMENTS
+    return verify and not tiny and m * n * k < SMALL_PRODUCTS
+
+
 def _share_of_cores(facts: list[WorkerFacts]) -> int:
     """The fewest cores that a worker has as its share of its host; one without an address is alone there."""
-    hosts = [get_address_host(fact.address) if fact.address else None for fact in facts]
+    hosts = [host_of(fact.address) if fact.address else None for fact in facts]
     neighbours = {**Counter(hosts), None: 1}
     return min(
         share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])

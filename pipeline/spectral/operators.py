@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.errors import DamagedError, StoreError
@@ -26,6 +25,9 @@ from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.transfer.files import with_remedy
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 PRODUCTS = "matmul"
 """The name of a product in its events."""

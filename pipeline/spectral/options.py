@@ -13,7 +13,7 @@ from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, Precisio
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.options import (

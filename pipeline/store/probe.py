@@ -22,11 +22,11 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import zarr
-from distributed.protocol import pickle
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore
 
+from tilewright.pipeline import pickling as pickle
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import (

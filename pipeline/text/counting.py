@@ -10,11 +10,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client, get_worker
-from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.cpu.loops import share_of_cores
 from tilewright.kernels.histograms.token_kinds import TokenKind
@@ -22,6 +20,7 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.advance import watching
+from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
@@ -52,6 +51,9 @@ from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS, Total, total_fo
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours
 from tilewright.pipeline.worker.meters import meters_of
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 TASK_BLOCKS = 64
 """Lane blocks, 8 MiB each, that a task on a GPU counts: a task costs Dask and a dozen threads some milliseconds, and
@@ -91,7 +93,7 @@ def count_corpus(
     """
     rows = len(corpus.documents) if per_document else 1
     bins = kind.bins if isinstance(kind, Kind) else None
-    total = total_for(rows, bins, per_document=per_document, allowed=MEMORY_LIMIT // 2)
+    total = total_for(rows, bins, per_document=per_document, allowed=memory_limit() // 2)
     plain = all(document.codec is None for document in corpus.documents)
     device: str = workers[0].device
     if device == "cuda" and isinstance(kind, TokenKind):
@@ -254,5 +256,5 @@ def count_unless_as_before(
     }
     with watching(lengths, teller() if lengths and not piece.is_part else None):
         counts, stages = count_piece(piece, *arguments)
-    meters_of(get_worker()).count(stages, pieces=1, read_nbytes=piece.nbytes)
+    meters_of(current_worker()).count(stages, pieces=1, read_nbytes=piece.nbytes)
     return counts, stages

@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, most_frequent
 from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.text.read_counts import read_counts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
@@ -353,7 +353,7 @@ def _less(whole: Histogram, part: Histogram) -> Found:
         tokens = None
     else:
         assert part.tokens is not None
-        total = TokenTotal(MEMORY_LIMIT // 8)
+        total = TokenTotal(memory_limit() // 8)
         total.add_list(whole.tokens, np.asarray(whole.counts))
         total.add_list(part.tokens, -np.asarray(part.counts))
         found, tokens = total.result()
@@ -400,7 +400,7 @@ def _summed(histograms: Sequence[Histogram]) -> Found:
     if first.tokens is None and len(dense) == len(histograms):
         return np.sum(dense, axis=0) if first.counts.ndim == 1 else np.concatenate(dense), None
     if first.counts.ndim == 1:
-        total = TokenTotal(MEMORY_LIMIT // 8)
+        total = TokenTotal(memory_limit() // 8)
         for histogram in histograms:
             assert histogram.tokens is not None
             assert isinstance(histogram.counts, np.ndarray)
@@ -409,7 +409,7 @@ def _summed(histograms: Sequence[Histogram]) -> Found:
     rows = RowTotal(
         sum(len(each.counts) for each in histograms),
         first.bins if first.tokens is None else None,
-        MEMORY_LIMIT // 2,
+        memory_limit() // 2,
     )
     place = 0
     for histogram in histograms:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from tilewright.pipeline.plan.inputs import host_of
+
 LANE_NBYTES = 8 * 2**20
 """Pinned memory through which one thread of a GPU worker moves parts of panels, of a finished tile, or of a text."""
 
@@ -31,6 +33,4 @@ def move_nbytes(threads: int, neighbours: int) -> int:
 
 def most_neighbours(addresses: Iterable[str]) -> int:
     """The largest number of these workers on one host; 1 if there are none."""
-    from distributed.comm import get_address_host  # not above: the arithmetic of the plan imports this module
-
-    return max(Counter(map(get_address_host, addresses)).values(), default=1)
+    return max(Counter(map(host_of, addresses)).values(), default=1)

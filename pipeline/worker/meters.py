@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tilewright.pipeline.cluster.here.worker import HereWorker
 from tilewright.pipeline.cluster.identity import address_of
 
 METRIC = "tilewright"
@@ -92,7 +93,8 @@ def meters_of(worker: Any) -> Meters:
                 told = found.told
                 # A new mapping: the event loop may be on its way through the old one.
                 worker.metrics = {**worker.metrics, METRIC: lambda _: told()}
-                _register()
+                if not isinstance(worker, HereWorker):  # which serves no `/metrics`
+                    _register()
     return found
 
 

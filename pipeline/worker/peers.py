@@ -21,14 +21,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
-
-from distributed import Worker
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.plan.inputs import Sharers
 from tilewright.pipeline.worker.panels import Arrival, PanelKey, PanelPart, Placed, part_nbytes
 from tilewright.pipeline.worker.units import SharedMemory
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask
 from dask.system import CPU_COUNT
-from distributed import Client
 
 from tilewright.kernels.cpu.loops import start_compiler, usable_cores
 from tilewright.kernels.gemm import scratch
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.here.worker import memory_limit, pause_share
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 from tilewright.pipeline.plan.inputs import WorkerFacts
@@ -23,6 +22,9 @@ from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import arrival_of, close_idle_engines, collect_leftovers
 from tilewright.pipeline.worker.meters import meters_of
 from tilewright.pipeline.worker.peers import answer_peers
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 def survey(client: Client, device: str, *, loops: bool = True) -> list[WorkerFacts]:
@@ -54,8 +56,6 @@ def survey(client: Client, device: str, *, loops: bool = True) -> list[WorkerFac
 
 def facts_here(device: str, host_memory: int | None, device_memory: int | str | None) -> WorkerFacts:
     """This machine in place of a worker, for a plan without a cluster."""
-    from distributed.system import MEMORY_LIMIT
-
     from tilewright.kernels.gpu.device import devices
     from tilewright.kernels.gpu.device_choice import cuda_available, resolve_device
 
@@ -68,14 +68,14 @@ def facts_here(device: str, host_memory: int | None, device_memory: int | str | 
             f"{error}; to plan for GPUs elsewhere, give the memory they have free (device_memory, --device-memory)"
         ) from None
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
-    limit = MEMORY_LIMIT if host_memory is None else host_memory
+    limit = memory_limit() if host_memory is None else host_memory
     name, free = "CPU", None
     if elsewhere:
         name, free = "GPU", asked
     elif kind == "cuda":
         first = devices()[0]
         name, free = first.name, first.memory_free or first.memory_total
-    pause = pause_nbytes(limit, dask.config.get("distributed.worker.memory.pause"))
+    pause = pause_nbytes(limit, pause_share())
     return WorkerFacts(kind, name, free, limit, *cores, pause_nbytes=pause)
 
 

@@ -10,10 +10,9 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import reduce
 
-from distributed import get_worker
-
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gpu.memory import allocating
+from tilewright.pipeline.cluster.here.worker import current_worker
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.cluster.pool import make_room
 from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError
@@ -55,7 +54,7 @@ def multiply_tile(
         make_room(TILES_UNDER_WAY)
 
     def work(worker: str) -> TileReport:
-        peers = WorkerPeers(get_worker()) if product.sharing else None
+        peers = WorkerPeers(current_worker()) if product.sharing else None
         with engine_for(product, worker, peers) as engine:
             report = engine.multiply(tile, sharers=sharers.reached_from(worker))
         _count(report, tiles=1, write_nbytes=product.plan.tile_write_nbytes(tile),
@@ -100,7 +99,7 @@ def add_parts(
         stages["write"] += seconds
         spans = [span for report in reports for span in report.spans]
         spans.append(Span(worker, "write", begin, begin + seconds))
-        meters_of(get_worker()).count(
+        meters_of(current_worker()).count(
             {"write": seconds}, tiles=1, write_nbytes=product.plan.tile_write_nbytes(tile)
         )
         seconds += max(report.seconds for report in reports)
@@ -126,7 +125,7 @@ def add_parts(
 
 def _count(report: TileReport, **done: int) -> None:
     """Have the worker tell what it has done."""
-    meters_of(get_worker()).count(report.stages, read_nbytes=report.read_nbytes, **done)
+    meters_of(current_worker()).count(report.stages, read_nbytes=report.read_nbytes, **done)
 
 
 def _whole(product: Product, fused: Fused | None) -> Product:
@@ -141,7 +140,7 @@ def _unless_memory_is_short(
     That error is returned rather than raised: a plan that is too large for this worker stays so however often Dask
     retries. It is a new error, since the traceback of the old one keeps the buffers alive.
     """
-    worker = address_of(get_worker())
+    worker = address_of(current_worker())
     try:
         with allocating(what, on_gpu=product.device == "cuda"):
             return work(worker)

@@ -24,6 +24,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore
 
 from tilewright.pipeline.cluster import local as local_cluster
+from tilewright.pipeline.cluster.here import client as here
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.product import execute
 from tilewright.pipeline.product.output import Output
@@ -121,6 +122,7 @@ if __name__ == "__main__":  # worker processes import this file too
     local_cluster.START_SECONDS = float(os.environ.get("START_SECONDS", local_cluster.START_SECONDS))  # type: ignore[misc]
     waited = os.environ.get("INTERRUPTED_SECONDS", local_cluster.INTERRUPTED_SECONDS)
     local_cluster.INTERRUPTED_SECONDS = float(waited)  # type: ignore[misc]
+    here.INTERRUPTED_SECONDS = float(waited)
     if place == "publish":
         Output.publish = interrupting(Output.publish)  # type: ignore[method-assign]
     elif place == "workers":

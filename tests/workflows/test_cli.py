@@ -1236,3 +1236,73 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
     result = run("histogram", "one.txt", "--out", "f.csv")
     assert result.exit_code == 1
     assert result.stderr == "error: output: the folder . is read-only; choose another path\n"
+
+
+NEVER_FOR_SHORT_WORK = (
+    "distributed",
+    "tornado",
+    "numba",
+    "llvmlite",
+    "pandas",
+    "xarray",
+    "matplotlib",
+    "rich",
+    "cupy",
+)
+"""What each takes longer to import than a small product takes to compute."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["matmul", "a.zarr", "a.zarr", "c.zarr"],
+        ["matmul", "a.zarr", "a.zarr", "c.zarr", "--no-verify"],
+        ["gram", "a.zarr", "c.zarr"],
+        ["plan", "a.zarr", "a.zarr"],
+        ["--help"],
+    ],
+    ids=" ".join,
+)
+def test_a_short_command_on_the_cpu_imports_neither_distributed_nor_numba(
+    here: Path, words: list[str]
+) -> None:
+    store("a.zarr", np.arange(36, dtype=np.float32).reshape(6, 6))
+    script = (
+        "import atexit, sys\n"
+        f"never = {NEVER_FOR_SHORT_WORK}\n"
+        "atexit.register(lambda: print([name for name in never if name in sys.modules], file=sys.stderr))\n"
+        f"from tilewright.workflows.cli import main\nmain('tilewright', {words})\n"
+    )
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.splitlines()[-1] == "[]"
+    if "c.zarr" in words:
+        a = np.arange(36, dtype=np.float64).reshape(6, 6)
+        expected = a.T @ a if words[0] == "gram" else a @ a
+        np.testing.assert_array_equal(zarr.open_array("c.zarr", mode="r")[:], expected.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["--version"], 0), (["settings"], 0), (["no-such-command"], 2), (["plan", "a", "b"], 1)],
+)
+def test_the_process_of_a_command_ends_by_its_status_with_all_that_it_printed(
+    here: Path, words: list[str], status: int
+) -> None:
+    """Nobody takes Python apart: what was printed through a pipe, whose buffer is flushed late, is there all the same,
+    and what libraries have registered for the end is called."""
+    result = subprocess.run([sys.executable, "-m", "tilewright", *words], capture_output=True, text=True)
+    assert result.returncode == status
+    assert (result.stdout if not status else result.stderr).endswith("\n")
+
+
+def test_a_process_that_is_more_than_the_command_ends_by_itself(here: Path) -> None:
+    script = (
+        "import atexit, sys\natexit.register(lambda: print('the end'))\n"
+        "from tilewright.workflows.cli import main\n"
+        "try:\n    main('tilewright', ['--version'])\nexcept SystemExit:\n    pass\nsys.exit(7)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 7
+    assert result.stdout.endswith("the end\n")

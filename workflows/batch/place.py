@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import BatchProfileError
-from tilewright.pipeline.cluster.profiles import load_profiles
+from tilewright.pipeline.cluster.profiles import BatchProfileError, load_profiles
 from tilewright.pipeline.errors import ClusterError
 from tilewright.workflows.batch import INSIDE, slurm
 from tilewright.workflows.batch.folder import (

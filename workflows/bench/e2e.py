@@ -33,7 +33,8 @@ from distributed import Client, LocalCluster
 from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.gpu.memory import peak_nbytes
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
-from tilewright.pipeline.cluster.local import allow_open_files, client_of, quiet, start
+from tilewright.pipeline.cluster.here.checks import allow_open_files
+from tilewright.pipeline.cluster.local import client_of, quiet, start
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.report.timeline import Timeline

@@ -11,18 +11,20 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 import zarr
-from distributed import Client, as_completed
 
 from tilewright.pipeline.errors import ShapeError, StoreError
 from tilewright.pipeline.store.region import Masked, StoredArray, base_of, whole_of
 from tilewright.pipeline.store.sources.mapped import MappedStore, mapped_array, named, stored_dtype
 from tilewright.pipeline.store.sources.memory import SharedMemory
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 BLOCKS_A_THREAD = 2
 
@@ -41,6 +43,8 @@ class Pending:
         """Have the cluster compute all blocks. Raises StoreError where it cannot."""
         if self.is_computed:
             return
+        from distributed import as_completed
+
         array = self._array
         edges = [np.cumsum([0, *sides]) for sides in array.chunks]
         places = itertools.product(*map(range, array.numblocks))
@@ -107,12 +111,22 @@ def open_dask(
 
 def computed_on(client: Client, arrays: Iterable[StoredArray]) -> None:
     """Have the arrays of dask among these, and among their masks, computed. Raises StoreError."""
+    for pending in _pending(arrays):
+        pending.compute(client)
+
+
+def any_pending(arrays: Iterable[StoredArray]) -> bool:
+    """Whether there are arrays of dask among these, and among their masks, that are still to be computed."""
+    return any(not pending.is_computed for pending in _pending(arrays))
+
+
+def _pending(arrays: Iterable[StoredArray]) -> Iterator[Pending]:
     for array in arrays:
         whole = whole_of(array)
         parts = [base_of(whole), *([whole.mask] if isinstance(whole, Masked) else [])]
         for part in parts:
             if isinstance(part, zarr.Array) and (pending := pending_of(part)) is not None:
-                pending.compute(client)
+                yield pending
 
 
 def check_computed(array: zarr.Array[Any]) -> None:

@@ -175,3 +175,35 @@ def test_norms_of_products_whose_factors_have_no_squares() -> None:
         block[0, 700], norms[:] = special, 0
         thin.add_thin_product(block, *none, np.ones((1, 800)), norms, np.zeros(0))
         np.testing.assert_array_equal(norms, [[expected]])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numpy_gives_what_the_loop_does(dtype: str, order: str, rng: np.random.Generator) -> None:
+    block = np.asarray(rng.standard_normal((37, 61)), dtype, order=order)  # type: ignore[call-overload]
+    block[5] = 0
+    vectors, weights = rng.uniform(size=(3, 61)), rng.uniform(size=(2, 61))
+    outs = [
+        (np.ones((37, 3)), np.full((37, 2), 0.5), np.ones(61), add)
+        for add in (thin.add_thin_product, thin.add_by_numpy)
+    ]
+    import numba  # with which the first of them takes the loop
+
+    assert numba
+    for out, norms, squares, add in outs:
+        add(block, vectors, out, weights, norms, squares)
+    for by_loop, by_numpy in zip(outs[0][:3], outs[1][:3], strict=True):
+        np.testing.assert_allclose(by_numpy, by_loop, rtol=1e-13, atol=1e-13)
+    np.testing.assert_array_equal(outs[1][1][5], 0.5)
+
+
+@pytest.mark.parametrize("element", [np.nan, np.inf, 1e-160, 1e200])
+def test_numpy_leaves_to_the_loop_what_squares_do_not_hold(element: float) -> None:
+    block = np.ones((4, 8))
+    block[2] = element
+    vectors, weights = np.ones((1, 8)), np.ones((1, 8))
+    out, norms, squares = np.zeros((4, 1)), np.zeros((4, 1)), np.zeros(8)
+    assert not thin.add_by_numpy(block, vectors, out, weights, norms, squares)
+    assert not out.any()
+    assert not norms.any()
+    assert not squares.any()

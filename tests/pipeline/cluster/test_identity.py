@@ -33,7 +33,7 @@ PACKAGE = Path(tw.__file__).parent
 ROOT = Path(__file__).parents[3]
 QUICK_SECONDS = 20
 """Far more than an error takes to be told, and far less than a run that hangs."""
-OURS = re.escape(str(identity.HERE))
+OURS = re.escape(str(identity.code_here()))
 
 
 def changed(package: Path, file: str, old: str, new: str) -> None:
@@ -261,26 +261,26 @@ def test_a_message_names_a_few_workers() -> None:
 
 
 def test_what_a_process_runs_is_known_by_its_modules_alone(tmp_path: Path) -> None:
-    assert identity.HERE.tilewright == (tw.__version__, identity.hash_of_sources(PACKAGE))
+    assert identity.code_here().tilewright == (tw.__version__, identity.hash_of_sources(PACKAGE))
     package = tmp_path / "tilewright"
     copytree(PACKAGE, package, ignore=ignore_patterns("__pycache__"))
-    assert identity.hash_of_sources(package) == identity.HERE.sources
+    assert identity.hash_of_sources(package) == identity.code_here().sources
     (package / "kernels" / ".#launch.py").symlink_to("nowhere")  # an editor's
     (package / "kernels" / "notes.txt").write_text("of no matter")
     (package / "workflows" / "cli.py").write_text("")
     (package / "pipeline" / "__pycache__").mkdir()
     (package / "pipeline" / "__pycache__" / "plan.py").write_text("")
-    assert identity.hash_of_sources(package) == identity.HERE.sources
+    assert identity.hash_of_sources(package) == identity.code_here().sources
     with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
         for path in package.rglob("*.py"):
             if path.exists():
                 archive.write(path, path.relative_to(tmp_path))
     assert (
         identity.hash_of_sources(zipfile.Path(tmp_path / "package.zip") / "tilewright")
-        == identity.HERE.sources
+        == identity.code_here().sources
     )
     (package / "kernels" / "gemm" / "one_more.py").touch()
-    assert identity.hash_of_sources(package) != identity.HERE.sources
+    assert identity.hash_of_sources(package) != identity.code_here().sources
 
 
 def test_sources_that_cannot_be_read_are_no_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,18 +288,18 @@ def test_sources_that_cannot_be_read_are_no_failed_connection(monkeypatch: pytes
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(identity, "hash_of_sources", unreadable)
-    assert identity._code_here().tilewright == (
+    assert identity.code_here.__wrapped__().tilewright == (
         tw.__version__,
         "that cannot be read: [Errno 13] Permission denied",
     )
 
 
 def test_other_libraries_are_named_with_both_versions() -> None:
-    pickles = dict(identity.HERE.pickles) | {"zarr": "3.4", "Python": "3.13"}
-    whole = dict(identity.HERE.installed) | {"zarr": "3.4.1", "Python": "3.13.2"}
-    other = replace(identity.HERE, pickles=tuple(pickles.items()), installed=tuple(whole.items()))
-    assert other != identity.HERE
-    ours = dict(identity.HERE.installed)
+    pickles = dict(identity.code_here().pickles) | {"zarr": "3.4", "Python": "3.13"}
+    whole = dict(identity.code_here().installed) | {"zarr": "3.4.1", "Python": "3.13.2"}
+    other = replace(identity.code_here(), pickles=tuple(pickles.items()), installed=tuple(whole.items()))
+    assert other != identity.code_here()
+    ours = dict(identity.code_here().installed)
     text = str(answers._other_code([identity.Differs("tcp://host:1", other)]))
     assert text.startswith("worker tcp://host:1 has Python 3.13.2 and zarr 3.4.1, and this process")
     assert f"Python {ours['Python']} and zarr {ours['zarr']}; what passes between them is pickled" in text
@@ -308,9 +308,11 @@ def test_other_libraries_are_named_with_both_versions() -> None:
 
 
 def test_versions_that_pickle_alike_are_no_difference() -> None:
-    assert {name for name, _ in identity.HERE.pickles} == {"Python", *identity.COMPARED}
-    whole = dict(identity.HERE.installed) | {"zarr": dict(identity.HERE.pickles)["zarr"] + ".999"}
-    assert replace(identity.HERE, installed=tuple(whole.items())) == identity.HERE
+    assert {name for name, _ in identity.code_here().pickles} == {"Python", *identity.COMPARED}
+    whole = dict(identity.code_here().installed) | {
+        "zarr": dict(identity.code_here().pickles)["zarr"] + ".999"
+    }
+    assert replace(identity.code_here(), installed=tuple(whole.items())) == identity.code_here()
     assert identity._installed("tilewright-that-nobody-has") == identity.MISSING
 
 

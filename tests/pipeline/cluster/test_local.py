@@ -18,7 +18,7 @@ import pytest
 
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
-from tilewright.pipeline.cluster.local import FILES_A_WORKER, OTHER_FILES
+from tilewright.pipeline.cluster.here.checks import FILES_A_WORKER, OTHER_FILES, allow_open_files
 
 COUNTS_TEXT = """
 import os, resource, sys
@@ -93,9 +93,9 @@ def test_a_limit_is_raised_as_far_as_needed(limits: tuple[int, int], monkeypatch
     set_to: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: set_to.append(limits))
-    local_cluster.allow_open_files(16)
+    allow_open_files(16)
     assert not set_to
-    local_cluster.allow_open_files(108)
+    allow_open_files(108)
     ((soft, hard),) = set_to
     assert 108 * FILES_A_WORKER < soft <= 108 * FILES_A_WORKER + OTHER_FILES + len(os.listdir("/dev/fd"))
     assert hard == limits[1]

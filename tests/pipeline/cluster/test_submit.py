@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import dask
+import distributed
 import pytest
 import zarr
 from distributed import Client, LocalCluster, Worker, wait, worker_client
@@ -334,8 +335,8 @@ def test_calls_that_are_never_handed_out_are_an_error(
 
 def test_results_that_end_early_are_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    is_empty = submit.as_completed.is_empty
-    monkeypatch.setattr(submit.as_completed, "is_empty", lambda of: len(seen) == 3 or is_empty(of))
+    is_empty = distributed.as_completed.is_empty
+    monkeypatch.setattr(distributed.as_completed, "is_empty", lambda of: len(seen) == 3 or is_empty(of))
     results = combined(client)
     seen += [next(results) for _ in range(3)]
     assert len(seen) == 3
@@ -506,7 +507,7 @@ def test_a_run_whose_workers_have_all_ended_for_good_does_not_wait(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "nthreads", dict)
-    monkeypatch.setattr(watch, "why_none_comes_back", lambda client: "they have ended")
+    monkeypatch.setattr(local_cluster, "why_none_comes_back", lambda client: "they have ended")
     with pytest.raises(ClusterError, match="the cluster has no workers any more: they have ended"):
         threads_of(client)
 
@@ -1281,7 +1282,7 @@ def test_a_task_whose_place_nobody_can_take_is_told(
         leave_pool(adjust=False)
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(pool, "secede", secede)
+    monkeypatch.setattr(distributed, "secede", secede)
     (address,) = own_client.nthreads()
     with pytest.raises(
         ClusterError, match=r"can't start new thread\); allow more threads there \(ulimit -u\)"

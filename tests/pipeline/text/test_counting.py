@@ -168,7 +168,7 @@ def test_counts_that_would_not_fit_are_refused(
 ) -> None:
     for i in range(3):
         (tmp_path / f"{i}").write_bytes(b"abc")
-    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**12)
+    monkeypatch.setattr(counting, "memory_limit", lambda: 2**12)
     with pytest.raises(PlanError, match=r"3 documents × 256 bins take 6 KiB, and 2 KiB"):
         count(client, [tmp_path], "byte", per_document=True)
 

@@ -1,0 +1,146 @@
+"""Work on threads of this process is handed out, retried, cancelled and told as work on a cluster of Dask's is."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from distributed import Client
+from distributed.system import MEMORY_LIMIT
+
+from tilewright.pipeline.cluster.answers import ask_all, run_on_all
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here.client import HereClient, is_here
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
+from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
+from tilewright.pipeline.cluster.watch import threads_of, workers_held
+from tilewright.pipeline.errors import ClusterError, StoreError, TaskError
+from tilewright.pipeline.reduce import end_if_given_up
+from tilewright.pipeline.worker.survey import survey
+
+tries: list[int] = []
+
+
+def here(threads: int = 2) -> Client:
+    return cast(Client, HereClient(threads))
+
+
+def square(number: int, more: Any = 0) -> int:
+    return number * number + int(np.sum(more))
+
+
+def fail_until(count: int, number: int) -> int:
+    tries.append(number)
+    if len(tries) < count:
+        raise ValueError(f"try {len(tries)}")
+    return number
+
+
+def refuse(number: int) -> int:
+    raise StoreError(f"no {number}")
+
+
+def add(*parts: int) -> int:
+    return sum(parts)
+
+
+def wait_until_given_up(begun: int) -> None:
+    check = end_if_given_up()
+    started.set()
+    while True:
+        try:
+            check()
+        except CancelledError:
+            ended.set()
+            raise
+
+
+def first_of(results: Any) -> None:
+    with suppress(ClusterError):
+        next(results)
+
+
+started, ended = threading.Event(), threading.Event()
+
+
+def test_calls_give_their_results_once_each() -> None:
+    with here() as client, workers_held(client):
+        results = dict(run_bounded(client, square, ((i,) for i in range(50)), key="squares"))
+    assert results == {i: i * i for i in range(50)}
+
+
+def test_what_is_sent_once_and_what_is_combined_comes_where_it_is_needed() -> None:
+    with here() as client:
+        sent = dict(run_sent(client, square, ((i,) for i in range(5)), (np.ones(3),), key="sent"))
+        groups = [((i,), [(j,) for j in range(i + 1)]) for i in range(6)]
+        combined = dict(run_combined(client, square, add, groups, window=2, key="sums"))
+    assert sent == {i: i * i + 3 for i in range(5)}
+    assert combined == {i: i + sum(j * j for j in range(i + 1)) for i in range(6)}
+
+
+def test_a_call_that_fails_is_tried_as_often_as_the_setting_says() -> None:
+    tries.clear()
+    with here(1) as client:
+        assert dict(run_bounded(client, fail_until, [(4, 7)], key="tries")) == {0: 7}
+        tries.clear()
+        with pytest.raises(TaskError, match=r"failed 4 times, last with ValueError: try 4"):
+            dict(run_bounded(client, fail_until, [(9, 7)], key="more-tries"))
+        with pytest.raises(StoreError, match=r"^no 3$"):
+            dict(run_bounded(client, refuse, [(3,)], key="refused"))
+
+
+def test_what_nobody_needs_any_more_is_given_up() -> None:
+    started.clear()
+    ended.clear()
+    with here(1) as client:
+        results = run_bounded(client, wait_until_given_up, [(0,), (1,)], key="endless")
+        with closing(results):
+            submitting = threading.Thread(target=first_of, args=(results,), daemon=True)
+            submitting.start()
+            assert started.wait(10)
+            client.close()
+            assert ended.wait(10)
+            submitting.join(10)
+            assert not submitting.is_alive()
+    assert client.status == "closed"
+
+
+def test_it_answers_as_the_worker_of_a_local_cluster_does() -> None:
+    assert memory_limit() == MEMORY_LIMIT
+    with open_executor("local", device="cpu") as ours, open_cluster("local") as of_dask:
+        assert is_here(ours)
+        assert not is_here(of_dask)
+        (mine,), (theirs,) = survey(ours, "cpu", loops=False), survey(of_dask, "cpu", loops=False)
+        assert mine.address.startswith("inproc://")
+        assert theirs.address.startswith("inproc://")
+        facts = [{**vars(fact), "address": ""} for fact in (mine, theirs)]
+        assert facts[0] == facts[1]
+        assert list(threads_of(ours).values()) == list(threads_of(of_dask).values()) == [2]
+        assert list(ask_all(ours, square, 3).values()) == list(run_on_all(ours, square, 3).values()) == [9]
+
+
+def test_what_says_more_than_threads_is_a_cluster_of_dask(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles.yaml"
+    profiles.write_text(
+        "profiles:\n  one: {kind: local, threads_per_worker: 1}\n  limited: {kind: local, memory_limit: 2GiB}\n"
+    )
+    with open_executor("one", profiles, device="cpu") as client:
+        assert is_here(client)
+        with open_executor(client) as same:
+            assert same is client
+        assert client.status == "running", "who opened it closes it"
+    with open_executor("limited", profiles, device="cpu") as client:
+        assert not is_here(client)
+    with open_executor("one", profiles, device="cpu", graphs=True) as client:
+        assert not is_here(client), "graphs of dask are computed by its own scheduler"
+
+
+def test_no_task_runs_outside_of_tasks() -> None:
+    with pytest.raises(ValueError, match=r"No worker|no task"):
+        current_worker()
