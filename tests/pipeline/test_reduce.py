@@ -186,7 +186,7 @@ def test_a_worker_that_retires_finishes_its_task(
         state=SimpleNamespace(tasks={"key": SimpleNamespace(state="executing")}),
         status=Status[status],
     )
-    monkeypatch.setattr(reduce, "get_worker", lambda: worker)
+    monkeypatch.setattr(reduce, "current_worker", lambda: worker)
     now = [100.0]
     check = end_if_given_up(lambda: now[0])
     check()
@@ -202,7 +202,7 @@ def test_a_task_that_a_closing_worker_cancels_ends_at_once(monkeypatch: pytest.M
     worker = SimpleNamespace(
         get_current_task=lambda: "key", state=SimpleNamespace(tasks={"key": task}), status=Status.closing
     )
-    monkeypatch.setattr(reduce, "get_worker", lambda: worker)
+    monkeypatch.setattr(reduce, "current_worker", lambda: worker)
     check = end_if_given_up()
     check()
     task.state = "cancelled"

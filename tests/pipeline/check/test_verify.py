@@ -733,7 +733,7 @@ def test_fewer_threads_check_where_each_takes_much(
         worker = SimpleNamespace(
             memory_manager=SimpleNamespace(memory_limit=limit), state=SimpleNamespace(nthreads=tasks)
         )
-        monkeypatch.setattr(sides, "get_worker", lambda worker=worker: worker)
+        monkeypatch.setattr(sides, "current_worker", lambda worker=worker: worker)
         assert side._threads(rows, probe) == threads
     monkeypatch.setattr(sides, "usable_cores", lambda: 64)
     assert side._threads(rows, probe) == probe.threads == 12

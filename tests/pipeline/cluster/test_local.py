@@ -23,7 +23,7 @@ from tilewright.pipeline.cluster.here.checks import FILES_A_WORKER, OTHER_FILES,
 COUNTS_TEXT = """
 import os, resource, sys
 import tilewright as tw
-from tilewright.pipeline.cluster.local import FILES_A_WORKER
+from tilewright.pipeline.cluster.here.checks import FILES_A_WORKER
 
 if __name__ == "__main__":
     soft, hard = map(int, sys.argv[1:])
