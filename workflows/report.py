@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.product.output import is_array_folder
 from tilewright.pipeline.text.saved_counts import check_outputs, place_of, suffix_of, write_whole
 
 REPORT_ENDINGS = (".html", ".json")
@@ -14,12 +15,21 @@ REPORT_ENDINGS = (".html", ".json")
 def check_report(path: str, out: str, *, overwrite: bool) -> None:
     """Fail before any work where the report on what is stored at ``out`` could not be written at its end. Raises as
     `check_outputs`, and OptionError where both have one place."""
-    check_outputs((), path, None, overwrite=overwrite, out_endings=REPORT_ENDINGS)
+    try:
+        check_outputs((), path, None, overwrite=overwrite, out_endings=REPORT_ENDINGS)
+    except StoreError as error:
+        raise StoreError(f"--report: {str(error).removeprefix('output: ')}") from error
     report, stored = place_of(path), place_of(out)
     if report == stored or (
         isinstance(report, Path) and isinstance(stored, Path) and stored.absolute() == report.absolute()
     ):
         raise OptionError(f"--report {path} is where C goes: give the report another name")
+    if isinstance(report, Path):
+        for folder in report.absolute().parents:
+            if is_array_folder(folder):
+                raise OptionError(
+                    f"--report {path} lies in the array {folder}: give the report a place outside it"
+                )
 
 
 def write_report(run: MatmulRun, path: str, *, overwrite: bool) -> None:
@@ -39,4 +49,10 @@ def write_report(run: MatmulRun, path: str, *, overwrite: bool) -> None:
     def write(draft: Path) -> None:
         draft.write_text(text, encoding="utf-8")
 
-    write_whole(place, write, overwrite=overwrite)
+    try:
+        write_whole(place, write, overwrite=overwrite)
+    except (OutputExistsError, StoreError) as error:
+        told = str(error).removeprefix("output: ")
+        raise type(error)(
+            f"--report: {told}; the product is finished, and only its report is missing"
+        ) from error

@@ -222,9 +222,14 @@ def _check_enough(request: NeighbourRequest, sides: Sides) -> None:
         return
     role = "A" if sides.is_one else "B"
     but = ", and none is its own neighbour (exclude_self)" if request.exclude_self else ""
+    if most < 1:
+        raise OptionError(
+            f"k={request.k}: {role}, {name_of(sides.b)}, has {counted(sides.n, request.of[:-1])}{but}, so that none"
+            " is a neighbour; give a matrix with more"
+        )
     raise OptionError(
         f"k={request.k}: {role}, {name_of(sides.b)}, has {counted(sides.n, request.of[:-1])}{but}; ask for"
-        f" {max(most, 0)} at most (k, -k)"
+        f" {most} at most (k, -k)"
     )
 
 

@@ -18,6 +18,7 @@ from tilewright.pipeline.product.output import (
     check_growing_place,
     check_no_link,
     check_place_free,
+    exists_error,
     growing_folder,
     partial_path,
     remove_growing,
@@ -34,7 +35,7 @@ from tilewright.pipeline.store.arrays import (
 )
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
-from tilewright.pipeline.store.new.groups import make_groups, metadata_in
+from tilewright.pipeline.store.new.groups import format_around, make_groups, metadata_in
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.store.region import StoredArray
@@ -75,9 +76,13 @@ def check_local_place(
             f"output: {name_of(out)} is no local path, and {what} are stored in local folders alone; choose one, and"
             " copy it from there"
         )
-    if not (overwrite and is_group_of(path, kind)):
-        check_place_free(path, overwrite=overwrite)
+    _check_free(path, kind, overwrite=overwrite)
     check_no_link(path)
+    if format_around(path) == 2:
+        raise StoreError(
+            f"output: {path} lies in a group of Zarr's format 2, and {what} are stored in format 3, which is not seen"
+            " from there; choose a path outside that group"
+        )
     check_growing_place(path)
     ours = path.resolve()
     for role, array in inputs.items():
@@ -88,6 +93,20 @@ def check_local_place(
                 " path"
             )
     return path
+
+
+def _check_free(path: Path, kind: str, *, overwrite: bool) -> None:
+    """Fail where something stands there that is not to be replaced: with ``overwrite`` anything but a group of this
+    kind, an array too, which may be an input whose output was forgotten."""
+    of_kind = is_group_of(path, kind)
+    if of_kind and overwrite:
+        return
+    try:
+        check_place_free(path, overwrite=False)
+    except OutputExistsError:
+        if path.is_symlink():
+            raise
+        raise exists_error(str(path), replaceable=of_kind) from None
 
 
 @contextmanager
@@ -110,8 +129,7 @@ def output_group(
         with growing_folder(path, keeps) as growing:
             yield growing.absolute()
             sync_files([each for each in growing.rglob("*") if each.is_file()], growing)
-            if not (overwrite and is_group_of(path, kind)):
-                check_place_free(path, overwrite=overwrite)
+            _check_free(path, kind, overwrite=overwrite)
             make_groups(path)
             displaced = None
             if path.exists():

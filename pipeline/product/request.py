@@ -297,7 +297,7 @@ def open_factors(request: Request) -> Factors:
         band,
         request.recorded,
         request.counts,
-        request.storage,
+        request.storage.within(shape),
     )
 
 

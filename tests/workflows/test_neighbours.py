@@ -227,7 +227,15 @@ def test_a_fault_does_not_pass_the_check(
         ({"b": "b.zarr", "exclude_self": True}, tw.OptionError, r"two matrices"),
         ({"a": "i.zarr", "metric": "cosine"}, tw.OptionError, r"products of int64 may exceed 64 bits"),
         ({"a": "c.zarr"}, tw.DTypeError, r"holds complex64"),
-        ({"out": "b.zarr"}, tw.OutputExistsError, r"b\.zarr"),
+        ({"out": "b.zarr"}, tw.OutputExistsError, r"b\.zarr exists, and is nothing that would be replaced"),
+        # As where a user means B, and has left the output out.
+        ({"out": "b.zarr", "overwrite": True}, tw.OutputExistsError, r"nothing that would be replaced"),
+        ({"out": "two/o.zarr"}, tw.StoreError, r"lies in a group of Zarr's format 2"),
+        (
+            {"a": "one.zarr", "k": 1, "exclude_self": True},
+            tw.OptionError,
+            r"has 1 row, and none .* none is a neighbour",
+        ),
         ({"out": "x.zarr/o.zarr"}, tw.OutputError, r"one inside the other"),
         ({"device_memory": 100}, tw.PlanError, r"--device-memory"),
         ({"pairs": True}, tw.OptionError, r"neither above nor below"),
@@ -250,12 +258,26 @@ def test_bad_input_is_refused_before_anything_is_written(
     put(Path("wide.zarr"), np.ones((50, 9), np.float32))
     put(Path("i.zarr"), np.ones((60, 8), np.int64))
     put(Path("c.zarr"), np.ones((60, 8), np.complex64))
+    put(Path("one.zarr"), np.ones((1, 8), np.float32))
+    zarr.create_group("two", zarr_format=2)
     before = sorted(tmp_path.rglob("*"))
     given = {"a": "x.zarr", "out": "o.zarr", "cluster": client, "device": "cpu"} | options
     call = tw.pairs if given.pop("pairs", False) else tw.topk
     with pytest.raises(error, match=words):
         call(**given)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_neighbours_that_stand_there_are_replaced_if_asked_for(client: Client, tmp_path: Path) -> None:
+    path = put(tmp_path / "x.zarr", np.eye(9, dtype=np.float32))
+    options: dict[str, Any] = {"out": tmp_path / "o.zarr", "cluster": client, "device": "cpu"}
+    tw.topk(path, k=2, **options)
+    with pytest.raises(tw.OutputExistsError, match=r"o\.zarr exists; .* \(--overwrite\)"):
+        tw.topk(path, k=3, **options)
+    tw.topk(path, k=3, overwrite=True, **options)
+    assert zarr.open_array(tmp_path / "o.zarr/indices").shape == (9, 3)
+    with pytest.raises(tw.OutputExistsError, match="nothing that would be replaced"):
+        tw.pairs(path, above=0.5, overwrite=True, **options)
 
 
 def test_pairs_that_the_disk_does_not_hold_are_refused(

@@ -46,7 +46,8 @@ STORED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int] | None,
         (24, 32),
         {"id": "blosc", "cname": "zstd", "clevel": 5},
     ),
-    "larger than C": ({"chunks": 200, "codec": "lz4"}, (200, 200), None, {"id": "lz4"}),
+    "larger than C": ({"chunks": 200, "codec": "lz4"}, (96, 64), None, {"id": "lz4"}),
+    "far larger than C": ({"chunks": 10**20, "shards": 10**20}, (96, 64), (96, 64), {}),
     "plain shards": ({"chunks": 16, "shards": 64, "codec": "none"}, (16, 16), (64, 64), {}),
 }
 

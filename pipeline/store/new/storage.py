@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from tilewright.kernels.arguments import as_count, shown
 from tilewright.kernels.choices import CODECS
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.store.arrays import Source, in_store, local_path
@@ -88,6 +89,19 @@ class Storage:
         """The sides of what is written as one object; None where nobody said."""
         return self.shards or self.chunks
 
+    def within(self, shape: tuple[int, ...]) -> Storage:
+        """The same of an array of this shape: a chunk has no more rows and columns than there are, a shard no more
+        chunks. What lies beyond would be stored with it, and formed in memory first."""
+        chunks = self.chunks and (_cut(self.chunks[0], shape[0]), _cut(self.chunks[1], shape[1]))
+        if self.shards is None:
+            return replace(self, chunks=chunks)
+        units = chunks or (1, 1)
+        shards = tuple(
+            min(shard, ceil_div(max(side, 1), unit) * unit)
+            for shard, side, unit in zip(self.shards, shape, units, strict=True)
+        )
+        return replace(self, chunks=chunks, shards=(shards[0], shards[1]))
+
     def facts(self) -> dict[str, Any]:
         """What a record says of it, for JSON."""
         sides = {"chunks": self.chunks, "shards": self.shards}
@@ -143,6 +157,10 @@ class Storage:
         )
         is_local = out is None or path is not None
         return in_store(made, LocalStore(Path(path or "c.zarr").absolute())) if is_local else made
+
+
+def _cut(side: int, whole: int) -> int:
+    return min(side, max(whole, 1))
 
 
 AS_IT_COMES = Storage()

@@ -24,6 +24,7 @@ from tests.workflows.products import put
 from tilewright.pipeline.report.figures import floor_of, rates_of
 from tilewright.pipeline.report.pictures import cells_of, nbytes_ticks, time_label, time_ticks
 from tilewright.workflows.cli import cli
+from tilewright.workflows.report import write_report
 
 EMPTY_TAGS = {"meta", "link", "br"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -204,10 +205,21 @@ def test_reports_are_refused_before_anything_is_computed(tmp_path: Path, rng: np
         ([str(tmp_path / "there.html")], 1, "exists"),
         ([str(tmp_path / "nowhere" / "r.html")], 1, "there is no folder"),
         ([str(tmp_path / "c.html"), "--overwrite"], 1, "is where C goes"),
+        ([str(tmp_path / "a.zarr" / "r.html")], 1, "lies in the array"),
     ):
         result = CliRunner().invoke(cli, [*product, *words])
         assert (result.exit_code, said in result.stderr) == (status, True), result.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"a.zarr", "there.html"}
+
+
+def test_a_report_that_cannot_be_written_says_that_the_product_is(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a = put(tmp_path / "a.zarr", rng.standard_normal((8, 8)))
+    run = tw.matmul(a, a, tmp_path / "c.zarr", device="cpu")
+    (tmp_path / "r.html").write_text("another's, since it was looked at")
+    with pytest.raises(tw.OutputExistsError, match=r"^--report: .*exists.*; the product is finished"):
+        write_report(run, str(tmp_path / "r.html"), overwrite=False)
 
 
 def test_commands_write_reports(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -122,3 +122,19 @@ def test_a_model_writes_nothing(tmp_path: Path) -> None:
     )
     assert (model.chunks, model.shards) == ((8, 8), (16, 16))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shards", "shape", "cut"),
+    [
+        ((100, 3), None, (7, 9), ((7, 3), None)),
+        ((10**20, 10**20), None, (7, 0), ((7, 1), None)),
+        ((4, 4), (8, 400), (100, 10), ((4, 4), (8, 12))),
+        ((100, 4), (200, 8), (7, 50), ((7, 4), (7, 8))),
+        (None, (1000, 6), (7, 50), (None, (7, 6))),
+    ],
+)
+def test_nothing_is_stored_beyond_the_array(chunks: Any, shards: Any, shape: Any, cut: Any) -> None:
+    found = as_storage(chunks, shards).within(shape)
+    assert (found.chunks, found.shards) == cut
+    assert as_storage(found.chunks, found.shards) == found
