@@ -8,6 +8,7 @@ What it is told, and what it tells, lies in memory that all processes of a case 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import random
@@ -111,9 +112,20 @@ class Changes:
             self.case, self.numbers = self.orders.case, count(1)
         number = next(self.numbers)
         self.orders.changes[self.role] = max(number, self.orders.changes[self.role])
-        if self.orders.role == self.role and number == self.orders.change and not self.orders.stopped:
-            self.orders.stopped = os.getpid()
+        if self.orders.role == self.role and number == self.orders.change and self._is_first():
             os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _is_first(self) -> bool:
+        """Whether no process of the case has stopped yet: of two that come to their change at once one would stay
+        stopped, since only the other is told of."""
+        fcntl.lockf(self.log, fcntl.LOCK_EX)  # of a process: forked ones share the descriptor
+        try:
+            first = not self.orders.stopped
+            if first:
+                self.orders.stopped = os.getpid()
+        finally:
+            fcntl.lockf(self.log, fcntl.LOCK_UN)
+        return first
 
 
 def _writes(flags: Any) -> bool:
