@@ -35,7 +35,7 @@ def test_a_wrong_argument_is_named_before_a_cluster_is_started(
     """It is no setting that is wrong."""
     a = put(tmp_path / "a", np.ones((8, 8)))
     for module in (job, verify):
-        monkeypatch.setattr(module, "open_cluster", None)
+        monkeypatch.setattr(module, "open_executor", None)
     multiply = partial(tw.matmul, a, a, tmp_path / "c")
 
     def plan(**options: Any) -> None:
