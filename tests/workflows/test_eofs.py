@@ -331,7 +331,9 @@ def test_only_eofs_are_replaced(client: Client, tmp_path: Path, rng: np.random.G
     np.testing.assert_allclose(again.values[:2], first.values, rtol=1e-4)
     assert zarr.open_group(out)["components"].shape == (3, 20)
     zarr.create_group(tmp_path / "mine.zarr")
-    with pytest.raises(tw.OutputExistsError, match=r"mine\.zarr exists, and is nothing that would be replaced"):
+    with pytest.raises(
+        tw.OutputExistsError, match=r"mine\.zarr exists, and is nothing that would be replaced"
+    ):
         tw.eofs(path, tmp_path / "mine.zarr", 2, overwrite=True, cluster=client)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["mine.zarr", "out.zarr", "x.zarr"]
 
