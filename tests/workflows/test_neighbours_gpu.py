@@ -18,15 +18,20 @@ from tilewright.kernels.neighbours import order
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
-@pytest.mark.parametrize("metric", order.METRICS)
+@pytest.mark.parametrize(
+    ("dtype", "metric"),
+    [
+        (dtype, metric)
+        for dtype in ("float16", "float32", "int8")
+        for metric in order.METRICS
+        if (dtype, metric) != ("int8", "cosine")  # which is float64, and found by the cores
+    ],
+)
 @pytest.mark.parametrize("memory", [None, "1MiB"])
 def test_neighbours_are_those_of_all_values(
     client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, metric: Any, memory: str | None
 ) -> None:
     """Of whole numbers, whose sums no order rounds; with little memory B is streamed."""
-    if (dtype, metric) == ("int8", "cosine"):
-        pytest.skip("the cosines of integers are float64, which the cores find")
     x = whole_numbers(rng, dtype)
     path = put(tmp_path / "x.zarr", x, chunks=(300, 8))
     options: dict[str, Any] = {"metric": metric, "cluster": client, "device": "cuda", "device_memory": memory}

@@ -32,6 +32,15 @@ CASES: list[tuple[np.dtype, str]] = [
 ]
 
 
+# Cosines of integers are float64, which a CPU finds alone.
+COMPARED = [
+    (dtype, precision, metric)
+    for dtype, precision in CASES
+    for metric in METRICS
+    if dtype.kind not in "iu" or metric != COSINE
+]
+
+
 def rows_of(rng: np.random.Generator, count: int, depth: int, dtype: np.dtype) -> np.ndarray:
     least = 0 if dtype.kind == "u" else -3
     return rng.integers(least, 4, (count, depth)).astype(dtype)
@@ -53,13 +62,10 @@ def expected(a: np.ndarray, b: np.ndarray, k: int, **options: Any) -> tuple[np.n
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize(("dtype", "precision"), CASES)
+@pytest.mark.parametrize(("dtype", "precision", "metric"), COMPARED)
 def test_the_nearest_are_those_found_on_a_cpu(
     dtype: np.dtype, precision: str, metric: Any, rng: np.random.Generator
 ) -> None:
-    if not device.supports(dtype, dtype, 64, metric, 10_000):
-        pytest.skip("cosines of integers are float64, which a CPU finds")
     for m, n, depth, k in ((300, 9000, 64, 10), (1, 1, 1, 1), (129, 700, 100, 40), (513, 3000, 33, 1)):
         if dtype.itemsize * depth % 16 and dtype.itemsize == 1:
             depth = 112
@@ -136,15 +142,15 @@ def test_more_neighbours_than_there_are_rows(k: int, rng: np.random.Generator) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("dtype", [HALF, np.dtype(np.int8)])
+@pytest.mark.parametrize(
+    ("dtype", "metric"),
+    [*((HALF, metric) for metric in METRICS), (np.dtype(np.int8), DOT), (np.dtype(np.int8), L2)],
+)
 @pytest.mark.parametrize("exclude", [True, False])
 def test_rows_among_themselves(
     dtype: np.dtype, metric: Any, exclude: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pair is computed once; rows of zeros, duplicates and NaN are found as ever."""
-    if not device.supports(dtype, dtype, 64, metric, 10_000):
-        pytest.skip("cosines of integers are float64, which a CPU finds")
     monkeypatch.setattr(capacity, "LEAST_MUTUAL_ROWS", 1)
     halves: list[bool] = []
     find = mutual.Mutual.find
@@ -175,13 +181,10 @@ def test_rows_among_themselves(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("above", [True, False])
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize(("dtype", "precision"), CASES)
+@pytest.mark.parametrize(("dtype", "precision", "metric"), COMPARED)
 def test_pairs_are_those_found_on_a_cpu(
     dtype: np.dtype, precision: Any, metric: Any, above: bool, rng: np.random.Generator
 ) -> None:
-    if not device.supports(dtype, dtype, 64, metric, 10_000):
-        pytest.skip("cosines of integers are float64, which a CPU finds")
     a, b = rows_of(rng, 700, 64, dtype), rows_of(rng, 1300, 64, dtype)
     a[3], b[500:520] = 0, b[7]
     if dtype.kind != "i" and dtype.kind != "u":
