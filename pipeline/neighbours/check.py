@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from distributed import Client
 
 from tilewright.kernels.cpu.loops import blocks
 from tilewright.kernels.neighbours.order import NO_INDEX
@@ -21,6 +20,9 @@ from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.tasks import Work, items_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import read_unit
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 CHECK = "check"
 """Its name in events."""

@@ -84,6 +84,8 @@ class HereWorker:
         self.address = f"{ADDRESS}127.0.0.1/{os.getpid()}/{next(_numbers)}"
         self.state = WorkerState(threads)
         self.status = "running"
+        self.handlers: dict[str, Callable[..., Any]] = {}
+        """Of questions of other workers, of which there are none."""
         self.metrics: dict[str, Callable[[Any], Any]] = {}
         """What it tells of itself beside its memory, by name."""
         self.log_event = log_event

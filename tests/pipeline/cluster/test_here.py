@@ -113,7 +113,7 @@ def test_what_nobody_needs_any_more_is_given_up() -> None:
 
 def test_it_answers_as_the_worker_of_a_local_cluster_does() -> None:
     assert memory_limit() == MEMORY_LIMIT
-    with open_executor("local", device="cpu") as ours, open_cluster("local") as of_dask:
+    with open_executor("local") as ours, open_cluster("local") as of_dask:
         assert is_here(ours)
         assert not is_here(of_dask)
         (mine,), (theirs,) = survey(ours, "cpu", loops=False), survey(of_dask, "cpu", loops=False)
@@ -130,14 +130,14 @@ def test_what_says_more_than_threads_is_a_cluster_of_dask(tmp_path: Path) -> Non
     profiles.write_text(
         "profiles:\n  one: {kind: local, threads_per_worker: 1}\n  limited: {kind: local, memory_limit: 2GiB}\n"
     )
-    with open_executor("one", profiles, device="cpu") as client:
+    with open_executor("one", profiles) as client:
         assert is_here(client)
         with open_executor(client) as same:
             assert same is client
         assert client.status == "running", "who opened it closes it"
-    with open_executor("limited", profiles, device="cpu") as client:
+    with open_executor("limited", profiles) as client:
         assert not is_here(client)
-    with open_executor("one", profiles, device="cpu", graphs=True) as client:
+    with open_executor("one", profiles, graphs=True) as client:
         assert not is_here(client), "graphs of dask are computed by its own scheduler"
 
 
