@@ -179,6 +179,7 @@ def _searched(request: NeighbourRequest) -> _Searched:
                 check = _checked(client, request, work, plan, pieces, finished)
             if request.k is not None:
                 incomplete = sum(int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices"))
+            pieces.settle()
             facts = {"seconds": time.perf_counter() - start, "dtype": plan.dtype, "device": prepared.device}
             write_group(growing, request, sides, pieces, finished, facts, check)
     common = {
@@ -343,6 +344,8 @@ def _growing(request: NeighbourRequest, path: Path, digest: str) -> Iterator[tup
         except (OptionError, VerificationError):
             pieces.drop()
             raise
+        finally:
+            pieces.close()
         shutil.rmtree(pieces.folder)
 
 

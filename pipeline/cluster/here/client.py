@@ -32,6 +32,15 @@ INTERRUPTED_SECONDS = 5.0
 """How long behind Ctrl-C."""
 
 
+class _Place(threading.local):
+    """Whether this thread has left its place."""
+
+    left = False
+
+
+_place = _Place()
+
+
 class HereFuture:
     """The result of a task, which is there or to come."""
 
@@ -77,7 +86,7 @@ class HereClient:
         self.status = "running"
         self.cluster = None
         self._hearers: dict[str, Callable[[tuple[float, Any]], None]] = {}
-        self.worker = HereWorker(threads, self._log_event)
+        self.worker = HereWorker(threads, self._log_event, self._leave_place)
         self.scheduler = SimpleNamespace(address=self.worker.address, call_stack=self._begun)
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
@@ -85,6 +94,8 @@ class HereClient:
         self._needed: dict[HereFuture, int] = {}
         """How many tasks that have not ended use each future's result."""
         self._threads: list[threading.Thread] = []
+        self._left = 0
+        """Of these threads, how many have left their place to another."""
         self._answers = _Answers()
 
     def __enter__(self) -> HereClient:
@@ -108,7 +119,7 @@ class HereClient:
             self.worker.state.tasks[key] = TaskState()
             for need in task.needs:
                 self._needed[need] = self._needed.get(need, 0) + 1
-            if len(self._threads) < self.worker.state.nthreads:
+            if len(self._threads) - self._left < self.worker.state.nthreads:
                 self._start_thread()
         if not task.needs:
             self._enqueue(task)
@@ -122,6 +133,15 @@ class HereClient:
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
+
+    def _leave_place(self) -> None:
+        """Have another thread take tasks in place of this one, which ends with the task that it runs."""
+        with self._lock:
+            if _place.left or self.status != "running":
+                return
+            self._start_thread()  # raises where the system has none: then this one stays
+            self._left += 1
+            _place.left = True
 
     def _one_less(self, task: _Task, _: object) -> None:
         with self._lock:
@@ -145,6 +165,8 @@ class HereClient:
                 task = self._queue.popleft()
             self._run(task)
             del task  # with what it was given
+            if _place.left:
+                return
 
     def _run(self, task: _Task) -> None:
         future = task.future
