@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -205,6 +206,10 @@ class _Sampled:
         return _items(self._work, self._items, elements).astype(np.float64)
 
 
+_product = threading.Lock()
+"""Held while BLAS multiplies, by threads of its own: several products at once would be in each other's way."""
+
+
 def _keys(work: Work, items: _Sampled, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys of all pairs, the larger the better, and what rounding may make of each: both (items, stop - first)."""
     sums = np.zeros((len(items), stop - first))
@@ -215,7 +220,8 @@ def _keys(work: Work, items: _Sampled, first: int, stop: int) -> tuple[np.ndarra
             elements = slice(element, min(element + work.depth, work.width))
             a = items.part(elements)
             b = items_of(work.b, work.of, first, stop, elements).astype(np.float64)
-            sums += a @ b.T
+            with _product:
+                sums += a @ b.T
             squares_a, squares_b = np.einsum("ij,ij->i", a, a), np.einsum("ij,ij->i", b, b)
             of_a += squares_a
             of_b += squares_b
