@@ -60,7 +60,8 @@ def _driver_shows_a_gpu() -> bool:
 @functools.cache
 def start_driver() -> threading.Thread | None:
     """Have the driver make the first GPU's context, on a thread of its own, before anything of CUDA is imported: that
-    takes 0.2 s, in which Python goes on. None where there is no driver. What fails here fails again where it is told."""
+    takes 0.2 s, in which Python goes on. None where there is no driver. What fails here is told where it fails again.
+    """
     if SIMULATOR or (driver := driver_library()) is None:
         return None
 
