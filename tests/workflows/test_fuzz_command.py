@@ -180,7 +180,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("A", "B"),
         FACTORS
         | {"--dtype": dtypes, "--device": devices, "--device-memory": sizes, "--workers": counts}
-        | {"--host-memory": sizes},
+        | {"--host-memory": sizes}
+        | STORED,
     ),
     "verify": (("A", "B", "PRODUCT"), FACTORS | PLACED | {"--rounds": counts}),
     "histogram": (
@@ -193,7 +194,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--per-document": None,
             "--raw": None,
         }
-        | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None}
+        | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None, "--plan-only": None}
         | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names},
     ),
     "duplicates": (

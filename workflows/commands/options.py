@@ -103,7 +103,7 @@ EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_
 plan_only_option = click.option(
     "--plan-only",
     is_flag=True,
-    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
+    help="Print the plan that would be followed, what would be kept or refused, and what would be warned of;"
     " write nothing.",
 )
 storage_options = options(
