@@ -38,6 +38,7 @@ from tilewright.workflows.commands.options import (
     sum_dtype_option,
     variables_options,
 )
+from tilewright.workflows.commands.reporting import Reporting, check_report, print_run, report_option
 from tilewright.workflows.commands.texts import duplicates, histogram, merge
 from tilewright.workflows.commands.watching import top
 from tilewright.workflows.console import (
@@ -51,13 +52,11 @@ from tilewright.workflows.console import (
     as_number,
     as_sides,
     as_weights,
-    check_report,
     is_quiet,
     listening,
     on_interrupt,
     print_plan,
     print_result,
-    print_run,
     printing,
     range_options,
     taken,
@@ -267,9 +266,9 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the scores.")
 @click.option("--no-resume", is_flag=True, help="Make every pass, also those that a stopped run has made.")
-@options(constant_option, cluster_options, device_option, memory_option, plan_only_option, overwrite_option)
-@options(json_option)
-def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> None:
+@options(constant_option, cluster_options, device_option, memory_option, plan_only_option)
+@options(report_option, overwrite_option, json_option)
+def eofs(x: str, out: str, plan_only: bool, report: str | None, as_json: bool, **shared: Any) -> None:
     """Store the leading EOFs of X: the eigenvectors of its covariance matrix, with scores and explained variance.
 
     Neither that matrix nor the centred X is stored: X is streamed, twice for each step. OUT is a Zarr group that xarray
@@ -277,6 +276,8 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     """
     from tilewright.workflows import eofs as workflow
 
+    overwrite = shared["overwrite"]
+    check_report(report, out, plan_only=plan_only, overwrite=overwrite, what="the group of EOFs")
     given = taken(x, shared.pop("rows"), shared.pop("columns"))
     for option in ("center", "verify", "resume"):
         shared[option] = not shared.pop(f"no_{option}")
@@ -288,9 +289,13 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     on_interrupt(
         lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
     )
+    reporting = Reporting("eofs", [x], report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
-        run = workflow.eofs(given, out, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+        run = workflow.eofs(given, out, listener=reporting.recording(listener), **shared)
+    try:
+        reporting.write(run)
+    finally:
+        print_result(run, as_json=as_json)
 
 
 neighbour_options = options(
@@ -301,7 +306,7 @@ neighbour_options = options(
     plan_only_option,
     click.option("--no-verify", is_flag=True, help="Do not compare a sample of the items with all of B anew."),
     click.option("--no-resume", is_flag=True, help="Search every block, also those that a stopped run has finished."),
-    overwrite_option, json_option,
+    report_option, overwrite_option, json_option,
 )  # fmt: skip
 
 
@@ -314,6 +319,8 @@ def _run_neighbours(
     from tilewright.workflows.neighbours import search
 
     given = inputs[0], inputs[1] if len(inputs) > 1 else None, out
+    report, overwrite = shared.pop("report"), shared["overwrite"]
+    check_report(report, out, plan_only=shared["plan_only"], overwrite=overwrite, what="what is found")
     shared["of"] = "columns" if shared.pop("columns") else "rows"
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
@@ -324,9 +331,13 @@ def _run_neighbours(
         return
     if out is not None:
         on_interrupt(lambda: f"finished blocks are kept beside {out}, and the same command goes on there")
+    reporting = Reporting(name, inputs, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
-        run = getattr(search, name)(*given, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+        run = getattr(search, name)(*given, listener=reporting.recording(listener), **shared)
+    try:
+        reporting.write(run)
+    finally:
+        print_result(run, as_json=as_json)
 
 
 @cli.command(cls=JobCommand)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from tilewright.kernels.choices import DEVICES, PRECISIONS
+from tilewright.workflows.commands.reporting import report_option
 from tilewright.workflows.console import (
     SIDES,
     Number,
@@ -17,7 +18,6 @@ from tilewright.workflows.console import (
     as_weights,
     as_window,
     range_options,
-    report_option,
 )
 
 DURABILITIES = ("full", "none")

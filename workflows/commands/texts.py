@@ -17,6 +17,7 @@ from tilewright.workflows.commands.options import (
     overwrite_option,
     plan_only_option,
 )
+from tilewright.workflows.commands.reporting import Reporting, check_report, report_option
 from tilewright.workflows.console import (
     Command,
     FileName,
@@ -65,7 +66,8 @@ DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
     " --out keeps them beside FILE until that is written.",
 )
 @click.option("--no-resume", is_flag=True, help="Count every piece, also those that a stopped run has left.")
-@options(cluster_options, device_option, plan_only_option, overwrite_option, json_option)
+@options(cluster_options, device_option, plan_only_option)
+@options(report_option, overwrite_option, json_option)
 def histogram(
     corpus: tuple[str, ...],
     out: str | None,
@@ -76,6 +78,7 @@ def histogram(
     state: str | None,
     no_resume: bool,
     plan_only: bool,
+    report: str | None,
     overwrite: bool,
     as_json: bool,
     **shared: Any,
@@ -88,6 +91,11 @@ def histogram(
     from tilewright.workflows.terminal.progress import Counting
 
     check_plot_options(plot, heat_map, per_document=shared["per_document"])
+    stored = [each for each in corpus if each != "-"]
+    places = [out, plot, state]
+    check_report(
+        report, *places, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="what is counted"
+    )
     keeping = None
     if state is not None:
         keeping = State(folder_of(state), resume=not no_resume)
@@ -103,7 +111,7 @@ def histogram(
         print_result(planned, as_json=as_json)
         return
     if out is not None or plot is not None:
-        check_outputs([each for each in corpus if each != "-"], out, plot, overwrite=overwrite)
+        check_outputs(stored, out, plot, overwrite=overwrite)
     # What is written at a URL is there whole or not at all: only of local files there is something to tell.
     files = [place for path in (out, plot) if path is not None and isinstance(place := place_of(path), Path)]
     outputs, pieces = Outputs(*files), Counting("histogram")
@@ -114,8 +122,9 @@ def histogram(
         return outputs.kept()
 
     on_interrupt(kept)
+    reporting = Reporting("histogram", corpus, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as told, pieces.listening(told) as listener:
-        result = workflow.histogram(corpus, state=keeping, listener=listener, **shared)
+        result = workflow.histogram(corpus, state=keeping, listener=reporting.recording(listener), **shared)
     try:
         if out is not None:
             from tilewright.pipeline.text.saved_counts import save_histogram
@@ -129,6 +138,7 @@ def histogram(
             from tilewright.workflows.plots import plot_histogram
 
             plot_histogram(result, plot, bars=bars, log=log, heat_map=heat_map, overwrite=overwrite)
+        reporting.write(result, result.short_facts())
     except Exception:
         if keeping is not None and keeping.apart is not None and not is_quiet():
             click.echo(f"what was counted is kept in {keeping.folder}; the same command writes it", err=True)
@@ -156,22 +166,31 @@ def histogram(
               help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
               " those to drop, one a line.")  # fmt: skip
-@options(cluster_options, overwrite_option, json_option)
-def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: bool, **shared: Any) -> None:
+@options(cluster_options, report_option, overwrite_option, json_option)
+def duplicates(
+    corpus: tuple[str, ...], out: str | None, lists: bool, report: str | None, as_json: bool, **shared: Any
+) -> None:
     """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
     from tilewright.pipeline.text.saved_counts import place_of
     from tilewright.workflows import duplicates as workflow
 
     if lists and as_json:
         raise click.UsageError("--list and --json both say what is printed: give one of them")
+    overwrite = shared["overwrite"]
+    stored = [each for each in corpus if each != "-"]
+    check_report(report, out, overwrite=overwrite, corpus=stored, what="the result")
     if out is not None and isinstance(place := place_of(out), Path):
         on_interrupt(Outputs(place).kept)
+    reporting = Reporting("duplicates", corpus, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
-        found = workflow.duplicates(corpus, out=out, listener=listener, **shared)
-    if lists:
-        print_names(found.dropped)
-    else:
-        print_result(found, as_json=as_json)
+        found = workflow.duplicates(corpus, out=out, listener=reporting.recording(listener), **shared)
+    try:
+        reporting.write(found, found.facts())
+    finally:
+        if lists:
+            print_names(found.dropped)
+        else:
+            print_result(found, as_json=as_json)
     if found.bad:
         for _, why in found.bad:
             click.echo(f"left out: {why}", err=True)
