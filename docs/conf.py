@@ -3,6 +3,10 @@ they do in the repository; of it only the documents are pages."""
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import tilewright
 
 project = "Tilewright"
@@ -15,8 +19,25 @@ html_theme = "furo"
 html_title = f"Tilewright {version}"
 html_show_copyright = False
 
-# The pages' code is executed by the tests.
-nb_execution_mode = "off"
+# Worked pages are notebooks, which are executed in folders of their own, each cell of commands by a shell; a cell that
+# fails ends the build.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+HERE = Path(__file__).parent
+kernel = HERE.parent / "build" / "ipython" / "profile_default" / "startup"
+kernel.mkdir(parents=True, exist_ok=True)
+(kernel / "shell.py").write_text((HERE / "kernel.py").read_text(encoding="utf-8"), encoding="utf-8")
+os.environ |= {
+    "IPYTHONDIR": str(kernel.parents[1]),
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    "COLUMNS": "100",
+    "DASK_TILEWRIGHT__JOBS_FOLDER": "/home/ann/.local/state/tilewright/jobs",
+}
+
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 6
 
