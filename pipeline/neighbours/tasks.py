@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.kernels.choices import DeviceKind, PrecisionName
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_for
+from tilewright.kernels.neighbours.nan_items import items_with_nan
 from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.reduce import end_if_given_up
@@ -110,7 +111,7 @@ def _placed(work: Work, items: np.ndarray) -> Any:
 
 
 class _Held:
-    """Panels of B that tasks of one search have read in this process."""
+    """What tasks of one search have read in this process: panels, by their first item."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,11 +142,14 @@ class _Held:
 
 
 _held = _Held()
+held_sample = _Held()
+"""Of the items that are drawn for the check."""
 
 
 def free_held(key: str) -> None:
-    """Forget the panels of a search that is over; asked of each worker."""
+    """Forget what is held of a search that is over; asked of each worker."""
     _held.free(key)
+    held_sample.free(key)
 
 
 class _Panels:
@@ -194,7 +198,7 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
     begin = time.perf_counter()
     block = items_of(work.a, work.of, first, stop)
     read = time.perf_counter() - begin
-    nan_rows = int(np.isnan(block).any(1).sum()) if block.dtype.kind == "f" else 0
+    nan_rows = int(items_with_nan(block, work.threads).sum())
     if work.mutual:
         with _on_gpu:
             among = mutual_for(work.device)(
@@ -238,8 +242,7 @@ def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, 
             read += time.perf_counter() - since
             read_nbytes += part.nbytes + panel.nbytes
             dense.add(part, panel)
-            if part.dtype.kind == "f":
-                has_nan |= np.isnan(part).any(1)
+            has_nan |= items_with_nan(part, work.threads)
         nan_rows = int(has_nan.sum())
         of_a, of_b = dense.factors
         if search is None:

@@ -17,7 +17,7 @@ COMMAND = "tilewright"
 def ended_at_once() -> Iterator[None]:
     """Where this process is the command and nothing else, it ends by the status that comes out of this block as soon as
     Python has waited for its threads and called all that was registered for its end behind this."""
-    if not _is_the_command():
+    if not is_the_command():
         yield
         return
     ending = _Ending()
@@ -49,7 +49,8 @@ class _Ending:
         os._exit(self.status)
 
 
-def _is_the_command() -> bool:
+def is_the_command() -> bool:
+    """Whether this process is the command and nothing else."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
