@@ -18,10 +18,18 @@ include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md"]
 html_theme = "furo"
 html_title = f"Tilewright {version}"
 html_show_copyright = False
+html_static_path = ["static"]
+html_js_files = ["versions.js"]
+html_css_files = ["site.css"]
+
+# `make linkcheck`: anchors that scripts make, and what answers only people.
+linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]
+linkcheck_timeout = 20
+linkcheck_workers = 4
 
 # Worked pages are notebooks, which are executed in folders of their own, each cell of commands by a shell; a cell that
 # fails ends the build.
-nb_execution_mode = "force"
+nb_execution_mode = os.environ.get("DOCS_EXECUTE", "force")
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True

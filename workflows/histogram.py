@@ -274,7 +274,7 @@ def plan_histogram(
             record = stack.enter_context(kept)
         except (OptionError, StoreError) as error:
             tell.warn(f"without --plan-only this would be refused: {error}")
-        client = stack.enter_context(open_executor(cluster, cluster_file, device=device, loops=False))
+        client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
         facts = survey(client, device, loops=False)
         return plan_count(
             corpus,

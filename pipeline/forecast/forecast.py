@@ -153,8 +153,8 @@ def forecast_of(
     disk: Disk | None,
     machines: int = 1,
 ) -> Forecast:
-    """earlier: rates of runs of its kind, of which those of about as much work count. measured: the slowest and the fastest rates of a machine, where there are none;
-    machines: how many share the work then."""
+    """earlier: rates of runs of its kind, of which those of about as much work count. measured: the slowest and the
+    fastest rates of a machine, where there are none; machines: how many share the work then."""
     least = most = None
     floors: dict[str, float | None] = dict.fromkeys(THREADS)
     source = "none"

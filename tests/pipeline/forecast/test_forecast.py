@@ -47,7 +47,9 @@ def test_a_run_like_an_earlier_one_takes_as_long(cache: Path) -> None:
     assert "about 6.00 s ± 33% for the tiles, by the rates of the last 2 runs" in str(Foreseen(PLAN, both))
     assert not remembered(kind_of(PLAN, "another GPU", "full"))
     small = replace(kept, work=PLAN.operations // 101, operations=1.0)
-    assert forecast_of(PLAN, [small], None, None).seconds is None, "a hundredth of the work is mostly its start"
+    assert forecast_of(PLAN, [small], None, None).seconds is None, (
+        "a hundredth of the work is mostly its start"
+    )
     assert forecast_of(PLAN, [small, kept], None, None).seconds == forecast.seconds
 
 
