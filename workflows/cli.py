@@ -255,7 +255,7 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     metavar="[AXIS=]ARRAY",
     callback=as_weights,
     help="A stored vector of one weight for each variable, such as its area; or, as lat=ARRAY, for each place of one of"
-    " the variables' axes (the cosine of the latitude).",
+    " the variables' axes, and lat=cos for the cosines of latitudes in degrees, the coordinates beside X.",
 )
 @click.option("--sample-weights", metavar="ARRAY", help="A stored vector of one weight for each sample.")
 @click.option(

@@ -177,7 +177,8 @@ def gram(
     weights
         One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
-        more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied.
+        more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied;
+        ``"cos"`` stands for these where the latitudes, in degrees, are the coordinates of that axis beside X.
     window
         Only a band of C is computed and stored: the elements whose column is at most so many before or behind their
         row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
@@ -201,8 +202,8 @@ def gram(
         ``scale`` name them so. C's sides have names such as ``lat_lon``, and its attribute ``flattened`` says what they
         are made of. Y's axes have the same names or numbers.
     constant
-        What happens where a variable without variance is to be divided by its deviation: ``error``, or ``zero``, by
-        which it counts as 0.
+        What happens where a variable without variance is to be divided by its deviation, or one without any number has
+        a mean to be subtracted: ``error``, or ``zero``, by which it counts as 0.
     dtype
         C's dtype, a float or a complex one unless nothing is made of the numbers. Without it: float64 for integers,
         but where numbers of at most 16 bits are missing or weighted float32; the dtype of X for floats and complex

@@ -32,19 +32,24 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.sources.opening import InMemory
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
 """The sides of a stored matrix. A vector of the columns has one number a column."""
 CENTERS = (*SIDES, "both")
+COSINE = "cos"
+"""In place of the weights of an axis: the cosines of its latitudes."""
+RIGHT_ANGLE = 90
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 Constant: TypeAlias = Literal["error", "zero"]
 CONSTANTS: tuple[Constant, ...] = get_args(Constant)
 
-Values: TypeAlias = "Source | np.ndarray | Sequence[float]"
+Values: TypeAlias = "Source | InMemory | Sequence[float]"
 """One number a column, or a row, as a user may give them: in memory, or a stored vector."""
 Centering: TypeAlias = "bool | Values | Mapping[Side, Values]"
 """What is subtracted from a matrix, or what it is multiplied by: of the variables, of a side, or given numbers."""
@@ -378,8 +383,10 @@ def _beside_masks(request: GramRequest, arrays: dict[str, StoredArray]) -> dict[
 
 
 def _is_values(value: Any) -> bool:
-    """Whether an argument is, or names, one number a line."""
-    return isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
+    """Whether an argument is, or names, one number a line; arrays of other libraries, as xarray's, are taken by what
+    NumPy makes of them."""
+    given = isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
+    return given or (hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0)
 
 
 def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
@@ -520,8 +527,9 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
 
     words: what else the argument may be, for a text that names no array.
     """
+    stored = isinstance(value, str | os.PathLike | zarr.Array)
     try:
-        found = read_vector(name, host_array(name, value) if isinstance(value, list | tuple) else value)
+        found = read_vector(name, value if stored else host_array(name, value))
     except StoreError as error:
         if not words or not isinstance(value, str):
             raise
@@ -553,7 +561,8 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
             raise OptionError(
                 f"weights[{key!r}]={shown(value)} is no array; give one number for each of its places"
             )
-        values = stored_values(f"weights[{key!r}]", value)
+        cosines = isinstance(value, str) and value == COSINE
+        values = _cosines(x, axis) if cosines else stored_values(f"weights[{key!r}]", value)
         if len(values) != x.shape[axis]:
             raise ShapeError(
                 f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
@@ -564,6 +573,30 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
             )
         found[axis] = values
     return broadcast_weights(x, axes, found)
+
+
+def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
+    """The cosines of the coordinates of an axis, which are latitudes in degrees, beside the array in its group or its
+    file. Raises OptionError where there are none, or they are no latitudes."""
+    name = dimension_names(x)[axis]
+    said = f"weights: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
+    if name is None:
+        raise OptionError(f"{said}, which has no name by which they would be found; give one number for each")
+    file, found, variable = name_of(x).rpartition("::")
+    place = coordinates_beside(x, name, x.shape[axis])
+    if found:
+        place = f"{file}::{variable.rpartition('/')[0]}/{name}"
+    try:
+        latitudes = stored_values("weights", place) if place is not None else None
+    except StoreError:
+        latitudes = None
+    if latitudes is None or len(latitudes) != x.shape[axis]:
+        raise OptionError(
+            f"{said}, and no coordinates {name} of that length lie beside it; give one number for each"
+        )
+    if latitudes.dtype.kind == "c" or not (np.abs(latitudes) <= RIGHT_ANGLE).all():
+        raise OptionError(f"{said}, and the coordinates {name} are not all from -90 to 90 degrees")
+    return np.maximum(np.cos(np.deg2rad(latitudes)), 0.0)
 
 
 def _weights(value: Any, length: int, summed: str, array: StoredArray) -> np.ndarray:

@@ -150,7 +150,8 @@ def wanted_of(matrices: Matrices, role: str, form: Form) -> Wanted | None:
 def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str) -> None:
     """Raise OptionError for lines that have no mean, or no variance, where that is needed; it names the first few.
 
-    Lines of which a mask leaves nothing, such as places on land, need none: they count as 0.
+    Lines of which a mask leaves nothing, such as places on land, need none: they count as 0. So do all lines without
+    any number where constant ones do.
 
     constant: as in `options.GramRequest`.
     """
@@ -159,12 +160,12 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
-        if len(empty) and not isinstance(matrices.arrays[role], Masked):
+        if len(empty) and constant == "error" and not isinstance(matrices.arrays[role], Masked):
             what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
                 f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
                 f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
-                f" {role}"
+                f" {role}, or have them count as 0 with constant='zero' (--constant zero)"
             )
     if treatment.scaled is None:
         return

@@ -158,7 +158,8 @@ variables_options = options(
                  help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
 )  # fmt: skip
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
-                               help="What becomes of constant columns, or rows, that are scaled.")  # fmt: skip
+                               help="What becomes of constant columns, or rows, that are scaled, and of"
+                               " those without any number; zero: they count as 0.")  # fmt: skip
 divide_help = "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there."
 gram_dtype_option = click.option(
     "--dtype",
