@@ -7,6 +7,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.neighbours.check import NeighbourCheck, Reported, check_reported, drawn_items
 from tilewright.pipeline.neighbours.estimate import expected_density
-from tilewright.pipeline.neighbours.group import KINDS, write_group
+from tilewright.pipeline.neighbours.group import KINDS, complete_group, write_arrays
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, bound_of, open_sides
 from tilewright.pipeline.neighbours.pieces import FOLDER, Piece, Pieces, are_kept, digest_of
 from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, plan_neighbours
@@ -175,13 +176,18 @@ def _searched(request: NeighbourRequest) -> _Searched:
                 _growing(request, path, digest_of(request, sides, work.device))
             )
             finished = _find(client, work, plan, pieces, total, request.listener)
-            if request.verify:
-                check = _checked(client, request, work, plan, pieces, finished)
-            if request.k is not None:
-                incomplete = sum(int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices"))
+            with ThreadPoolExecutor(1, "tilewright-arrays") as writer:
+                written = writer.submit(write_arrays, growing, request, sides, pieces, finished)
+                if request.verify:
+                    check = _checked(client, request, work, plan, pieces, finished)
+                if request.k is not None:
+                    incomplete = sum(
+                        int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices")
+                    )
+                written.result()
             pieces.settle()
             facts = {"seconds": time.perf_counter() - start, "dtype": plan.dtype, "device": prepared.device}
-            write_group(growing, request, sides, pieces, finished, facts, check)
+            complete_group(growing, request, sides, facts, check)
     common = {
         "plan": plan,
         "out": None if path is None else str(request.out),

@@ -20,8 +20,8 @@ from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, s
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.region import StoredArray
-from tilewright.pipeline.store.region_read import read_region
-from tilewright.pipeline.store.waiting import reading_while
+from tilewright.pipeline.store.region_read import read_region, region_reads
+from tilewright.pipeline.store.waiting import read_while, reading_while
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,23 @@ class Found:
     read_nbytes: int
 
 
-def items_of(array: StoredArray, of: str, first: int, stop: int, elements: slice | None = None) -> np.ndarray:
-    """Some items of a matrix, (items, elements), of which each may be a column of it; or a part of each."""
+def items_of(
+    array: StoredArray, of: str, first: int, stop: int, elements: slice | None = None, *, threads: int = 1
+) -> np.ndarray:
+    """Some items of a matrix, (items, elements), of which each may be a column of it; or a part of each. Read by so
+    many threads."""
     axis = axis_of(of)
     items, along = slice(first, stop), elements or slice(0, int(array.shape[1 - axis]))
-    with reading_while(end_if_given_up()):
-        block = read_region(array, (items, along) if axis == 0 else (along, items))
+    region = (items, along) if axis == 0 else (along, items)
+    check = end_if_given_up()
+    if threads > 1:
+        block = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
+        with ThreadPoolExecutor(threads, initializer=read_while, initargs=(check,)) as pool:
+            for _ in pool.map(lambda part: part.read(block[part.target]), region_reads(array, region)):
+                pass
+    else:
+        with reading_while(check):
+            block = read_region(array, region)
     return block if axis == 0 else block.T
 
 
@@ -184,7 +195,8 @@ class _Panels:
         work = self._work
 
         def read() -> Any:
-            found = items_of(work.b, work.of, start, min(start + work.panel_rows, work.n))
+            stop = min(start + work.panel_rows, work.n)
+            found = items_of(work.b, work.of, start, stop, threads=work.threads)
             self.read_nbytes += found.nbytes
             return _placed(work, found)
 
@@ -196,7 +208,7 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
     if work.depth < work.width:
         return _find_in_parts(work, first, stop)
     begin = time.perf_counter()
-    block = items_of(work.a, work.of, first, stop)
+    block = items_of(work.a, work.of, first, stop, threads=work.threads)
     read = time.perf_counter() - begin
     nan_rows = int(items_with_nan(block, work.threads).sum())
     if work.mutual:

@@ -6,11 +6,15 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 COMMAND = "tilewright"
+
+TOOLS = re.compile("injection|sanitizer|cupti|nsys", re.IGNORECASE)
+"""In the names of libraries that Nsight's tools and compute-sanitizer load into a process."""
 
 
 @contextmanager
@@ -38,7 +42,7 @@ class _Ending:
     """None: not known, so that Python ends by itself."""
 
     def __call__(self) -> None:
-        if self.status is None or _used_a_gpu():
+        if self.status is None or _is_looked_into():
             return
         try:
             sys.stdout.flush()
@@ -58,9 +62,10 @@ def is_the_command() -> bool:
     return os.path.basename(getattr(main, "__file__", None) or "") == COMMAND
 
 
-def _used_a_gpu() -> bool:
-    """Whether a driver of a GPU may be there, which has an end of its own that profilers rely on."""
+def _is_looked_into() -> bool:
+    """Whether a profiler or a checker of GPUs is in this process, whose own end comes with that of Python."""
     try:
-        return bool(sys.modules["numba.cuda"])
-    except KeyError:
-        return False
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return any(TOOLS.search(line) for line in maps)
+    except OSError:
+        return True

@@ -10,7 +10,7 @@ import pytest
 
 from tilewright.workflows.terminal.starting import UNUSED
 
-LIBRARIES = {"cupy": "", "scipy": "linalg/cython_blas", "cffi": ""}
+LIBRARIES = {"cupy": "", "scipy": "linalg/cython_blas", "cffi": "", "jinja2": "exceptions"}
 
 
 def modules(here: Path, script: str) -> str:
@@ -19,8 +19,11 @@ def modules(here: Path, script: str) -> str:
         places = [name, *(f"{name}/{part}" for part in [inner.rpartition("/")[0]] if part)]
         for place in places:
             (here / place).mkdir(exist_ok=True)
-            (here / place / "__init__.py").write_text("FFI = ndarray = object\n__version__ = '1.17.0'\n")
+            (here / place / "__init__.py").write_text(
+                "FFI = ndarray = Environment = FileSystemLoader = Template = object\n__version__ = '1.17.0'\n"
+            )
     (here / "scipy/linalg/cython_blas.py").write_text("")
+    (here / "jinja2/exceptions.py").write_text("TemplateNotFound = OSError\n")
     ran = subprocess.run(
         [sys.executable, "-c", script], cwd=here, capture_output=True, text=True, check=False
     )
@@ -33,18 +36,18 @@ import sys
 from tilewright.workflows.terminal.starting import UNUSED, Unused
 if {hidden}:
     sys.meta_path.insert(0, Unused())
-import zarr.core.buffer.gpu, numba.core.typing.cffi_utils, numba.np.linalg
+import dask.widgets, zarr.core.buffer.gpu, numba.core.typing.cffi_utils, numba.np.linalg
 try:
     numba.np.linalg.ensure_blas()
 except ImportError:
     pass
 found = sorted(set(UNUSED) & set(sys.modules))
-import cffi, cupy, scipy.linalg.cython_blas
+import cffi, cupy, jinja2, scipy.linalg.cython_blas
 print(*found, len(set(UNUSED) & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize(("hidden", "printed"), [(True, "3\n"), (False, "cffi cupy scipy 3\n")])
+@pytest.mark.parametrize(("hidden", "printed"), [(True, "4\n"), (False, "cffi cupy jinja2 scipy 4\n")])
 def test_those_that_only_look_do_not_find_them_and_others_do(
     tmp_path: Path, hidden: bool, printed: str
 ) -> None:
