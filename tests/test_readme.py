@@ -45,9 +45,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generat
     group = zarr.open_group("store.zarr", mode="w")
     group.create_array("X", data=rng.random((30, 20)))
     group.create_array("Y", data=rng.random((20, 30)))
-    for folder in ("corpus", "logs"):
+    for folder in ("corpus", "logs", "shards"):
         Path(folder).mkdir()
-        Path(folder, "text").write_text("Zoë counts letters")
+        Path(folder, "text").write_text('{"text": "Zoë counts letters"}')
     Path("dump.xml.bz2").write_bytes(bz2.compress(b"<page/>"))
     with tarfile.open("texts.tar.gz", "w:gz") as archive:
         archive.add("dump.xml.bz2")

@@ -173,7 +173,8 @@ def gram(
         What the sums are divided by: a number; ``n``, the length of the side that is summed over; ``n-1``. With weights
         n is their sum W, and n - 1 is W - (sum of the squared weights) / W, as of ``numpy.cov(aweights=...)``.
         ``pairs``: each element by its own number of pairs that are both there, which with ``pairwise`` is n and what
-        None stands for.
+        None stands for. ``2pq``: for dosages of alleles from 0 to 2, of which the means are subtracted: those are 2p,
+        and the sum of 2p(1 - p) is the divisor of VanRaden's relationship matrix.
     weights
         One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
@@ -250,7 +251,7 @@ def gram(
     VanRaden's genomic relationship matrix of samples × variants, with dosages of 0, 1 and 2 and -1 where there is
     none::
 
-        tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide=2 * (p * (1 - p)).sum())
+        tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide="2pq")
     """
     return _run(
         x,

@@ -41,6 +41,8 @@ Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
 """The sides of a stored matrix. A vector of the columns has one number a column."""
 CENTERS = (*SIDES, "both")
+ALLELES = "2pq"
+"""The divisor of VanRaden's relationship matrix (2008): the sum of 2p(1 - p) of allele frequencies p."""
 COSINE = "cos"
 """In place of the weights of an axis: the cosines of its latitudes."""
 RIGHT_ANGLE = 90
@@ -207,10 +209,11 @@ class Matrices:
     @property
     def divisor(self) -> float | None:
         """The number that the sums are divided by: with weights in place of n their sum W, and in place of n - 1 what
-        ``numpy.cov(aweights=)`` has, W - (sum of the squared weights) / W."""
+        ``numpy.cov(aweights=)`` has, W - (sum of the squared weights) / W. None also of what the numbers of X decide
+        (`with_divisor`)."""
         if self.divide is None or not isinstance(self.divide, str):
             return self.divide
-        if self.counts_pairs:
+        if self.counts_pairs or self.divide == ALLELES:
             return None
         return terms(self.length, self.weights) if self.divide == "n" else self.degrees(1)
 
@@ -270,6 +273,8 @@ def open_matrices(request: GramRequest) -> Matrices:
         weights = _weights(given, lengths["X"], other(of), arrays["X"])
     pairwise = request.missing_as == "pairwise"
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
+    if request.divide == ALLELES:
+        _check_alleles(request, matrices)
     if matrices.counts_pairs:
         _check_pairs(request, matrices)
     elif request.counts is not None:
@@ -285,6 +290,21 @@ def open_matrices(request: GramRequest) -> Matrices:
             f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
         )
     return matrices
+
+
+def _check_alleles(request: GramRequest, matrices: Matrices) -> None:
+    """Raise OptionError where no allele frequencies follow from what is centred."""
+    treatment = matrices.treatments["X"]
+    if len(matrices.arrays) > 1 or treatment.centered != (matrices.summed,) or matrices.weights is not None:
+        raise OptionError(
+            f"divide={ALLELES!r} is the sum of 2p(1 - p) over the {matrices.summed} of X, whose means are 2p: centre"
+            f" those alone (center={matrices.summed!r}, --center {matrices.summed}), of one matrix, without weights"
+        )
+    if matrices.pairwise:
+        raise OptionError(
+            f"divide={ALLELES!r} is one number for all elements, and missing_as='pairwise' divides each by its own:"
+            " leave one of them out"
+        )
 
 
 def _check_pairs(request: GramRequest, matrices: Matrices) -> None:
@@ -437,7 +457,9 @@ def _checked_divisor(value: Any) -> Any:
         return value
     number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise OptionError(f"divide={shown(value)} is no number; it may be a number, 'n', 'n-1' or 'pairs'")
+        raise OptionError(
+            f"divide={shown(value)} is no number; it may be a number, 'n', 'n-1', 'pairs' or '2pq'"
+        )
     try:
         divisor = float(number)
     except OverflowError:

@@ -189,6 +189,13 @@ def test_counts_that_would_not_fit_are_refused() -> None:
         totals.most_nbytes(7, 11, per_document=True, allowed=600)
 
 
+def test_json_lines_without_a_field_are_told_of(corpus: Path) -> None:
+    """Their keys count as words then, which nobody who has such shards means."""
+    told = f"{corpus / 'lines.jsonl.gz'}: JSON lines, counted with all that stands in them: name a field (--field)"
+    assert any(note.startswith(told) for note in tw.plan_histogram(corpus, by="word", device="cpu").notes)
+    assert not tw.plan_histogram(corpus, field="text", include="*.gz", device="cpu").notes[1:]
+
+
 def test_of_many_files_names_decide(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewright.pipeline.text.formats import ways
 

@@ -160,7 +160,10 @@ variables_options = options(
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
                                help="What becomes of constant columns, or rows, that are scaled, and of"
                                " those without any number; zero: they count as 0.")  # fmt: skip
-divide_help = "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there."
+divide_help = (
+    "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there; 2pq: the sum of"
+    " 2p(1 - p), by dosages whose means, 2p, are subtracted."
+)
 gram_dtype_option = click.option(
     "--dtype",
     help="dtype of the result. Without it, floats and complex numbers keep theirs, and integers get float64, or float32"

@@ -26,6 +26,7 @@ from tilewright.pipeline.text.formats.recognition import (
     codec_named,
     recognised,
     unopened,
+    without_codec,
 )
 from tilewright.pipeline.transfer.files import open_anything
 
@@ -36,6 +37,7 @@ SNIFFED_NBYTES = 2**18
 """Files of so many bytes are opened when they are listed, since what they are decides how they are cut. Smaller ones
 are looked at when they are read."""
 
+JSON_LINES = (".jsonl", ".ndjson")
 NAMED = 3
 """The most documents that a notice names."""
 
@@ -139,6 +141,9 @@ def codec_of(
     """`Document.codec` of a file. told: gets the names of files that are counted as they are stored although they look
     like something else. looked_at: `least_looked_at`. head_at: for a file that is no local one."""
     codec = codec_named(name)
+    if not reading.fields and without_codec(name).lower().endswith(JSON_LINES):
+        what = "JSON lines, counted with all that stands in them: name a field (--field) to count its texts"
+        told.setdefault(what, []).append(name)
     if nbytes >= looked_at and codec is None:
         head = (head_at or head_of)(name, HEAD_NBYTES)
         form = recognised(head, name)
