@@ -10,9 +10,13 @@ import numpy as np
 from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.numbers import round_up
 
 TOGETHER = 4
 """Items whose sums are formed side by side: what is loaded of the sample serves all of them."""
+
+WIDE_NBYTES = 2**20
+"""Of items in double precision, at a time: they stay in a core's cache."""
 
 
 @kept
@@ -79,13 +83,15 @@ def add_sampled_sums(sampled: np.ndarray, items: np.ndarray, sums: np.ndarray, s
     ([[11.0, 17.0]], [25.0, 61.0])
     """
     turned = np.ascontiguousarray(sampled.T, np.float64)
-    many = len(items) // TOGETHER * TOGETHER
-    wide = np.ascontiguousarray(items, np.float64)
-    _form(turned, wide[:many], sums[:, :many], squares[:many])
-    if many < len(wide):
-        rest = np.zeros((TOGETHER, wide.shape[1]))
-        rest[: len(wide) - many] = wide[many:]
-        more, its_squares = np.zeros((len(sums), TOGETHER)), np.zeros(TOGETHER)
-        _form(turned, rest, more, its_squares)
-        sums[:, many:] += more[:, : len(wide) - many]
-        squares[many:] += its_squares[: len(wide) - many]
+    step = round_up(max(1, WIDE_NBYTES // (8 * max(1, items.shape[1]))), TOGETHER)
+    for start in range(0, len(items), step):
+        wide = np.ascontiguousarray(items[start : start + step], np.float64)
+        many, stop = len(wide) // TOGETHER * TOGETHER, start + len(wide)
+        _form(turned, wide[:many], sums[:, start : start + many], squares[start : start + many])
+        if many < len(wide):
+            rest = np.zeros((TOGETHER, wide.shape[1]))
+            rest[: len(wide) - many] = wide[many:]
+            more, its_squares = np.zeros((len(sums), TOGETHER)), np.zeros(TOGETHER)
+            _form(turned, rest, more, its_squares)
+            sums[:, start + many : stop] += more[:, : len(wide) - many]
+            squares[start + many : stop] += its_squares[: len(wide) - many]

@@ -34,7 +34,7 @@ STATED_SHARES = (0.01, 0.05, 0.2)
 """Shares of faulty items, with whose chance to escape the result comes."""
 PART_NBYTES = 2**21
 """Of keys in double precision, at a time."""
-STEPS, MOST_STEP = 8, 2**15
+STEPS, MOST_STEP = 2, 2**14
 """So many parts of whole items are read at once, and so many items at most."""
 PANELS = 4
 """Tasks a thread."""
