@@ -208,7 +208,7 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
 @click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
-@options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
+@options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(plan_only_option, storage_options, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""

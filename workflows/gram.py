@@ -45,6 +45,7 @@ class _Options(TypedDict, total=False):
     append: bool
     counts: Source | None
     sum_over: Axes
+    constant: Constant
     dtype: str | np.dtype | None
     precision: PrecisionName
     cluster: Cluster
@@ -71,15 +72,12 @@ class CovOptions(_Options, total=False):
 class CorrOptions(_Options, total=False):
     """What `corr` takes by name."""
 
-    constant: Constant
-
 
 class GramOptions(CovOptions, total=False):
     """What `gram` takes by name."""
 
     center: Centering
     scale: Centering
-    constant: Constant
 
 
 @overload
@@ -319,6 +317,7 @@ def cov(
     append: bool = False,
     counts: Source | None = None,
     sum_over: Axes = None,
+    constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
     cluster: Cluster = "local",
@@ -372,6 +371,7 @@ def cov(
         append=append,
         counts=counts,
         sum_over=sum_over,
+        constant=constant,
         dtype=dtype,
         precision=precision,
         cluster=cluster,

@@ -70,7 +70,7 @@ class CountPlan:
     notes: tuple[str, ...]
     """What was passed over when the corpus was listed, and what is said of earlier runs."""
     outputs: dict[str, str] = field(default_factory=dict)
-    """Where ``counts``, ``plot`` and ``report`` would be written, and finished ``pieces`` be kept."""
+    """Where ``counts`` and a ``plot`` would be written, and finished ``pieces`` be kept."""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -140,7 +140,6 @@ class CountPlan:
         words = {
             "counts": "counts to",
             "plot": "plot to",
-            "report": "report to",
             "pieces": "finished pieces kept in",
         }
         told = [f"{words[name]} {place}" for name, place in self.outputs.items()]

@@ -198,8 +198,9 @@ def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrice
     if matrices.divide != ALLELES:
         return matrices
     moments = found["X"][matrices.summed]
-    frequencies = means_of(moments)[moments.count > 0] / 2
-    bad = np.flatnonzero(~((frequencies >= 0) & (frequencies <= 1)))
+    there = np.flatnonzero(moments.count > 0)
+    frequencies = means_of(moments)[there] / 2
+    bad = there[~((frequencies >= 0) & (frequencies <= 1))]
     name = name_of(matrices.arrays["X"])
     if len(bad):
         raise OptionError(

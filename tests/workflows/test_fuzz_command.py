@@ -158,7 +158,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         )
         for name, more in {
             "gram": {"--center": vectors, "--scale": vectors, "--divide": codes, "--constant": codes},
-            "cov": {"--divide": codes},
+            "cov": {"--divide": codes, "--constant": codes},
             "corr": {"--constant": codes},
         }.items()
     },

@@ -382,6 +382,10 @@ def test_a_relationship_matrix_finds_its_own_divisor(
             "leave one of them out",
         ),
         ({"of": "rows", "center": "columns"}, r"2 columns \(1, 3\) of .* means that are not from 0 to 2"),
+        (
+            {"of": "rows", "center": "columns", "missing": 0, "constant": "zero"},
+            r"2 columns \(1, 3\) of .* means that are not from 0 to 2",
+        ),
     ],
 )
 def test_a_divisor_of_alleles_is_refused_where_there_are_none(
@@ -389,6 +393,7 @@ def test_a_divisor_of_alleles_is_refused_where_there_are_none(
 ) -> None:
     x = np.ones((4, 5), "i1")
     x[:, [1, 3]] = 7
+    x[:, 0] = 0  # where 0 is missing, nothing is left of it
     with pytest.raises(tw.OptionError, match=message):
         tw.gram(
             naive.put(tmp_path / "x", x),
@@ -402,3 +407,18 @@ def test_a_divisor_of_alleles_is_refused_where_there_are_none(
     x[:] = 2
     with pytest.raises(tw.OptionError, match=r"no dosage of .* varies"):
         tw.gram(x, of="rows", center="columns", divide="2pq", cluster=client, device="cpu")
+
+
+def test_covariances_of_places_without_numbers_are_zero(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((12, 5))
+    x[:, 2] = np.nan
+    asked: dict[str, Any] = {"missing": "nan", "cluster": client, "device": "cpu"}
+    with pytest.raises(tw.OptionError, match=r"1 column \(2\) .* \(--constant zero\)"):
+        tw.cov(x, **asked)
+    found = tw.cov(x, constant="zero", **asked)
+    there = np.array([0, 1, 3, 4])
+    np.testing.assert_allclose(found[np.ix_(there, there)], np.cov(x[:, there], rowvar=False), atol=1e-12)
+    assert not found[2].any()
+    assert not found[:, 2].any()
