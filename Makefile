@@ -8,7 +8,8 @@
 # make slurm     batch jobs under Slurms of two nodes, which it brings up on this host; as root, with Slurm's packages; make slurm STOPS=20 STOPS_SEED=7 stops them twice as often, and always alike
 # make slurm-nightly   the same with 50 random stops
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
-# make docs    the site, into build/site; fails where a link between pages leads nowhere
+# make docs    the site, into build/site: executes the worked pages; fails where one fails, or a link between pages leads nowhere
+# make linkcheck    whether the links to other sites lead somewhere; needs the network
 # make man     docs/tilewright.1, the manual page, from what the commands say of themselves
 # make lint    ruff, mypy, import direction, what type checkers say of a user's script
 .DEFAULT_GOAL := help
@@ -28,6 +29,7 @@ STATES ?= 1000
 SEED ?= 0
 LIVES ?= 1000x500
 TABLE ?= campaign.json
+DOCS_VERSION ?=
 
 # Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # BLAS would give itself a thread for every core in each of the processes, which spin while they wait for each other.
 test test-slow test-newest: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint docs man clean
+.PHONY: help demo test test-slow test-newest gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint docs linkcheck man clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -95,8 +97,14 @@ $(DOCS_INSTALLED): pyproject.toml $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
+# DOCS_VERSION puts it into a folder of that name, beside those of other versions, which every page offers; what is at
+# build/site itself then leads to it.
 docs: $(DOCS_INSTALLED)
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -c docs -b html . build/site
+	DOCS_VERSION=$(DOCS_VERSION) $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -c docs -b html . build/site/$(DOCS_VERSION)
+	$(BIN)/python docs/versions.py build/site $(DOCS_VERSION)
+
+linkcheck: $(DOCS_INSTALLED)
+	DOCS_EXECUTE=off $(BIN)/python -m sphinx --quiet --keep-going --fresh-env -c docs -b linkcheck . build/linkcheck
 
 man: $(INSTALLED)
 	$(BIN)/python -m tilewright.workflows.commands.manual docs/tilewright.1
