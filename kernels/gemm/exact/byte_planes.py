@@ -23,11 +23,13 @@ from tilewright.kernels.gemm.exact.residues import (
     PLAN_MIN_A,
     PLAN_MIN_B,
     PLAN_PLANES,
+    PLAN_SHIFTS_A,
     RESIDUES,
     byte_weights,
     capacities,
     modulus_set,
 )
+from tilewright.kernels.gemm.exact.scaled_epilogue import power_of_two
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
 from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import floats, integers, memory
@@ -44,6 +46,8 @@ TURN_SIDE = 128
 TURN_BAND = 32
 """Such tiles below each other before the walk moves on in k."""
 ALL_LANES = 0xFFFFFFFF
+NOT_WHOLE = -(1 << 31)
+"""Stands in the range of floats for one that is no whole number, or too large to be a byte."""
 BOTH = 2
 """The side of a matrix whose lines are those of A and of B."""
 
@@ -79,7 +83,44 @@ def residue_table() -> np.ndarray:
 
 
 def _values(dtype: np.dtype) -> Any:
-    return types.int64 if dtype.itemsize == 8 else getattr(types, dtype.name)
+    return types.int64 if dtype.itemsize == 8 and dtype.kind in "iu" else getattr(types, dtype.name)
+
+
+@cuda.jit(device=True, inline="always")
+def _same(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    return types.int64(value)
+
+
+@cuda.jit(device=True, inline="always")
+def _whole_float(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    """The number if it is whole and below 2**21, else NOT_WHOLE. Adding 3 2**22, at which float32 has steps of 1, rounds
+    it to a whole number that stands in the low bits; conversions would take several times as long."""
+    moved = floats.add32(value, types.float32(12582912.0))
+    whole = floats.subtract32(moved, types.float32(12582912.0)) == value and abs(value) < types.float32(2097152.0)
+    number = types.int64(types.int32(floats.float_bits(moved)) - types.int32(0x4B400000))
+    return number if whole else types.int64(NOT_WHOLE)
+
+
+@cuda.jit(device=True, inline="always")
+def _whole_double(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    """The same of float64, by 3 2**51."""
+    moved = floats.add64(value, 6755399441055744.0)
+    whole = floats.subtract64(moved, 6755399441055744.0) == value and abs(value) < 2097152.0
+    return types.int64(types.int32(floats.double_bits(moved))) if whole else types.int64(NOT_WHOLE)
+
+
+@cuda.jit(device=True, inline="always")
+def _scaled(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    """The nearest integer of a number times two powers of two."""
+    return floats.nearest_wide(value * low_factor * high_factor)
+
+
+@cuda.jit(device=True, inline="always")
+def line_factors(shifts, line):  # type: ignore[no-untyped-def]
+    """Two powers of two, whose product is that by which the line is multiplied."""
+    shift = shifts[line]
+    half = shift // 2
+    return power_of_two(half), power_of_two(shift - half)
 
 
 def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[..., Any]:
@@ -90,11 +131,23 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     plane for every modulus of the plan, if that is what it asks for; else write the lowest byte and find the range.
     Up to three bytes of a line beyond ``depth`` are written too. 64-bit elements are read as signed, whatever they are:
     modulo 2**64 that is the same matrix. Shared memory: 8,448 bytes if turned.
+
+    Of floats the pass that finds the range looks for whole numbers: it ends where it, or another, has met one that is
+    none, and the range then has NOT_WHOLE for its least value. Residues of float64 are those of the integers that
+    `scaled_residues` says, by the powers of two (int32 a line) whose addresses are in the plan.
     """
     element = _values(dtype)
+    floating = dtype.kind == "f"
+    scaled, looking = floating and residues, floating and not residues
+    if not floating:
+        integer_of = _same
+    elif residues:
+        integer_of = _scaled
+    else:
+        integer_of = _whole_double if dtype.itemsize == 8 else _whole_float
     table = residue_table()
     wide_minimum, wide_maximum = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    u32, i64 = types.uint32, types.int64
+    u32, i64, u64 = types.uint32, types.int64, types.uint64
     batch = TURN_LINES // 32 * (TURN_QUADS // WARPS)
     batch_values = QUAD * batch
     padded_quads = TURN_QUADS + 1  # one word more, so that a column of the tile is spread over all banks
@@ -143,13 +196,26 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             planes = settings[PLAN_PLANES]
         values = cuda.local.array(4, i64)
         low, high = i64(wide_maximum), i64(wide_minimum)
+        shifts = memory.global_array(settings[PLAN_SHIFTS_A + side] if scaled else i64(0), types.int32)
+        factors = (types.float64(1), types.float64(1))
         for line in range(cuda.blockIdx.x, lines, cuda.gridDim.x):
+            if scaled:
+                factors = line_factors(shifts, line)
+            if looking:
+                if cuda.any_sync(ALL_LANES, low == NOT_WHOLE):
+                    break
+                if memory.load_fresh(plan + u64(8 * PLAN_MIN_A)) == NOT_WHOLE:
+                    return
+                if memory.load_fresh(plan + u64(8 * PLAN_MIN_B)) == NOT_WHOLE:
+                    return
             for quad in range(cuda.threadIdx.x, (depth + 3) // 4, THREADS):
                 start = line * line_stride
                 for e in range(4):
                     # Beyond the end the last element is read again: it changes no range, its byte is never read there,
                     # and no branch separates the loads.
-                    values[e] = i64(elements[start + min(4 * quad + e, depth - 1) * k_stride])
+                    values[e] = integer_of(
+                        elements[start + min(4 * quad + e, depth - 1) * k_stride], factors[0], factors[1]
+                    )
                 place = line * i64(target_line_words) + quad
                 if residues:
                     for plane in range(planes):
@@ -178,6 +244,8 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         tile = cuda.shared.array((turn_lines, padded_quads), u32)
         values = cuda.local.array(batch_values, i64)
         low, high = i64(wide_maximum), i64(wide_minimum)
+        shifts = memory.global_array(settings[PLAN_SHIFTS_A + side] if scaled else i64(0), types.int32)
+        factors = (types.float64(1), types.float64(1))
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
         quads = (depth + 3) // 4
         across = (lines + turn_lines - 1) // turn_lines
@@ -185,12 +253,23 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         for index in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
             first_line = index % across * turn_lines
             first_quad = index // across * turn_quads
+            if looking:
+                if cuda.any_sync(ALL_LANES, low == NOT_WHOLE) and lane == 0:
+                    cuda.atomic.min(settings, PLAN_MIN_B if side == 1 else PLAN_MIN_A, i64(NOT_WHOLE))
+                met = memory.load_fresh(plan + u64(8 * PLAN_MIN_A)) == NOT_WHOLE
+                met |= memory.load_fresh(plan + u64(8 * PLAN_MIN_B)) == NOT_WHOLE
+                if cuda.syncthreads_or(met) != 0:  # all leave, or none: barriers follow
+                    break
             for i in range(batch):
                 line = min(first_line + lane + 32 * (i % 2), lines - 1)
                 quad = first_quad + warp + warps * (i // 2)
                 start = line * line_stride
+                if scaled:
+                    factors = line_factors(shifts, line)
                 for e in range(4):
-                    values[4 * i + e] = i64(elements[start + min(4 * quad + e, depth - 1) * k_stride])
+                    values[4 * i + e] = integer_of(
+                        elements[start + min(4 * quad + e, depth - 1) * k_stride], factors[0], factors[1]
+                    )
             if not residues:
                 for i in range(batch_values):
                     low, high = min(low, values[i]), max(high, values[i])

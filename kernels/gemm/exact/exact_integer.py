@@ -180,7 +180,7 @@ def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
     return max(exact.nbytes, exact.planes_a + min(PLANES_NBYTES, (m + n) * deepest))
 
 
-def _resident_blocks(turned: bool, residues: bool) -> int:
+def resident_blocks(turned: bool, residues: bool) -> int:
     """Blocks of a pass on a multiprocessor: what a tile keeps in registers leaves no room for more."""
     if turned:
         return 1 if residues else 2
@@ -193,7 +193,7 @@ def _pass(dtype: np.dtype, turned: bool, residues: bool) -> Launchable:
         byte_planes.pass_function(dtype, turned=turned, residues=residues),
         byte_planes.ARGUMENTS,
         threads=byte_planes.THREADS,
-        blocks_per_multiprocessor=_resident_blocks(turned, residues),
+        blocks_per_multiprocessor=resident_blocks(turned, residues),
     )
 
 
@@ -217,7 +217,7 @@ def _decide() -> Launchable:
     return compile_launchable(byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, threads=1)
 
 
-def _make_planes(
+def make_planes(
     matrix: Lines,
     target: int,
     line_nbytes: int,
@@ -254,7 +254,8 @@ def _make_planes(
     )
 
 
-def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str) -> Planes:
+def planes_at(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str) -> Planes:
+    """The planes that `make_planes` writes."""
     return Planes(target, matrix.depth, matrix.lines, count, line_nbytes, matrix.lines * line_nbytes, kind)
 
 
@@ -311,7 +312,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
                 panel = matrix.panel(first, length)
                 planes = panel.bytes_in_place(kinds[side])
                 if planes is None:
-                    _make_planes(
+                    make_planes(
                         panel,
                         targets[side],
                         where.single_depth,
@@ -321,7 +322,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
                         residues=False,
                         ranged=False,
                     )
-                    planes = _planes(targets[side], panel, where.single_depth, 1, kinds[side])
+                    planes = planes_at(targets[side], panel, where.single_depth, 1, kinds[side])
                 loaded.append(planes)
             add = accumulate or first > 0
             engine.launch_product(config, loaded[0], loaded[1], output, length, add, stream)
@@ -359,11 +360,11 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
             one = a == b  # a matrix by its own transpose: the lines of both are the same
             for side, panel in ((byte_planes.BOTH, panels[0]),) if one else enumerate(panels):
                 target = targets[0 if one else side]
-                _make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
+                make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
             _decide().launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
                 single = [
-                    _planes(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
+                    planes_at(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
                     for side in range(2)
                 ]
                 config = engine.config(names[0], names[1], output.c_type, plan_kind=kind)
@@ -387,8 +388,8 @@ def _residues(
     """One panel of a product by residues; all of it returns at once where the plan says otherwise."""
     planes = []
     for side, panel in enumerate(panels):
-        _make_planes(panel, targets[side], where.residue_depth, scratch, side, stream, residues=True)
-        planes.append(_planes(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
+        make_planes(panel, targets[side], where.residue_depth, scratch, side, stream, residues=True)
+        planes.append(planes_at(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
     engine.launch_product(
         engine.config("s8", "s8", output.c_type, plan_kind=RESIDUES),
         planes[0],
@@ -435,7 +436,7 @@ def _passes(minimum: Capability) -> Iterable[Variant]:
             byte_planes.pass_function(np.dtype(dtype), turned=turned, residues=residues),
             byte_planes.ARGUMENTS,
             byte_planes.THREADS,
-            _resident_blocks(turned, residues),
+            resident_blocks(turned, residues),
             minimum,
         )
     turn = byte_planes.turn_function()

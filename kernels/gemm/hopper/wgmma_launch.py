@@ -43,7 +43,7 @@ class Launchable:
     shared_nbytes: int
     cluster: int
 
-    def launch(self, grid: int, stream: Any, *arguments: int) -> None:
+    def launch(self, grid: int | tuple[int, int], stream: Any, *arguments: int) -> None:
         """Enqueue ``grid`` blocks (a multiple of the cluster) on ``stream``."""
         enqueue(self.kernel, grid, self.threads, stream, self.shared_nbytes, *arguments, cluster=self.cluster)
 

@@ -1,0 +1,429 @@
+"""``precision="split"`` of float64: products of scaled lines by residues, on the int8 tensor cores.
+
+What is computed, and why it is as accurate as float64's own units, says `scaled_residues`. Here it is enqueued, panel by
+panel of k:
+
+1. a pass over each operand for the norms of its lines,
+2. one for a sample of it, and the product of both samples, of which only the least element is wanted,
+3. the host reads that: how many moduli are enough, or that none are;
+4. the powers of two, the residues, and one product for each modulus; or else the product in float64.
+
+The host waits in step 3 for what was enqueued on the stream before: its launches would otherwise have to fit any number
+of moduli, and float64's own product.
+
+Where an operand holds NaN or infinity, the panel is multiplied in float64 too.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.gemm.cores.repitch import Matrix, matrix
+from tilewright.kernels.gemm.cores.warp_tiled_launch import WARP_TILED
+from tilewright.kernels.gemm.exact import byte_planes, scaled_passes
+from tilewright.kernels.gemm.exact.exact_integer import (
+    CLUSTER,
+    CLUSTER_SIDE,
+    LINE_UNIT,
+    MMA,
+    MOST_MULTIPROCESSORS,
+    PLAN_NBYTES,
+    WGMMA,
+    Engine,
+    Lines,
+    make_planes,
+    planes_at,
+    resident_blocks,
+)
+from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES
+from tilewright.kernels.gemm.exact.residues import PLAN_LEAST, PLAN_LENGTH, PLAN_NONFINITE, RESIDUES
+from tilewright.kernels.gemm.exact.scaled_residues import (
+    COUNTS,
+    DEPTH_LIMIT,
+    LEAST_DEPTH,
+    Sample,
+    flatness,
+    moduli_for,
+    sample_of,
+)
+from tilewright.kernels.gemm.hopper.wgmma_config import Config
+from tilewright.kernels.gemm.hopper.wgmma_launch import (
+    HOPPER,
+    Launchable,
+    Output,
+    Planes,
+    compile_launchable,
+    output_of,
+    pass_variant,
+    variant,
+)
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gemm.tensor import mma, mma_launch
+from tilewright.kernels.gemm.tensor.double_tensor_core import DOUBLE_TENSOR_CORE
+from tilewright.kernels.gpu.compiled import multiprocessors
+from tilewright.kernels.gpu.device_choice import capability, current_device
+from tilewright.kernels.gpu.driver_error import checked
+from tilewright.kernels.gpu.recording import Rehearsal
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
+from tilewright.kernels.numbers import ceil_div, round_up
+
+FLOAT64 = np.dtype(np.float64)
+PLANES_NBYTES = 4 << 30
+"""What the residues of both operands of one panel of k may take: more than those of integers, since a panel more means
+that all of C is put together once more."""
+LEAST_WORK = 1 << 35
+"""m n k below which passes and launches cost more than is saved."""
+LEAST_SIDE = 1024
+BLOCKS_PER_MULTIPROCESSOR = 8
+NORM_RESIDENT_BLOCKS = 4
+FLOAT64_NBYTES = 8
+
+outcomes: Counter[str] = Counter()
+"""What became of panels in this process, in words, and of how many: see `outcome`."""
+_outcomes_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie in the scratch memory, in bytes from its beginning; and how long a panel of k is."""
+
+    depth: int
+    sums: int
+    norms: tuple[int, int]
+    shifts: tuple[int, int]
+    workspace: int
+    planes: tuple[int, int]
+    nbytes: int
+
+
+def panel_depth(m: int, n: int, k: int) -> int:
+    """Elements of k in a panel; panels are about equally deep."""
+    unit = COUNTS[-1] * (m + n) * LINE_UNIT
+    most = min(DEPTH_LIMIT, max(PLANES_NBYTES // unit, 1) * LINE_UNIT)
+    return round_up(ceil_div(k, ceil_div(k, most)), LINE_UNIT)
+
+
+def layout(m: int, n: int, k: int, processors: int, count: int = COUNTS[-1]) -> Layout:
+    """How the scratch memory of a product by ``count`` moduli is used; which of A and B lies along C's rows makes no
+    difference."""
+    depth = panel_depth(m, n, k)
+    chunks = ceil_div(depth, scaled_passes.CHUNK)
+    sums = PLAN_NBYTES
+    norms = round_up(sums + scaled_passes.SIZES * chunks * max(m, n) * FLOAT64_NBYTES, LINE_UNIT)
+    norms_b = norms + 2 * m * FLOAT64_NBYTES
+    shifts = norms_b + 2 * n * FLOAT64_NBYTES
+    shifts_b = shifts + 4 * m
+    workspace = round_up(shifts_b + 4 * n, LINE_UNIT)
+    blocks = min(processors, CLUSTER * ceil_div(m, CLUSTER_SIDE) * ceil_div(n, CLUSTER_SIDE))
+    planes = workspace + blocks * WORKSPACE_NBYTES
+    line_nbytes = max(count * depth, sample_of(depth).width)
+    planes_b = planes + m * line_nbytes
+    return Layout(
+        depth, sums, (norms, norms_b), (shifts, shifts_b), workspace, (planes, planes_b), planes_b + n * line_nbytes
+    )
+
+
+def most_nbytes(m: int, n: int, k: int) -> int:
+    """An upper bound for the scratch memory of a product of these sides or smaller ones."""
+    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
+        return 0
+    exact = layout(m, n, k, MOST_MULTIPROCESSORS)
+    # Of shorter sides more of k fits into a panel.
+    deepest = COUNTS[-1] * (m + n) * round_up(min(k, DEPTH_LIMIT), LINE_UNIT)
+    chunks = ceil_div(min(k + LINE_UNIT, DEPTH_LIMIT), scaled_passes.CHUNK)
+    sums = scaled_passes.SIZES * chunks * max(m, n) * FLOAT64_NBYTES
+    return max(exact.nbytes, exact.planes[0] + sums + min(PLANES_NBYTES, deepest))
+
+
+def outcome(count: int | None, least: int, places: int, nonfinite: bool) -> str:
+    """In words, how a panel is multiplied, and why."""
+    if nonfinite:
+        return "float64 units, for NaN or infinity in an operand"
+    if count is None:
+        found = flatness(least, places)
+        return f"float64 units, for numbers of too different sizes (|a| |b| is {found:.3g} times |a|.|b|)"
+    return f"{count} moduli"
+
+
+@functools.cache
+def _norms(turned: bool) -> Launchable:
+    return compile_launchable(
+        scaled_passes.norm_function(turned=turned),
+        scaled_passes.NORM_ARGUMENTS,
+        threads=scaled_passes.THREADS,
+        blocks_per_multiprocessor=NORM_RESIDENT_BLOCKS,
+    )
+
+
+@functools.cache
+def _sample(turned: bool) -> Launchable:
+    return compile_launchable(
+        scaled_passes.sample_function(turned=turned),
+        scaled_passes.SAMPLE_ARGUMENTS,
+        threads=scaled_passes.THREADS,
+        blocks_per_multiprocessor=NORM_RESIDENT_BLOCKS,
+    )
+
+
+@functools.cache
+def _join() -> Launchable:
+    return compile_launchable(
+        scaled_passes.join_function(), scaled_passes.JOIN_ARGUMENTS, threads=scaled_passes.THREADS
+    )
+
+
+@functools.cache
+def _shift() -> Launchable:
+    return compile_launchable(
+        scaled_passes.shift_function(), scaled_passes.SHIFT_ARGUMENTS, threads=scaled_passes.THREADS
+    )
+
+
+@functools.cache
+def _begin() -> Launchable:
+    return compile_launchable(scaled_passes.begin_function(), scaled_passes.BEGIN_ARGUMENTS, threads=1)
+
+
+def _whole(lines: Lines) -> tuple[int, int, int, int, int]:
+    return lines.address, lines.line_stride, lines.k_stride, lines.lines, lines.depth
+
+
+def _grid(lines: Lines, across: int) -> int | tuple[int, int]:
+    if lines.turned:
+        return ceil_div(lines.lines, scaled_passes.THREADS), across
+    return min(lines.lines, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device()))
+
+
+def _find_norms(lines: Lines, sums: int, norms: int, plan: int, stream: Any) -> None:
+    chunks = ceil_div(lines.depth, scaled_passes.CHUNK) if lines.turned else 1
+    _norms(lines.turned).launch(_grid(lines, chunks), stream, *_whole(lines), sums)
+    blocks = ceil_div(lines.lines, scaled_passes.THREADS)
+    _join().launch(blocks, stream, sums, chunks, lines.lines, norms, plan)
+
+
+def _take_sample(lines: Lines, sample: Sample, target: int, norms: int, stream: Any) -> Planes:
+    grid = _grid(lines, sample.blocks)
+    _sample(lines.turned).launch(grid, stream, *_whole(lines), target, sample.blocks, sample.stride, norms)
+    return Planes(target, sample.width, lines.lines, 1, sample.width, lines.lines * sample.width, "s8")
+
+
+def launch(
+    a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA, *, lower: bool = False
+) -> None:
+    """See ``GemmKernel.launch``."""
+    output = output_of(c, types.float64, lower=lower)
+    left, right = _lines(matrix(a)), _lines(matrix(b).transposed())
+    if output.transposed:  # column-major C: its transpose is B's transpose times A's
+        left, right = right, left
+    depth = panel_depth(left.lines, right.lines, left.depth)
+    whole_a, whole_b, whole_c = matrix(a), matrix(b), matrix(c)
+    for first in range(0, left.depth, depth):
+        length = min(depth, left.depth - first)
+        add = accumulate or first > 0
+        found = _panel(left.panel(first, length), right.panel(first, length), output, add, stream, engine)
+        if found is None or isinstance(stream, Rehearsal):
+            panels = (
+                whole_a.slice(0, whole_a.shape[0], first, length),
+                whole_b.slice(first, length, 0, whole_b.shape[1]),
+            )
+            _in_double(*panels, whole_c, add, stream, lower)
+
+
+def _panel(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> int | None:
+    """Multiply a panel by residues, and say by how many moduli; None where nothing was done, since none are enough."""
+    where = layout(a.lines, b.lines, a.depth, multiprocessors(current_device()))
+    sample = sample_of(a.depth)
+    one = a == b  # a matrix by its own transpose
+    with borrowed(where.nbytes, stream) as plan:
+        norms = [plan + place for place in where.norms]
+        shifts = [plan + place for place in where.shifts]
+        targets = [plan + place for place in where.planes]
+        _begin().launch(1, stream, plan, *shifts)
+        samples: list[Planes] = []
+        for side, lines in enumerate((a, b)):
+            if side == 1 and one:
+                norms[1] = norms[0]
+                samples.append(samples[0])
+                continue
+            _find_norms(lines, plan + where.sums, norms[side], plan, stream)
+            samples.append(_take_sample(lines, sample, targets[side], norms[side], stream))
+        least = engine.config("s8", "s8", types.int32, least=True)
+        unwritten = Output(plan, a.lines, b.lines, b.lines, 1, types.int32, False, output.diagonal)
+        engine.launch_product(
+            least, samples[0], samples[1], unwritten, sample.width, False, stream, plan=plan
+        )
+        count = COUNTS[0] if isinstance(stream, Rehearsal) else _decide(plan, sample, stream)
+        if count is None:
+            return None
+        line_nbytes = round_up(a.depth, LINE_UNIT)
+        planes = []
+        for side, lines in enumerate((a, b)):
+            blocks = ceil_div(lines.lines, scaled_passes.THREADS)
+            _shift().launch(blocks, stream, norms[side], lines.lines, shifts[side], plan, count)
+        for side, lines in enumerate((a, b)):
+            make_planes(lines, targets[side], line_nbytes, plan, side, stream, residues=True)
+            planes.append(planes_at(targets[side], lines, line_nbytes, count, "s8"))
+        engine.launch_product(
+            engine.config("s8", "s8", types.float64, plan_kind=RESIDUES),
+            planes[0],
+            planes[1],
+            output,
+            a.depth,
+            accumulate,
+            stream,
+            plan=plan,
+            workspace=plan + where.workspace,
+        )
+    return count
+
+
+def _decide(plan: int, sample: Sample, stream: Any) -> int | None:
+    """Wait for what the passes have found, and choose the number of moduli: None where the panel is not for them."""
+    from cuda.bindings import driver
+
+    settings = np.zeros(PLAN_LENGTH, np.int64)
+    handle = int(stream) if stream else DEFAULT_STREAM
+    copied = driver.cuMemcpyDtoHAsync(settings.ctypes.data, plan, settings.nbytes, handle)
+    checked("copying a plan from the GPU", copied)
+    checked("waiting for a plan", driver.cuStreamSynchronize(handle))
+    least, nonfinite = int(settings[PLAN_LEAST]), bool(settings[PLAN_NONFINITE])
+    count = None if nonfinite else moduli_for(least, sample.places)
+    with _outcomes_lock:
+        outcomes[outcome(count, least, sample.places, nonfinite)] += 1
+    return count
+
+
+def _lines(operand: Matrix) -> Lines:
+    """The rows of a matrix."""
+    strides = [stride // FLOAT64_NBYTES for stride in operand.strides]
+    return Lines(operand.pointer, FLOAT64, operand.shape[0], operand.shape[1], strides[0], strides[1])
+
+
+def _problem(a: Matrix, b: Matrix, c: Matrix, accumulate: bool) -> Problem:
+    """The product in full precision, for `_native`."""
+    of_a, of_b, of_c = (
+        Operand(
+            each.shape[0],
+            each.shape[1],
+            FLOAT64,
+            (each.strides[0] // FLOAT64_NBYTES, each.strides[1] // FLOAT64_NBYTES),
+            FLOAT64_NBYTES,
+        )
+        for each in (a, b, c)
+    )
+    return Problem(of_a, of_b, of_c, accumulate, "full", capability(current_device()))
+
+
+def _native(problem: Problem) -> GemmKernel | None:
+    """The kernel that multiplies in float64; None where there is none but a portable one."""
+    in_full = replace(problem, precision="full")
+    return next((kernel for kernel in (DOUBLE_TENSOR_CORE, WARP_TILED) if kernel.supports(in_full)), None)
+
+
+def _in_double(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, lower: bool) -> None:
+    kernel = _native(_problem(a, b, c, accumulate))
+    assert kernel is not None, "supports() has seen to it"
+    kernel.launch(a, b, c, accumulate, stream, lower=lower)
+
+
+def _worthwhile(problem: Problem) -> bool:
+    """float64 throughout, the caller said ``precision="split"``, and it pays."""
+    m, n, k = problem.m, problem.n, problem.k
+    every = (problem.a, problem.b, problem.c)
+    if problem.precision != "split" or any(operand.dtype != FLOAT64 for operand in every):
+        return False
+    if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_WORK or max(m, n, k) >= 1 << 31:
+        return False
+    depth = panel_depth(m, n, k)
+    shallowest = k - (ceil_div(k, depth) - 1) * depth
+    return shallowest >= LEAST_DEPTH and _native(problem) is not None
+
+
+def supports(problem: Problem) -> bool:
+    """What is worthwhile, on Hopper."""
+    return problem.capability == HOPPER and _worthwhile(problem)
+
+
+def supports_mma(problem: Problem) -> bool:
+    """What is worthwhile, on any GPU with these tensor cores (on Hopper too, where the ladder prefers the other)."""
+    capable = problem.capability is not None and problem.capability >= mma_launch.AMPERE
+    return capable and _worthwhile(problem)
+
+
+def _passes(minimum: Capability) -> Iterable[Variant]:
+    threads, blocks = scaled_passes.THREADS, NORM_RESIDENT_BLOCKS
+    for turned in (False, True):
+        name = ", turned" if turned else ""
+        yield pass_variant(
+            f"norms{name}",
+            scaled_passes.norm_function(turned=turned),
+            scaled_passes.NORM_ARGUMENTS,
+            threads,
+            blocks,
+            minimum,
+        )
+        yield pass_variant(
+            f"sample{name}",
+            scaled_passes.sample_function(turned=turned),
+            scaled_passes.SAMPLE_ARGUMENTS,
+            threads,
+            blocks,
+            minimum,
+        )
+        yield pass_variant(
+            f"float64 to residues{name}",
+            byte_planes.pass_function(FLOAT64, turned=turned, residues=True),
+            byte_planes.ARGUMENTS,
+            byte_planes.THREADS,
+            resident_blocks(turned, True),
+            minimum,
+        )
+    yield pass_variant("norms of sums", scaled_passes.join_function(), scaled_passes.JOIN_ARGUMENTS, threads, 1, minimum)
+    yield pass_variant("powers of two", scaled_passes.shift_function(), scaled_passes.SHIFT_ARGUMENTS, threads, 1, minimum)
+    yield pass_variant("beginning", scaled_passes.begin_function(), scaled_passes.BEGIN_ARGUMENTS, 1, 1, minimum)
+
+
+def variants() -> Iterable[Variant]:
+    """The product, that of the samples, and the passes."""
+    yield variant("residues to float64", Config("s8", "s8", types.float64, plan_kind=RESIDUES))
+    yield variant("the least of the samples", Config("s8", "s8", types.int32, least=True))
+    yield from _passes(HOPPER)
+
+
+def variants_mma() -> Iterable[Variant]:
+    """The same with every tile."""
+    for tile in mma_launch.TILES:
+        shape = f"{tile.stages} × {tile.depth} bytes deep"
+        product = mma.Config("s8", "s8", types.float64, RESIDUES, tile)
+        yield mma_launch.variant(f"residues to float64, {shape}", product)
+        least = mma.Config("s8", "s8", types.int32, tile=tile, least=True)
+        yield mma_launch.variant(f"the least of the samples, {shape}", least)
+    yield from _passes(mma_launch.AMPERE)
+
+
+SPLIT_DOUBLE = GemmKernel(
+    name="split-float64-wgmma",
+    summary="float64 as scaled integers by residues on the int8 tensor cores, where that is as accurate",
+    supports=supports,
+    launch=launch,
+    halves=True,
+    variants=variants,
+)
+SPLIT_DOUBLE_MMA = GemmKernel(
+    name="split-float64-mma",
+    summary="the same by mma.sync, for the GPUs that have int8 tensor cores but not Hopper's",
+    supports=supports_mma,
+    launch=functools.partial(launch, engine=MMA),
+    variants=variants_mma,
+)
+
+assert PLAN_LENGTH * 8 <= PLAN_NBYTES
