@@ -68,6 +68,9 @@ class Decision:
     half: str = "none"
     """``lower`` where the kernel leaves out what lies above the diagonal, ``mirrored`` where that is then copied from
     below it; else ``none``."""
+    looks: bool = False
+    """Whether the factors are looked at first: if they hold nothing but small whole numbers, their product is formed
+    exactly (`exact.whole_floats`)."""
 
     def launch(self, a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         """Enqueue the product of device arrays, or of matrices with open addresses; ``kernel`` is not None."""
@@ -76,6 +79,18 @@ class Decision:
             self.kernel.launch(a, b, c, accumulate, stream)
             return
         self.kernel.launch(a, b, c, accumulate, stream, lower=True)
+        self._mirror(c, stream)
+
+    def launch_whole(self, a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> bool:
+        """The same, if the factors hold nothing but small whole numbers; whether that was so. Waits for the stream."""
+        from tilewright.kernels.gemm.exact import whole_floats
+
+        done = whole_floats.multiply(a, b, c, accumulate, stream, lower=self.half != "none")
+        if done:
+            self._mirror(c, stream)
+        return done
+
+    def _mirror(self, c: Any, stream: Any) -> None:
         if self.half == "mirrored":
             from tilewright.kernels.gemm.cores.repitch import as_bits
             from tilewright.kernels.passes.transpose_device import transpose
@@ -322,7 +337,15 @@ def _decide(
     kernel = select(problem)
     if not kernel.halves or (half == "mirrored" and (accumulate or n < LEAST_MIRRORED or k < LEAST_MIRRORED)):
         half = "none"
-    return Decision((m, n), result, spans, kernel, half)
+    return Decision((m, n), result, spans, kernel, half, _looks(problem))
+
+
+def _looks(problem: Problem) -> bool:
+    if problem.c.dtype.kind != "f" or problem.capability is None:
+        return False
+    from tilewright.kernels.gemm.exact import whole_floats
+
+    return whole_floats.fits(problem)
 
 
 def _open_matrix(base: int, layout: Layout) -> Any:
@@ -395,6 +418,8 @@ def prepare(
     home = device_choice.current_device()
     decision, plan = _recorded(layout_a, layout_b, layout_out, *options, home, tuning.generation)
     queue = as_stream(stream)
+    if decision.looks:
+        _launch(decision, arrays, accumulate, transpose_a, transpose_b, Rehearsal(queue), whole=True)
     if plan is not None:
         if plan.scratch_nbytes:
             with borrowed(plan.scratch_nbytes, queue):
@@ -466,6 +491,9 @@ def _on_device(
                 name, memory.pointer, memory, span, memory_out.pointer, memory_out, decision.spans[2]
             )
         queue = launch_stream(stream, (memory_a, memory_b, memory_out))
+    arrays = (a, memory_a), (b, memory_b), (out, memory_out)
+    if decision.looks and _launch(decision, arrays, accumulate, transpose_a, transpose_b, queue, whole=True):
+        return out
     if plan is not None:
         places = (memory_a.pointer, memory_b.pointer, memory_out.pointer)
         if plan.scratch_nbytes:
@@ -474,7 +502,6 @@ def _on_device(
         else:
             launch.replay(plan, places, queue)
     elif decision.kernel is not None:
-        arrays = (a, memory_a), (b, memory_b), (out, memory_out)
         _launch(decision, arrays, accumulate, transpose_a, transpose_b, queue)
     return out
 
@@ -506,12 +533,17 @@ def _launch(
     transpose_a: bool,
     transpose_b: bool,
     stream: Any,
-) -> None:
-    """Launch what was decided on a, b and out, each given with its memory."""
+    *,
+    whole: bool = False,
+) -> bool:
+    """Launch what was decided on a, b and out, each given with its memory. whole: only if the factors hold nothing but
+    small whole numbers; whether that was so."""
     a, b, out = (as_device_array(array, memory) for array, memory in arrays)
-    decision.launch(
-        transposed(a) if transpose_a else a, transposed(b) if transpose_b else b, out, accumulate, stream
-    )
+    left, right = transposed(a) if transpose_a else a, transposed(b) if transpose_b else b
+    if whole:
+        return decision.launch_whole(left, right, out, accumulate, stream)
+    decision.launch(left, right, out, accumulate, stream)
+    return True
 
 
 def _through_device(

@@ -93,10 +93,12 @@ def _same(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def _whole_float(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
-    """The number if it is whole and below 2**21, else NOT_WHOLE. Adding 3 2**22, at which float32 has steps of 1, rounds
-    it to a whole number that stands in the low bits; conversions would take several times as long."""
+    """The number if it is whole and below 2**21, else NOT_WHOLE. Adding 3 2**22, at which float32 has steps of 1,
+    rounds it to a whole number that stands in the low bits; conversions would take several times as long."""
     moved = floats.add32(value, types.float32(12582912.0))
-    whole = floats.subtract32(moved, types.float32(12582912.0)) == value and abs(value) < types.float32(2097152.0)
+    whole = floats.subtract32(moved, types.float32(12582912.0)) == value and abs(value) < types.float32(
+        2097152.0
+    )
     number = types.int64(types.int32(floats.float_bits(moved)) - types.int32(0x4B400000))
     return number if whole else types.int64(NOT_WHOLE)
 
@@ -258,7 +260,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
                     cuda.atomic.min(settings, PLAN_MIN_B if side == 1 else PLAN_MIN_A, i64(NOT_WHOLE))
                 met = memory.load_fresh(plan + u64(8 * PLAN_MIN_A)) == NOT_WHOLE
                 met |= memory.load_fresh(plan + u64(8 * PLAN_MIN_B)) == NOT_WHOLE
-                if cuda.syncthreads_or(met) != 0:  # all leave, or none: barriers follow
+                if cuda.syncthreads_or(types.int32(met)) != 0:  # all leave, or none: barriers follow
                     break
             for i in range(batch):
                 line = min(first_line + lane + 32 * (i % 2), lines - 1)

@@ -208,12 +208,14 @@ def _turn() -> Launchable:
 
 
 @functools.cache
-def _reset() -> Launchable:
+def reset() -> Launchable:
+    """`byte_planes.reset_function`."""
     return compile_launchable(byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, threads=1)
 
 
 @functools.cache
-def _decide() -> Launchable:
+def decide() -> Launchable:
+    """`byte_planes.plan_function`."""
     return compile_launchable(byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, threads=1)
 
 
@@ -338,9 +340,25 @@ def _compile_wide(
     """
     configs = [engine.config(*names, c_type, plan_kind=kind) for kind, names in enumerate(SINGLE_KINDS)]
     configs.append(engine.config("s8", "s8", c_type, plan_kind=RESIDUES))
+    compile_passes((a, b), configs, engine, device, residues=True)
+
+
+def compile_passes(
+    operands: Iterable[tuple[np.dtype, bool]],
+    configs: Iterable[Any],
+    engine: Engine,
+    device: int,
+    *,
+    residues: bool = False,
+) -> None:
+    """Have the passes over operands compiled beside each other, and products.
+
+    operands: dtype of each, and whether it is turned. residues: whether those too that write residues.
+    """
     needed = [engine.compiled(config) for config in configs]
-    needed += [_pass(*operand, residues) for operand in (a, b) for residues in (False, True)]
-    needed += [_reset(), _decide()]
+    kinds = (False, True) if residues else (False,)
+    needed += [_pass(*operand, kind) for operand in operands for kind in kinds]
+    needed += [reset(), decide()]
     compile_together({launchable.kernel for launchable in needed}, device_capability(device))
 
 
@@ -356,12 +374,12 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
             panels = a.panel(first, length), b.panel(first, length)
             add = accumulate or first > 0
             residue_depth = min(where.residue_depth, length)
-            _reset().launch(1, stream, scratch)
+            reset().launch(1, stream, scratch)
             one = a == b  # a matrix by its own transpose: the lines of both are the same
             for side, panel in ((byte_planes.BOTH, panels[0]),) if one else enumerate(panels):
                 target = targets[0 if one else side]
                 make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
-            _decide().launch(1, stream, scratch, residue_depth)
+            decide().launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
                 single = [
                     planes_at(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
@@ -439,6 +457,15 @@ def _passes(minimum: Capability) -> Iterable[Variant]:
             resident_blocks(turned, residues),
             minimum,
         )
+    for dtype, turned in itertools.product((np.float32, np.float64), (False, True)):  # of whole_floats
+        yield pass_variant(
+            f"{np.dtype(dtype).name} to bytes{', turned' if turned else ''}",
+            byte_planes.pass_function(np.dtype(dtype), turned=turned, residues=False),
+            byte_planes.ARGUMENTS,
+            byte_planes.THREADS,
+            resident_blocks(turned, False),
+            minimum,
+        )
     turn = byte_planes.turn_function()
     yield pass_variant(
         "bytes turned by vectors",
@@ -459,6 +486,8 @@ def variants() -> Iterable[Variant]:
         yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
         yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
     yield variant("planned bytes to int64", Config("u8", "u8", types.int64, plan_kind=3))
+    for c_type in (types.float32, types.float64):
+        yield variant(f"bytes to {c_type}", Config("u8", "s8", c_type))
     yield from _passes(HOPPER)
 
 
@@ -477,6 +506,9 @@ def variants_mma() -> Iterable[Variant]:
                 config = mma.Config(*kinds, c_type, plan_kind, tile)
                 shape = f"{tile.stages} × {tile.depth} bytes deep"
                 yield mma_launch.variant(f"{name} to int{8 * nbytes}, {shape}", config)
+        for c_type in (types.float32, types.float64):
+            config = mma.Config("u8", "s8", c_type, tile=tile)
+            yield mma_launch.variant(f"bytes to {c_type}, {tile.stages} × {tile.depth} bytes deep", config)
 
     yield from products(small)
     yield from _passes(mma_launch.AMPERE)

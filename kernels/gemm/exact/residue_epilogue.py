@@ -136,7 +136,19 @@ def residue_epilogue(
 
     @cuda.jit(device=True, inline="always")
     def add_residues(  # type: ignore[no-untyped-def]
-        planes, kept, first, out, start, row_stride, column_stride, rows, columns, accumulate, plan, row, column
+        planes,
+        kept,
+        first,
+        out,
+        start,
+        row_stride,
+        column_stride,
+        rows,
+        columns,
+        accumulate,
+        plan,
+        row,
+        column,
     ):
         for quarter in range(quarters):
             add_quarter(

@@ -46,9 +46,7 @@ def fraction_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return lows, middles, highs, units
 
 
-def scaled_epilogue(
-    threads: int, columns: int, strips: int
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def scaled_epilogue(threads: int, columns: int, strips: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The device functions ``keep_residues`` and ``add_residues``, as `residue_epilogue`'s but for C of float64, and
     for the workspace: a thread's accesses are of two words, eight elements.
 
@@ -141,7 +139,19 @@ def scaled_epilogue(
 
     @cuda.jit(device=True, inline="always")
     def add_residues(  # type: ignore[no-untyped-def]
-        planes, kept, first, out, start, row_stride, column_stride, rows, columns, accumulate, plan, row, column
+        planes,
+        kept,
+        first,
+        out,
+        start,
+        row_stride,
+        column_stride,
+        rows,
+        columns,
+        accumulate,
+        plan,
+        row,
+        column,
     ):
         for part in range(parts):
             add_part(

@@ -1,5 +1,5 @@
-"""Device passes over float64 matrices before their residues are made: norms of lines, a sample of them, and the powers of
-two that scale them (`scaled_residues` says what for)."""
+"""Device passes over float64 matrices before their residues are made: norms of lines, a sample of them, and the powers
+of two that scale them (`scaled_residues` says what for)."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def _add_square(size, sums):  # type: ignore[no-untyped-def]
 def norm_function(*, turned: bool) -> Callable[..., Any]:
     """The pass that adds up squares, as a function of ``NORM_ARGUMENTS``; ``THREADS`` threads a block.
 
-    Not ``turned``: any grid, a block a line; one chunk. ``turned``, where neighbours in memory are neighbouring lines: a
-    grid of (``THREADS`` lines each, chunks of ``CHUNK`` places of k), a thread a line. The order of each sum depends on
-    the depth alone.
+    Not ``turned``: any grid, a block a line; one chunk. ``turned``, where neighbours in memory are neighbouring lines:
+    a grid of (``THREADS`` lines each, chunks of ``CHUNK`` places of k), a thread a line. The order of each sum depends
+    on the depth and on ``turned`` alone.
     """
     i64, f64 = types.int64, types.float64
     threads, warps, batch, chunk, sizes = THREADS, WARPS, BATCH, CHUNK, SIZES
@@ -148,8 +148,8 @@ def norm_function(*, turned: bool) -> Callable[..., Any]:
 def join_function() -> Callable[..., Any]:
     """The norms of lines, of their sums: ``join(sums, chunks, lines, norms, plan)``; a thread a line.
 
-    norms: float64, [2, line]: a sum of squares s, and e, such that the norm is 2**e sqrt(s). Infinities and NaN are told
-    in the plan.
+    norms: float64, [2, line]: a sum of squares s, and e, such that the norm is 2**e sqrt(s). Infinities and NaN are
+    told in the plan.
     """
     f64 = types.float64
 
@@ -251,8 +251,8 @@ def square_limits() -> np.ndarray:
 
 
 def shift_function() -> Callable[..., Any]:
-    """The powers of two of lines: ``shift(norms, lines, shifts, plan, count)``; a thread a line. The first also tells the
-    plan how many moduli there are."""
+    """The powers of two of lines: ``shift(norms, lines, shifts, plan, count)``; a thread a line. The first also tells
+    the plan how many moduli there are."""
     limits = square_limits()
     i32, i64, f64 = types.int32, types.int64, types.float64
 

@@ -45,8 +45,8 @@ COUNTS = (14, 15, 16)
 tensor cores take as long as those of its float64 units, and integers more than 64 bits."""
 FRACTION_BITS = 96
 LOW_BITS, MIDDLE_BITS = 20, 44
-"""Fractions are cut into these bits and 32 high ones: sums of products with 16 bytes fit into 32, 64 and, as far as they
-count, 32 bits, and carries wait until the end."""
+"""Fractions are cut into these bits and 32 high ones: sums of products with 16 bytes fit into 32, 64 and, as far as
+they count, 32 bits, and carries wait until the end."""
 DEPTH_LIMIT = 1 << 16
 """The largest k of one product: sums of 2^16 products of two residues are at most 2^30."""
 LEAST_DEPTH = 1024
@@ -124,9 +124,7 @@ def fractions(count: int) -> tuple[tuple[int, int, int], ...]:
     """2^96 / p, rounded down, for each modulus in use: its low, middle and high bits."""
     whole = [(1 << FRACTION_BITS) // p for p in MODULI[:count]]
     above = LOW_BITS + MIDDLE_BITS
-    return tuple(
-        (each % (1 << LOW_BITS), each % (1 << above) >> LOW_BITS, each >> above) for each in whole
-    )
+    return tuple((each % (1 << LOW_BITS), each % (1 << above) >> LOW_BITS, each >> above) for each in whole)
 
 
 @functools.cache

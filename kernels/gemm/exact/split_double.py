@@ -1,7 +1,7 @@
 """``precision="split"`` of float64: products of scaled lines by residues, on the int8 tensor cores.
 
-What is computed, and why it is as accurate as float64's own units, says `scaled_residues`. Here it is enqueued, panel by
-panel of k:
+What is computed, and why it is as accurate as float64's own units, says `scaled_residues`. Here it is enqueued, panel
+by panel of k:
 
 1. a pass over each operand for the norms of its lines,
 2. one for a sample of it, and the product of both samples, of which only the least element is wanted,
@@ -17,8 +17,6 @@ Where an operand holds NaN or infinity, the panel is multiplied in float64 too.
 from __future__ import annotations
 
 import functools
-import threading
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +42,7 @@ from tilewright.kernels.gemm.exact.exact_integer import (
     planes_at,
     resident_blocks,
 )
+from tilewright.kernels.gemm.exact.outcomes import note
 from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES
 from tilewright.kernels.gemm.exact.residues import PLAN_LEAST, PLAN_LENGTH, PLAN_NONFINITE, RESIDUES
 from tilewright.kernels.gemm.exact.scaled_residues import (
@@ -51,7 +50,6 @@ from tilewright.kernels.gemm.exact.scaled_residues import (
     DEPTH_LIMIT,
     LEAST_DEPTH,
     Sample,
-    flatness,
     moduli_for,
     sample_of,
 )
@@ -64,6 +62,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import (
     compile_launchable,
     output_of,
     pass_variant,
+    read_plan,
     variant,
 )
 from tilewright.kernels.gemm.scratch import borrowed
@@ -71,9 +70,7 @@ from tilewright.kernels.gemm.tensor import mma, mma_launch
 from tilewright.kernels.gemm.tensor.double_tensor_core import DOUBLE_TENSOR_CORE
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import capability, current_device
-from tilewright.kernels.gpu.driver_error import checked
 from tilewright.kernels.gpu.recording import Rehearsal
-from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.numbers import ceil_div, round_up
 
 FLOAT64 = np.dtype(np.float64)
@@ -86,10 +83,6 @@ LEAST_SIDE = 1024
 BLOCKS_PER_MULTIPROCESSOR = 8
 NORM_RESIDENT_BLOCKS = 4
 FLOAT64_NBYTES = 8
-
-outcomes: Counter[str] = Counter()
-"""What became of panels in this process, in words, and of how many: see `outcome`."""
-_outcomes_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -128,7 +121,13 @@ def layout(m: int, n: int, k: int, processors: int, count: int = COUNTS[-1]) -> 
     line_nbytes = max(count * depth, sample_of(depth).width)
     planes_b = planes + m * line_nbytes
     return Layout(
-        depth, sums, (norms, norms_b), (shifts, shifts_b), workspace, (planes, planes_b), planes_b + n * line_nbytes
+        depth,
+        sums,
+        (norms, norms_b),
+        (shifts, shifts_b),
+        workspace,
+        (planes, planes_b),
+        planes_b + n * line_nbytes,
     )
 
 
@@ -144,14 +143,13 @@ def most_nbytes(m: int, n: int, k: int) -> int:
     return max(exact.nbytes, exact.planes[0] + sums + min(PLANES_NBYTES, deepest))
 
 
-def outcome(count: int | None, least: int, places: int, nonfinite: bool) -> str:
+def outcome(count: int | None, nonfinite: bool) -> str:
     """In words, how a panel is multiplied, and why."""
     if nonfinite:
-        return "float64 units, for NaN or infinity in an operand"
+        return "float64 in full (NaN or infinity in a panel)"
     if count is None:
-        found = flatness(least, places)
-        return f"float64 units, for numbers of too different sizes (|a| |b| is {found:.3g} times |a|.|b|)"
-    return f"{count} moduli"
+        return "float64 in full (numbers of too different sizes)"
+    return f"split-float64 by {count} moduli"
 
 
 @functools.cache
@@ -288,17 +286,10 @@ def _panel(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
 
 def _decide(plan: int, sample: Sample, stream: Any) -> int | None:
     """Wait for what the passes have found, and choose the number of moduli: None where the panel is not for them."""
-    from cuda.bindings import driver
-
-    settings = np.zeros(PLAN_LENGTH, np.int64)
-    handle = int(stream) if stream else DEFAULT_STREAM
-    copied = driver.cuMemcpyDtoHAsync(settings.ctypes.data, plan, settings.nbytes, handle)
-    checked("copying a plan from the GPU", copied)
-    checked("waiting for a plan", driver.cuStreamSynchronize(handle))
+    settings = read_plan(plan, PLAN_LENGTH, stream)
     least, nonfinite = int(settings[PLAN_LEAST]), bool(settings[PLAN_NONFINITE])
     count = None if nonfinite else moduli_for(least, sample.places)
-    with _outcomes_lock:
-        outcomes[outcome(count, least, sample.places, nonfinite)] += 1
+    note(outcome(count, nonfinite))
     return count
 
 
@@ -387,9 +378,15 @@ def _passes(minimum: Capability) -> Iterable[Variant]:
             resident_blocks(turned, True),
             minimum,
         )
-    yield pass_variant("norms of sums", scaled_passes.join_function(), scaled_passes.JOIN_ARGUMENTS, threads, 1, minimum)
-    yield pass_variant("powers of two", scaled_passes.shift_function(), scaled_passes.SHIFT_ARGUMENTS, threads, 1, minimum)
-    yield pass_variant("beginning", scaled_passes.begin_function(), scaled_passes.BEGIN_ARGUMENTS, 1, 1, minimum)
+    yield pass_variant(
+        "norms of sums", scaled_passes.join_function(), scaled_passes.JOIN_ARGUMENTS, threads, 1, minimum
+    )
+    yield pass_variant(
+        "powers of two", scaled_passes.shift_function(), scaled_passes.SHIFT_ARGUMENTS, threads, 1, minimum
+    )
+    yield pass_variant(
+        "beginning", scaled_passes.begin_function(), scaled_passes.BEGIN_ARGUMENTS, 1, 1, minimum
+    )
 
 
 def variants() -> Iterable[Variant]:

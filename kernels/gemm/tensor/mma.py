@@ -614,7 +614,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     if promoted:
                         unroll(promote, registers, (totals, sums))
                 if residues:
-                    keep_residues(sums, plane, planes, kept, cuda.blockIdx.x * kept_words + own_words * thread)
+                    keep_residues(
+                        sums, plane, planes, kept, cuda.blockIdx.x * kept_words + own_words * thread
+                    )
             tile_row, tile_column = cluster_tile(tile_index, tiles_down, tiles_across, band)
             row = i64(tile_row * tile_m + warp_row + lane // 4)
             column = i64(tile_column * tile_n + warp_column + 2 * (lane % 4))
