@@ -39,6 +39,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         residue_epilogue, "combination_tables", lambda: tuple(table.astype(object) for table in combination)
     )
+    monkeypatch.setattr(residue_epilogue, "reduced", residue_epilogue.reduced.py_func)
     monkeypatch.setattr(mma, "cluster_tile", wgmma.cluster_tile.py_func)
 
 
