@@ -457,10 +457,10 @@ def _passes(minimum: Capability) -> Iterable[Variant]:
             resident_blocks(turned, residues),
             minimum,
         )
-    for dtype, turned in itertools.product((np.float32, np.float64), (False, True)):  # of whole_floats
+    for name, turned in itertools.product(("float32", "float64"), (False, True)):  # of whole_floats
         yield pass_variant(
-            f"{np.dtype(dtype).name} to bytes{', turned' if turned else ''}",
-            byte_planes.pass_function(np.dtype(dtype), turned=turned, residues=False),
+            f"{name} to bytes{', turned' if turned else ''}",
+            byte_planes.pass_function(np.dtype(name), turned=turned, residues=False),
             byte_planes.ARGUMENTS,
             byte_planes.THREADS,
             resident_blocks(turned, False),
