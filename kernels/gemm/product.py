@@ -156,9 +156,9 @@ def matmul(
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
     precision
         ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and never require) a
-        float32 product on the tensor cores; where a device or a shape has no such kernel, and on the CPU, it is
-        computed in full. ``fp16`` makes operands above 65504 infinite, and rounds those below 6.1e-5 to multiples of
-        6e-8.
+        float32 product on the tensor cores, ``split`` a float64 one too, with no less accuracy; where a device or a
+        shape has no such kernel, and on the CPU, it is computed in full. ``fp16`` makes operands above 65504 infinite,
+        and rounds those below 6.1e-5 to multiples of 6e-8.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream
@@ -174,6 +174,8 @@ def matmul(
 
     Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
     PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
+    Large float32 and float64 matrices of small whole numbers are multiplied exactly, and rounded once, on GPUs that have
+    int8 tensor cores; to see that they are such, the call waits for what was enqueued on the stream before it.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
 
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError,
