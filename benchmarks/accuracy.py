@@ -1,6 +1,6 @@
-"""How far float64 products are from the exact ones, by residues (``precision="split"``) and in full.
+"""How far float products are from the exact ones, by residues (``precision="split"``) and in full.
 
-    python benchmarks/accuracy.py [--depth 1024 --depth 16384] [--side 1536]
+    python benchmarks/accuracy.py [--dtype float64] [--depth 1024 --depth 16384] [--side 1536]
 
 On a GPU: `tilewright.kernels.matmul` in both precisions, and cuBLAS where CuPy is there. Without one: the twin of the
 kernels, and a chain of multiply-adds, beside NumPy. Largest and root-mean-square error over some rows and columns, in
@@ -17,7 +17,6 @@ import numpy as np
 from tilewright.kernels.gemm.exact import scaled_residues
 from tilewright.kernels.gpu.device_choice import resolve_device
 
-EPS = 2 * scaled_residues.ROUNDOFF
 SOME = 32
 """Rows and columns that are compared."""
 Pair = tuple[np.ndarray, np.ndarray]
@@ -89,7 +88,7 @@ KINDS: dict[str, Callable[..., Pair]] = {
 
 def chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product as a chain of multiplications and additions forms it."""
-    c = np.zeros((len(a), b.shape[1]))
+    c = np.zeros((len(a), b.shape[1]), a.dtype)
     for left, right in zip(a.T, b, strict=True):
         c += np.outer(left, right)
     return c
@@ -97,7 +96,8 @@ def chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def errors(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> str:
     exact = a.astype(np.longdouble) @ b.astype(np.longdouble)
-    found = np.abs((c - exact).astype(np.float64)) / (EPS * (np.abs(a) @ np.abs(b)))
+    sizes = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+    found = np.abs((c - exact).astype(np.float64)) / (np.finfo(a.dtype).eps * sizes)
     return f"{found.max():9.3g} {np.sqrt(np.mean(found**2)):9.3g}"
 
 
@@ -114,26 +114,27 @@ def on_gpu(a: np.ndarray, b: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
         pass
     else:
         products["cuBLAS"] = cupy.asnumpy(cupy.asarray(a) @ cupy.asarray(b))
-    return products, ", ".join(dict.fromkeys(words)) or "too small: full"
+    return products, ", ".join(dict.fromkeys(words)) or "too small"
 
 
 def on_cpu(a: np.ndarray, b: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
     count = scaled_residues.choose(a, b)
     ours = a @ b if count is None else scaled_residues.multiply(a, b, count)
-    said = "too different sizes: full" if count is None else f"{count} moduli"
+    said = "too different sizes" if count is None else f"{count} moduli"
     return {"split": ours, "chain": chain(a, b), "NumPy": a @ b}, said
 
 
 @click.command()
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float64", show_default=True)
 @click.option("--depth", "depths", multiple=True, type=int, help="k; may be given more than once.")
 @click.option("--side", type=int, help="Rows of A, and columns of B.  [default: 1536 on a GPU, else 32]")
-def main(depths: tuple[int, ...], side: int | None) -> None:
+def main(dtype: str, depths: tuple[int, ...], side: int | None) -> None:
     gpu = resolve_device("auto") == "cuda"
     side = side or (1536 if gpu else SOME)
     rng = np.random.default_rng(1)
     for k in depths or ((1, 64, 1024, 16384, 2**17) if gpu else (1024, 8192)):
         for name, pair in KINDS.items():
-            a, b = pair(rng, side, k)
+            a, b = (factor.astype(dtype) for factor in pair(rng, side, k))
             products, said = (on_gpu if gpu else on_cpu)(a, b)
             some = {key: errors(c[:SOME, :SOME], a[:SOME], b[:, :SOME]) for key, c in products.items()}
             print(f"k = {k:6}  {name:18}", *(f"{key} {text}" for key, text in some.items()), said, flush=True)

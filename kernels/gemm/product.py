@@ -174,8 +174,8 @@ def matmul(
 
     Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
     PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
-    Large float32 and float64 matrices of small whole numbers are multiplied exactly, and rounded once, on GPUs that have
-    int8 tensor cores; to see that they are such, the call waits for what was enqueued on the stream before it.
+    Large float32 and float64 matrices of small whole numbers are multiplied exactly, and rounded once, on GPUs that
+    have int8 tensor cores; to see that they are such, the call waits for what was enqueued on the stream before.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
 
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError,

@@ -46,6 +46,9 @@ TURN_SIDE = 128
 TURN_BAND = 32
 """Such tiles below each other before the walk moves on in k."""
 ALL_LANES = 0xFFFFFFFF
+WHOLE, WHOLE_BITS = 3.0 * 2**22, 0x4B400000
+"""A float32 at which numbers have steps of 1, and its bits: what is added to one of the two appears in the other, and
+the lowest 22 bits are 0."""
 NOT_WHOLE = -(1 << 31)
 """Stands in the range of floats for one that is no whole number, or too large to be a byte."""
 BOTH = 2
@@ -66,19 +69,28 @@ ARGUMENTS = (
 
 
 def residue_table() -> np.ndarray:
-    """[side, count, plane] -> (weights of the low bytes, of the high bytes, bias, p): int32, packed as dp4a
-    takes them.
+    """[side, count, plane] -> (weights of the low bytes, of the high bytes, bias, p): 32 bits each, packed as dp4a
+    takes them. The bias has the bits of `WHOLE` beside.
 
     Side 0 is A, whose residues carry the weight of the Chinese remainder theorem, side 1 is B.
     """
     size = len(MODULI)
-    table = np.zeros((2, size + 1, size, 4), np.int32)
+    table = np.zeros((2, size + 1, size, 4), np.uint32)
     for count in range(1, size + 1):
         for plane, modulus in enumerate(modulus_set(count).moduli):
             for side in range(2):
                 weights, bias = byte_weights(modulus, weighted=side == 0)
-                low, high = np.array(weights, np.int8).view(np.int32)
-                table[side, count, plane] = low, high, bias, modulus.p
+                low, high = np.array(weights, np.int8).view(np.uint32)
+                table[side, count, plane] = low, high, WHOLE_BITS + bias, modulus.p
+    return table
+
+
+def inverse_table() -> np.ndarray:
+    """[count, plane] -> 1 / p, float32."""
+    size = len(MODULI)
+    table = np.zeros((size + 1, size), np.float32)
+    for count in range(1, size + 1):
+        table[count, :count] = np.float32(1) / np.array(MODULI[:count], np.float32)
     return table
 
 
@@ -95,11 +107,9 @@ def _same(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
 def _whole_float(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
     """The number if it is whole and below 2**21, else NOT_WHOLE. Adding 3 2**22, at which float32 has steps of 1,
     rounds it to a whole number that stands in the low bits; conversions would take several times as long."""
-    moved = floats.add32(value, types.float32(12582912.0))
-    whole = floats.subtract32(moved, types.float32(12582912.0)) == value and abs(value) < types.float32(
-        2097152.0
-    )
-    number = types.int64(types.int32(floats.float_bits(moved)) - types.int32(0x4B400000))
+    moved = floats.add32(value, types.float32(WHOLE))
+    whole = floats.subtract32(moved, types.float32(WHOLE)) == value and abs(value) < types.float32(2097152.0)
+    number = types.int64(types.int32(floats.float_bits(moved)) - types.int32(WHOLE_BITS))
     return number if whole else types.int64(NOT_WHOLE)
 
 
@@ -114,7 +124,7 @@ def _whole_double(value, low_factor, high_factor):  # type: ignore[no-untyped-de
 @cuda.jit(device=True, inline="always")
 def _scaled(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
     """The nearest integer of a number times two powers of two."""
-    return floats.nearest_wide(value * low_factor * high_factor)
+    return floats.nearest_wide(types.float64(value) * low_factor * high_factor)
 
 
 @cuda.jit(device=True, inline="always")
@@ -135,7 +145,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     modulo 2**64 that is the same matrix. Shared memory: 8,448 bytes if turned.
 
     Of floats the pass that finds the range looks for whole numbers: it ends where it, or another, has met one that is
-    none, and the range then has NOT_WHOLE for its least value. Residues of float64 are those of the integers that
+    none, and the range then has NOT_WHOLE for its least value. Residues of floats are those of the integers that
     `scaled_residues` says, by the powers of two (int32 a line) whose addresses are in the plan.
     """
     element = _values(dtype)
@@ -147,7 +157,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         integer_of = _scaled
     else:
         integer_of = _whole_double if dtype.itemsize == 8 else _whole_float
-    table = residue_table()
+    table, inverses = residue_table(), inverse_table()
     wide_minimum, wide_maximum = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     u32, i64, u64 = types.uint32, types.int64, types.uint64
     batch = TURN_LINES // 32 * (TURN_QUADS // WARPS)
@@ -156,21 +166,24 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     turn_lines, turn_quads, warps = TURN_LINES, TURN_QUADS, WARPS
 
     @cuda.jit(device=True, inline="always")
-    def word_of(values, first, low, high, bias, p):  # type: ignore[no-untyped-def]
+    def word_of(values, first, low, high, bias, p, inverse):  # type: ignore[no-untyped-def]
         """The bytes of four values: residues, or without ``residues`` the lowest ones."""
-        word = u32(0)
+        rests = cuda.local.array(4, u32)
         for e in range(4):
-            value = values[first + e]
             if residues:
-                shifted = types.uint64(value) ^ types.uint64(0x8000000000000000)
-                total = integers.dot_bytes(u32(shifted >> types.uint64(32)), high, bias)
-                total = integers.dot_bytes(u32(shifted), low, total)
-                # Exact: |total| < 2**19, and total / p is never so near to a half that rounding could go
-                # wrong.
-                quotient = types.int32(floats.round_to_int(types.float32(total) * (types.float32(1) / p)))
-                value = total - quotient * types.int32(p)
-            word |= (u32(value) & u32(255)) << u32(8 * e)
-        return word
+                shifted = u64(values[first + e]) ^ u64(0x8000000000000000)
+                # The bits of WHOLE and a sum of less than 2**19, hence the float32 that is their sum: no conversion.
+                total = integers.dot_of_bytes(u32(shifted >> u64(32)), high, bias)
+                total = integers.dot_of_bytes(u32(shifted), low, total)
+                number = floats.subtract32(floats.word_float(total), types.float32(WHOLE))
+                # WHOLE and the nearest quotient; the sum over p is never so near to a half that it could be wrong.
+                quotient = cuda.fma(number, inverse, types.float32(WHOLE))
+                rests[e] = total - floats.float_word(quotient) * p
+            else:
+                rests[e] = u32(values[first + e])
+        front = integers.byte_permute(rests[0], rests[1], u32(0x0040))
+        back = integers.byte_permute(rests[2], rests[3], u32(0x0040))
+        return integers.byte_permute(front, back, u32(0x5410))
 
     @cuda.jit(device=True, inline="always")
     def report_range(low, high, plan, side):  # type: ignore[no-untyped-def]
@@ -223,10 +236,10 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
                     for plane in range(planes):
                         entry = table[side, planes, plane]
                         words[plane * plane_words + place] = word_of(
-                            values, 0, entry[0], entry[1], entry[2], types.float32(entry[3])
+                            values, 0, entry[0], entry[1], entry[2], entry[3], inverses[planes, plane]
                         )
                 else:
-                    words[place] = word_of(values, 0, 0, 0, 0, types.float32(0))
+                    words[place] = word_of(values, 0, u32(0), u32(0), u32(0), u32(0), types.float32(0))
                     for e in range(4):
                         low, high = min(low, values[e]), max(high, values[e])
         if not residues:
@@ -278,21 +291,23 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             for plane in range(planes):
                 if residues:
                     entry = table[side, planes, plane]
-                    low_weights, high_weights, bias, p = entry[0], entry[1], entry[2], types.float32(entry[3])
+                    low_weights, high_weights, bias, p = entry[0], entry[1], entry[2], entry[3]
+                    inverse = inverses[planes, plane]
                 else:
-                    low_weights, high_weights, bias, p = 0, 0, 0, types.float32(0)
+                    low_weights, high_weights, bias, p = u32(0), u32(0), u32(0), u32(0)
+                    inverse = types.float32(0)
                 cuda.syncthreads()  # the plane before has been written out
                 for i in range(batch):
                     tile[lane + 32 * (i % 2), warp + warps * (i // 2)] = word_of(
-                        values, 4 * i, low_weights, high_weights, bias, p
+                        values, 4 * i, low_weights, high_weights, bias, p, inverse
                     )
                 cuda.syncthreads()  # the tile is complete
+                quad = first_quad + lane
+                place = plane * plane_words + (first_line + warp) * i64(target_line_words) + quad
                 for i in range(turn_lines // warps):
-                    line = first_line + warp + warps * i
-                    quad = first_quad + lane
-                    if line < lines and quad < quads:
-                        place = plane * plane_words + line * i64(target_line_words) + quad
+                    if first_line + warp + warps * i < lines and quad < quads:
                         words[place] = tile[warp + warps * i, lane]
+                    place += warps * target_line_words
         if not residues:
             report_range(low, high, settings, side)
 

@@ -183,7 +183,7 @@ def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
 def resident_blocks(turned: bool, residues: bool) -> int:
     """Blocks of a pass on a multiprocessor: what a tile keeps in registers leaves no room for more."""
     if turned:
-        return 1 if residues else 2
+        return 2
     return 3 if residues else 4
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,16 +40,18 @@ def fraction_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     shape = (size + 1, size)
     lows, middles, highs = np.zeros(shape, np.uint32), np.zeros(shape, np.uint64), np.zeros(shape, np.uint32)
     units = np.zeros((size + 1, 2), np.float64)
-    for count in COUNTS:
+    for count in itertools.chain(*COUNTS.values()):
         for i, (low, middle, high) in enumerate(fractions(count)):
             lows[count, i], middles[count, i], highs[count, i] = low, middle, high
         units[count] = unit(count)
     return lows, middles, highs, units
 
 
-def scaled_epilogue(threads: int, columns: int, strips: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The device functions ``keep_residues`` and ``add_residues``, as `residue_epilogue`'s but for C of float64, and
-    for the workspace: a thread's accesses are of two words, eight elements.
+def scaled_epilogue(
+    threads: int, columns: int, strips: int, c_type: Any
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The device functions ``keep_residues`` and ``add_residues``, as `residue_epilogue`'s but for C of floats, and for
+    the workspace: a thread's accesses are of two words, eight elements.
 
     The last arguments of ``add_residues`` are the plan, which says where the powers of two of rows and columns lie, and
     the thread's first row and column in C. 64 accumulating bits are in use for each element of the eight, and 32 twice.
@@ -130,9 +133,9 @@ def scaled_epilogue(threads: int, columns: int, strips: int) -> tuple[Callable[.
                             shift,
                         )
                         if accumulate != 0:
-                            out[target] += value
+                            out[target] += c_type(value)
                         else:
-                            out[target] = value
+                            out[target] = c_type(value)
                     target += 8 * row_stride
                 across += column_stride
             across += 6 * column_stride

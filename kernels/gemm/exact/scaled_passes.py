@@ -1,8 +1,9 @@
-"""Device passes over float64 matrices before their residues are made: norms of lines, a sample of them, and the powers
+"""Device passes over float matrices before their residues are made: norms of lines, a sample of them, and the powers
 of two that scale them (`scaled_residues` says what for)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -84,18 +85,18 @@ def _add_square(size, sums):  # type: ignore[no-untyped-def]
         sums[0] += size * size
 
 
-def norm_function(*, turned: bool) -> Callable[..., Any]:
+def norm_function(dtype: np.dtype, *, turned: bool) -> Callable[..., Any]:
     """The pass that adds up squares, as a function of ``NORM_ARGUMENTS``; ``THREADS`` threads a block.
 
     Not ``turned``: any grid, a block a line; one chunk. ``turned``, where neighbours in memory are neighbouring lines:
     a grid of (``THREADS`` lines each, chunks of ``CHUNK`` places of k), a thread a line. The order of each sum depends
     on the depth and on ``turned`` alone.
     """
-    i64, f64 = types.int64, types.float64
+    i64, f64, element = types.int64, types.float64, getattr(types, dtype.name)
     threads, warps, batch, chunk, sizes = THREADS, WARPS, BATCH, CHUNK, SIZES
 
     def across(source, line_stride, k_stride, lines, depth, sums):  # type: ignore[no-untyped-def]
-        elements, found = memory.global_array(source, f64), memory.global_array(sums, f64)
+        elements, found = memory.global_array(source, element), memory.global_array(sums, f64)
         line = i64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
         if line >= lines:
             return
@@ -107,14 +108,14 @@ def norm_function(*, turned: bool) -> Callable[..., Any]:
         last = min(i64(depth), first + chunk)
         for start in range(first, last, batch):
             for e in range(batch):
-                values[e] = abs(elements[line * line_stride + min(start + e, last - 1) * k_stride])
+                values[e] = abs(f64(elements[line * line_stride + min(start + e, last - 1) * k_stride]))
             for e in range(batch):
                 _add_square(values[e] if start + e < last else 0.0, partial)
         for size in range(sizes):
             found[(size * i64(cuda.gridDim.y) + cuda.blockIdx.y) * lines + line] = partial[size]
 
     def along(source, line_stride, k_stride, lines, depth, sums):  # type: ignore[no-untyped-def]
-        elements, found = memory.global_array(source, f64), memory.global_array(sums, f64)
+        elements, found = memory.global_array(source, element), memory.global_array(sums, f64)
         partial = cuda.local.array(sizes, f64)
         values = cuda.local.array(batch, f64)
         shared = cuda.shared.array((sizes, warps), f64)
@@ -125,7 +126,7 @@ def norm_function(*, turned: bool) -> Callable[..., Any]:
             for start in range(thread, depth, threads * batch):
                 for e in range(batch):
                     place = min(start + e * threads, depth - 1)
-                    values[e] = abs(elements[line * line_stride + place * k_stride])
+                    values[e] = abs(f64(elements[line * line_stride + place * k_stride]))
                 for e in range(batch):
                     _add_square(values[e] if start + e * threads < depth else 0.0, partial)
             for size in range(sizes):
@@ -177,13 +178,14 @@ def join_function() -> Callable[..., Any]:
     return join
 
 
-def sample_function(*, turned: bool) -> Callable[..., Any]:
+def sample_function(dtype: np.dtype, *, turned: bool) -> Callable[..., Any]:
     """The pass that writes a sample of absolute values, as a function of ``SAMPLE_ARGUMENTS``; ``THREADS`` threads a
     block. Lines of zeros have the largest value throughout: they have no part in the least sum.
 
     Not ``turned``: any grid, a block a line. ``turned``: a grid of (``THREADS`` lines each, blocks of the target).
     """
     i32, i64, u32, f64 = types.int32, types.int64, types.uint32, types.float64
+    element = getattr(types, dtype.name)
     threads, side, largest, steps = THREADS, SAMPLE_BLOCK, SAMPLE_LARGEST, SAMPLE_SCALE
 
     @cuda.jit(device=True, inline="always")
@@ -202,7 +204,7 @@ def sample_function(*, turned: bool) -> Callable[..., Any]:
     def across(  # type: ignore[no-untyped-def]
         source, line_stride, k_stride, lines, depth, target, blocks, stride, norms
     ):
-        elements, words = memory.global_array(source, f64), memory.global_array(target, u32)
+        elements, words = memory.global_array(source, element), memory.global_array(target, u32)
         line = i64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
         if line >= lines:
             return
@@ -214,7 +216,7 @@ def sample_function(*, turned: bool) -> Callable[..., Any]:
         for start in range(0, side, 16):
             for e in range(16):
                 place = min(first + start + e, i64(depth) - 1)
-                values[e] = elements[line * line_stride + place * k_stride]
+                values[e] = f64(elements[line * line_stride + place * k_stride])
             for w in range(4):
                 packed[w] = 0
                 for e in range(4):
@@ -225,7 +227,7 @@ def sample_function(*, turned: bool) -> Callable[..., Any]:
     def along(  # type: ignore[no-untyped-def]
         source, line_stride, k_stride, lines, depth, target, blocks, stride, norms
     ):
-        elements, words = memory.global_array(source, f64), memory.global_array(target, u32)
+        elements, words = memory.global_array(source, element), memory.global_array(target, u32)
         all_blocks = (depth + side - 1) // side
         for line in range(cuda.blockIdx.x, lines, cuda.gridDim.x):
             scale, inverse = factors_of(norms, line, lines, depth)
@@ -234,7 +236,7 @@ def sample_function(*, turned: bool) -> Callable[..., Any]:
                 first = i64(block_of(number, stride, all_blocks)) * side + word % (side // 4) * 4
                 packed = u32(0)
                 for e in range(4):
-                    value = elements[line * line_stride + min(first + e, i64(depth) - 1) * k_stride]
+                    value = f64(elements[line * line_stride + min(first + e, i64(depth) - 1) * k_stride])
                     value = value if first + e < depth else 0.0
                     packed |= step_of(value, scale, inverse) << u32(8 * e)
                 words[i64(line) * blocks * (side // 4) + word] = packed
@@ -243,9 +245,9 @@ def sample_function(*, turned: bool) -> Callable[..., Any]:
 
 
 def square_limits() -> np.ndarray:
-    """For each number of moduli the largest square of a line's norm, as a multiple of 2**64 (float64)."""
+    """For each number of moduli the largest square of a line's norm, in units of 2**64 (float64)."""
     limits = np.zeros(len(MODULI) + 1)
-    for count in COUNTS:
+    for count in itertools.chain(*COUNTS.values()):
         limits[count] = largest_norm(count) ** 2 * 2.0**-64
     return limits
 

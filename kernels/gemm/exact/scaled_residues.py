@@ -1,4 +1,6 @@
-"""float64 products from 8-bit integer ones: the scaling of lines, the choice of moduli, and a twin of the kernels.
+"""Float products from 8-bit integer ones: the scaling of lines, the choice of moduli, and a twin of the kernels.
+
+All of this is said of float64; float32 products are formed in the same way, with u = 2^-24 and fewer moduli.
 
 A line (a row of A, a column of B) is multiplied by a power of two and rounded to integers, such that its Euclidean norm
 is at most Q. By Cauchy and Schwarz no element of the product of integers exceeds Q^2, and with Q^2 < P / 2 its residues
@@ -40,9 +42,12 @@ import numpy as np
 from tilewright.kernels.gemm.exact.residues import MARGIN, MODULI, modulus_set
 from tilewright.kernels.numbers import ceil_div
 
-COUNTS = (14, 15, 16)
-"""Numbers of moduli that are used. With fewer the error is larger than float64's own; with more, products of Hopper's
-tensor cores take as long as those of its float64 units, and integers more than 64 bits."""
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+COUNTS: dict[np.dtype, tuple[int, ...]] = {FLOAT32: (7, 8, 9), FLOAT64: (14, 15, 16)}
+"""Numbers of moduli that are used for products of a dtype. With fewer the error is larger than the dtype's own; with
+more, products take as long as those of Hopper's float64 units, or by six products of bfloat16, and float64's integers
+more than 64 bits."""
+ROUNDOFF: dict[np.dtype, float] = {FLOAT32: 2.0**-24, FLOAT64: 2.0**-53}
 FRACTION_BITS = 96
 LOW_BITS, MIDDLE_BITS = 20, 44
 """Fractions are cut into these bits and 32 high ones: sums of products with 16 bytes fit into 32, 64 and, as far as
@@ -51,9 +56,8 @@ DEPTH_LIMIT = 1 << 16
 """The largest k of one product: sums of 2^16 products of two residues are at most 2^30."""
 LEAST_DEPTH = 1024
 """The least k: below, the bound of the error in the worst case would be larger than that of ordinary sums."""
-ROUNDOFF = 2.0**-53
 LARGEST_ERROR = 1.0
-"""The largest standard deviation of an element's error, in units of `ROUNDOFF` |a|.|b|, as the sample shows it."""
+"""The largest standard deviation of an element's error, in units of u |a|.|b|, as the sample shows it."""
 SAMPLE_BLOCK = 128
 """Consecutive places of k that are in the sample together."""
 SAMPLE_SHARE = 8
@@ -74,9 +78,9 @@ def largest_norm(count: int) -> float:
 
 
 @functools.cache
-def largest_flatness(count: int) -> float:
+def largest_flatness(dtype: np.dtype, count: int) -> float:
     """The largest flatness for which ``count`` moduli are enough."""
-    return LARGEST_ERROR * ROUNDOFF * largest_norm(count) / math.sqrt(2 / 3)
+    return LARGEST_ERROR * ROUNDOFF[dtype] * largest_norm(count) / math.sqrt(2 / 3)
 
 
 class Sample(NamedTuple):
@@ -113,10 +117,10 @@ def flatness(least: int, places: int) -> float:
     return math.inf if least <= 0 else places * SAMPLE_SCALE**2 / least
 
 
-def moduli_for(least: int, places: int) -> int | None:
+def moduli_for(dtype: np.dtype, least: int, places: int) -> int | None:
     """The number of moduli for a product whose sample has the least element ``least``; None where none is enough."""
     found = flatness(least, places)
-    return next((count for count in COUNTS if found <= largest_flatness(count)), None)
+    return next((count for count in COUNTS[dtype] if found <= largest_flatness(dtype, count)), None)
 
 
 @functools.cache
@@ -137,7 +141,7 @@ def unit(count: int) -> tuple[float, float]:
 
 
 def exponents(lines: np.ndarray, count: int) -> np.ndarray:
-    """By which power of two each line of finite numbers is multiplied; 0 for lines of zeros. int64."""
+    """By which power of two each line of finite numbers (float64) is multiplied; 0 for lines of zeros. int64."""
     _, tops = np.frexp(np.abs(lines).max(axis=1))
     scaled = np.ldexp(lines, -tops[:, None].astype(np.int64))
     squares = np.sum(scaled * scaled, axis=1)
@@ -179,15 +183,16 @@ def least_of_sample(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def choose(a: np.ndarray, b: np.ndarray) -> int | None:
-    """The number of moduli for A B; None where the product is left to float64's own units."""
+    """The number of moduli for A B of one dtype; None where the product is left to others."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return None
-    return moduli_for(least_of_sample(a, b), sample_of(a.shape[1]).places)
+    least = least_of_sample(a.astype(np.float64), b.astype(np.float64))
+    return moduli_for(a.dtype, least, sample_of(a.shape[1]).places)
 
 
 def multiply(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
-    """A B by ``count`` moduli, as the kernels form it; A (m × k) and B (k × n) of finite float64 numbers."""
-    rows, columns = a, np.ascontiguousarray(b.T)
+    """A B by ``count`` moduli, as the kernels form it; A (m × k) and B (k × n) of finite numbers of one dtype."""
+    rows, columns = a.astype(np.float64), np.ascontiguousarray(b.T, np.float64)
     of_rows, of_columns = exponents(rows, count), exponents(columns, count)
     left, right = integers(rows, of_rows), integers(columns, of_columns)
     words = [np.zeros((len(rows), len(columns)), np.uint64) for _ in range(3)]
@@ -198,7 +203,9 @@ def multiply(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
         rest = sums.astype(np.int64).astype(np.uint64) % np.uint64(modulus.p)
         for word, part in zip(words, parts, strict=True):
             word += rest * np.uint64(part)
-    return scaled_back(words, count, of_rows[:, None] + of_columns[None, :])
+    product = scaled_back(words, count, of_rows[:, None] + of_columns[None, :])
+    with np.errstate(over="ignore"):
+        return product.astype(a.dtype)
 
 
 def scaled_back(sums: list[np.ndarray], count: int, shifts: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ LEAST_WORK = 1 << 38
 PLANES_NBYTES = 1 << 30
 """What the bytes of both factors may take: as much is kept free for every product that might need it."""
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-_C_TYPES = {4: types.float32, 8: types.float64}
+C_TYPES = {4: types.float32, 8: types.float64}
 OUTCOME = "exact-integer (small whole numbers)"
 
 
@@ -81,8 +81,8 @@ def multiply(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bo
     A problem that `fits`; lower: as ``GemmKernel`` says.
     """
     engine = WGMMA if capability(current_device()) == HOPPER else MMA
-    output = output_of(c, _C_TYPES[c.dtype.itemsize], lower=lower)
-    left, right = _lines(matrix(a), c.dtype), _lines(matrix(b).transposed(), c.dtype)
+    output = output_of(c, C_TYPES[c.dtype.itemsize], lower=lower)
+    left, right = lines_of(matrix(a), c.dtype), lines_of(matrix(b).transposed(), c.dtype)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
     depth = left.depth
@@ -120,8 +120,8 @@ def _compile(
     compile_passes((a, b), [engine.config("s8", "s8", c_type)], engine, device)
 
 
-def _lines(operand: Matrix, dtype: np.dtype) -> Lines:
-    """The rows of a matrix."""
+def lines_of(operand: Matrix, dtype: np.dtype) -> Lines:
+    """The rows of a matrix of floats."""
     size = dtype.itemsize
     strides = [stride // size for stride in operand.strides]
     return Lines(operand.pointer, dtype, operand.shape[0], operand.shape[1], strides[0], strides[1])

@@ -151,8 +151,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     selects = config.selection != ""
     select = selection(tile_n, config.selection, integer=config.integer, mutual=config.mutual)
     wait_stores = bulk_copy.bulk_wait(0, read=False)
-    if residues and c_type is types.float64:
-        keep_residues, add_residues = scaled_epilogue(WARPGROUP * consumers, tile_n, 1)
+    if residues and c_type in (types.float32, types.float64):
+        keep_residues, add_residues = scaled_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
         own_words = OWN_WORDS
     else:
         keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)

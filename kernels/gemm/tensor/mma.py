@@ -467,8 +467,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     middle_steps = _steps(loaders[2:], multiply, tiles_m, tiles_n)
     converted = (c_type, c_type, c_type) if integer else conversions(config)
     store = _strips(sum_store(warp_n, converted, flagged_only=config.flagged_only), tiles_m, strip_sums)
-    if residues and c_type is types.float64:
-        keep_residues, add_residues = scaled_epilogue(tile.threads, warp_n, tiles_m)
+    if residues and c_type in (types.float32, types.float64):
+        keep_residues, add_residues = scaled_epilogue(tile.threads, warp_n, tiles_m, c_type)
         own_words = OWN_WORDS
     else:
         keep_residues, add_residues = residue_epilogue(tile.threads, warp_n, tiles_m, c_type)

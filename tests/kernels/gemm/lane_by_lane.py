@@ -399,7 +399,6 @@ def funnel_right(low: int, high: int, shift: int) -> int:
 
 INTEGER_TYPES = SimpleNamespace(
     **{name: Integer(name) for name in (f"{sign}int{8 << i}" for sign in ("", "u") for i in range(4))},
-    float64=np.float64,
 )
 
 INTEGER_PTX = SimpleNamespace(

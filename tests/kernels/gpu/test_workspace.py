@@ -31,7 +31,7 @@ if SIMULATOR:
 
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gemm.cores import partial_sums, repitch, skinny_launch, warp_tiled_launch
-from tilewright.kernels.gemm.exact import exact_integer, residues, split_double, whole_floats
+from tilewright.kernels.gemm.exact import exact_integer, residues, split_residues, whole_floats
 from tilewright.kernels.gemm.hopper import (
     float_operand,
     half_tensor_core,
@@ -51,7 +51,7 @@ MODULES = (
     double_mma_launch,
     double_tensor_core,
     exact_integer,
-    split_double,
+    split_residues,
     whole_floats,
     float_operand,
     half_tensor_core,

@@ -1,17 +1,18 @@
-"""``precision="split"`` of float64: products of scaled lines by residues, on the int8 tensor cores.
+"""``precision="split"``: products of scaled lines by residues, on the int8 tensor cores; of float64, and of float32.
 
-What is computed, and why it is as accurate as float64's own units, says `scaled_residues`. Here it is enqueued, panel
-by panel of k:
+What is computed, and why it is as accurate as sums in the dtype itself, says `scaled_residues`. Here it is enqueued,
+panel by panel of k:
 
 1. a pass over each operand for the norms of its lines,
 2. one for a sample of it, and the product of both samples, of which only the least element is wanted,
 3. the host reads that: how many moduli are enough, or that none are;
-4. the powers of two, the residues, and one product for each modulus; or else the product in float64.
+4. the powers of two, the residues, and one product for each modulus; or else the product by another kernel, which is
+   float64's own, and for float32 the one that splits into bfloat16 parts.
 
 The host waits in step 3 for what was enqueued on the stream before: its launches would otherwise have to fit any number
-of moduli, and float64's own product.
+of moduli, and the other kernel.
 
-Where an operand holds NaN or infinity, the panel is multiplied in float64 too.
+Where an operand holds NaN or infinity, the other kernel multiplies the panel too.
 """
 
 from __future__ import annotations
@@ -48,11 +49,15 @@ from tilewright.kernels.gemm.exact.residues import PLAN_LEAST, PLAN_LENGTH, PLAN
 from tilewright.kernels.gemm.exact.scaled_residues import (
     COUNTS,
     DEPTH_LIMIT,
+    FLOAT32,
+    FLOAT64,
     LEAST_DEPTH,
     Sample,
     moduli_for,
     sample_of,
 )
+from tilewright.kernels.gemm.exact.whole_floats import C_TYPES, lines_of
+from tilewright.kernels.gemm.hopper.split_float import SPLIT
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gemm.hopper.wgmma_launch import (
     HOPPER,
@@ -68,20 +73,24 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import (
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.tensor import mma, mma_launch
 from tilewright.kernels.gemm.tensor.double_tensor_core import DOUBLE_TENSOR_CORE
+from tilewright.kernels.gemm.tensor.float_mma import SPLIT_MMA
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import capability, current_device
 from tilewright.kernels.gpu.recording import Rehearsal
 from tilewright.kernels.numbers import ceil_div, round_up
 
-FLOAT64 = np.dtype(np.float64)
 PLANES_NBYTES = 4 << 30
 """What the residues of both operands of one panel of k may take: more than those of integers, since a panel more means
 that all of C is put together once more."""
-LEAST_WORK = 1 << 35
+LEAST_WORK = {FLOAT32: 1 << 36, FLOAT64: 1 << 35}
 """m n k below which passes and launches cost more than is saved."""
+FAST_FLOAT64: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0))
+"""Where float64 units are fast enough that putting float32 products together by them pays."""
 LEAST_SIDE = 1024
 BLOCKS_PER_MULTIPROCESSOR = 8
 NORM_RESIDENT_BLOCKS = 4
+GROUP = 8
+"""Of `wgmma_config.Config`: what blocks multiply at one time is nearly a square of C, as they read all moduli of it."""
 FLOAT64_NBYTES = 8
 
 
@@ -98,17 +107,16 @@ class Layout:
     nbytes: int
 
 
-def panel_depth(m: int, n: int, k: int) -> int:
+def panel_depth(dtype: np.dtype, m: int, n: int, k: int) -> int:
     """Elements of k in a panel; panels are about equally deep."""
-    unit = COUNTS[-1] * (m + n) * LINE_UNIT
+    unit = COUNTS[dtype][-1] * (m + n) * LINE_UNIT
     most = min(DEPTH_LIMIT, max(PLANES_NBYTES // unit, 1) * LINE_UNIT)
     return round_up(ceil_div(k, ceil_div(k, most)), LINE_UNIT)
 
 
-def layout(m: int, n: int, k: int, processors: int, count: int = COUNTS[-1]) -> Layout:
-    """How the scratch memory of a product by ``count`` moduli is used; which of A and B lies along C's rows makes no
-    difference."""
-    depth = panel_depth(m, n, k)
+def layout(dtype: np.dtype, m: int, n: int, k: int, processors: int) -> Layout:
+    """How the scratch memory of a product is used; which of A and B lies along C's rows makes no difference."""
+    depth = panel_depth(dtype, m, n, k)
     chunks = ceil_div(depth, scaled_passes.CHUNK)
     sums = PLAN_NBYTES
     norms = round_up(sums + scaled_passes.SIZES * chunks * max(m, n) * FLOAT64_NBYTES, LINE_UNIT)
@@ -118,7 +126,7 @@ def layout(m: int, n: int, k: int, processors: int, count: int = COUNTS[-1]) -> 
     workspace = round_up(shifts_b + 4 * n, LINE_UNIT)
     blocks = min(processors, CLUSTER * ceil_div(m, CLUSTER_SIDE) * ceil_div(n, CLUSTER_SIDE))
     planes = workspace + blocks * WORKSPACE_NBYTES
-    line_nbytes = max(count * depth, sample_of(depth).width)
+    line_nbytes = max(COUNTS[dtype][-1] * depth, sample_of(depth).width)
     planes_b = planes + m * line_nbytes
     return Layout(
         depth,
@@ -131,31 +139,30 @@ def layout(m: int, n: int, k: int, processors: int, count: int = COUNTS[-1]) -> 
     )
 
 
-def most_nbytes(m: int, n: int, k: int) -> int:
-    """An upper bound for the scratch memory of a product of these sides or smaller ones."""
-    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
+def most_nbytes(dtype: np.dtype, m: int, n: int, k: int) -> int:
+    """An upper bound for the scratch memory of a product of these sides or smaller ones, by residues alone."""
+    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK[dtype]:
         return 0
-    exact = layout(m, n, k, MOST_MULTIPROCESSORS)
+    exact = layout(dtype, m, n, k, MOST_MULTIPROCESSORS)
     # Of shorter sides more of k fits into a panel.
-    deepest = COUNTS[-1] * (m + n) * round_up(min(k, DEPTH_LIMIT), LINE_UNIT)
+    deepest = COUNTS[dtype][-1] * (m + n) * round_up(min(k, DEPTH_LIMIT), LINE_UNIT)
     chunks = ceil_div(min(k + LINE_UNIT, DEPTH_LIMIT), scaled_passes.CHUNK)
     sums = scaled_passes.SIZES * chunks * max(m, n) * FLOAT64_NBYTES
     return max(exact.nbytes, exact.planes[0] + sums + min(PLANES_NBYTES, deepest))
 
 
-def outcome(count: int | None, nonfinite: bool) -> str:
+def outcome(dtype: np.dtype, count: int | None, nonfinite: bool) -> str:
     """In words, how a panel is multiplied, and why."""
-    if nonfinite:
-        return "float64 in full (NaN or infinity in a panel)"
-    if count is None:
-        return "float64 in full (numbers of too different sizes)"
-    return f"split-float64 by {count} moduli"
+    if count is not None:
+        return f"split-{dtype} by {count} moduli"
+    other = "float64 in full" if dtype == FLOAT64 else "float32 in bfloat16 parts"
+    return f"{other} ({'NaN or infinity in a panel' if nonfinite else 'numbers of too different sizes'})"
 
 
 @functools.cache
-def _norms(turned: bool) -> Launchable:
+def _norms(dtype: np.dtype, turned: bool) -> Launchable:
     return compile_launchable(
-        scaled_passes.norm_function(turned=turned),
+        scaled_passes.norm_function(dtype, turned=turned),
         scaled_passes.NORM_ARGUMENTS,
         threads=scaled_passes.THREADS,
         blocks_per_multiprocessor=NORM_RESIDENT_BLOCKS,
@@ -163,9 +170,9 @@ def _norms(turned: bool) -> Launchable:
 
 
 @functools.cache
-def _sample(turned: bool) -> Launchable:
+def _sample(dtype: np.dtype, turned: bool) -> Launchable:
     return compile_launchable(
-        scaled_passes.sample_function(turned=turned),
+        scaled_passes.sample_function(dtype, turned=turned),
         scaled_passes.SAMPLE_ARGUMENTS,
         threads=scaled_passes.THREADS,
         blocks_per_multiprocessor=NORM_RESIDENT_BLOCKS,
@@ -203,14 +210,16 @@ def _grid(lines: Lines, across: int) -> int | tuple[int, int]:
 
 def _find_norms(lines: Lines, sums: int, norms: int, plan: int, stream: Any) -> None:
     chunks = ceil_div(lines.depth, scaled_passes.CHUNK) if lines.turned else 1
-    _norms(lines.turned).launch(_grid(lines, chunks), stream, *_whole(lines), sums)
+    _norms(lines.dtype, lines.turned).launch(_grid(lines, chunks), stream, *_whole(lines), sums)
     blocks = ceil_div(lines.lines, scaled_passes.THREADS)
     _join().launch(blocks, stream, sums, chunks, lines.lines, norms, plan)
 
 
 def _take_sample(lines: Lines, sample: Sample, target: int, norms: int, stream: Any) -> Planes:
     grid = _grid(lines, sample.blocks)
-    _sample(lines.turned).launch(grid, stream, *_whole(lines), target, sample.blocks, sample.stride, norms)
+    _sample(lines.dtype, lines.turned).launch(
+        grid, stream, *_whole(lines), target, sample.blocks, sample.stride, norms
+    )
     return Planes(target, sample.width, lines.lines, 1, sample.width, lines.lines * sample.width, "s8")
 
 
@@ -218,11 +227,12 @@ def launch(
     a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA, *, lower: bool = False
 ) -> None:
     """See ``GemmKernel.launch``."""
-    output = output_of(c, types.float64, lower=lower)
-    left, right = _lines(matrix(a)), _lines(matrix(b).transposed())
+    dtype = c.dtype
+    output = output_of(c, C_TYPES[dtype.itemsize], lower=lower)
+    left, right = lines_of(matrix(a), dtype), lines_of(matrix(b).transposed(), dtype)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
-    depth = panel_depth(left.lines, right.lines, left.depth)
+    depth = panel_depth(dtype, left.lines, right.lines, left.depth)
     whole_a, whole_b, whole_c = matrix(a), matrix(b), matrix(c)
     for first in range(0, left.depth, depth):
         length = min(depth, left.depth - first)
@@ -233,12 +243,15 @@ def launch(
                 whole_a.slice(0, whole_a.shape[0], first, length),
                 whole_b.slice(first, length, 0, whole_b.shape[1]),
             )
-            _in_double(*panels, whole_c, add, stream, lower)
+            other = next(
+                kernel for kernel in _others(dtype) if kernel.supports(_problem(*panels, whole_c, add, dtype))
+            )
+            other.launch(*panels, whole_c, add, stream, lower=lower)
 
 
 def _panel(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> int | None:
     """Multiply a panel by residues, and say by how many moduli; None where nothing was done, since none are enough."""
-    where = layout(a.lines, b.lines, a.depth, multiprocessors(current_device()))
+    where = layout(a.dtype, a.lines, b.lines, a.depth, multiprocessors(current_device()))
     sample = sample_of(a.depth)
     one = a == b  # a matrix by its own transpose
     with borrowed(where.nbytes, stream) as plan:
@@ -259,7 +272,9 @@ def _panel(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
         engine.launch_product(
             least, samples[0], samples[1], unwritten, sample.width, False, stream, plan=plan
         )
-        count = COUNTS[0] if isinstance(stream, Rehearsal) else _decide(plan, sample, stream)
+        count = (
+            COUNTS[a.dtype][0] if isinstance(stream, Rehearsal) else _decide(a.dtype, plan, sample, stream)
+        )
         if count is None:
             return None
         line_nbytes = round_up(a.depth, LINE_UNIT)
@@ -271,7 +286,7 @@ def _panel(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
             make_planes(lines, targets[side], line_nbytes, plan, side, stream, residues=True)
             planes.append(planes_at(targets[side], lines, line_nbytes, count, "s8"))
         engine.launch_product(
-            engine.config("s8", "s8", types.float64, plan_kind=RESIDUES),
+            engine.config("s8", "s8", output.c_type, plan_kind=RESIDUES, **_walk(engine)),
             planes[0],
             planes[1],
             output,
@@ -284,59 +299,51 @@ def _panel(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
     return count
 
 
-def _decide(plan: int, sample: Sample, stream: Any) -> int | None:
+def _walk(engine: Engine) -> dict[str, int]:
+    """How the blocks walk C."""
+    return {"group": GROUP} if engine is WGMMA else {}
+
+
+def _decide(dtype: np.dtype, plan: int, sample: Sample, stream: Any) -> int | None:
     """Wait for what the passes have found, and choose the number of moduli: None where the panel is not for them."""
     settings = read_plan(plan, PLAN_LENGTH, stream)
     least, nonfinite = int(settings[PLAN_LEAST]), bool(settings[PLAN_NONFINITE])
-    count = None if nonfinite else moduli_for(least, sample.places)
-    note(outcome(count, nonfinite))
+    count = None if nonfinite else moduli_for(dtype, least, sample.places)
+    note(outcome(dtype, count, nonfinite))
     return count
 
 
-def _lines(operand: Matrix) -> Lines:
-    """The rows of a matrix."""
-    strides = [stride // FLOAT64_NBYTES for stride in operand.strides]
-    return Lines(operand.pointer, FLOAT64, operand.shape[0], operand.shape[1], strides[0], strides[1])
-
-
-def _problem(a: Matrix, b: Matrix, c: Matrix, accumulate: bool) -> Problem:
-    """The product in full precision, for `_native`."""
+def _problem(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, dtype: np.dtype) -> Problem:
+    """What another kernel is to multiply: in the precision that it has."""
+    size = dtype.itemsize
     of_a, of_b, of_c = (
-        Operand(
-            each.shape[0],
-            each.shape[1],
-            FLOAT64,
-            (each.strides[0] // FLOAT64_NBYTES, each.strides[1] // FLOAT64_NBYTES),
-            FLOAT64_NBYTES,
-        )
+        Operand(each.shape[0], each.shape[1], dtype, (each.strides[0] // size, each.strides[1] // size), size)
         for each in (a, b, c)
     )
-    return Problem(of_a, of_b, of_c, accumulate, "full", capability(current_device()))
+    precision = "full" if dtype == FLOAT64 else "split"
+    return Problem(of_a, of_b, of_c, accumulate, precision, capability(current_device()))
 
 
-def _native(problem: Problem) -> GemmKernel | None:
-    """The kernel that multiplies in float64; None where there is none but a portable one."""
-    in_full = replace(problem, precision="full")
-    return next((kernel for kernel in (DOUBLE_TENSOR_CORE, WARP_TILED) if kernel.supports(in_full)), None)
-
-
-def _in_double(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, lower: bool) -> None:
-    kernel = _native(_problem(a, b, c, accumulate))
-    assert kernel is not None, "supports() has seen to it"
-    kernel.launch(a, b, c, accumulate, stream, lower=lower)
+def _others(dtype: np.dtype) -> tuple[GemmKernel, ...]:
+    """The kernels that multiply what residues do not, the first that can."""
+    return (DOUBLE_TENSOR_CORE, WARP_TILED) if dtype == FLOAT64 else (SPLIT, SPLIT_MMA)
 
 
 def _worthwhile(problem: Problem) -> bool:
-    """float64 throughout, the caller said ``precision="split"``, and it pays."""
-    m, n, k = problem.m, problem.n, problem.k
-    every = (problem.a, problem.b, problem.c)
-    if problem.precision != "split" or any(operand.dtype != FLOAT64 for operand in every):
+    """float64 or float32 throughout, the caller said ``precision="split"``, it pays, and another takes it too."""
+    m, n, k, dtype = problem.m, problem.n, problem.k, problem.c.dtype
+    if problem.precision != "split" or dtype not in COUNTS or {problem.a.dtype, problem.b.dtype} != {dtype}:
         return False
-    if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_WORK or max(m, n, k) >= 1 << 31:
+    if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_WORK[dtype] or max(m, n, k) >= 1 << 31:
         return False
-    depth = panel_depth(m, n, k)
+    if dtype == FLOAT32 and problem.capability not in FAST_FLOAT64:
+        return False
+    depth = panel_depth(dtype, m, n, k)
     shallowest = k - (ceil_div(k, depth) - 1) * depth
-    return shallowest >= LEAST_DEPTH and _native(problem) is not None
+    if shallowest < LEAST_DEPTH:
+        return False
+    other = replace(problem, precision="full") if dtype == FLOAT64 else problem
+    return any(kernel.supports(other) for kernel in _others(dtype))
 
 
 def supports(problem: Problem) -> bool:
@@ -352,46 +359,36 @@ def supports_mma(problem: Problem) -> bool:
 
 def _passes(minimum: Capability) -> Iterable[Variant]:
     threads, blocks = scaled_passes.THREADS, NORM_RESIDENT_BLOCKS
-    for turned in (False, True):
-        name = ", turned" if turned else ""
+    for dtype, turned in [(dtype, turned) for dtype in COUNTS for turned in (False, True)]:
+        of = f"{dtype}{', turned' if turned else ''}"
+        norms = scaled_passes.norm_function(dtype, turned=turned)
+        yield pass_variant(f"norms of {of}", norms, scaled_passes.NORM_ARGUMENTS, threads, blocks, minimum)
+        sample = scaled_passes.sample_function(dtype, turned=turned)
         yield pass_variant(
-            f"norms{name}",
-            scaled_passes.norm_function(turned=turned),
-            scaled_passes.NORM_ARGUMENTS,
-            threads,
-            blocks,
-            minimum,
+            f"sample of {of}", sample, scaled_passes.SAMPLE_ARGUMENTS, threads, blocks, minimum
         )
         yield pass_variant(
-            f"sample{name}",
-            scaled_passes.sample_function(turned=turned),
-            scaled_passes.SAMPLE_ARGUMENTS,
-            threads,
-            blocks,
-            minimum,
-        )
-        yield pass_variant(
-            f"float64 to residues{name}",
-            byte_planes.pass_function(FLOAT64, turned=turned, residues=True),
+            f"residues of {of}",
+            byte_planes.pass_function(dtype, turned=turned, residues=True),
             byte_planes.ARGUMENTS,
             byte_planes.THREADS,
             resident_blocks(turned, True),
             minimum,
         )
-    yield pass_variant(
-        "norms of sums", scaled_passes.join_function(), scaled_passes.JOIN_ARGUMENTS, threads, 1, minimum
-    )
-    yield pass_variant(
-        "powers of two", scaled_passes.shift_function(), scaled_passes.SHIFT_ARGUMENTS, threads, 1, minimum
-    )
+    for name, function, arguments in (
+        ("norms of sums", scaled_passes.join_function(), scaled_passes.JOIN_ARGUMENTS),
+        ("powers of two", scaled_passes.shift_function(), scaled_passes.SHIFT_ARGUMENTS),
+    ):
+        yield pass_variant(name, function, arguments, threads, 1, minimum)
     yield pass_variant(
         "beginning", scaled_passes.begin_function(), scaled_passes.BEGIN_ARGUMENTS, 1, 1, minimum
     )
 
 
 def variants() -> Iterable[Variant]:
-    """The product, that of the samples, and the passes."""
-    yield variant("residues to float64", Config("s8", "s8", types.float64, plan_kind=RESIDUES))
+    """The products, that of the samples, and the passes."""
+    for c_type in C_TYPES.values():
+        yield variant(f"residues to {c_type}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
     yield variant("the least of the samples", Config("s8", "s8", types.int32, least=True))
     yield from _passes(HOPPER)
 
@@ -400,23 +397,24 @@ def variants_mma() -> Iterable[Variant]:
     """The same with every tile."""
     for tile in mma_launch.TILES:
         shape = f"{tile.stages} × {tile.depth} bytes deep"
-        product = mma.Config("s8", "s8", types.float64, RESIDUES, tile)
-        yield mma_launch.variant(f"residues to float64, {shape}", product)
+        for c_type in C_TYPES.values():
+            product = mma.Config("s8", "s8", c_type, RESIDUES, tile)
+            yield mma_launch.variant(f"residues to {c_type}, {shape}", product)
         least = mma.Config("s8", "s8", types.int32, tile=tile, least=True)
         yield mma_launch.variant(f"the least of the samples, {shape}", least)
     yield from _passes(mma_launch.AMPERE)
 
 
-SPLIT_DOUBLE = GemmKernel(
-    name="split-float64-wgmma",
-    summary="float64 as scaled integers by residues on the int8 tensor cores, where that is as accurate",
+SPLIT_RESIDUES = GemmKernel(
+    name="split-residues-wgmma",
+    summary="floats as scaled integers by residues on the int8 tensor cores, where that is as accurate",
     supports=supports,
     launch=launch,
     halves=True,
     variants=variants,
 )
-SPLIT_DOUBLE_MMA = GemmKernel(
-    name="split-float64-mma",
+SPLIT_RESIDUES_MMA = GemmKernel(
+    name="split-residues-mma",
     summary="the same by mma.sync, for the GPUs that have int8 tensor cores but not Hopper's",
     supports=supports_mma,
     launch=functools.partial(launch, engine=MMA),
