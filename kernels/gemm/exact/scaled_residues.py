@@ -27,8 +27,8 @@ with which no element of C exceeds `LARGEST_ERROR`. Ordinary sums in float64 hav
 
 f is bounded for every element of C by one product of bytes: of the absolute values, rounded down to multiples of |a| /
 (`SAMPLE_SCALE` sqrt(k)), at some of the places of k, evenly spread. What it gives is a lower bound of |a|.|b| at those
-places. As their share of k is 1/8 at least, f is at most eight times what they show, whatever the numbers: so every
-element is within the bound k u |a|.|b| of float64's own sums for k >= `LEAST_DEPTH`.
+places. As their share of k is at least about 1/9, f is at most that many times what they show, whatever the numbers: so
+every element is within the bound k u |a|.|b| of float64's own sums for k >= `LEAST_DEPTH`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from fractions import Fraction
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tilewright.kernels.gemm.exact import scaled_residues as twin
+from tilewright.kernels.gemm.exact.outcomes import note, noted
 from tilewright.kernels.gemm.exact.residues import MODULI
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
@@ -176,11 +178,23 @@ def test_the_bound_of_sums_holds_for_the_worst_numbers() -> None:
             assert worst + 2 * twin.ROUNDOFF[dtype] <= k * twin.ROUNDOFF[dtype]
 
 
+def test_outcomes_are_those_of_the_block_and_the_thread() -> None:
+    with noted() as outer:
+        note("first")
+        with noted() as inner:
+            note("second")
+            thread = threading.Thread(target=note, args=("of another thread",))
+            thread.start()
+            thread.join()
+        note("third")
+    note("of nobody")
+    assert (outer, inner) == (["first", "second", "third"], ["second"])
+
+
 if not SIMULATOR:
     from tilewright.kernels import matmul
     from tilewright.kernels.gemm import kernel_name
     from tilewright.kernels.gemm.exact import split_residues, whole_floats
-    from tilewright.kernels.gemm.exact.outcomes import noted
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
