@@ -45,7 +45,7 @@ def record_provenance(
     """Write the attributes `PROVENANCE` and ``history``, as CF's conventions have that, of a finished array that has no
     name yet. made: what else to say of it, for JSON. Raises what zarr does."""
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    names = {role: _named(one) for role, one in factors.items()}
+    names = {role: named(one) for role, one in factors.items()}
     operation = " ".join(role + "ᵀ" * turned for role, turned in zip("AB", transposed, strict=True))
     checked = None
     if verification is not None:
@@ -86,7 +86,8 @@ def _add_attributes(array: zarr.Array[Any], found: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(whole, indent=2).encode())
 
 
-def _named(array: StoredArray) -> str:
+def named(array: StoredArray) -> str:
+    """The name of a matrix, with its rows and columns where it is a part of one: `open_matrix` opens that."""
     if not isinstance(array, Section):
         return name_of(array)
     (top, bottom), (left, right) = array.rows, array.columns

@@ -72,6 +72,7 @@ _HOME = {
     "Eigenpairs": "tilewright.pipeline.spectral.results",
     "EofRun": "tilewright.pipeline.spectral.results",
     "Eofs": "tilewright.pipeline.spectral.results",
+    "NeighbourAudit": "tilewright.pipeline.neighbours.audit",
     "NeighbourCheck": "tilewright.pipeline.neighbours.check",
     "NeighbourPlan": "tilewright.pipeline.neighbours.plan",
     "Neighbours": "tilewright.kernels.neighbours.order",
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
     from tilewright.pipeline.forecast.counts import CountPlan as CountPlan
+    from tilewright.pipeline.neighbours.audit import NeighbourAudit as NeighbourAudit
     from tilewright.pipeline.neighbours.check import NeighbourCheck as NeighbourCheck
     from tilewright.pipeline.neighbours.plan import NeighbourPlan as NeighbourPlan
     from tilewright.pipeline.neighbours.results import PairsRun as PairsRun

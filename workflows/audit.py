@@ -1,6 +1,9 @@
-"""Look whether what is stored of a product is what was written."""
+"""Look whether what is stored of a product, or of a search for neighbours, is what was written."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import PRECISIONS, PrecisionName
@@ -8,8 +11,18 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.neighbours.audit import audit_neighbours
+from tilewright.pipeline.neighbours.group import kind_at
 from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, record_of
-from tilewright.pipeline.store.arrays import Input, Source, name_of, open_array, open_matrix
+from tilewright.pipeline.store.arrays import (
+    Input,
+    Source,
+    check_source,
+    local_path,
+    name_of,
+    open_array,
+    open_matrix,
+)
 from tilewright.pipeline.store.probe import shared_inputs
 from tilewright.pipeline.store.region import base_of
 from tilewright.workflows.verify import checking
@@ -17,9 +30,9 @@ from tilewright.workflows.verify import checking
 
 def audit(
     c: Source,
-    *,
     a: Input | None = None,
     b: Input | None = None,
+    *,
     transpose_a: bool = False,
     transpose_b: bool = False,
     precision: PrecisionName = "full",
@@ -34,27 +47,33 @@ def audit(
     process, and A and B are not needed. A C without one is compared with ``a`` times ``b`` by Freivalds' check, in
     blocks as C is stored, on the cluster's workers.
 
+    Of a group that ``topk`` or ``pairs`` stored in a local folder, all is read once, block by block: whether every
+    chunk can be decoded, indices are of items of B, and neighbours or pairs are in order. Then 64 items, drawn at
+    random, are compared with all of B anew, in double precision, by the check that a search ends with.
+
     Parameters
     ----------
     c
-        A two-dimensional array: a path, a URL or an open ``zarr.Array``.
+        A two-dimensional array: a path, a URL or an open ``zarr.Array``. Or the path of a group of neighbours or pairs.
     a, b
         The factors, as for ``verify``: both or none. With them C is compared with their product, whether or not there
-        are checksums.
+        are checksums. Of neighbours and pairs what they were made of; without, what the group names is opened.
     transpose_a, transpose_b, precision, cluster, cluster_file
-        As for ``verify``; they mean nothing without ``a`` and ``b``.
+        As for ``verify``; they mean nothing without ``a`` and ``b``. Of neighbours and pairs only the last two: the
+        group itself says how it was made.
 
     Returns
     -------
     Audit
         ``passed`` says the outcome, ``bad`` holds each bad object with its rows and columns of C and what is wrong with
-        it. Damage is an answer here, not an error.
+        it. Damage is an answer here, not an error. Of neighbours and pairs a ``NeighbourAudit``, which also has the
+        outcome of the ``check``.
 
     Raises
     ------
     TilewrightError
-        One of its subclasses: there is no such array, it has no checksums and no factors were given, or a file cannot
-        be looked at, which says nothing of what it holds.
+        One of its subclasses: there is no such array, it has no checksums and no factors were given, a file cannot be
+        looked at, which says nothing of what it holds, or neighbours are of other matrices.
 
     Examples
     --------
@@ -74,6 +93,18 @@ def audit(
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
     check_choice("precision", precision, PRECISIONS)
     check_callable("listener", listener)
+    path = _neighbours_at(c)
+    if path is not None:
+        options = {"transpose_a": transpose_a, "transpose_b": transpose_b, "precision": precision != "full"}
+        for option, given_one in options.items():
+            if given_one:
+                raise OptionError(
+                    f"{option}: {name_of(c)} holds neighbours or pairs, and says itself how it was made; leave"
+                    f" {option} out"
+                )
+        return audit_neighbours(
+            path, name_of(c), a, b, cluster=cluster, cluster_file=cluster_file, listener=listener
+        )
     if (a is None) != (b is None):
         given, missing = ("a", "b") if b is None else ("b", "a")
         raise OptionError(
@@ -102,3 +133,13 @@ def audit(
             rounds=config.get("verify-rounds"),
             precision=precision,
         )
+
+
+def _neighbours_at(c: Source) -> Path | None:
+    """The local path of a group of neighbours, or of pairs; None for all else. Raises StoreError for what is no
+    name."""
+    if not isinstance(c, str | os.PathLike):
+        return None
+    check_source(c, "C")
+    path = local_path(c)
+    return path if path is not None and kind_at(path) is not None else None

@@ -418,6 +418,8 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 
 @cli.command(cls=JobCommand)
 @click.argument("c")
+@click.argument("left", required=False, metavar="[A]")
+@click.argument("right", required=False, metavar="[B]")
 @click.option(
     "--a",
     metavar="A",
@@ -425,12 +427,20 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 )
 @click.option("--b", metavar="B", help="The right factor of what C is compared with.")
 @options(factor_options, precision_option, cluster_options, json_option)
-def audit(c: str, as_json: bool, **shared: Any) -> None:
-    """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one."""
+def audit(
+    c: str, left: str | None, right: str | None, a: str | None, b: str | None, as_json: bool, **shared: Any
+) -> None:
+    """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one.
+
+    Of a group that topk or pairs stored, look at all for its form, and compare 64 items, drawn at random, with all of B
+    anew. A and B are what it names, or what is given.
+    """
     from tilewright.workflows.audit import audit as look
 
+    if (left and a) or (right and b):
+        raise click.UsageError("A or B is given twice, behind C and by an option: give each once")
     with listening(quiet=is_quiet()) as listener:
-        outcome = look(c, listener=listener, **shared)
+        outcome = look(c, left or a, right or b, listener=listener, **shared)
     print_result(outcome, as_json=as_json)
     if not outcome.passed:
         raise click.exceptions.Exit(1)

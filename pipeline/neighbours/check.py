@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tilewright.kernels.cpu.loops import blocks
-from tilewright.kernels.neighbours.order import NO_INDEX
+from tilewright.kernels.neighbours.order import NO_INDEX, MetricName
 from tilewright.kernels.neighbours.sampled import add_sampled_sums
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
@@ -78,17 +78,19 @@ class NeighbourCheck:
     def __str__(self) -> str:
         if not self.passed:
             return f"check failed: {self.cause}"
-        drawn = f"{self.rows} of {counted(self.items, 'item')}"
-        if self.rows == self.items:
-            sample = f"all {counted(self.items, 'item')} compared with all of B anew"
-        else:
-            sample = (
-                f"{drawn}, drawn at random, compared with all of B anew: faults in 5 % of items escape with a chance of"
-                f" {self.chance_to_escape(0.05):.2g}"
-            )
         left = f"; {self.unchecked} overflow and were not compared" if self.unchecked else ""
         error = f"largest error {self.largest_error:.2g} of what rounding may make"
-        return f"verified in {self.seconds:.2f} s: {sample}; {error}{left}"
+        return f"verified in {self.seconds:.2f} s: {self.sample}; {error}{left}"
+
+    @property
+    def sample(self) -> str:
+        """How many items were compared, and what that can miss, in words."""
+        if self.rows == self.items:
+            return f"all {counted(self.items, 'item')} compared with all of B anew"
+        return (
+            f"{self.rows} of {counted(self.items, 'item')}, drawn at random, compared with all of B anew: faults in 5 %"
+            f" of items escape with a chance of {self.chance_to_escape(0.05):.2g}"
+        )
 
 
 class Reported(NamedTuple):
@@ -100,7 +102,26 @@ class Reported(NamedTuple):
     values: np.ndarray
 
 
-def drawn_items(m: int, seed: int, rows: int = ROWS) -> np.ndarray:
+def reported_in(arrays: Mapping[str, np.ndarray], first: int, item: int) -> Reported:
+    """What arrays, as a search finds them, say of one of their items. first: the item of the first row of neighbours;
+    pairs, in order, say themselves."""
+    if "indices" in arrays:
+        return Reported(item, arrays["indices"][item - first], arrays["values"][item - first])
+    begin, end = np.searchsorted(arrays["row"], [item, item + 1])
+    return Reported(item, arrays["column"][begin:end], arrays["value"][begin:end])
+
+
+def out_of_order(columns: np.ndarray, values: np.ndarray, metric: MetricName) -> np.ndarray:
+    """Which neighbours, (..., k - 1), ought not to follow the one before, of ``columns`` and ``values``, both (..., k).
+    Roots may be equal that come of different squares: of them nothing is known."""
+    before, after = values[..., :-1], values[..., 1:]
+    if metric == "l2":
+        return after < before
+    ties = (after == before) & np.isfinite(after) & (columns[..., 1:] < columns[..., :-1])
+    return (after > before) | ties
+
+
+def drawn_items(m: int, seed: int | None = None, rows: int = ROWS) -> np.ndarray:
     """Items of A, ascending: one at random of each of so many stretches, or all where there are no more."""
     count = min(rows, m)
     edges = np.arange(count + 1) * m // max(count, 1)
@@ -125,7 +146,8 @@ def check_reported(
     begin = time.perf_counter()
     n = work.n
     step = max(1, min(n, ceil_div(n, PANELS * threads)))
-    ranges = [(start, min(start + step, n)) for start in range(0, n, step)]
+    # Without items there is nothing to compare with B.
+    ranges = [(start, min(start + step, n)) for start in range(0, n, step)] if reported else []
     reduction: Reduction[_Part, _Part] = Reduction(
         name=CHECK,
         chunk=recompute,
@@ -336,7 +358,7 @@ class _Judged:
                 f" {self.worst:.3g} times as far from the exact one as rounding may make it"
             )
             return [cause]
-        return self._order(item, columns, stated, keys + allowed) + self._complete(item, keys + allowed)
+        return self._order(item, columns, keys + allowed) + self._complete(item, keys + allowed)
 
     def _stated(self, values: np.ndarray) -> np.ndarray:
         """The reported values as keys."""
@@ -344,17 +366,16 @@ class _Judged:
         numbers = -(numbers**2) if self._work.metric == "l2" else numbers
         return -numbers if self._work.bound is not None and self._work.bound.farther else numbers
 
-    def _order(self, item: int, columns: np.ndarray, stated: np.ndarray, most: np.ndarray) -> list[str]:
+    def _order(self, item: int, columns: np.ndarray, most: np.ndarray) -> list[str]:
         if self._work.k is None:
             bar = self._bar
             if (most < bar).any():
                 place = int(np.flatnonzero(most < bar)[0])
                 return [f"item {item} and item {columns[place]} of B are not beyond the threshold"]
             return [] if (np.diff(columns) > 0).all() else [f"the pairs of item {item} are not in order"]
-        later = np.diff(stated) > 0
-        if self._work.metric != "l2":  # of which equal roots may be of different squares
-            later |= (np.diff(stated) == 0) & (np.diff(columns) < 0)
-        return [f"the neighbours of item {item} are not in order"] if later.any() else []
+        values = self._report.values[self.there]
+        wrong = out_of_order(columns, values, self._work.metric).any()
+        return [f"the neighbours of item {item} are not in order"] if wrong else []
 
     def _complete(self, item: int, most: np.ndarray) -> list[str]:
         if self._work.k is None:

@@ -21,10 +21,11 @@ from tilewright.pipeline.neighbours.check import NeighbourCheck
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides
 from tilewright.pipeline.neighbours.pieces import Piece, Pieces
 from tilewright.pipeline.product.output import MARK_NAME
-from tilewright.pipeline.provenance import PROVENANCE, coordinates_of
+from tilewright.pipeline.product.output_group import is_of_kind
+from tilewright.pipeline.provenance import PROVENANCE, coordinates_of, named
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import made_of
-from tilewright.pipeline.store.new.groups import ended
+from tilewright.pipeline.store.new.groups import ended, metadata_in
 from tilewright.pipeline.transfer.files import with_remedy
 
 KINDS = {"topk": "tilewright_neighbours", "pairs": "tilewright_pairs"}
@@ -42,6 +43,12 @@ LONG_NAMES = {
     "column": "item of B",
     "value": "value of the pair, by the metric",
 }
+
+
+def kind_at(path: Path) -> str | None:
+    """``topk`` or ``pairs``, where a finished group of either stands at a local path."""
+    metadata = metadata_in(path)
+    return next((work for work, kind in KINDS.items() if is_of_kind(metadata, kind)), None)
 
 
 def write_arrays(
@@ -189,7 +196,7 @@ def _attributes(
         "precision": request.precision,
     }
     said = {name: value for name, value in options.items() if value is not None}
-    names = {role: name_of(array) for role, array in sides.arrays.items()}
+    names = {role: named(array) for role, array in sides.arrays.items()}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     told = ", ".join(f"{role} = {name}" for role, name in names.items())
     checked = "not verified" if check is None else f"verified by {check.rows} items"
@@ -200,6 +207,7 @@ def _attributes(
             "version": __version__,
             "operation": request.work,
             "inputs": names,
+            "shapes": {role: list(array.shape) for role, array in sides.arrays.items()},
             **facts,
             "verification": None if check is None else check.to_json(),
         },

@@ -38,7 +38,13 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import axis_of
-from tilewright.pipeline.neighbours.check import NeighbourCheck, Reported, check_reported, drawn_items
+from tilewright.pipeline.neighbours.check import (
+    NeighbourCheck,
+    Reported,
+    check_reported,
+    drawn_items,
+    reported_in,
+)
 from tilewright.pipeline.neighbours.estimate import expected_density
 from tilewright.pipeline.neighbours.group import KINDS, complete_group, write_arrays
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, bound_of, open_sides
@@ -96,7 +102,7 @@ def plan_only(request: NeighbourRequest) -> NeighbourPlan:
         except (StoreError, OutputError, OutputExistsError) as error:
             tell.warn(f"without --plan-only this would be refused: {error}")
     with (
-        _cluster(request, sides) as client,
+        searching(request, sides, request.work) as client,
         unchanged(client, sides.arrays, "a plan was made") as arrays,
     ):
         prepared = prepare(client, request, replace(sides, arrays=arrays), tell)
@@ -139,11 +145,12 @@ class _Prepared:
 
 
 @contextmanager
-def _cluster(request: NeighbourRequest, sides: Sides) -> Iterator[Client]:
+def searching(request: NeighbourRequest, sides: Sides, name: str) -> Iterator[Client]:
+    """A client for some work with these sides. name: of the work, for what is said while it waits."""
     graphs = any_pending(sides.arrays.values())
     with (
         open_executor(request.cluster, request.cluster_file, graphs=graphs) as client,
-        workers_held(client, waiting=on_waiting(request.listener, request.work, "ends it")),
+        workers_held(client, waiting=on_waiting(request.listener, name, "ends it")),
     ):
         yield client
 
@@ -163,12 +170,12 @@ def _searched(request: NeighbourRequest) -> _Searched:
     tell = Teller(request.listener)
     total, check, incomplete = _Total(), None, 0
     with ExitStack() as stack:
-        client = stack.enter_context(_cluster(request, sides))
+        client = stack.enter_context(searching(request, sides, request.work))
         arrays = stack.enter_context(unchanged(client, sides.arrays, "neighbours were looked for"))
         sides = replace(sides, arrays=arrays)
         prepared = prepare(client, request, sides, tell)
         work, plan = prepared.work, prepared.plan
-        stack.callback(_free, client, work)
+        stack.callback(free, client, work)
         if path is None:
             _find(client, work, plan, None, total, request.listener)
         else:
@@ -214,6 +221,25 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
         tell.warn(
             f"precision={request.precision!r} is for tensor cores: on a CPU neighbours are found in full precision"
         )
+    work, plan = planned_on(
+        kind,
+        facts,
+        request,
+        sides,
+        lambda work: expected_density(client, work, sides.m, request.listener),
+    )
+    return _Prepared(work, plan, name)
+
+
+def planned_on(
+    kind: DeviceKind,
+    facts: Sequence[WorkerFacts],
+    request: NeighbourRequest,
+    sides: Sides,
+    density_of: Callable[[Work], float],
+) -> tuple[Work, NeighbourPlan]:
+    """What the workers are told, and the plan, on one kind of device. density_of: of pairs, the share that is wanted.
+    Raises PlanError where memory does not do."""
     threads = max(fact.threads for fact in facts)
     bound = None if request.k is not None else bound_of(request, sides) or _nothing(sides)
     work = Work(
@@ -235,9 +261,7 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
         threads=max(1, min(fact.cores for fact in facts) // threads),
         key=f"{request.work}-{uuid.uuid4().hex}",
     )
-    density = 0.0
-    if request.k is None:
-        density = expected_density(client, work, sides.m, request.listener)
+    density = 0.0 if request.k is not None else density_of(work)
     items = [sides.unit(array)[0] for array in (sides.a, sides.b)]
     plan = plan_neighbours(
         Asked(
@@ -269,7 +293,7 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
         )
     work = replace(work, panel_rows=plan.panel_rows, depth=max(1, plan.depth), holds_b=plan.holds_b)
     work = replace(work, mutual=plan.triangle and plan.k is not None)
-    return _Prepared(work, plan, name)
+    return work, plan
 
 
 def _mutual_nbytes(request: NeighbourRequest, sides: Sides, kind: DeviceKind) -> int:
@@ -483,8 +507,7 @@ def _checked(
     finished: list[Piece],
 ) -> NeighbourCheck:
     """Raise VerificationError where the sample shows a fault."""
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
-    reported = list(_reported(pieces, finished, drawn_items(plan.m, seed)))
+    reported = list(_reported(pieces, finished, drawn_items(plan.m)))
     check = check_reported(client, work, reported, plan.threads, request.listener)
     if not check.passed:
         raise VerificationError(
@@ -501,14 +524,10 @@ def _reported(pieces: Pieces, finished: list[Piece], items: np.ndarray) -> Itera
         place = bisect_right(firsts, item) - 1
         if held[0] != place:
             held = place, pieces.arrays(finished[place])
-        arrays, row = held[1], item - finished[place].first
-        if "indices" in arrays:
-            yield Reported(item, arrays["indices"][row], arrays["values"][row])
-        else:
-            begin, end = np.searchsorted(arrays["row"], [item, item + 1])
-            yield Reported(item, arrays["column"][begin:end], arrays["value"][begin:end])
+        yield reported_in(held[1], finished[place].first, item)
 
 
-def _free(client: Client, work: Work) -> None:
+def free(client: Client, work: Work) -> None:
+    """Have the workers forget what they hold of it."""
     with suppress(ClusterError):
         ask_all(client, free_held, work.key)

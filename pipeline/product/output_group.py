@@ -44,10 +44,11 @@ from tilewright.pipeline.transfer.files import sync_files, sync_folder
 
 def is_group_of(path: Path, kind: str) -> bool:
     """Whether a group with this attribute stands there, which says what it is: nothing else is replaced."""
-    return not path.is_symlink() and _is_of_kind(metadata_in(path), kind)
+    return not path.is_symlink() and is_of_kind(metadata_in(path), kind)
 
 
-def _is_of_kind(metadata: Any, kind: str) -> bool:
+def is_of_kind(metadata: Any, kind: str) -> bool:
+    """Whether these are the metadata of a group with this attribute."""
     attributes = metadata.get("attributes") if isinstance(metadata, Mapping) else None
     return isinstance(attributes, Mapping) and metadata.get("node_type") == "group" and kind in attributes
 
@@ -150,7 +151,7 @@ def has_group_of(url: str, kind: str) -> bool:
     """As `is_group_of`, of what stands at a URL. Raises StoreError."""
     data = objects_at(url, "counts").get(METADATA_NAMES[3])
     try:
-        return data is not None and _is_of_kind(json.loads(data), kind)
+        return data is not None and is_of_kind(json.loads(data), kind)
     except ValueError:
         return False
 
@@ -172,7 +173,7 @@ def check_group_at_url(objects: Objects, kind: str, *, overwrite: bool) -> None:
         metadata = json.loads(data)
     except ValueError:
         metadata = None
-    ours = _is_of_kind(metadata, kind) or (
+    ours = is_of_kind(metadata, kind) or (
         isinstance(metadata, Mapping) and metadata.get("node_type") == "array"
     )
     if not (overwrite and ours):
