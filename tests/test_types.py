@@ -43,6 +43,7 @@ part: tw.MatmulPlan = tw.plan_matmul(tw.slice("A.zarr", (0, 10)), "B.zarr")
 facts: dict[str, object] = run.to_json()
 try:
     tw.audit("C.zarr", a="A.zarr", b="B.zarr", precision="split")
+    tw.audit("near.zarr", "A.zarr", "B.zarr")
 except tw.TilewrightError as error:
     print(error)
 tw.matmull(1)  # wrong

@@ -362,6 +362,7 @@ class _Look:
             if len(found := np.argwhere(places)):
                 place = tuple(int(one) for one in found[0])
                 bad.append(self._bad(name, (place[0] + first, *place[1:]), tell(place)))
+                break  # others may come of it
         if topk:
             inside = self.items[(self.items >= first) & (self.items < stop)]
             return _Part(bad, [_copied(reported_in(held, first, item)) for item in inside.tolist()], None)

@@ -211,7 +211,8 @@ def _compared(
 ) -> _Part:
     """What keys of items of B say, from start on."""
     stop = start + keys.shape[1]
-    surely = keys - allowed
+    with np.errstate(invalid="ignore"):  # of infinite sums nothing is sure
+        surely = keys - allowed
     surely[~np.isfinite(surely)] = -np.inf
     at: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
     for number, (item, columns) in enumerate(items):
@@ -358,7 +359,9 @@ class _Judged:
                 f" {self.worst:.3g} times as far from the exact one as rounding may make it"
             )
             return [cause]
-        return self._order(item, columns, keys + allowed) + self._complete(item, keys + allowed)
+        with np.errstate(invalid="ignore"):
+            most = keys + allowed
+        return self._order(item, columns, most) + self._complete(item, most)
 
     def _stated(self, values: np.ndarray) -> np.ndarray:
         """The reported values as keys."""

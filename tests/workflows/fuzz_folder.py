@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+import tilewright as tw
 from tilewright.pipeline.cluster import cluster as cluster_module
 
 
@@ -52,6 +53,7 @@ def _fill(here: Path) -> None:
     save("none.zarr", np.ones((0, 4)), chunks=(1, 4))
     save("bool.zarr", np.ones((6, 5), bool), chunks=(6, 5))
     save("date.zarr", np.zeros((6, 5), "datetime64[s]"), chunks=(6, 5), zarr_format=2)
+    tw.topk(here / "A.zarr", out=here / "near.zarr", k=2, device="cpu", listener=lambda event: None)
     zarr.create_group(here / "group.zarr").create_array("inner", shape=(6, 5), dtype="f4", chunks=(6, 5))
     (here / "text.txt").write_text("Some words. Ünd noch mehr.\n" * 50)
     (here / "junk.bin").write_bytes(rng.bytes(500))

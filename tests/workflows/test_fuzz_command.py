@@ -106,6 +106,7 @@ RIGHT = {
     "X": "x.zarr",
     "CORPUS": "text.txt",
     "PRODUCT": "C.zarr",
+    "NEAR": "near.zarr",
     "WHERE": SHARED,
 }
 NEIGHBOURS = PLACED | {
@@ -185,6 +186,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | STORED,
     ),
     "verify": (("A", "B", "PRODUCT"), FACTORS | PLACED | {"--rounds": counts}),
+    "audit": (("NEAR", "A"), FACTORS | PLACED | {"--precision": precisions, "--a": arrays, "--b": arrays}),
     "histogram": (
         ("CORPUS",),
         PLACED
