@@ -82,7 +82,7 @@ from tilewright.kernels.numbers import ceil_div, round_up
 PLANES_NBYTES = 4 << 30
 """What the residues of both operands of one panel of k may take: more than those of integers, since a panel more means
 that all of C is put together once more."""
-LEAST_WORK = {FLOAT32: 1 << 36, FLOAT64: 1 << 35}
+LEAST_WORK = {FLOAT32: 1 << 37, FLOAT64: 1 << 35}
 """m n k below which passes and launches cost more than is saved."""
 FAST_FLOAT64: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0))
 """Where float64 units are fast enough that putting float32 products together by them pays."""
