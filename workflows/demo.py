@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.histograms.tokens import LETTERS
-from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
 from tilewright.pipeline.events import Listener, log_notices
@@ -137,7 +137,7 @@ def demo(
     root, modules = list_modules()
     with ExitStack() as stack:
         with _stage(seconds, "start"):
-            client = stack.enter_context(open_cluster(cluster, cluster_file))
+            client = stack.enter_context(open_executor(cluster, cluster_file))
         work: dict[str, Any] = {"cluster": client, "device": device, "listener": listener}
         with _stage(seconds, "count letters"):
             letters = histogram(modules, by="letter", **work)

@@ -151,9 +151,7 @@ def timed_dot(
     for note in vectors.notes:
         listener(Caution(note))
     with (
-        open_executor(
-            cluster, cluster_file, device=device, graphs=any_pending(vectors.arrays.values())
-        ) as client,
+        open_executor(cluster, cluster_file, graphs=any_pending(vectors.arrays.values())) as client,
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
         facts = survey(client, device)

@@ -19,7 +19,7 @@ from tilewright.kernels.choices import (
 )
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.duplicates.job import find_duplicates
@@ -161,7 +161,7 @@ def duplicates(
         for note in corpus.notes:
             listener(Notice(note))
         with (
-            open_cluster(cluster, cluster_file) as client,
+            open_executor(cluster, cluster_file) as client,
             workers_held(client, waiting=on_waiting(listener, "duplicates", "ends it")),
         ):
             facts = survey(client, "cpu")

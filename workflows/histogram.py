@@ -166,7 +166,7 @@ def histogram(
             open_counts(
                 keeping, kind, per_document=per_document, reading=reading, listener=listener
             ) as record,
-            open_executor(cluster, cluster_file, device=device) as client,
+            open_executor(cluster, cluster_file) as client,
             workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
         ):
             facts = survey(client, device)

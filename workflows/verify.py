@@ -37,7 +37,7 @@ def checking(
     """A client whose workers can check these arrays, by their roles, and find them as they are here. name: of the work,
     for what is said while it waits. Raises as `verify`."""
     with (
-        open_executor(cluster, cluster_file, device="cpu", graphs=any_pending(arrays.values())) as client,
+        open_executor(cluster, cluster_file, graphs=any_pending(arrays.values())) as client,
         workers_held(client, waiting=on_waiting(listener, name, "ends it")),
     ):
         # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.

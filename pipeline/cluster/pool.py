@@ -7,15 +7,21 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from tilewright.pipeline.cluster.here.worker import current_worker
+from tilewright.pipeline.cluster.here.worker import HereWorker, current_worker
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError
 
 
 def make_room(least: int) -> None:
-    """Secede from Dask's pool if it has fewer than ``least`` threads, so that the worker starts its next task while
-    this one waits. If the system has no thread left for that, the next task waits."""
-    if current_worker().state.nthreads < least:
+    """Leave this thread's place, by Dask's word secede, if the worker has fewer than ``least`` threads, so that it
+    starts its next task while this one waits. If the system has no thread left for that, the next task waits."""
+    worker = current_worker()
+    if worker.state.nthreads >= least:
+        return
+    if isinstance(worker, HereWorker):
+        with suppress(RuntimeError):
+            worker.leave_place()
+    else:
         from distributed import secede
 
         try:

@@ -108,7 +108,6 @@ def gram(request: GramRequest) -> MatmulRun:
         open_executor(
             request.cluster,
             request.cluster_file,
-            device=request.device,
             graphs=any_pending(matrices.arrays.values()),
         ) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),

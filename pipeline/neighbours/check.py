@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from distributed import Client
 
 from tilewright.kernels.cpu.loops import blocks
 from tilewright.kernels.neighbours.order import NO_INDEX
@@ -18,9 +18,12 @@ from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.gram.options import axis_of
-from tilewright.pipeline.neighbours.tasks import Work, items_of
+from tilewright.pipeline.neighbours.tasks import Work, held_sample, items_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import read_unit
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 CHECK = "check"
 """Its name in events."""
@@ -148,7 +151,7 @@ def recompute(
     """What a task does: form the products of the sampled items with some of B, in double precision."""
     begin = time.perf_counter()
     step = min(MOST_STEP, max(1, PART_NBYTES // (8 * max(1, min(work.width, work.depth)))))
-    sampled = _Sampled(work, [item for item, _ in items])
+    sampled = sample_of(work, [item for item, _ in items])
     given_up = end_if_given_up()
 
     def compare(part: slice) -> _Part:
@@ -179,8 +182,13 @@ def recompute(
     return _Part(others, at), {"check": time.perf_counter() - begin}
 
 
+def sample_of(work: Work, items: Sequence[int]) -> _Sampled:
+    """The sampled items. Tasks of one process read them once, where whole items are read at a time."""
+    return held_sample.panel(work.key, 0, lambda: _Sampled(work, items))
+
+
 class _Sampled:
-    """The sampled items, read once where whole items are read at a time."""
+    """The sampled items, float64; kept where whole items are read at a time."""
 
     def __init__(self, work: Work, items: Sequence[int]) -> None:
         self._work, self._items = work, items
@@ -198,6 +206,10 @@ class _Sampled:
         return _items(self._work, self._items, elements).astype(np.float64)
 
 
+_product = threading.Lock()
+"""Held while BLAS multiplies, by threads of its own: several products at once would be in each other's way."""
+
+
 def _keys(work: Work, items: _Sampled, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys of all pairs, the larger the better, and what rounding may make of each: both (items, stop - first)."""
     sums = np.zeros((len(items), stop - first))
@@ -208,7 +220,8 @@ def _keys(work: Work, items: _Sampled, first: int, stop: int) -> tuple[np.ndarra
             elements = slice(element, min(element + work.depth, work.width))
             a = items.part(elements)
             b = items_of(work.b, work.of, first, stop, elements).astype(np.float64)
-            sums += a @ b.T
+            with _product:
+                sums += a @ b.T
             squares_a, squares_b = np.einsum("ij,ij->i", a, a), np.einsum("ij,ij->i", b, b)
             of_a += squares_a
             of_b += squares_b

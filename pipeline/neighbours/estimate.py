@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from distributed import Client
 
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.neighbours.tasks import Work, items_of
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 SAMPLE = "sample"
 """Its name in events."""

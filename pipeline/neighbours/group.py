@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,34 +44,50 @@ LONG_NAMES = {
 }
 
 
-def write_group(
-    growing: Path,
-    request: NeighbourRequest,
-    sides: Sides,
-    pieces: Pieces,
-    finished: list[Piece],
-    facts: Mapping[str, Any],
-    check: NeighbourCheck | None,
+def write_arrays(
+    growing: Path, request: NeighbourRequest, sides: Sides, pieces: Pieces, finished: list[Piece]
 ) -> None:
-    """Fill a growing group with what the finished blocks have found. facts: what else the group says of itself.
-
-    Raises StoreError where the place cannot be written.
-    """
+    """Fill a growing group with what the finished blocks have found. Raises StoreError where the place cannot be
+    written."""
 
     def write() -> zarr.Group:
-        attributes = _attributes(request, sides, facts, check)
-        group = zarr.create_group(growing, zarr_format=3, attributes=attributes, overwrite=False)
+        group = zarr.create_group(growing, zarr_format=3, overwrite=False)
         if request.k is None:
             _write_pairs(group, sides, pieces, finished)
         else:
             _write_neighbours(group, request, sides, pieces, finished)
+        return group
+
+    with _writing(growing):
+        _remove_arrays(growing, pieces.folder)
+        ended(write)
+
+
+def complete_group(
+    growing: Path,
+    request: NeighbourRequest,
+    sides: Sides,
+    facts: Mapping[str, Any],
+    check: NeighbourCheck | None,
+) -> None:
+    """Have a group say what its arrays are. facts: what else it says of itself. Raises StoreError where the place
+    cannot be written."""
+
+    def write() -> zarr.Group:
+        group = zarr.open_group(growing, mode="r+", zarr_format=3)
+        group.attrs.put(_attributes(request, sides, facts, check))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that format 3 does not define them yet
             return zarr.consolidate_metadata(group.store)
 
-    try:
-        _remove_arrays(growing, pieces.folder)
+    with _writing(growing):
         ended(write)
+
+
+@contextmanager
+def _writing(growing: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, BaseZarrError, ValueError) as error:
         if isinstance(error, StoreError):
             raise

@@ -7,14 +7,13 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client
-from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels.choices import DeviceKind
 from tilewright.kernels.neighbours.capacity import mutual_nbytes
@@ -23,7 +22,8 @@ from tilewright.kernels.neighbours.order import Bound
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -39,7 +39,7 @@ from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.neighbours.check import NeighbourCheck, Reported, check_reported, drawn_items
 from tilewright.pipeline.neighbours.estimate import expected_density
-from tilewright.pipeline.neighbours.group import KINDS, write_group
+from tilewright.pipeline.neighbours.group import KINDS, complete_group, write_arrays
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, bound_of, open_sides
 from tilewright.pipeline.neighbours.pieces import FOLDER, Piece, Pieces, are_kept, digest_of
 from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, plan_neighbours
@@ -51,7 +51,11 @@ from tilewright.pipeline.product.output_group import check_local_place, output_g
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import packing_notice
+from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 SHARE = 2
 """A worker may take its memory divided by this, where nobody says how much."""
@@ -90,7 +94,10 @@ def plan_only(request: NeighbourRequest) -> NeighbourPlan:
             path = _place(request, sides)
         except (StoreError, OutputError, OutputExistsError) as error:
             tell.warn(f"without --plan-only this would be refused: {error}")
-    with _cluster(request) as client, unchanged(client, sides.arrays, "a plan was made") as arrays:
+    with (
+        _cluster(request, sides) as client,
+        unchanged(client, sides.arrays, "a plan was made") as arrays,
+    ):
         prepared = prepare(client, request, replace(sides, arrays=arrays), tell)
         if path is not None:
             try:
@@ -131,9 +138,10 @@ class _Prepared:
 
 
 @contextmanager
-def _cluster(request: NeighbourRequest) -> Iterator[Client]:
+def _cluster(request: NeighbourRequest, sides: Sides) -> Iterator[Client]:
+    graphs = any_pending(sides.arrays.values())
     with (
-        open_cluster(request.cluster, request.cluster_file) as client,
+        open_executor(request.cluster, request.cluster_file, graphs=graphs) as client,
         workers_held(client, waiting=on_waiting(request.listener, request.work, "ends it")),
     ):
         yield client
@@ -154,7 +162,7 @@ def _searched(request: NeighbourRequest) -> _Searched:
     tell = Teller(request.listener)
     total, check, incomplete = _Total(), None, 0
     with ExitStack() as stack:
-        client = stack.enter_context(_cluster(request))
+        client = stack.enter_context(_cluster(request, sides))
         arrays = stack.enter_context(unchanged(client, sides.arrays, "neighbours were looked for"))
         sides = replace(sides, arrays=arrays)
         prepared = prepare(client, request, sides, tell)
@@ -168,12 +176,18 @@ def _searched(request: NeighbourRequest) -> _Searched:
                 _growing(request, path, digest_of(request, sides, work.device))
             )
             finished = _find(client, work, plan, pieces, total, request.listener)
-            if request.verify:
-                check = _checked(client, request, work, plan, pieces, finished)
-            if request.k is not None:
-                incomplete = sum(int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices"))
+            with ThreadPoolExecutor(1, "tilewright-arrays") as writer:
+                written = writer.submit(write_arrays, growing, request, sides, pieces, finished)
+                if request.verify:
+                    check = _checked(client, request, work, plan, pieces, finished)
+                if request.k is not None:
+                    incomplete = sum(
+                        int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices")
+                    )
+                written.result()
+            pieces.settle()
             facts = {"seconds": time.perf_counter() - start, "dtype": plan.dtype, "device": prepared.device}
-            write_group(growing, request, sides, pieces, finished, facts, check)
+            complete_group(growing, request, sides, facts, check)
     common = {
         "plan": plan,
         "out": None if path is None else str(request.out),
@@ -294,7 +308,7 @@ def _worker_nbytes(facts: Sequence[WorkerFacts], request: NeighbourRequest, kind
     if kind == "cuda":
         free = min(fact.device_free_nbytes or 0 for fact in facts)
         return max(0, int(free * GPU_SHARE) - LISTS_NBYTES)
-    return min(fact.host_limit_nbytes or MEMORY_LIMIT for fact in facts) // SHARE
+    return min(fact.host_limit_nbytes or memory_limit() for fact in facts) // SHARE
 
 
 def check_room(path: Path, request: NeighbourRequest, plan: NeighbourPlan) -> None:
@@ -336,6 +350,8 @@ def _growing(request: NeighbourRequest, path: Path, digest: str) -> Iterator[tup
         except (OptionError, VerificationError):
             pieces.drop()
             raise
+        finally:
+            pieces.close()
         shutil.rmtree(pieces.folder)
 
 

@@ -24,7 +24,7 @@ from tilewright.kernels.neighbours.order import (
 )
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.options import SIDES, Side, axis_of, other

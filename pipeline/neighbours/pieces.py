@@ -13,7 +13,8 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ FOLDER = "pieces"
 REQUEST_NAME = "request.json"
 """Says of what the pieces are."""
 PIECE_NAME = re.compile(r"(\d+)-(\d+)\.npz")
+HELD_NBYTES = 2**30
 FACTS = "facts"
 """The array of a piece with its numbers: neighbours or pairs, and items with NaN."""
 
@@ -44,6 +46,10 @@ class Piece(NamedTuple):
     found: int
     """Neighbours, or pairs."""
     nan_rows: int
+
+
+def _name_of(piece: Piece) -> str:
+    return f"{piece.first}-{piece.stop}.npz"
 
 
 def digest_of(request: NeighbourRequest, sides: Sides, device: str) -> str:
@@ -75,10 +81,16 @@ def are_kept(folder: Path, digest: str) -> bool:
 
 @dataclass
 class Pieces:
-    """The finished blocks of one run, in a folder of their own."""
+    """The finished blocks of one run, in a folder of their own. They are written while others are looked for; until
+    `settle` the last may be missing there."""
 
     folder: Path
     digest: str
+    held_nbytes: int = HELD_NBYTES
+    """What blocks have found is also held in memory, up to so much: it is put into the output soon."""
+    _held: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tilewright-pieces"))
+    _written: Future[None] | None = None
 
     @classmethod
     def begin(cls, folder: Path, digest: str) -> Pieces:
@@ -111,14 +123,32 @@ class Pieces:
         return found
 
     def keep(self, piece: Piece, arrays: Mapping[str, np.ndarray]) -> None:
-        """A block is finished. Raises StoreError."""
+        """A block is finished. Raises StoreError where it, or the one before, cannot be written."""
+        self.settle()
+        name = _name_of(piece)
+        if self.held_nbytes >= (nbytes := sum(array.nbytes for array in arrays.values())):
+            self.held_nbytes -= nbytes
+            self._held[name] = dict(arrays)
+        self._written = self._writer.submit(self._save, name, piece, dict(arrays))
+
+    def _save(self, name: str, piece: Piece, arrays: dict[str, np.ndarray]) -> None:
         data = io.BytesIO()
         np.savez(data, **{FACTS: np.array([piece.found, piece.nan_rows])}, **arrays)  # type: ignore[arg-type]
-        self._write(f"{piece.first}-{piece.stop}.npz", data.getvalue())
+        self._write(name, data.getbuffer())
+
+    def settle(self) -> None:
+        """Wait until all finished blocks are written. Raises StoreError where one cannot be."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def arrays(self, piece: Piece) -> dict[str, np.ndarray]:
-        """What a block has found. Raises StoreError where it changed since."""
-        found = self._read(f"{piece.first}-{piece.stop}.npz")
+        """What a block has found. Raises StoreError where it changed since, or cannot be written."""
+        name = _name_of(piece)
+        if (held := self._held.get(name)) is not None:
+            return held
+        self.settle()
+        found = self._read(name)
         if found is None:
             raise StoreError(
                 f"output: {self.folder} was written to, or damaged, while it was in use; see that the disk is whole,"
@@ -131,8 +161,15 @@ class Pieces:
         for piece in pieces:
             yield self.arrays(piece)[name]
 
+    def close(self) -> None:
+        """Write what is still to be written, or fail to; its error counts no more."""
+        self._writer.shutdown()
+        self._written = None
+        self._held.clear()
+
     def drop(self) -> None:
         """Keep nothing."""
+        self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.digest = ""
 
@@ -146,7 +183,7 @@ class Pieces:
         except UNREADABLE:
             return None
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes | memoryview) -> None:
         try:
             write_whole(self.folder / name, data)
         except OSError as error:

@@ -15,12 +15,13 @@ import numpy as np
 from tilewright.kernels.choices import DeviceKind, PrecisionName
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_for
+from tilewright.kernels.neighbours.nan_items import items_with_nan
 from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.region import StoredArray
-from tilewright.pipeline.store.region_read import read_region
-from tilewright.pipeline.store.waiting import reading_while
+from tilewright.pipeline.store.region_read import read_region, region_reads
+from tilewright.pipeline.store.waiting import read_while, reading_while
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,23 @@ class Found:
     read_nbytes: int
 
 
-def items_of(array: StoredArray, of: str, first: int, stop: int, elements: slice | None = None) -> np.ndarray:
-    """Some items of a matrix, (items, elements), of which each may be a column of it; or a part of each."""
+def items_of(
+    array: StoredArray, of: str, first: int, stop: int, elements: slice | None = None, *, threads: int = 1
+) -> np.ndarray:
+    """Some items of a matrix, (items, elements), of which each may be a column of it; or a part of each. Read by so
+    many threads."""
     axis = axis_of(of)
     items, along = slice(first, stop), elements or slice(0, int(array.shape[1 - axis]))
-    with reading_while(end_if_given_up()):
-        block = read_region(array, (items, along) if axis == 0 else (along, items))
+    region = (items, along) if axis == 0 else (along, items)
+    check = end_if_given_up()
+    if threads > 1:
+        block = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
+        with ThreadPoolExecutor(threads, initializer=read_while, initargs=(check,)) as pool:
+            for _ in pool.map(lambda part: part.read(block[part.target]), region_reads(array, region)):
+                pass
+    else:
+        with reading_while(check):
+            block = read_region(array, region)
     return block if axis == 0 else block.T
 
 
@@ -110,7 +122,7 @@ def _placed(work: Work, items: np.ndarray) -> Any:
 
 
 class _Held:
-    """Panels of B that tasks of one search have read in this process."""
+    """What tasks of one search have read in this process: panels, by their first item."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,11 +153,14 @@ class _Held:
 
 
 _held = _Held()
+held_sample = _Held()
+"""Of the items that are drawn for the check."""
 
 
 def free_held(key: str) -> None:
-    """Forget the panels of a search that is over; asked of each worker."""
+    """Forget what is held of a search that is over; asked of each worker."""
     _held.free(key)
+    held_sample.free(key)
 
 
 class _Panels:
@@ -180,7 +195,8 @@ class _Panels:
         work = self._work
 
         def read() -> Any:
-            found = items_of(work.b, work.of, start, min(start + work.panel_rows, work.n))
+            stop = min(start + work.panel_rows, work.n)
+            found = items_of(work.b, work.of, start, stop, threads=work.threads)
             self.read_nbytes += found.nbytes
             return _placed(work, found)
 
@@ -192,9 +208,9 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
     if work.depth < work.width:
         return _find_in_parts(work, first, stop)
     begin = time.perf_counter()
-    block = items_of(work.a, work.of, first, stop)
+    block = items_of(work.a, work.of, first, stop, threads=work.threads)
     read = time.perf_counter() - begin
-    nan_rows = int(np.isnan(block).any(1).sum()) if block.dtype.kind == "f" else 0
+    nan_rows = int(items_with_nan(block, work.threads).sum())
     if work.mutual:
         with _on_gpu:
             among = mutual_for(work.device)(
@@ -238,8 +254,7 @@ def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, 
             read += time.perf_counter() - since
             read_nbytes += part.nbytes + panel.nbytes
             dense.add(part, panel)
-            if part.dtype.kind == "f":
-                has_nan |= np.isnan(part).any(1)
+            has_nan |= items_with_nan(part, work.threads)
         nan_rows = int(has_nan.sum())
         of_a, of_b = dense.factors
         if search is None:

@@ -161,7 +161,7 @@ def multiply(
     loops = needs_loops_soon(factors, verify=request.verify)
     where, graphs = (request.cluster, request.cluster_file), any_pending(shared.values())
     with (
-        open_executor(*where, device=request.device, loops=loops, graphs=graphs) as client,
+        open_executor(*where, loops=loops, graphs=graphs) as client,
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
         told_of(client, recorder.heard),
     ):
@@ -273,7 +273,7 @@ def plan_unplaced(
 
 def _survey_for_plan(request: Request, cluster: Cluster) -> list[WorkerFacts]:
     with (
-        open_executor(cluster, request.cluster_file, device=request.device, loops=False) as client,
+        open_executor(cluster, request.cluster_file, loops=False) as client,
         workers_held(client, waiting=on_waiting(request.listener, "plan", "ends it")),
     ):
         return survey(client, request.device, loops=False)

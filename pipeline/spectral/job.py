@@ -10,11 +10,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -24,7 +24,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.moments import Moments
 from tilewright.kernels.tolerance import unit_roundoff
 from tilewright.pipeline.check.verify import Verification
-from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ConvergenceError,
@@ -67,7 +67,11 @@ from tilewright.pipeline.store.arrays import Input, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked
 from tilewright.pipeline.store.region_read import read_region
+from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.transfer.files import with_remedy
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 EIGH, EOFS = "eigh", "eofs"
 """Names of the work in events."""
@@ -96,7 +100,7 @@ def eigh(g: Input, search: Search) -> Eigenpairs:
     dtype = product_dtype(array.dtype, search.dtype, "G", name_of(array))
     tell = PassTeller(search.listener, EIGH)
     with (
-        open_cluster(search.cluster, search.cluster_file) as client,
+        _executor(search, array) as client,
         workers_held(client, waiting=on_waiting(search.listener, EIGH, "ends it")),
         unchanged(client, {"G": array}, "its eigenvalues were found"),
         _scratch(search) as folder,
@@ -237,7 +241,7 @@ def plan_only(request: EofRequest) -> EofPlan:
     anomalies = Anomalies.of(task.matrices, moments, task.weights, task.dtype)
     plans: dict[str, MatmulPlan] = {}
     with (
-        open_cluster(search.cluster, search.cluster_file) as client,
+        _executor(search, task.x) as client,
         workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")),
         _scratch(search) as folder,
     ):
@@ -311,7 +315,7 @@ def eofs(request: EofRequest) -> EofRun:
     path = eof_group.check_group_place(request.out, x, overwrite=request.overwrite)
     tell = PassTeller(search.listener, EOFS)
     with ExitStack() as stack:
-        client = stack.enter_context(open_cluster(search.cluster, search.cluster_file))
+        client = stack.enter_context(_executor(search, x))
         stack.enter_context(workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")))
         arrays = stack.enter_context(unchanged(client, {"X": x}, "its EOFs were found"))
         growing, passes = stack.enter_context(_growing(task, path))
@@ -687,6 +691,11 @@ def _kept_scratch(search: Search, path: Path, passes: Passes) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _executor(search: Search, array: StoredArray) -> AbstractContextManager[Client]:
+    """What works on a matrix, and on what is made of it."""
+    return open_executor(search.cluster, search.cluster_file, graphs=any_pending([array]))
 
 
 @contextmanager

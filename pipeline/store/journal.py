@@ -139,7 +139,7 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Put a file in place in one step, durably. Raises OSError."""
     draft = path.with_suffix(".draft")
     with open(draft, "wb") as file:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.neighbours.order import MetricName, Neighbours, Pairs
-from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.options import Side
 from tilewright.pipeline.neighbours import job

@@ -6,18 +6,22 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 COMMAND = "tilewright"
 
+TOOLS = re.compile("injection|sanitizer|cupti|nsys", re.IGNORECASE)
+"""In the names of libraries that Nsight's tools and compute-sanitizer load into a process."""
+
 
 @contextmanager
 def ended_at_once() -> Iterator[None]:
     """Where this process is the command and nothing else, it ends by the status that comes out of this block as soon as
     Python has waited for its threads and called all that was registered for its end behind this."""
-    if not _is_the_command():
+    if not is_the_command():
         yield
         return
     ending = _Ending()
@@ -38,7 +42,7 @@ class _Ending:
     """None: not known, so that Python ends by itself."""
 
     def __call__(self) -> None:
-        if self.status is None or _used_a_gpu():
+        if self.status is None or _is_looked_into():
             return
         try:
             sys.stdout.flush()
@@ -49,7 +53,8 @@ class _Ending:
         os._exit(self.status)
 
 
-def _is_the_command() -> bool:
+def is_the_command() -> bool:
+    """Whether this process is the command and nothing else."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -57,9 +62,10 @@ def _is_the_command() -> bool:
     return os.path.basename(getattr(main, "__file__", None) or "") == COMMAND
 
 
-def _used_a_gpu() -> bool:
-    """Whether a driver of a GPU may be there, which has an end of its own that profilers rely on."""
+def _is_looked_into() -> bool:
+    """Whether a profiler or a checker of GPUs is in this process, whose own end comes with that of Python."""
     try:
-        return bool(sys.modules["numba.cuda"])
-    except KeyError:
-        return False
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return any(TOOLS.search(line) for line in maps)
+    except OSError:
+        return True

@@ -32,6 +32,15 @@ INTERRUPTED_SECONDS = 5.0
 """How long behind Ctrl-C."""
 
 
+class _Place(threading.local):
+    """Whether this thread has left its place."""
+
+    left = False
+
+
+_place = _Place()
+
+
 class HereFuture:
     """The result of a task, which is there or to come."""
 
@@ -77,7 +86,7 @@ class HereClient:
         self.status = "running"
         self.cluster = None
         self._hearers: dict[str, Callable[[tuple[float, Any]], None]] = {}
-        self.worker = HereWorker(threads, self._log_event)
+        self.worker = HereWorker(threads, self._log_event, self._leave_place)
         self.scheduler = SimpleNamespace(address=self.worker.address, call_stack=self._begun)
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
@@ -85,6 +94,9 @@ class HereClient:
         self._needed: dict[HereFuture, int] = {}
         """How many tasks that have not ended use each future's result."""
         self._threads: list[threading.Thread] = []
+        self._left = 0
+        """Of these threads, how many have left their place to another."""
+        self._answers = _Answers()
 
     def __enter__(self) -> HereClient:
         return self
@@ -107,7 +119,7 @@ class HereClient:
             self.worker.state.tasks[key] = TaskState()
             for need in task.needs:
                 self._needed[need] = self._needed.get(need, 0) + 1
-            if len(self._threads) < self.worker.state.nthreads:
+            if len(self._threads) - self._left < self.worker.state.nthreads:
                 self._start_thread()
         if not task.needs:
             self._enqueue(task)
@@ -121,6 +133,15 @@ class HereClient:
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
+
+    def _leave_place(self) -> None:
+        """Have another thread take tasks in place of this one, which ends with the task that it runs."""
+        with self._lock:
+            if _place.left or self.status != "running":
+                return
+            self._start_thread()  # raises where the system has none: then this one stays
+            self._left += 1
+            _place.left = True
 
     def _one_less(self, task: _Task, _: object) -> None:
         with self._lock:
@@ -144,6 +165,8 @@ class HereClient:
                 task = self._queue.popleft()
             self._run(task)
             del task  # with what it was given
+            if _place.left:
+                return
 
     def _run(self, task: _Task) -> None:
         future = task.future
@@ -208,9 +231,7 @@ class HereClient:
         if "dask_worker" in signature(function).parameters:
             named["dask_worker"] = self.worker
         try:
-            found = function(*arguments, **named)
-            if isawaitable(found):
-                found = _awaited(found)
+            found = self._answers.ask(function, arguments, named)
         except Exception as error:
             if on_error == "raise":
                 raise
@@ -271,6 +292,7 @@ class HereClient:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
+        self._answers.close()
         if seconds == CLOSE_SECONDS and any(thread.is_alive() for thread in self._threads):
             logger.warning("a task that was given up did not end in time; it ends with this process")
 
@@ -326,23 +348,53 @@ def is_here(client: object) -> bool:
     return isinstance(client, HereClient)
 
 
-def _awaited(found: Any) -> Any:
-    """The result of a coroutine, on a loop and a thread of its own: this thread may have a loop that runs."""
-    answer: ConcurrentFuture[Any] = ConcurrentFuture()
-    context = copy_context()
+class _Answers:
+    """The thread that answers questions, with an event loop of its own, as a worker of Dask's has: once a question has
+    attached it to a GPU, all later ones find it so."""
 
-    async def result() -> Any:
-        return await found
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run() -> None:
+    def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the function gives, or what it gives to await."""
+        answer: ConcurrentFuture[Any] = ConcurrentFuture()
+
+        async def call() -> None:
+            try:
+                found = function(*arguments, **named)
+                answer.set_result(await found if isawaitable(found) else found)
+            except BaseException as error:
+                answer.set_exception(error)
+
+        tasks: list[asyncio.Task[None]] = []  # the loop itself keeps none alive
+        loop = self._running()
+        loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(call())), context=copy_context())
+        futures_wait([answer])
         try:
-            answer.set_result(context.run(asyncio.run, result()))
-        except BaseException as error:
-            answer.set_exception(error)
+            return answer.result()
+        except CancelledError as error:
+            raise RuntimeError("the question was cancelled") from error
 
-    threading.Thread(target=run, name="tilewright-answer", daemon=True).start()
-    futures_wait([answer])
-    try:
-        return answer.result()
-    except CancelledError as error:
-        raise RuntimeError("the question was cancelled") from error
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._run, args=(self._loop,), name="tilewright-answers", daemon=True
+                ).start()
+            return self._loop
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    def close(self) -> None:
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.kernels.cpu.loops import start_compiler
-from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline.cluster.here.checks import (
     allow_open_files,
     check_folder,
@@ -31,21 +30,19 @@ def open_executor(
     cluster: Cluster,
     config: str | os.PathLike[str] | None = None,
     *,
-    device: str = "auto",
     loops: bool = True,
     graphs: bool = False,
 ) -> Iterator[Client]:
-    """What does the work of a run: as `open_cluster` says, but where that would be one worker of this process that
-    works on the CPU, threads of this process by themselves, without Dask's scheduler. The same functions of
-    `pipeline/cluster/` hand out work to both, watch it and end it.
+    """What does the work of a run: as `open_cluster` says, but where that would be one worker of this process, threads
+    of this process by themselves, without Dask's scheduler. The same functions of `pipeline/cluster/` hand out work to
+    both, watch it and end it.
 
-    device: what the work asks for; a GPU's worker is Dask's. graphs: whether Dask's own graphs are to be computed.
-    Raises as `open_cluster`.
+    graphs: whether Dask's own graphs are to be computed. Raises as `open_cluster`.
     """
     if is_here(cluster):
         yield cast("Client", cluster)
         return
-    found = _threads_here(cluster, config, device) if not graphs else None
+    found = _threads_here(cluster, config) if not graphs else None
     if found is None:
         from tilewright.pipeline.cluster.cluster import open_cluster
 
@@ -63,11 +60,9 @@ def open_executor(
         yield cast("Client", here)
 
 
-def _threads_here(
-    cluster: Cluster, config: str | os.PathLike[str] | None, device: str
-) -> tuple[str, int] | None:
-    """What messages call the profile, and its threads, where all that it says is how many of this process work on the
-    CPU; None for all else, errors too, of which Dask's way tells."""
+def _threads_here(cluster: Cluster, config: str | os.PathLike[str] | None) -> tuple[str, int] | None:
+    """What messages call the profile, and its threads, where all that it says is how many of this process work; None
+    for all else, errors too, of which Dask's way tells."""
     if not isinstance(cluster, str) or "://" in cluster:
         return None
     profile: Profile | None = load_profiles(config).get(cluster)
@@ -75,7 +70,5 @@ def _threads_here(
         return None
     threads: Any = profile.options[THREADS]
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        return None
-    if device != "cpu" and cuda_available():
         return None
     return profile.called(cluster), threads

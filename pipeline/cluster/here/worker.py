@@ -80,13 +80,20 @@ class HereWorker:
 
     contact_address = None
 
-    def __init__(self, threads: int, log_event: Callable[[str, Any], None]) -> None:
+    def __init__(
+        self, threads: int, log_event: Callable[[str, Any], None], leave_place: Callable[[], None]
+    ) -> None:
         self.address = f"{ADDRESS}127.0.0.1/{os.getpid()}/{next(_numbers)}"
         self.state = WorkerState(threads)
         self.status = "running"
+        self.handlers: dict[str, Callable[..., Any]] = {}
+        """Of questions of other workers, of which there are none."""
         self.metrics: dict[str, Callable[[Any], Any]] = {}
         """What it tells of itself beside its memory, by name."""
         self.log_event = log_event
+        self.leave_place = leave_place
+        """Lets another thread take tasks while this one waits in its own. Raises RuntimeError where the system has no
+        thread left."""
         self.active_keys: set[Hashable] = set()
         limit = int(memory_limit() * min(1.0, threads / CPU_COUNT))
         self.memory_manager = SimpleNamespace(memory_limit=limit, memory_pause_fraction=pause_share())

@@ -18,6 +18,7 @@ from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.here.client import HereClient, is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
+from tilewright.pipeline.cluster.pool import make_room
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
 from tilewright.pipeline.cluster.watch import threads_of, workers_held
 from tilewright.pipeline.errors import ClusterError, StoreError, TaskError
@@ -111,9 +112,45 @@ def test_what_nobody_needs_any_more_is_given_up() -> None:
     assert client.status == "closed"
 
 
+def waits_for_the_next(here: threading.Barrier) -> str:
+    make_room(2)
+    make_room(2)
+    here.wait(10)
+    return threading.current_thread().name
+
+
+def test_a_task_that_waits_lets_the_next_begin() -> None:
+    with HereClient(1) as client:
+        both = threading.Barrier(2)
+        threads = [
+            {
+                future.result()
+                for future in [client.submit(waits_for_the_next, both, key=f"{turn}-{i}") for i in range(2)]
+            }
+            for turn in range(3)
+        ]
+        assert all(len(names) == 2 for names in threads)
+        assert client.submit(square, 3, key="last").result() == 9
+        assert threading.active_count() < 12, "threads that have left end with their tasks"
+
+
+def test_questions_are_answered_by_one_thread() -> None:
+    async def name() -> str:
+        return threading.current_thread().name
+
+    with HereClient(1) as client:
+        names = [client.run(ask)[client.worker.address] for ask in (name, threading.current_thread, name)]
+        assert names[0] == names[1].name == names[2] != threading.current_thread().name
+        with pytest.raises(StoreError, match="no 5"):
+            client.run(refuse, 5)
+        assert client.run(refuse, 5, on_error="ignore") == {}
+    names[1].join(10)
+    assert not names[1].is_alive(), "it ends with the client"
+
+
 def test_it_answers_as_the_worker_of_a_local_cluster_does() -> None:
     assert memory_limit() == MEMORY_LIMIT
-    with open_executor("local", device="cpu") as ours, open_cluster("local") as of_dask:
+    with open_executor("local") as ours, open_cluster("local") as of_dask:
         assert is_here(ours)
         assert not is_here(of_dask)
         (mine,), (theirs,) = survey(ours, "cpu", loops=False), survey(of_dask, "cpu", loops=False)
@@ -130,14 +167,14 @@ def test_what_says_more_than_threads_is_a_cluster_of_dask(tmp_path: Path) -> Non
     profiles.write_text(
         "profiles:\n  one: {kind: local, threads_per_worker: 1}\n  limited: {kind: local, memory_limit: 2GiB}\n"
     )
-    with open_executor("one", profiles, device="cpu") as client:
+    with open_executor("one", profiles) as client:
         assert is_here(client)
         with open_executor(client) as same:
             assert same is client
         assert client.status == "running", "who opened it closes it"
-    with open_executor("limited", profiles, device="cpu") as client:
+    with open_executor("limited", profiles) as client:
         assert not is_here(client)
-    with open_executor("one", profiles, device="cpu", graphs=True) as client:
+    with open_executor("one", profiles, graphs=True) as client:
         assert not is_here(client), "graphs of dask are computed by its own scheduler"
 
 
