@@ -9,16 +9,15 @@ from typing import Any
 import numba
 from numba import cuda
 
-from tilewright.kernels.decoding import lz4, zstd
+from tilewright.kernels.decoding import lz4, zstd, zstd_copies
 from tilewright.kernels.decoding.zstd import (
-    GOOD,
     SEQUENCE_ENTRIES,
     SYMBOLS,
     TREE_ENTRIES,
     WEIGHT_ENTRIES,
     WORK_WORDS,
 )
-from tilewright.kernels.decoding.zstd_tables import ENCODED, KIND, LITERAL_NBYTES
+from tilewright.kernels.decoding.zstd_tables import ENCODED, GOOD, KIND, LITERAL_NBYTES
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.launcher import Launcher
@@ -32,13 +31,19 @@ NORM_ENTRIES = 64
 HELD_WORDS = 4 + 4 * WARP
 
 
-@functools.cache
-def _functions() -> zstd.Functions:
-    @cuda.jit(device=True, inline="always")
-    def barrier() -> None:
-        cuda.syncwarp()
+_device = functools.partial(cuda.jit, device=True, inline="always")
+"""Inlined, since Numba compiles what is called only where there is a GPU."""
 
-    return zstd.functions(cuda.jit(device=True, inline="always"), barrier)
+
+@_device()
+def _barrier() -> None:
+    """Waits for all threads of a warp, and for what they wrote."""
+    cuda.syncwarp()
+
+
+@functools.cache
+def _copies() -> zstd_copies.Copies:
+    return zstd_copies.copies(_device(), _barrier)
 
 
 def _entropy_function() -> Any:
@@ -48,8 +53,7 @@ def _entropy_function() -> Any:
     blocks × BLOCK_WORDS. constants: `zstd.constants`. literal, sequence: flat, uint8 and uint64, written. lengths:
     int64, written: what each block holds, or -1. Grid: blocks. Block: ENTROPY_THREADS. Shared memory: 12 KiB.
     """
-    functions = _functions()
-    literals, sequences = functions.literals, functions.sequences
+    literals, sequences = zstd.functions(_device(), _barrier)
 
     def entropy_kernel(
         stored: Any,
@@ -108,7 +112,7 @@ def _positions_function() -> Any:
     """The plain function of the kernel that says where each block goes. blocks, frames: int64, × BLOCK_WORDS and ×
     FRAME_WORDS. lengths: int64, read. targets, good: int64, written, for blocks and frames. Grid: any. Block:
     POSITION_THREADS, a frame each."""
-    positions = _functions().positions
+    positions = _copies().positions
 
     def positions_kernel(blocks: Any, frames: Any, lengths: Any, targets: Any, good: Any) -> None:
         number = numba.int64(cuda.grid(1))
@@ -121,7 +125,7 @@ def _positions_function() -> Any:
 def _spread_function() -> Any:
     """The plain function of the kernel that puts blocks without sequences in their places. Grid: blocks. Block:
     SPREAD_THREADS."""
-    spread = _functions().spread
+    spread = _copies().spread
 
     def spread_kernel(stored: Any, blocks: Any, literal: Any, lengths: Any, targets: Any, out: Any) -> None:
         lane, lanes = numba.int64(cuda.threadIdx.x), numba.int64(cuda.blockDim.x)
@@ -133,7 +137,7 @@ def _spread_function() -> Any:
 def _frames_function() -> Any:
     """The plain function of the kernel that puts frames together. good: int64, read and written. Grid: frames. Block:
     WARP. Shared memory: 1 KiB."""
-    frame = _functions().frame
+    frame = _copies().frame
 
     def frames_kernel(
         blocks: Any, frames: Any, literal: Any, sequence: Any, targets: Any, out: Any, good: Any
@@ -154,12 +158,7 @@ def _frames_function() -> Any:
 def _lz4_function() -> Any:
     """The plain function of the kernel that decodes blocks of LZ4. table: int64, blocks × `lz4.WORDS`. good: int64,
     written. Grid: blocks. Block: WARP."""
-
-    @cuda.jit(device=True, inline="always")
-    def barrier() -> None:
-        cuda.syncwarp()
-
-    block = lz4.functions(cuda.jit(device=True, inline="always"), barrier)
+    block = lz4.functions(_device(), _barrier)
 
     def lz4_kernel(stored: Any, table: Any, out: Any, good: Any) -> None:
         number, lane = numba.int64(cuda.blockIdx.x), numba.int64(cuda.threadIdx.x)

@@ -23,40 +23,33 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from tilewright.kernels.decoding.fse import MOST_TREE_BITS, WEIGHT_LOG, codes
 from tilewright.kernels.decoding.zstd_tables import (
-    BLOCKS,
+    BAD,
     COUNT,
-    ENCODED,
-    FIRST,
-    KIND,
+    GOOD,
+    LENGTH_BITS,
     LENGTHS,
     LITERAL_NBYTES,
     LITERALS,
     NBYTES,
-    RAW,
-    ROOM,
     SEQUENCES,
     SOURCE,
-    TARGET,
     TREE,
 )
 
 MOST_BLOCK_NBYTES = 2**17
-MOST_TREE_BITS = 11
 TREE_ENTRIES = 2**MOST_TREE_BITS
 SYMBOLS = 256
 STREAMS = 4
 
-LENGTH_LOG, OFFSET_LOG, MATCH_LOG, WEIGHT_LOG = 9, 8, 9, 6
+LENGTH_LOG, OFFSET_LOG, MATCH_LOG = 9, 8, 9
 """The largest tables, as powers of two."""
 WEIGHT_ENTRIES = 2**WEIGHT_LOG
+LENGTH_ENTRIES, OFFSET_ENTRIES, MATCH_ENTRIES = 2**LENGTH_LOG, 2**OFFSET_LOG, 2**MATCH_LOG
+SEQUENCE_ENTRIES = LENGTH_ENTRIES + OFFSET_ENTRIES + MATCH_ENTRIES
 LENGTH_CODES, OFFSET_CODES, MATCH_CODES = 36, 32, 53
 MOST_OFFSET_CODE = 27
-
-GOOD, BAD = 0, 1
-
-LENGTH_BITS = 18
-"""Of a literals' or match's length in a word that holds a sequence; the offset is above both."""
 
 _LENGTHS_BITS = [0] * 16 + [1, 1, 1, 1, 2, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 _MATCHES_BITS = [0] * 32 + [1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
@@ -135,229 +128,13 @@ class Functions(NamedTuple):
 
     literals: Any
     sequences: Any
-    positions: Any
-    spread: Any
-    frame: Any
     """What they take and do is said where they are written."""
 
 
 def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
     """The device code. jit: compiles a function that others call. barrier: waits for all threads of the block."""
     i64, u64 = numba.int64, numba.uint64
-
-    @jit
-    def high_bit(value: Any) -> Any:
-        """The number of the highest bit that is set, of a positive number."""
-        found = i64(0)
-        while value > 1:
-            value >>= 1
-            found += 1
-        return found
-
-    @jit
-    def forward(stored: Any, at: Any, stop: Any, count: Any) -> Any:
-        """``count`` bits, at most 16, from a bit's place in bytes on, upwards; zeros behind ``stop``, in bytes."""
-        found = i64(0)
-        first = at >> 3
-        for place in range(3):
-            if first + place < stop:
-                found |= i64(stored[first + place]) << i64(8 * place)
-        return (found >> (at & 7)) & ((i64(1) << count) - 1)
-
-    @jit
-    def held_bits(words: Any, at: Any) -> Any:
-        """The 64 bits of memory from which reading downwards goes on at a bit's place, and the first one's place."""
-        base = ((at + 31) >> 5 << 5) - 64
-        if base < 0:
-            base = i64(0)
-        word = base >> 5
-        return u64(words[word]) | (u64(words[word + 1]) << u64(32)), base
-
-    @jit
-    def below(words: Any, at: Any, low: Any, count: Any) -> Any:
-        """The ``count`` bits, at most 32, below a place, with zeros below ``low``."""
-        if count == 0 or at <= low:
-            return i64(0)
-        held, base = held_bits(words, at)
-        short = i64(0)
-        begin = at - count
-        if begin < low:
-            short, begin = low - begin, low
-        value = i64((held >> u64(begin - base)) & ((u64(1) << u64(at - begin)) - u64(1)))
-        return value << short
-
-    @jit
-    def stream_end(stored: Any, begin: Any, nbytes: Any) -> Any:
-        """Where reading a stream downwards begins: below the highest bit set in its last byte; -1 if there is none."""
-        if nbytes < 1:
-            return i64(-1)
-        last = i64(stored[begin + nbytes - 1])
-        if last == 0:
-            return i64(-1)
-        return 8 * (begin + nbytes - 1) + high_bit(last)
-
-    @jit
-    def read_norm(stored: Any, at: Any, stop: Any, most_log: Any, most: Any, norm: Any) -> Any:
-        """A table's distribution: the number of symbols, the table's log, and where the bytes behind it begin; the
-        first is -1 where it is none."""
-        place = 8 * at
-        log = forward(stored, place, stop, i64(4)) + 5
-        place += 4
-        if log > most_log:
-            return i64(-1), log, at
-        left = i64(1) << log
-        count = i64(0)
-        while left > 0:
-            if count >= most or place > 8 * stop:
-                return i64(-1), log, at
-            bits = high_bit(left + 1) + 1
-            value = forward(stored, place, stop, bits)
-            place += bits
-            mask = (i64(1) << (bits - 1)) - 1
-            threshold = (i64(1) << bits) - 1 - (left + 1)
-            if value & mask < threshold:
-                place -= 1
-                value &= mask
-            elif value > mask:
-                value -= threshold
-            share = value - 1
-            left -= 1 if share < 0 else share
-            norm[count] = share
-            count += 1
-            if share == 0:
-                again = i64(3)
-                while again == 3:
-                    again = forward(stored, place, stop, i64(2))
-                    place += 2
-                    for _ in range(again):
-                        if count >= most:
-                            return i64(-1), log, at
-                        norm[count] = 0
-                        count += 1
-                    if place > 8 * stop:
-                        return i64(-1), log, at
-        behind = (place + 7) >> 3
-        if left != 0 or behind > stop:
-            return i64(-1), log, at
-        return count, log, behind
-
-    @jit
-    def build_table(norm: Any, count: Any, log: Any, table: Any, first: Any, following: Any) -> Any:
-        """Fill a table from a distribution: for each state its symbol, the bits to read, and what to add to them.
-        following: scratch, of each symbol. Whether the distribution fills the table."""
-        size = i64(1) << log
-        high = size
-        for symbol in range(count):
-            following[symbol] = norm[symbol]
-            if norm[symbol] == -1:
-                high -= 1
-                if high < 0:
-                    return False
-                table[first + high] = symbol
-                following[symbol] = 1
-        step, place = (size >> 1) + (size >> 3) + 3, i64(0)
-        for symbol in range(count):
-            for _ in range(norm[symbol]):
-                table[first + place] = symbol
-                place = (place + step) & (size - 1)
-                while place >= high and high > 0:
-                    place = (place + step) & (size - 1)
-        if place != 0:
-            return False
-        for state in range(size):
-            symbol = i64(table[first + state]) & 255
-            number = i64(following[symbol])
-            following[symbol] += 1
-            if number < 1:
-                return False
-            bits = log - high_bit(number)
-            table[first + state] = symbol | (bits << 8) | (((number << bits) - size) << 16)
-        return True
-
-    @jit
-    def read_weights(
-        stored: Any, words: Any, at: Any, stop: Any, weights: Any, norm: Any, table: Any, following: Any
-    ) -> Any:
-        """The weights that a tree is made of: how many there are, or -1, and where the bytes behind them begin."""
-        if at >= stop:
-            return i64(-1), at
-        head = i64(stored[at])
-        at += 1
-        if head >= 128:
-            count = head - 127
-            nbytes = (count + 1) >> 1
-            if at + nbytes > stop:
-                return i64(-1), at
-            for place in range(count):
-                both = i64(stored[at + (place >> 1)])
-                weights[place] = both & 15 if place & 1 else both >> 4
-            return count, at + nbytes
-        behind = at + head
-        if head < 2 or behind > stop:
-            return i64(-1), at
-        symbols, log, begin = read_norm(stored, at, behind, i64(WEIGHT_LOG), i64(MOST_TREE_BITS + 2), norm)
-        if symbols < 0 or not build_table(norm, symbols, log, table, i64(0), following):
-            return i64(-1), at
-        place = stream_end(stored, begin, behind - begin)
-        low = 8 * begin
-        if place < low + 2 * log:
-            return i64(-1), at
-        one = below(words, place, low, log)
-        place -= log
-        other = below(words, place, low, log)
-        place -= log
-        count = i64(0)
-        while count < 254:
-            entry = i64(table[one])
-            weights[count] = entry & 255
-            count += 1
-            bits = (entry >> 8) & 255
-            one = (entry >> 16) + below(words, place, low, bits)
-            place -= bits
-            if place < low:
-                weights[count] = i64(table[other]) & 255
-                return count + 1, behind
-            one, other = other, one
-        return i64(-1), at
-
-    @jit
-    def plan_tree(weights: Any, count: Any, starts: Any, ranks: Any) -> Any:
-        """The bits of a tree's longest code, and where each symbol's entries begin in its table; -1 for weights that
-        make no tree. The last symbol's weight, which is not stored, is added."""
-        total = i64(0)
-        for symbol in range(count):
-            weight = i64(weights[symbol])
-            if weight > MOST_TREE_BITS:
-                return i64(-1)
-            if weight > 0:
-                total += i64(1) << (weight - 1)
-        if total == 0:
-            return i64(-1)
-        bits = high_bit(total) + 1
-        left = (i64(1) << bits) - total
-        last = high_bit(left)
-        if bits > MOST_TREE_BITS or left != i64(1) << last:
-            return i64(-1)
-        weights[count] = last + 1
-        for weight in range(MOST_TREE_BITS + 2):
-            ranks[weight] = 0
-        for symbol in range(count + 1):
-            weight = i64(weights[symbol])
-            if weight > 0:
-                ranks[weight] += 1 << (weight - 1)
-        begin = i64(0)  # from the longest codes on, which have the least weight
-        for weight in range(1, MOST_TREE_BITS + 2):
-            here = i64(ranks[weight])
-            ranks[weight] = begin
-            begin += here
-        if begin != i64(1) << bits:
-            return i64(-1)
-        for symbol in range(count + 1):
-            weight = i64(weights[symbol])
-            if weight > 0:
-                starts[symbol] = ranks[weight]
-                ranks[weight] += 1 << (weight - 1)
-        return bits
+    held_bits, below, stream_end, read_norm, build_table, read_weights, plan_tree = codes(jit)
 
     @jit
     def literals_head(stored: Any, at: Any, stop: Any) -> Any:
@@ -485,26 +262,22 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
             if bits <= 0 or nbytes < 1 or (streams == 4 and nbytes < 10):
                 if lane == 0:
                     work[0] = BAD
-            elif streams == 1:
-                if lane == 0 and not decode_stream(stored, words, first, nbytes, tree, bits, out, to, held):
-                    work[0] = BAD
             else:
-                each = (held + 3) >> 2
-                for stream in range(lane, STREAMS, lanes):
-                    place, size = first + 6, i64(0)
-                    total = i64(0)
-                    for other in range(3):
-                        size = i64(stored[first + 2 * other]) | (i64(stored[first + 2 * other + 1]) << i64(8))
-                        total += size
-                        if other < stream:
-                            place += size
-                    if stream < 3:
-                        size = i64(stored[first + 2 * stream]) | (
-                            i64(stored[first + 2 * stream + 1]) << i64(8)
-                        )
-                    else:
-                        size = nbytes - 6 - total
-                    count = each if stream < 3 else held - 3 * each
+                each = (held + 3) >> 2 if streams == 4 else held
+                for stream in range(lane, streams, lanes):
+                    place, size, count = first, nbytes, held
+                    if streams == 4:
+                        place, size, count = first + 6, nbytes - 6, each
+                        for other in range(3):
+                            its_size = i64(stored[first + 2 * other]) | (
+                                i64(stored[first + 2 * other + 1]) << i64(8)
+                            )
+                            if other < stream:
+                                place, size = place + its_size, size - its_size
+                            elif other == stream:
+                                size = its_size
+                        if stream == 3:
+                            count = held - 3 * each
                     if (
                         size < 1
                         or count < 0
@@ -553,64 +326,24 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
         is wanted, not only passed over. which: 0 for literals' lengths, 1 offsets, 2 matches' lengths."""
         most_log = i64(OFFSET_LOG) if which == 1 else i64(LENGTH_LOG)
         most = i64(LENGTH_CODES) if which == 0 else (i64(OFFSET_CODES) if which == 1 else i64(MATCH_CODES))
-        if mode == 0:
-            log = i64(5) if which == 1 else i64(6)
-            begin = LENGTH_NORM_AT if which == 0 else (OFFSET_NORM_AT if which == 1 else MATCH_NORM_AT)
-            count = i64(LENGTH_CODES) if which == 0 else (i64(29) if which == 1 else i64(MATCH_CODES))
-            if build:
-                for symbol in range(count):
-                    norm[symbol] = constant[begin + symbol]
-                if not build_table(norm, count, log, table, first, following):
-                    return i64(-1), at
-            return log, at
         if mode == 1:
             if at >= stop or i64(stored[at]) >= most:
                 return i64(-1), at
             if build:
                 table[first] = i64(stored[at])
             return i64(0), at + 1
-        count, log, behind = read_norm(stored, at, stop, most_log, most, norm)
-        if count < 0:
-            return i64(-1), at
-        if build and not build_table(norm, count, log, table, first, following):
+        if mode == 0:
+            log, behind = i64(5) if which == 1 else i64(6), at
+            begin = LENGTH_NORM_AT if which == 0 else (OFFSET_NORM_AT if which == 1 else MATCH_NORM_AT)
+            count = i64(29) if which == 1 else most
+            if build:
+                for symbol in range(count):
+                    norm[symbol] = constant[begin + symbol]
+        else:
+            count, log, behind = read_norm(stored, at, stop, most_log, most, norm)
+        if count < 0 or (build and not build_table(norm, count, log, table, first, following)):
             return i64(-1), at
         return log, behind
-
-    @jit
-    def find_table(
-        stored: Any,
-        blocks: Any,
-        owner: Any,
-        which: Any,
-        constant: Any,
-        table: Any,
-        first: Any,
-        norm: Any,
-        following: Any,
-    ) -> Any:
-        """The table that another block defines: its log, or -1."""
-        if owner < 0:
-            return i64(-1)
-        row = blocks[owner]
-        stop = i64(row[SOURCE] + row[NBYTES])
-        kind, _, taken, _, begin = literals_head(stored, i64(row[SOURCE]), stop)
-        if kind < 0 or begin + taken > stop:
-            return i64(-1)
-        count, modes, at = sequences_head(stored, begin + taken, stop)
-        if count < 1:
-            return i64(-1)
-        for other in range(which + 1):
-            mode = (modes >> (6 - 2 * other)) & 3
-            if mode == 3:
-                if other == which:
-                    return i64(-1)
-                continue
-            log, at = read_table(
-                stored, i64(other), mode, at, stop, constant, table, first, norm, following, other == which
-            )
-            if log < 0:
-                return i64(-1)
-        return log
 
     @jit
     def sequences(
@@ -627,43 +360,64 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
         """Decode a block's sequences, by one thread; returns how many bytes it holds with them, or -1. out: uint64:
         a word for each. table: int32, of `SEQUENCE_ENTRIES`; norm, following: int32, of `MATCH_CODES`."""
         row = blocks[number]
-        stop = i64(row[SOURCE] + row[NBYTES])
-        kind, held, taken, _, begin = literals_head(stored, i64(row[SOURCE]), stop)
-        if kind < 0 or begin + taken > stop or held != row[LITERAL_NBYTES]:
-            return i64(-1)
-        count, modes, at = sequences_head(stored, begin + taken, stop)
-        if count != row[COUNT] or modes & 3:
-            return i64(-1)
-        if count == 0:
-            return held if at == stop else i64(-1)
+        held = i64(row[LITERAL_NBYTES])
         logs0, logs1, logs2 = i64(0), i64(0), i64(0)
-        for which in range(3):
-            mode = (modes >> (6 - 2 * which)) & 3
-            first = i64(0) if which == 0 else (i64(512) if which == 1 else i64(768))
-            if mode == 3:
-                log = find_table(
+        at, stop, modes, count = i64(0), i64(0), i64(0), i64(0)
+        # Once for the block's own heads, then for each table, which another block may define, then for where its own
+        # definitions end.
+        for turn in range(5):
+            which = turn - 1
+            owner, first = i64(number), i64(0)
+            if which == 1:
+                first = i64(LENGTH_ENTRIES)
+            elif which == 2:
+                first = i64(LENGTH_ENTRIES + OFFSET_ENTRIES)
+            if 0 <= which < 3 and (modes >> (6 - 2 * which)) & 3 == 3:
+                owner = i64(row[LENGTHS + which])
+                if owner < 0:
+                    return i64(-1)
+            one = blocks[owner]
+            stop = i64(one[SOURCE] + one[NBYTES])
+            kind, its_held, taken, _, begin = literals_head(stored, i64(one[SOURCE]), stop)
+            if kind < 0 or begin + taken > stop:
+                return i64(-1)
+            its_count, its_modes, at = sequences_head(stored, begin + taken, stop)
+            if turn == 0:
+                count, modes = its_count, its_modes
+                if its_held != held or count != row[COUNT] or modes & 3:
+                    return i64(-1)
+                if count == 0:
+                    return held if at == stop else i64(-1)
+            elif its_count < 1:
+                return i64(-1)
+            for other in range(min(turn, 3)):
+                mode = (its_modes >> (6 - 2 * other)) & 3
+                if mode == 3:
+                    if other == which:
+                        return i64(-1)
+                    continue
+                log, at = read_table(
                     stored,
-                    blocks,
-                    i64(row[LENGTHS + which]),
-                    i64(which),
+                    i64(other),
+                    mode,
+                    at,
+                    stop,
                     constant,
                     table,
                     first,
                     norm,
                     following,
+                    other == which,
                 )
-            else:
-                log, at = read_table(
-                    stored, i64(which), mode, at, stop, constant, table, first, norm, following, True
-                )
-            if log < 0:
-                return i64(-1)
-            if which == 0:
-                logs0 = log
-            elif which == 1:
-                logs1 = log
-            else:
-                logs2 = log
+                if log < 0:
+                    return i64(-1)
+                if other == which:
+                    if which == 0:
+                        logs0 = log
+                    elif which == 1:
+                        logs1 = log
+                    else:
+                        logs2 = log
         place = stream_end(stored, at, stop - at)
         low = 8 * at
         if place < low + logs0 + logs1 + logs2:
@@ -678,8 +432,8 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
         for sequence in range(count):
             length_entry, offset_entry, match_entry = (
                 i64(table[length_state]),
-                i64(table[512 + offset_state]),
-                i64(table[768 + match_state]),
+                i64(table[LENGTH_ENTRIES + offset_state]),
+                i64(table[LENGTH_ENTRIES + OFFSET_ENTRIES + match_state]),
             )
             offset_code, length_code, match_code = offset_entry & 255, length_entry & 255, match_entry & 255
             if offset_code > MOST_OFFSET_CODE or length_code >= LENGTH_CODES or match_code >= MATCH_CODES:
@@ -708,154 +462,4 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
             out[to + sequence] = u64(length | (match << LENGTH_BITS) | (offset << (2 * LENGTH_BITS)))
         return total if place == low else i64(-1)
 
-    @jit
-    def positions(blocks: Any, frames: Any, number: Any, lengths: Any, targets: Any) -> Any:
-        """Where each block of a frame goes, by one thread; whether all of them are good, and as long as the frame says.
-        lengths: int64: what each block holds, or -1. targets: int64, written: -1 for those of a bad frame."""
-        row = frames[number]
-        at, stop = i64(row[TARGET]), i64(row[TARGET] + row[ROOM])
-        first, behind = i64(row[FIRST]), i64(row[FIRST] + row[BLOCKS])
-        good = True
-        for block in range(first, behind):
-            nbytes = i64(lengths[block])
-            targets[block] = at
-            if nbytes < 0 or at + nbytes > stop:
-                good = False
-                break
-            at += nbytes
-        if not good or at != stop:
-            for block in range(first, behind):
-                targets[block] = -1
-            return False
-        return True
-
-    @jit
-    def spread(
-        stored: Any,
-        blocks: Any,
-        number: Any,
-        literal: Any,
-        lengths: Any,
-        targets: Any,
-        out: Any,
-        lane: Any,
-        lanes: Any,
-    ) -> None:
-        """Put a block without sequences in its place, by all threads of a block."""
-        row = blocks[number]
-        to, nbytes, kind = i64(targets[number]), i64(lengths[number]), i64(row[KIND])
-        if to < 0 or (kind == ENCODED and row[COUNT] > 0):
-            return
-        source = i64(row[LITERALS] if kind == ENCODED else row[SOURCE])
-        if kind == ENCODED:
-            for place in range(lane, nbytes, lanes):
-                out[to + place] = literal[source + place]
-        elif kind == RAW:
-            for place in range(lane, nbytes, lanes):
-                out[to + place] = stored[source + place]
-        else:
-            for place in range(lane, nbytes, lanes):
-                out[to + place] = stored[source]
-
-    @jit
-    def distances(sequence: Any, first: Any, several: Any, at: Any, begin: Any, work: Any) -> Any:
-        """The distances and places of a group of sequences, by one thread; whether all are behind the frame's begin.
-        work: int64: three last distances, and from 4 on, four words a sequence, written: literals, match, distance,
-        place."""
-        good = True
-        place = at
-        for other in range(several):
-            word = u64(sequence[first + other])
-            length = i64(word & u64(2**LENGTH_BITS - 1))
-            match = i64((word >> u64(LENGTH_BITS)) & u64(2**LENGTH_BITS - 1))
-            value = i64(word >> u64(2 * LENGTH_BITS))
-            if value > 3:
-                distance = value - 3
-                work[2] = work[1]
-                work[1] = work[0]
-                work[0] = distance
-            else:
-                which = value if length == 0 else value - 1
-                distance = i64(work[0])
-                if which == 1:
-                    distance = i64(work[1])
-                    work[1] = work[0]
-                    work[0] = distance
-                elif which > 1:
-                    distance = i64(work[2]) if which == 2 else i64(work[0]) - 1
-                    work[2] = work[1]
-                    work[1] = work[0]
-                    work[0] = distance
-            if distance < 1 or distance > place + length - begin:
-                good = False
-            slot = 4 + 4 * other
-            work[slot], work[slot + 1], work[slot + 2], work[slot + 3] = length, match, distance, place
-            place += length + match
-        return good
-
-    @jit
-    def frame(
-        blocks: Any,
-        frames: Any,
-        number: Any,
-        literal: Any,
-        sequence: Any,
-        targets: Any,
-        out: Any,
-        work: Any,
-        lane: Any,
-        lanes: Any,
-    ) -> Any:
-        """Put those blocks of a frame in their places that have sequences, once all others are there; whether that was
-        possible. By all threads of a warp, which agree in every branch that has a barrier. work: int64[4 + 4 * lanes],
-        shared."""
-        row = frames[number]
-        begin = i64(row[TARGET])
-        if lane == 0:
-            work[0], work[1], work[2] = 1, 4, 8
-        for block in range(i64(row[FIRST]), i64(row[FIRST] + row[BLOCKS])):
-            one = blocks[block]
-            at, count = i64(targets[block]), i64(one[COUNT])
-            if at < 0:
-                return False
-            if one[KIND] != ENCODED or count == 0:
-                continue
-            source, first = i64(one[LITERALS]), i64(one[SEQUENCES])
-            stop_literals = source + i64(one[LITERAL_NBYTES])
-            group = i64(0)
-            while group < count:
-                several = min(i64(lanes), count - group)
-                barrier()  # nobody needs the last group's words any more
-                if lane == 0:
-                    work[3] = GOOD if distances(sequence, first + group, several, at, begin, work) else BAD
-                barrier()  # the group's words are in
-                if work[3] != GOOD:
-                    return False
-                mine = source
-                for other in range(lane):
-                    if other < several:
-                        mine += i64(work[4 + 4 * other])
-                if lane < several:
-                    length, place = i64(work[4 + 4 * lane]), i64(work[7 + 4 * lane])
-                    for byte in range(length):
-                        out[place + byte] = literal[mine + byte]
-                for other in range(several):
-                    barrier()  # all literals, and the matches before, are in
-                    length, match = i64(work[4 + 4 * other]), i64(work[5 + 4 * other])
-                    distance, place = i64(work[6 + 4 * other]), i64(work[7 + 4 * other]) + length
-                    for byte in range(lane, match, lanes):
-                        out[place + byte] = out[place - distance + byte % distance]
-                    source += length
-                last = 4 * (several - 1)
-                at = i64(work[7 + last]) + i64(work[4 + last]) + i64(work[5 + last])
-                group += several
-            for place in range(lane, stop_literals - source, lanes):
-                out[at + place] = literal[source + place]
-            barrier()  # the block is in before the next one refers to it
-        return True
-
-    return Functions(literals, sequences, positions, spread, frame)
-
-
-SEQUENCE_ENTRIES = 512 + 256 + 512
-"""Of the tables of literals' lengths, offsets and matches' lengths."""
+    return Functions(literals, sequences)

@@ -9,8 +9,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels.decoding import lz4, zstd
-from tilewright.kernels.decoding.zstd_tables import ENCODED, KIND, LITERAL_NBYTES
+from tilewright.kernels.decoding import lz4, zstd, zstd_copies
+from tilewright.kernels.decoding.zstd_tables import ENCODED, GOOD, KIND, LITERAL_NBYTES
 
 
 @numba.njit
@@ -19,13 +19,10 @@ def _no_barrier() -> None:
 
 
 @functools.cache
-def functions(boundscheck: bool = True) -> zstd.Functions:
-    return zstd.functions(numba.njit(boundscheck=boundscheck), _no_barrier)
-
-
-@functools.cache
 def _frames_loop() -> Any:
-    literals, sequences, positions, spread, frame = functions()
+    jit = numba.njit(boundscheck=True)
+    literals, sequences = zstd.functions(jit, _no_barrier)
+    positions, spread, frame = zstd_copies.copies(jit, _no_barrier)
 
     @numba.njit(boundscheck=True)
     def loop(
@@ -52,7 +49,7 @@ def _frames_loop() -> Any:
                 continue
             literals(stored, words, blocks, number, literal, tree, weights, table, norm, work, 0, 1)
             found = sequences(stored, words, blocks, number, sequence, constants, table, norm, following)
-            lengths[number] = found if work[0] == zstd.GOOD else -1
+            lengths[number] = found if work[0] == GOOD else -1
         for number in range(len(frames)):
             good[number] = positions(blocks, frames, number, lengths, targets)
         for number in range(len(blocks)):

@@ -14,3 +14,8 @@ FIRST, BLOCKS, TARGET, ROOM = range(4)
 """Columns of the table of frames: its first block, how many it has, where it is decoded to, and what it says it holds,
 in bytes."""
 FRAME_WORDS = 4
+
+GOOD, BAD = 0, 1
+
+LENGTH_BITS = 18
+"""Of a literals' or match's length in a word that holds a sequence; the offset is above both."""

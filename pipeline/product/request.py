@@ -29,6 +29,7 @@ from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.check.vectors import vector_count
 from tilewright.pipeline.cluster.profiles import Cluster
+from tilewright.pipeline.decoding.choice import NO_ROOM, decoding_for
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.band import Band
@@ -51,7 +52,6 @@ from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.banded import check_given_band, checked_band
 from tilewright.pipeline.product.beside import check_counts, check_unit, named_counts
-from tilewright.pipeline.product.decoding import NO_ROOM, decoding_for
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_pairwise,

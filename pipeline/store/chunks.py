@@ -28,9 +28,9 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.decoding.numbers import Numbers
 from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.pipeline.decoding.coding import BLOSC, FORMS, RAW, Coding
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray
 from tilewright.pipeline.store.sources.mapped import Mapped, MappedStore
-from tilewright.pipeline.transfer.coding import BLOSC, FORMS, RAW, Coding
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")

@@ -27,17 +27,17 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
+from tilewright.pipeline.decoding.coding import ZSTD, Coding
+from tilewright.pipeline.decoding.pace import Pace
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.store.chunks import coding_of
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.store.region_write import RegionWrite
-from tilewright.pipeline.transfer.coding import ZSTD, Coding
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane import Lane, Spares, free_pinned
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
-from tilewright.pipeline.transfer.pace import Pace
 from tilewright.pipeline.worker.fusion import Fusion, NoFusion
 from tilewright.pipeline.worker.panels import PanelPart, Placed, shaped
 from tilewright.pipeline.worker.units import (
@@ -60,8 +60,8 @@ from tilewright.pipeline.worker.units import (
 
 if TYPE_CHECKING:
     from tilewright.kernels.passes.xxh3_device import Table
+    from tilewright.pipeline.decoding.upload import CodedUpload, Decoding
     from tilewright.pipeline.store.chunks import Zstd
-    from tilewright.pipeline.transfer.coded_upload import CodedUpload, Decoding
     from tilewright.pipeline.transfer.file_upload import Upload
     from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
     from tilewright.pipeline.worker.gpu_fusion import GpuFusion
@@ -332,9 +332,9 @@ class CudaUnit:
         room = self._product.plan.decoding
         if room is None:
             return None
-        from tilewright.pipeline.transfer import frame_headers
-        from tilewright.pipeline.transfer.coded_slots import GpuSlot
-        from tilewright.pipeline.transfer.coded_upload import Decoding
+        from tilewright.pipeline.decoding import headers as frame_headers
+        from tilewright.pipeline.decoding.slots import GpuSlot
+        from tilewright.pipeline.decoding.upload import Decoding
 
         frame_headers.prepare()
         return Decoding([GpuSlot(room) for _ in range(room.slots)], pace)
@@ -424,7 +424,7 @@ class CudaUnit:
         self, found: Sequence[tuple[FilePart, tuple[int, int]]], coding: Coding, panel: Placed
     ) -> CodedUpload:
         """The upload of encoded chunks that the GPU and the cores decode together."""
-        from tilewright.pipeline.transfer.coded_upload import CodedUpload
+        from tilewright.pipeline.decoding.upload import CodedUpload
 
         assert self._decoding is not None, "else nothing has a coding"
         chunks = [part.source for part, _ in found if isinstance(part.source, StoredChunk)]

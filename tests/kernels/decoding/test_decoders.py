@@ -14,10 +14,9 @@ import zstandard
 from tilewright.kernels.decoding import lz4, zstd_host
 from tilewright.kernels.decoding import zstd_tables as columns
 from tilewright.kernels.decoding.numbers import Numbers
-from tilewright.pipeline.transfer import coding
-from tilewright.pipeline.transfer import frame_headers as headers
-from tilewright.pipeline.transfer.coded_tables import Areas, tables_of, words_for
-from tilewright.pipeline.transfer.coding import Coding
+from tilewright.pipeline.decoding import coding, headers
+from tilewright.pipeline.decoding.coding import Coding
+from tilewright.pipeline.decoding.tables import Areas, tables_of, words_for
 from tilewright.pipeline.transfer.file_rectangles import StoredChunk
 
 TEXT = Path(__file__).read_bytes()

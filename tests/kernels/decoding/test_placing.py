@@ -16,7 +16,8 @@ from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.decoding import placing, tables
 from tilewright.kernels.decoding.numbers import Numbers
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.pipeline.transfer import coding, frame_headers
+from tilewright.pipeline.decoding import coding
+from tilewright.pipeline.decoding import headers as frame_headers
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, StoredChunk
 
 on_gpu = pytest.mark.simulator if SIMULATOR else pytest.mark.gpu

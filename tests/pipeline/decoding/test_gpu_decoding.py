@@ -14,17 +14,17 @@ import zarr
 
 from tests.pipeline.store.stored_arrays import CODECS, chunk_file, encoded
 from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.pipeline.decoding.choice import inputs_of
+from tilewright.pipeline.decoding.pace import Pace
 from tilewright.pipeline.errors import DamagedError
 from tilewright.pipeline.plan.decoding import room_for
 from tilewright.pipeline.plan.inputs import Limits
 from tilewright.pipeline.plan.memory import Lines
 from tilewright.pipeline.plan.product import plan_tiles
 from tilewright.pipeline.plan.told import Product
-from tilewright.pipeline.product.decoding import inputs_of
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.chunks import coding_of
 from tilewright.pipeline.store.region_read import read_region
-from tilewright.pipeline.transfer.pace import Pace
 from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.decoding.coding import Coding
+from tilewright.pipeline.decoding.headers import look_at
+from tilewright.pipeline.decoding.pace import Choice, Pace
+from tilewright.pipeline.decoding.slots import Slot
+from tilewright.pipeline.decoding.tables import Tables, tables_of
 from tilewright.pipeline.plan.decoding import LEAST_SHARE_NBYTES
-from tilewright.pipeline.transfer.coded_slots import Slot
-from tilewright.pipeline.transfer.coded_tables import Tables, tables_of
-from tilewright.pipeline.transfer.coding import Coding
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
-from tilewright.pipeline.transfer.frame_headers import look_at
-from tilewright.pipeline.transfer.pace import Choice, Pace
 
 
 class Bringing(Protocol):

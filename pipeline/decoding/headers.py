@@ -21,8 +21,8 @@ import numba
 import numpy as np
 
 from tilewright.kernels.cpu.loops import compiled
+from tilewright.pipeline.decoding.coding import BLOSC, LZ4, RAW, ZSTD
 from tilewright.pipeline.transfer.calls import SEEK_END, call1, call2, long_call3, long_call4
-from tilewright.pipeline.transfer.coding import BLOSC, LZ4, RAW, ZSTD
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, StoredChunk, name_table
 from tilewright.pipeline.transfer.files import READ_FLAGS
 

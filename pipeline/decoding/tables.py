@@ -15,10 +15,10 @@ import numpy as np
 from tilewright.kernels.decoding import lz4
 from tilewright.kernels.decoding import tables as columns
 from tilewright.kernels.decoding import zstd_tables as zstd
-from tilewright.pipeline.transfer import frame_headers as headers_of
-from tilewright.pipeline.transfer.coding import LZ4, RAW, ZSTD, Coding
+from tilewright.pipeline.decoding import headers as headers_of
+from tilewright.pipeline.decoding.coding import LZ4, RAW, ZSTD, Coding
+from tilewright.pipeline.decoding.headers import Headers
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle, StoredChunk
-from tilewright.pipeline.transfer.frame_headers import Headers
 
 ALIGNMENT = 256
 """Of decoded chunks on the device."""

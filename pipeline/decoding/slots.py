@@ -15,8 +15,8 @@ from tilewright.kernels.gpu.transfer import (
     upload_rectangle,
     upload_stream,
 )
+from tilewright.pipeline.decoding.tables import Areas, Section, Tables, words_for
 from tilewright.pipeline.plan.decoding import DecodingRoom
-from tilewright.pipeline.transfer.coded_tables import Areas, Section, Tables, words_for
 
 
 class Slot(Protocol):

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.transfer.coding import BLOSC, LZ4, RAW, ZSTD
+from tilewright.pipeline.decoding.coding import BLOSC, LZ4, RAW, ZSTD
 
 
 class Rates(NamedTuple):

@@ -12,7 +12,7 @@ import xxhash
 from tilewright.kernels.decoding import tables as columns
 from tilewright.kernels.decoding import zstd_host
 from tilewright.kernels.gpu.driver_error import DriverError
-from tilewright.pipeline.transfer.coded_tables import Areas, Tables, words_for
+from tilewright.pipeline.decoding.tables import Areas, Tables, words_for
 
 
 def memory_at(place: int, nbytes: int) -> np.ndarray:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline import config
+from tilewright.pipeline.decoding.coding import BLOSC, LZ4, RAW, ZSTD, Coding
 from tilewright.pipeline.plan.decoding import CodedInput, DecodingRoom, room_for
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.chunks import coding_of
 from tilewright.pipeline.store.region import StoredArray
-from tilewright.pipeline.transfer.coding import BLOSC, LZ4, RAW, ZSTD, Coding
 
 NAMES = {
     RAW: "bytes in another order",
@@ -32,7 +32,7 @@ def decoding_for(
     if facts[0].device == "cpu" or not encoded:
         return None, ""
     if not config.get("gpu-decoding"):
-        return None, "by the cores (tilewright.gpu-decoding is false)"
+        return None, "by the cores (tilewright.gpu-decoding is false, its default)"
     coded = inputs_of(encoded)
     if not coded:
         return (

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
+from tests.pipeline.decoding.pretended_slot import PretendedSlot
 from tests.pipeline.store.stored_arrays import CODECS, chunk_file, encoded
-from tests.pipeline.transfer.pretended_slot import PretendedSlot
 from tilewright.kernels.gpu.driver_error import DriverError
+from tilewright.pipeline.decoding.coding import RAW, ZSTD
+from tilewright.pipeline.decoding.pace import Choice, Pace
+from tilewright.pipeline.decoding.upload import CodedUpload, Decoding
 from tilewright.pipeline.store.chunks import coding_of, layout_of
 from tilewright.pipeline.store.region_read import FilePart, region_uploads
-from tilewright.pipeline.transfer.coded_upload import CodedUpload, Decoding
-from tilewright.pipeline.transfer.coding import RAW, ZSTD
 from tilewright.pipeline.transfer.file_upload import Upload
-from tilewright.pipeline.transfer.pace import Choice, Pace
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3:UserWarning")
 
