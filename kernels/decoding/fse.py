@@ -187,10 +187,9 @@ def codes(jit: Callable[[Any], Any]) -> Codes:
         low = 8 * begin
         if place < low + 2 * log:
             return i64(-1), at
-        one = below(words, place, low, log)
-        place -= log
-        other = below(words, place, low, log)
-        place -= log
+        both = below(words, place, low, 2 * log)
+        place -= 2 * log
+        one, other = both >> log, both & ((i64(1) << log) - 1)
         count = i64(0)
         while count < 254:
             entry = i64(table[one])

@@ -216,6 +216,12 @@ def decode_lz4(stored: Any, table: Any, out: Any, good: Any, stream: Any) -> Non
         LZ4.enqueue((), table.shape[0], WARP, stream, stored, table, out, good)
 
 
+def prepare() -> None:
+    """Compile and load all of these kernels on the current GPU; nothing is launched."""
+    for launcher in (ENTROPY, POSITIONS, SPREAD, FRAMES, LZ4):
+        launcher.prepare()
+
+
 def variants() -> Iterable[Variant]:
     """What tests compile to machine code."""
     for name, launcher in (

@@ -422,12 +422,12 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
         low = 8 * at
         if place < low + logs0 + logs1 + logs2:
             return i64(-1)
-        place -= logs0
-        length_state = below(words, place + logs0, low, logs0)
-        place -= logs1
-        offset_state = below(words, place + logs1, low, logs1)
-        place -= logs2
-        match_state = below(words, place + logs2, low, logs2)
+        logs = logs0 + logs1 + logs2
+        states = below(words, place, low, logs)
+        place -= logs
+        length_state = states >> (logs1 + logs2)
+        offset_state = (states >> logs2) & ((i64(1) << logs1) - 1)
+        match_state = states & ((i64(1) << logs2) - 1)
         to, used, total = i64(row[SEQUENCES]), i64(0), held
         for sequence in range(count):
             length_entry, offset_entry, match_entry = (
@@ -440,22 +440,24 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
                 return i64(-1)
             offset = (i64(1) << offset_code) + below(words, place, low, offset_code)
             place -= offset_code
-            bits = i64(constant[MATCH_BITS_AT + match_code])
-            match = i64(constant[MATCH_BASE_AT + match_code]) + below(words, place, low, bits)
-            place -= bits
-            bits = i64(constant[LENGTH_BITS_AT + length_code])
-            length = i64(constant[LENGTH_BASE_AT + length_code]) + below(words, place, low, bits)
-            place -= bits
+            # Of both lengths at most 32 bits, and of the three next states at most 26.
+            bits, more = (
+                i64(constant[MATCH_BITS_AT + match_code]),
+                i64(constant[LENGTH_BITS_AT + length_code]),
+            )
+            both = below(words, place, low, bits + more)
+            place -= bits + more
+            match = i64(constant[MATCH_BASE_AT + match_code]) + (both >> more)
+            length = i64(constant[LENGTH_BASE_AT + length_code]) + (both & ((i64(1) << more) - 1))
             if sequence + 1 < count:
-                bits = (length_entry >> 8) & 255
-                length_state = (length_entry >> 16) + below(words, place, low, bits)
-                place -= bits
-                bits = (match_entry >> 8) & 255
-                match_state = (match_entry >> 16) + below(words, place, low, bits)
-                place -= bits
-                bits = (offset_entry >> 8) & 255
-                offset_state = (offset_entry >> 16) + below(words, place, low, bits)
-                place -= bits
+                bits0, bits1 = (length_entry >> 8) & 255, (match_entry >> 8) & 255
+                bits2 = (offset_entry >> 8) & 255
+                all_bits = bits0 + bits1 + bits2
+                states = below(words, place, low, all_bits)
+                place -= all_bits
+                length_state = (length_entry >> 16) + (states >> (bits1 + bits2))
+                match_state = (match_entry >> 16) + ((states >> bits2) & ((i64(1) << bits1) - 1))
+                offset_state = (offset_entry >> 16) + (states & ((i64(1) << bits2) - 1))
             used, total = used + length, total + match
             if place < low or used > held or total > MOST_BLOCK_NBYTES:
                 return i64(-1)

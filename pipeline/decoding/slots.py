@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +44,40 @@ class Slot(Protocol):
 
     def seconds(self) -> float:
         """How long that took from when its bytes were there. Once it is done."""
+
+
+SOON_SECONDS = 0.25
+"""What a run waits for code that is on disk already to be loaded."""
+
+
+class Compiling:
+    """The kernels that decode, being compiled on a thread of their own: that takes ten seconds, once for each machine,
+    in which the cores decode."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._compile, name="tilewright-decoders", daemon=True)
+        self._thread.start()
+        self._thread.join(SOON_SECONDS)
+
+    def _compile(self) -> None:
+        from tilewright.kernels.decoding import launching
+
+        try:
+            cuda.current_context()  # attaches the thread to the GPU
+            launching.prepare()
+        except BaseException as error:
+            self._error = error
+
+    def done(self) -> bool:
+        """Whether they can be launched. Raises what compiling raised."""
+        if self._error is not None:
+            raise self._error
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join()
+        self.done()
 
 
 class GpuSlot:

@@ -94,9 +94,15 @@ class Batch:
 class Decoding:
     """A GPU's slots, and what decoding has taken, for all uploads of a process to it."""
 
-    def __init__(self, slots: Sequence[Slot], pace: Callable[[int, int, int], Pace] = Pace) -> None:
-        """pace: what makes the pace of chunks that nothing is known of yet."""
-        self._make_pace = pace
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        pace: Callable[[int, int, int], Pace] = Pace,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """pace: what makes the pace of chunks that nothing is known of yet. ready: whether the GPU can decode by now;
+        until then the cores do."""
+        self._make_pace, self.ready = pace, ready
         self._free = list(slots)
         self._slots = len(slots)
         self._under_way: list[tuple[CodedUpload, Batch]] = []
@@ -268,9 +274,12 @@ class CodedUpload:
             left = len(self._chunks) - self._next
             if not left:
                 return None, range(0), None
-            slot = self._decoding.take()
+            ready = self._decoding.ready()
+            slot = self._decoding.take() if ready else None
             at_once = self._decoding.at_once(self._nbytes)
-            choice = self._pace.choice(left, at_once, self._threads, room=slot is not None)
+            choice = Choice.CORE
+            if ready:
+                choice = self._pace.choice(left, at_once, self._threads, room=slot is not None)
             if slot is not None and choice is not Choice.GPU:
                 self._decoding.put(slot)
                 slot = None

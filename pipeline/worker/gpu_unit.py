@@ -332,12 +332,13 @@ class CudaUnit:
         room = self._product.plan.decoding
         if room is None:
             return None
-        from tilewright.pipeline.decoding import headers as frame_headers
-        from tilewright.pipeline.decoding.slots import GpuSlot
+        from tilewright.pipeline.decoding import headers
+        from tilewright.pipeline.decoding.slots import Compiling, GpuSlot
         from tilewright.pipeline.decoding.upload import Decoding
 
-        frame_headers.prepare()
-        return Decoding([GpuSlot(room) for _ in range(room.slots)], pace)
+        headers.prepare()
+        self._compiling = Compiling()
+        return Decoding([GpuSlot(room) for _ in range(room.slots)], pace, self._compiling.done)
 
     def attach(self) -> None:
         self._cuda.current_context()
@@ -419,6 +420,11 @@ class CudaUnit:
     def decoding(self) -> Decoding | None:
         """What decodes on the GPU, for those who look on; None where the cores decode everything."""
         return self._decoding
+
+    def wait_for_decoders(self) -> None:
+        """Wait until what decodes on the GPU is compiled, if anything does."""
+        if self._decoding is not None:
+            self._compiling.wait()
 
     def _coded_upload(
         self, found: Sequence[tuple[FilePart, tuple[int, int]]], coding: Coding, panel: Placed

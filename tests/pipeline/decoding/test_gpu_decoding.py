@@ -56,6 +56,7 @@ def unit_of(array: zarr.Array[Any]) -> Iterator[Any]:
     square = as_stored_matrix(array, transpose=True)
     plan = plan_tiles(square, stored, c.newbyteorder("="), (side[1], side[1]), limits, transpose_a=True)
     unit = CudaUnit(Product(array, array, array, plan, "cuda", "full", "test"), GpuAlways)
+    unit.wait_for_decoders()
     try:
         yield unit
     finally:

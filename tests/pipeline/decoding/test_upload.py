@@ -37,6 +37,7 @@ class Outcome:
         slots: list[PretendedSlot],
         threads: int = 3,
         cores: Callable[[Pace], None] = lambda pace: None,
+        ready: bool = True,
     ) -> None:
         rows, columns = (side.stop - side.start for side in region)
         self.device = np.full((rows, columns + 3), 0, array.dtype.newbyteorder("="))
@@ -46,7 +47,7 @@ class Outcome:
         found = coding_of(array)
         assert found is not None
         coding, nbytes = found
-        decoding = Decoding(slots)
+        decoding = Decoding(slots, ready=lambda: ready)
         cores(decoding.pace(coding, nbytes))
         sources: Any = [part.source for part in self.parts]
         bring = partial(self._bring, driver.functions, threads)
@@ -186,6 +187,16 @@ def test_cores_that_are_sooner_decode_everything(tmp_path: Path) -> None:
     outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [slot], cores=cores_are_sooner)
     assert slot.batches == []
     assert sorted(outcome.by_cores) == list(range(16))
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+def test_cores_decode_until_the_gpu_can(tmp_path: Path) -> None:
+    data = numbers((40, 64), "f4")
+    array = encoded(tmp_path / "a", "2 zstd", data, (10, 16))
+    slot = PretendedSlot(20, 2**16)
+    whole = slice(0, 40), slice(0, 64)
+    outcome = Outcome(array, whole, [slot], cores=gpu_is_sooner, ready=False)
+    assert slot.batches == []
     np.testing.assert_array_equal(outcome.found, data)
 
 
