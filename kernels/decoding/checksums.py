@@ -131,7 +131,7 @@ def crc_tables() -> np.ndarray:
 
 def _crc_function() -> Any:
     """The plain function of the kernel that makes CRC32C of stretches: of runs of CRC_RUN bytes first, a thread each,
-    which one thread then joins. The first run is the one that is short.
+    which one thread then joins. The first run is the one that is short. A stretch has four bytes at least.
 
     bytes_: flat, uint8, read. table: int64, stretches × SUM_WORDS. tables: `crc_tables`. sums: uint64, written. Grid:
     stretches. Block: CRC_THREADS. Shared memory: 6 KiB.

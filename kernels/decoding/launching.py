@@ -10,6 +10,7 @@ import numba
 from numba import cuda
 
 from tilewright.kernels.decoding import lz4, zstd, zstd_copies
+from tilewright.kernels.decoding.lz4 import RING_NBYTES, WINDOW_NBYTES
 from tilewright.kernels.decoding.zstd import (
     SEQUENCE_ENTRIES,
     SYMBOLS,
@@ -17,6 +18,7 @@ from tilewright.kernels.decoding.zstd import (
     WEIGHT_ENTRIES,
     WORK_WORDS,
 )
+from tilewright.kernels.decoding.zstd_copies import HEAD_WORDS, HELD_NBYTES, SEQUENCE_WORDS
 from tilewright.kernels.decoding.zstd_tables import ENCODED, GOOD, KIND, LITERAL_NBYTES
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.numbers import ceil_div
@@ -28,7 +30,7 @@ ENTROPY_THREADS = 2 * WARP
 SPREAD_THREADS = 256
 POSITION_THREADS = 32
 NORM_ENTRIES = 64
-HELD_WORDS = 4 + 4 * WARP
+FRAME_WORK_WORDS = HEAD_WORDS + SEQUENCE_WORDS * WARP
 
 
 _device = functools.partial(cuda.jit, device=True, inline="always")
@@ -136,17 +138,18 @@ def _spread_function() -> Any:
 
 def _frames_function() -> Any:
     """The plain function of the kernel that puts frames together. good: int64, read and written. Grid: frames. Block:
-    WARP. Shared memory: 1 KiB."""
+    WARP. Shared memory: 3 KiB."""
     frame = _copies().frame
 
     def frames_kernel(
         blocks: Any, frames: Any, literal: Any, sequence: Any, targets: Any, out: Any, good: Any
     ) -> None:
-        work = cuda.shared.array(HELD_WORDS, numba.int64)
+        work = cuda.shared.array(FRAME_WORK_WORDS, numba.int64)
+        held = cuda.shared.array(HELD_NBYTES, numba.uint8)
         number, lane = numba.int64(cuda.blockIdx.x), numba.int64(cuda.threadIdx.x)
         if good[number] == 1:
             done = frame(
-                blocks, frames, number, literal, sequence, targets, out, work, lane, numba.int64(WARP)
+                blocks, frames, number, literal, sequence, targets, out, work, held, lane, numba.int64(WARP)
             )
             cuda.syncwarp()  # all have seen that it was good
             if lane == 0 and not done:
@@ -157,12 +160,14 @@ def _frames_function() -> Any:
 
 def _lz4_function() -> Any:
     """The plain function of the kernel that decodes blocks of LZ4. table: int64, blocks × `lz4.WORDS`. good: int64,
-    written. Grid: blocks. Block: WARP."""
+    written. Grid: blocks. Block: WARP. Shared memory: 5 KiB."""
     block = lz4.functions(_device(), _barrier)
 
     def lz4_kernel(stored: Any, table: Any, out: Any, good: Any) -> None:
         number, lane = numba.int64(cuda.blockIdx.x), numba.int64(cuda.threadIdx.x)
-        done = block(stored, table, number, out, lane, numba.int64(WARP))
+        window = cuda.shared.array(WINDOW_NBYTES, numba.uint8)
+        ring = cuda.shared.array(RING_NBYTES, numba.uint8)
+        done = block(stored, table, number, out, window, ring, lane, numba.int64(WARP))
         if lane == 0:
             good[number] = 1 if done else 0
 

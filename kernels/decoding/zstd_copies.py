@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tilewright.kernels.decoding.lz4 import copier
 from tilewright.kernels.decoding.zstd_tables import (
-    BAD,
     BLOCKS,
     COUNT,
     ENCODED,
     FIRST,
-    GOOD,
     KIND,
     LENGTH_BITS,
     LITERAL_NBYTES,
@@ -27,6 +26,13 @@ from tilewright.kernels.decoding.zstd_tables import (
     TARGET,
 )
 from tilewright.kernels.deferred import numba
+
+HEAD_WORDS, SEQUENCE_WORDS = 4, 5
+"""Of the words that a warp shares: the last three distances and the group's end; then of each sequence its literals,
+match, distance, and where it begins in the frame and in the literals."""
+HELD_NBYTES = 2048
+SHORT = 32
+"""Literals up to so many are copied by one thread, those of all sequences of a group at once."""
 
 
 class Copies(NamedTuple):
@@ -40,6 +46,7 @@ class Copies(NamedTuple):
 def copies(jit: Callable[[Any], Any], barrier: Any) -> Copies:
     """The device code. jit: compiles a function that others call. barrier: waits for all threads of the block."""
     i64, u64 = numba.int64, numba.uint64
+    copy_bytes = copier(jit)
 
     @jit
     def positions(blocks: Any, frames: Any, number: Any, lengths: Any, targets: Any) -> Any:
@@ -81,50 +88,46 @@ def copies(jit: Callable[[Any], Any], barrier: Any) -> Copies:
             return
         source = i64(row[LITERALS] if kind == ENCODED else row[SOURCE])
         if kind == ENCODED:
-            for place in range(lane, nbytes, lanes):
-                out[to + place] = literal[source + place]
+            copy_bytes(literal, source, out, to, nbytes, lane, lanes)
         elif kind == RAW:
-            for place in range(lane, nbytes, lanes):
-                out[to + place] = stored[source + place]
+            copy_bytes(stored, source, out, to, nbytes, lane, lanes)
         else:
             for place in range(lane, nbytes, lanes):
                 out[to + place] = stored[source]
 
     @jit
-    def distances(sequence: Any, first: Any, several: Any, at: Any, begin: Any, work: Any) -> Any:
-        """The distances and places of a group of sequences, by one thread; whether all are behind the frame's begin.
-        work: int64: three last distances, and from 4 on, four words a sequence, written: literals, match, distance,
-        place."""
-        good = True
+    def distances(several: Any, at: Any, source: Any, begin: Any, work: Any) -> Any:
+        """Resolve a group of sequences, by one thread: distances for offsets, and where each begins in the frame and in
+        the literals. Returns where the group ends, or -1 if a distance reaches before the frame's begin."""
         place = at
+        near, next_near, far = i64(work[0]), i64(work[1]), i64(work[2])
         for other in range(several):
-            word = u64(sequence[first + other])
-            length = i64(word & u64(2**LENGTH_BITS - 1))
-            match = i64((word >> u64(LENGTH_BITS)) & u64(2**LENGTH_BITS - 1))
-            value = i64(word >> u64(2 * LENGTH_BITS))
-            if value > 3:
-                distance = value - 3
-                work[2] = work[1]
-                work[1] = work[0]
-                work[0] = distance
-            else:
+            slot = HEAD_WORDS + SEQUENCE_WORDS * other
+            length, match, value = i64(work[slot]), i64(work[slot + 1]), i64(work[slot + 2])
+            distance = value - 3
+            if value <= 3:
                 which = value if length == 0 else value - 1
-                distance = i64(work[0])
+                distance = near
                 if which == 1:
-                    distance = i64(work[1])
-                    work[1] = work[0]
-                    work[0] = distance
-                elif which > 1:
-                    distance = i64(work[2]) if which == 2 else i64(work[0]) - 1
-                    work[2] = work[1]
-                    work[1] = work[0]
-                    work[0] = distance
+                    distance = next_near
+                elif which == 2:
+                    distance = far
+                elif which == 3:
+                    distance = near - 1
+                if which > 0:
+                    if which > 1:
+                        far = next_near
+                    next_near = near
+            else:
+                far, next_near = next_near, near
+            near = distance
             if distance < 1 or distance > place + length - begin:
-                good = False
-            slot = 4 + 4 * other
-            work[slot], work[slot + 1], work[slot + 2], work[slot + 3] = length, match, distance, place
+                return i64(-1)
+            work[slot + 2], work[slot + 3], work[slot + 4] = distance, place, source
             place += length + match
-        return good
+            source += length
+        work[0], work[1], work[2] = near, next_near, far
+        return place
 
     @jit
     def frame(
@@ -136,12 +139,14 @@ def copies(jit: Callable[[Any], Any], barrier: Any) -> Copies:
         targets: Any,
         out: Any,
         work: Any,
+        held: Any,
         lane: Any,
         lanes: Any,
     ) -> Any:
         """Put those blocks of a frame in their places that have sequences, once all others are there; whether that was
-        possible. By all threads of a warp, which agree in every branch that has a barrier. work: int64[4 + 4 * lanes],
-        shared."""
+        possible. By all threads of a warp, which agree in every branch that has a barrier. work:
+        int64[HEAD_WORDS + SEQUENCE_WORDS * lanes], held: uint8[HELD_NBYTES], shared: a group's bytes, where they are so
+        few, until all are there: matches refer to what was written just before."""
         row = frames[number]
         begin = i64(row[TARGET])
         if lane == 0:
@@ -159,31 +164,55 @@ def copies(jit: Callable[[Any], Any], barrier: Any) -> Copies:
             while group < count:
                 several = min(i64(lanes), count - group)
                 barrier()  # nobody needs the last group's words any more
-                if lane == 0:
-                    work[3] = GOOD if distances(sequence, first + group, several, at, begin, work) else BAD
-                barrier()  # the group's words are in
-                if work[3] != GOOD:
-                    return False
-                mine = source
-                for other in range(lane):
-                    if other < several:
-                        mine += i64(work[4 + 4 * other])
                 if lane < several:
-                    length, place = i64(work[4 + 4 * lane]), i64(work[7 + 4 * lane])
-                    for byte in range(length):
-                        out[place + byte] = literal[mine + byte]
+                    word = u64(sequence[first + group + lane])
+                    slot = HEAD_WORDS + SEQUENCE_WORDS * lane
+                    work[slot] = i64(word & u64(2**LENGTH_BITS - 1))
+                    work[slot + 1] = i64((word >> u64(LENGTH_BITS)) & u64(2**LENGTH_BITS - 1))
+                    work[slot + 2] = i64(word >> u64(2 * LENGTH_BITS))
+                barrier()  # the group's words are in
+                if lane == 0:
+                    work[3] = distances(several, at, source, begin, work)
+                barrier()  # and resolved
+                end = i64(work[3])
+                if end < 0:
+                    return False
+                few = end - at <= HELD_NBYTES
+                if lane < several:
+                    slot = HEAD_WORDS + SEQUENCE_WORDS * lane
+                    length, place, mine = i64(work[slot]), i64(work[slot + 3]), i64(work[slot + 4])
+                    if length <= SHORT:
+                        for byte in range(length):
+                            if few:
+                                held[place - at + byte] = literal[mine + byte]
+                            else:
+                                out[place + byte] = literal[mine + byte]
                 for other in range(several):
-                    barrier()  # all literals, and the matches before, are in
-                    length, match = i64(work[4 + 4 * other]), i64(work[5 + 4 * other])
-                    distance, place = i64(work[6 + 4 * other]), i64(work[7 + 4 * other]) + length
+                    slot = HEAD_WORDS + SEQUENCE_WORDS * other
+                    length, match, distance = i64(work[slot]), i64(work[slot + 1]), i64(work[slot + 2])
+                    place, mine = i64(work[slot + 3]), i64(work[slot + 4])
+                    if length > SHORT:
+                        for byte in range(lane, length, lanes):
+                            if few:
+                                held[place - at + byte] = literal[mine + byte]
+                            else:
+                                out[place + byte] = literal[mine + byte]
+                    barrier()  # all literals so far, and the matches before, are in
+                    place += length
                     for byte in range(lane, match, lanes):
-                        out[place + byte] = out[place - distance + byte % distance]
+                        from_ = place - distance + (byte if byte < distance else byte % distance)
+                        if few:
+                            held[place - at + byte] = held[from_ - at] if from_ >= at else out[from_]
+                        else:
+                            out[place + byte] = out[from_]
                     source += length
-                last = 4 * (several - 1)
-                at = i64(work[7 + last]) + i64(work[4 + last]) + i64(work[5 + last])
+                barrier()  # the whole group is in
+                if few:
+                    for byte in range(lane, end - at, lanes):
+                        out[at + byte] = held[byte]
+                at = end
                 group += several
-            for place in range(lane, stop_literals - source, lanes):
-                out[at + place] = literal[source + place]
+            copy_bytes(literal, source, out, at, stop_literals - source, lane, lanes)
             barrier()  # the block is in before the next one refers to it
         return True
 

@@ -42,7 +42,11 @@ def _frames_loop() -> Any:
         weights, norm = np.zeros(zstd.SYMBOLS, np.uint8), np.zeros(zstd.SYMBOLS, np.int32)
         table = np.zeros(zstd.SEQUENCE_ENTRIES, np.int32)
         following = np.zeros(zstd.MATCH_CODES, np.int32)
-        work, held = np.zeros(zstd.WORK_WORDS, np.int32), np.zeros(8, np.int64)
+        work, held = (
+            np.zeros(zstd.WORK_WORDS, np.int32),
+            np.zeros(zstd_copies.HEAD_WORDS + zstd_copies.SEQUENCE_WORDS, np.int64),
+        )
+        room = np.zeros(zstd_copies.HELD_NBYTES, np.uint8)
         for number in range(len(blocks)):
             if blocks[number, KIND] != ENCODED:
                 lengths[number] = blocks[number, LITERAL_NBYTES]
@@ -56,7 +60,9 @@ def _frames_loop() -> Any:
             spread(stored, blocks, number, literal, lengths, targets, out, 0, 1)
         for number in range(len(frames)):
             if good[number]:
-                good[number] = frame(blocks, frames, number, literal, sequence, targets, out, held, 0, 1)
+                good[number] = frame(
+                    blocks, frames, number, literal, sequence, targets, out, held, room, 0, 1
+                )
 
     return loop
 
@@ -95,8 +101,9 @@ def _lz4_loop() -> Any:
 
     @numba.njit(boundscheck=True)
     def loop(stored: Any, table: Any, out: Any, good: Any) -> None:
+        window, ring = np.zeros(lz4.WINDOW_NBYTES, np.uint8), np.zeros(lz4.RING_NBYTES, np.uint8)
         for number in range(len(table)):
-            good[number] = block(stored, table, number, out, 0, 1)
+            good[number] = block(stored, table, number, out, window, ring, 0, 1)
 
     return loop
 

@@ -73,6 +73,8 @@ _OPEN, _CLOSE, _SEEK, _READ = range(4)
 SYSTEM = ("open", "close", "lseek", "pread")
 
 SCRATCH_NBYTES = 32
+LEAST_NBYTES = 8
+"""Of a chunk as it is stored: a CRC32C is made of four bytes at least."""
 
 
 def _number(memory: Any, at: int, count: int) -> int:
@@ -430,7 +432,7 @@ def _look(
         end = long_call3(functions[_SEEK], descriptor, 0, SEEK_END)
         at = table[number, 0]
         stop = end if table[number, 1] == ANY_LENGTH else at + table[number, 1]
-        good = at >= 0 and stop <= end and stop - at >= 5
+        good = at >= 0 and stop <= end and stop - at >= LEAST_NBYTES
         if good and suffix:
             good = _compiled_peek(functions[_READ], descriptor, stop - 4, 4, stop, memory)
             stop -= 4

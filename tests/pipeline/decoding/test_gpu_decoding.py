@@ -106,7 +106,11 @@ def test_every_level_and_large_chunks(tmp_path: Path, dtype: str, level: int) ->
     data = numbers((1000, 3000), dtype)
     data[:300] = data[0]  # runs and long matches
     array = zarr.create_array(
-        tmp_path / "a", shape=data.shape, chunks=(500, 1500), dtype=dtype, compressors=[ZstdCodec(level)]
+        tmp_path / "a",
+        shape=data.shape,
+        chunks=(500, 1500),
+        dtype=dtype,
+        compressors=[ZstdCodec(level=level)],
     )
     array[...] = data
     with unit_of(array) as unit:
