@@ -44,8 +44,7 @@ MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
 
 MOST_CODED_NBYTES = 2**31 - 2**20
-"""The largest chunk that may be decoded on a GPU: nvCOMP's own limit, less what a chunk may grow by when it is
-encoded."""
+"""The largest chunk that may be decoded on a GPU, so that no length in a chunk comes near 32 bits."""
 
 BLOSC_BLOCK_NBYTES = 2**20
 """The largest block that Blosc chooses by default; its codecs encode each block separately."""
@@ -207,7 +206,7 @@ def coding_of(array: StoredArray) -> tuple[Coding, int] | None:
     """How an array's chunks are encoded, and what each decodes to, in bytes; None where no GPU may decode them."""
     if isinstance(array, Section):
         return coding_of(array.array)
-    layout = layout_of(array, array.path)
+    layout = layout_of(array, "")
     coding = None if layout is None else layout.coding
     return None if layout is None or coding is None else (coding, layout.chunk_nbytes)
 

@@ -454,7 +454,7 @@ class CudaUnit:
         threads = min(self._product.plan.read_threads, len(chunks))
         matrix = address(panel.flat)
         upload = CodedUpload(chunks, coding, matrix, self._decoding, bring, on_core, threads)
-        return upload
+        return upload  # which `on_core` tells what no core could decode
 
     def _run_coded(self, upload: CodedUpload) -> Move:
         with self._lane() as lane:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from zarr.codecs import ZstdCodec
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
 from tests.pipeline.decoding.pretended_slot import PretendedSlot
@@ -19,6 +21,7 @@ from tilewright.pipeline.decoding.coding import RAW, ZSTD
 from tilewright.pipeline.decoding.pace import Choice, Pace
 from tilewright.pipeline.decoding.upload import CodedUpload, Decoding
 from tilewright.pipeline.store.chunks import coding_of, layout_of
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, Section
 from tilewright.pipeline.store.region_read import FilePart, region_uploads
 from tilewright.pipeline.transfer.file_upload import Upload
 
@@ -161,6 +164,24 @@ def test_what_the_gpu_gets_wrong_is_left_over(tmp_path: Path, codecs: str) -> No
     assert 0 < len(outcome.failed) <= 2
     outcome.rest()
     np.testing.assert_array_equal(outcome.found, data)
+
+
+def test_views_are_decoded_as_what_is_stored(tmp_path: Path) -> None:
+    """Maps seen as a matrix, a map a chunk, and a section of that."""
+    maps = np.random.default_rng(0).integers(0, 50, (12, 10, 8)).astype("f4")
+    array = zarr.create_array(tmp_path / "a", data=maps, chunks=(2, 10, 8), compressors=[ZstdCodec()])
+    view = Flattened(array, (0,), (1, 2))
+    whole = slice(0, 12), slice(0, 80)
+    outcome = Outcome(view, whole, [PretendedSlot(5, 2**16)], cores=gpu_is_sooner)
+    assert outcome.decoding.on_gpu == 6
+    np.testing.assert_array_equal(outcome.found, maps.reshape(12, 80))
+    section = Section(view, (3, 9), (5, 77))
+    part = slice(0, 6), slice(0, 72)
+    outcome = Outcome(section, part, [PretendedSlot(5, 2**16)], cores=gpu_is_sooner)
+    assert outcome.decoding.on_gpu == 4
+    np.testing.assert_array_equal(outcome.found, maps.reshape(12, 80)[3:9, 5:77])
+    mask = np.zeros((12, 80), bool)
+    assert coding_of(Masked(view, HeldMask.of(mask), (0, 1))) is None
 
 
 def test_both_sides_decode_at_once(tmp_path: Path) -> None:
