@@ -110,6 +110,10 @@ class JobCommand(Command):
 
             if only_prints_script(ctx.params, words, detach=detach, dry_run=dry_run):
                 return None
+        if "device" in ctx.params:
+            from tilewright.pipeline.cluster.here.opening import start_device
+
+            start_device(*(ctx.params[name] for name in ("device", "cluster", "cluster_file")))
         try:
             return super().work(ctx)
         except BatchProfileError as asked:

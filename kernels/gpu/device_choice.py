@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import threading
 from typing import Any
 
 from tilewright.kernels.arguments import check_choice
@@ -54,6 +55,28 @@ def _driver_shows_a_gpu() -> bool:
     count = ctypes.c_int()
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     return bool(status != CUDA_ERROR_NO_DEVICE and (status or count.value))
+
+
+@functools.cache
+def start_driver() -> threading.Thread | None:
+    """Have the driver make the first GPU's context, on a thread of its own, before anything of CUDA is imported: that
+    takes 0.2 s, in which Python goes on. None where there is no driver. What fails here is told where it fails again.
+    """
+    if SIMULATOR or (driver := driver_library()) is None:
+        return None
+
+    def start() -> None:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        # Kept, as Numba keeps its own, until the process ends.
+        _ = (
+            driver.cuInit(0)
+            or driver.cuDeviceGet(ctypes.byref(device), 0)
+            or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        )
+
+    thread = threading.Thread(target=start, name="tilewright-start-driver", daemon=True)
+    thread.start()
+    return thread
 
 
 def resolve_device(device: str, *, device_arrays: bool = False) -> DeviceKind:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +26,6 @@ from numba.cuda import types
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.choices import PrecisionName
-from tilewright.kernels.cpu.loops import blocks, cpu_threads
 from tilewright.kernels.gemm import product
 from tilewright.kernels.gemm.hopper.float_operand import FloatOperand, make_planes, operands, planes_nbytes
 from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2, NO_COLUMN
@@ -43,7 +41,6 @@ from tilewright.kernels.neighbours import lists
 from tilewright.kernels.neighbours.capacity import capacity_of
 from tilewright.kernels.neighbours.order import (
     INTEGER,
-    NO_INDEX,
     Bound,
     MetricName,
     Neighbours,
@@ -51,9 +48,9 @@ from tilewright.kernels.neighbours.order import (
     is_integer,
     sum_dtype,
     sums_fit,
-    value_dtype,
     values_of_keys,
 )
+from tilewright.kernels.neighbours.words import columns_of, keys_dtype, neighbours_of, number_dtype, scores_of
 from tilewright.kernels.numbers import ceil_div, round_up
 
 MOST_NEIGHBOURS = 1024
@@ -67,8 +64,6 @@ STRETCH_UNIT = 256
 """Stretches are multiples of it long, but for the last: whole tiles of a cluster."""
 PRODUCTS_NBYTES = 256 * 2**20
 """Of products that are made to be read again."""
-DECODED_NBYTES = 2**20
-"""Of words that a thread decodes at a time: in a core's cache."""
 PAIRS_ROOM = 1 << 23
 """Pairs that there is room for at a time, no fewer than rows of a stretch; a span with more is cut."""
 PADDING = 256
@@ -191,7 +186,7 @@ class _Rows:
         b_dtype = a.dtype if b_dtype is None else np.dtype(b_dtype)
         self.sums = sum_dtype(a.dtype, b_dtype)
         self.integer = self.sums == INTEGER
-        self.number = _number_dtype(self.sums)
+        self.number = number_dtype(self.sums)
         self._form, self._row, self._stream = form, first_row, stream
         self._precision: PrecisionName = precision
         self._kinds = self._kinds_of(a.dtype, b_dtype)
@@ -507,42 +502,6 @@ def merge(
     )
 
 
-def neighbours_of(words: np.ndarray, sums: np.dtype, metric: MetricName) -> Neighbours:
-    """The neighbours that the words of rows (rows, k) stand for."""
-    indices = np.empty(words.shape, np.int64)
-    values = np.empty(words.shape, value_dtype(sums, metric))
-
-    def decode(rows: slice) -> None:
-        mine = words[rows]
-        keys = _numbers_of(mine, _number_dtype(sums)).astype(_keys_dtype(sums, metric), copy=False)
-        indices[rows], values[rows] = _columns_of(mine), values_of_keys(keys, sums, metric)
-        missing = mine == 0
-        indices[rows][missing] = NO_INDEX
-        values[rows][missing] = np.nan if values.dtype.kind == "f" else 0
-
-    step = max(1, DECODED_NBYTES // (8 * max(1, words.shape[1])))
-    with ThreadPoolExecutor(cpu_threads()) as pool:
-        list(pool.map(decode, blocks(len(words), step)))
-    return Neighbours(indices, values)
-
-
-def _number_dtype(sums: np.dtype) -> np.dtype:
-    """That of scores."""
-    return np.dtype(np.int32 if sums == INTEGER else np.float32)
-
-
-def _keys_dtype(sums: np.dtype, metric: MetricName) -> np.dtype:
-    return sums if metric == L2 else value_dtype(sums, metric)
-
-
-def _numbers_of(words: np.ndarray, number: np.dtype) -> np.ndarray:
-    return lists.numbers_of((words >> np.uint64(32)).astype(np.uint32), number)
-
-
-def _columns_of(words: np.ndarray) -> np.ndarray:
-    return np.uint32(0xFFFFFFFF) - (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).astype(np.int64)
-
-
 class Beyond(_Rows):
     """The pairs of a block of rows of A with rows of B beyond a threshold, as `host.Beyond`, of device arrays."""
 
@@ -627,9 +586,9 @@ class Beyond(_Rows):
     def _collect(self, words: Any, rows_found: Any, found: int, row: int, swapped: bool) -> None:
         its_words = words[0, :found].copy_to_host(stream=self._stream)
         its_rows = rows_found[:found].copy_to_host(stream=self._stream).astype(np.int64) + row
-        scores = _numbers_of(its_words, self.number)
-        keys = (-scores if self._farther else scores).astype(_keys_dtype(self.sums, self.metric), copy=False)
-        columns = _columns_of(its_words)
+        scores = scores_of(its_words, self.number)
+        keys = (-scores if self._farther else scores).astype(keys_dtype(self.sums, self.metric), copy=False)
+        columns = columns_of(its_words)
         self._found.append((columns, its_rows, keys) if swapped else (its_rows, columns, keys))
 
     def result(self) -> Pairs:
@@ -637,7 +596,7 @@ class Beyond(_Rows):
         nothing = (
             np.empty(0, np.int64),
             np.empty(0, np.int64),
-            np.empty(0, _keys_dtype(self.sums, self.metric)),
+            np.empty(0, keys_dtype(self.sums, self.metric)),
         )
         row, column, keys = map(np.concatenate, zip(nothing, *self._found, strict=True))
         order = np.lexsort((column, row))

@@ -37,9 +37,9 @@ def nearest_for(device: DeviceKind) -> Any:
 
 
 def mutual_for(device: DeviceKind) -> Any:
-    """The function that finds the k nearest of rows among themselves, which GPUs have alone."""
+    """The module that finds the k nearest of rows among themselves, which GPUs have alone: `mutual`."""
     assert device == "cuda"
-    return importlib.import_module("tilewright.kernels.neighbours.mutual").nearest_of_itself
+    return importlib.import_module("tilewright.kernels.neighbours.mutual")
 
 
 def pairs_for(device: DeviceKind) -> Any:

@@ -17,6 +17,7 @@ from numba.cuda import types
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.elements import numba_type
 from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2, order_of
+from tilewright.kernels.neighbours.words import numbers_of
 from tilewright.kernels.passes.launcher import Launcher
 from tilewright.kernels.ptx import floats
 
@@ -29,21 +30,6 @@ FILTER_THREADS = 128
 FILTER_COLUMNS = 4096
 """Of a row of products that a block looks at."""
 SQUARES_THREADS = 128
-
-
-def orders(numbers: np.ndarray) -> np.ndarray:
-    """The orders, uint32, of float32 (not NaN) or int32 numbers."""
-    bits = (numbers + numbers.dtype.type(0)).view(np.uint32)
-    if numbers.dtype.kind == "i":
-        return bits ^ np.uint32(1 << 31)
-    return bits ^ np.where(bits >> 31 != 0, np.uint32(0xFFFFFFFF), np.uint32(1 << 31))
-
-
-def numbers_of(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The numbers, float32 or int32, of orders."""
-    if dtype.kind == "i":
-        return (found ^ np.uint32(1 << 31)).view(dtype)
-    return (found ^ np.where(found >> 31 != 0, np.uint32(1 << 31), np.uint32(0xFFFFFFFF))).view(dtype)
 
 
 def lowest_bound(dtype: np.dtype) -> Any:

@@ -32,9 +32,9 @@ from tilewright.kernels.neighbours.device import (
     _zeros,
     growing_spans,
     merge,
-    neighbours_of,
 )
 from tilewright.kernels.neighbours.order import MetricName, Neighbours
+from tilewright.kernels.neighbours.words import neighbours_of
 from tilewright.kernels.numbers import round_up
 
 SAMPLE_ROWS = 8192
@@ -66,12 +66,33 @@ def nearest_of_itself(
     }
     if mutual_nbytes(a.shape[0], k + int(exclude_self)):
         mutual = Mutual(a, k, exclude_self, **options)
-        if mutual.pays and (found := mutual.find()) is not None:
-            return found
+        if mutual.pays and (words := mutual.find()) is not None:
+            return neighbours_of(words[:, :k], mutual.sums, metric)
         del mutual
     nearest = Nearest(a, k, exclude_self=exclude_self, **options)
     nearest.update(a, 0)
     return nearest.result()
+
+
+def words_of_band(
+    a: Any,
+    first: int,
+    k: int,
+    *,
+    metric: MetricName,
+    exclude_self: bool = False,
+    precision: PrecisionName = "full",
+    stream: Any = DEFAULT_STREAM,
+) -> np.ndarray | None:
+    """What pairs of two rows, of which the later is no earlier than ``first``, say of the nearest of each row: words
+    (rows of a, k) (`words`), of which those of several bands together (`words.merge_words`) are the nearest. None where
+    they are to be looked for otherwise: too many rows are equally near, or no tensor core takes them.
+
+    a: (n, d), a Numba device array of all rows up to the last of the band.
+    """
+    mutual = Mutual(a, k, exclude_self, metric=metric, factors=None, precision=precision, stream=stream)
+    words = mutual.find(first) if mutual.pays else None
+    return None if words is None else np.ascontiguousarray(words[:, :k])
 
 
 class Mutual(_Rows):
@@ -99,16 +120,19 @@ class Mutual(_Rows):
         """Whether the tensor cores take the rows, of which then nothing but what is kept is written."""
         return self._a.planes is not None
 
-    def find(self) -> Neighbours | None:
-        """The neighbours; None where a list was too short."""
+    def find(self, first_row: int = 0) -> np.ndarray | None:
+        """The best of each row, words (rows, kept), by pairs whose later row is ``first_row`` or behind it; None where
+        a list was too short."""
         rows = self._a.rows.shape[0]
         stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
         words = _empty((rows, self._capacity), np.uint64, self._stream)
         flags = _zeros((1,), np.uint32, self._stream)
-        self._bound(stretch, words, flags)
-        start = 0
+        sampled = self._bound(stretch, words, flags)
+        start = first_row
         while start < rows:
-            stop = min(rows, start + max(self._capacity, round_up(self._growth * start, STRETCH_UNIT)))
+            # Earlier rows know what the sample has said, and the rows of this band so far.
+            seen = max(sampled, start - first_row) if first_row else start
+            stop = min(rows, start + max(self._capacity, round_up(self._growth * seen, STRETCH_UNIT)))
             for first, width in growing_spans(0, stop, self._kept):
                 self._compare(stretch, words, (start, stop), first, width)
                 merge(stretch, words, flags, 0, 1, self._stream, (start, stop))
@@ -118,10 +142,10 @@ class Mutual(_Rows):
         overflow = flags.copy_to_host(stream=self._stream)
         best = stretch.best.copy_to_host(stream=self._stream)
         self._wait()
-        return None if overflow[0] else neighbours_of(best[:, : self._k], self.sums, self.metric)
+        return None if overflow[0] else best
 
-    def _bound(self, stretch: _Stretch, words: Any, flags: Any) -> None:
-        """Set floors of the bounds by a sample."""
+    def _bound(self, stretch: _Stretch, words: Any, flags: Any) -> int:
+        """Set floors of the bounds by a sample; returns of how many rows."""
         count = min(SAMPLE_ROWS, self._a.rows.shape[0] // SAMPLE_SHARE)
         sample = self._spread(self._a, count)
         spans = list(growing_spans(0, count, self._kept))
@@ -129,6 +153,7 @@ class Mutual(_Rows):
             part = sample.part(first, width)
             self._keep(self._a, part, stretch.bounds, words, self._capacity, first)
             merge(stretch, words, flags, 0, 1 if number + 1 < len(spans) else 2, self._stream)
+        return count
 
     def _compare(self, stretch: _Stretch, words: Any, rows: tuple[int, int], first: int, width: int) -> None:
         """Enqueue the products of a stage's rows and a span of those up to them."""

@@ -1,19 +1,20 @@
-"""A sample of items, drawn at random, is compared with all items of B once more: in float64, by NumPy, on the CPU."""
+"""A sample of items, drawn at random, is compared with all items of B once more: in float64, on the CPU."""
 
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tilewright.kernels.cpu.loops import blocks
 from tilewright.kernels.neighbours.order import NO_INDEX
+from tilewright.kernels.neighbours.sampled import add_sampled_sums
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
 from tilewright.pipeline.events import Listener
@@ -31,10 +32,10 @@ ROWS = 64
 """Items that are drawn, one of each of so many equal stretches: of faults in one item in twenty, 96 % are seen."""
 STATED_SHARES = (0.01, 0.05, 0.2)
 """Shares of faulty items, with whose chance to escape the result comes."""
-PART_NBYTES = 2**26
-"""Of B in double precision, at a time."""
-MOST_STEP = 2**15
-"""Items of B at a time, of which each has a key for every item that was drawn."""
+PART_NBYTES = 2**21
+"""Of keys in double precision, at a time."""
+STEPS, MOST_STEP = 2, 2**14
+"""So many parts of whole items are read at once, and so many items at most."""
 PANELS = 4
 """Tasks a thread."""
 ROUNDINGS = 8
@@ -150,36 +151,58 @@ def recompute(
 ) -> tuple[_Part, dict[str, float]]:
     """What a task does: form the products of the sampled items with some of B, in double precision."""
     begin = time.perf_counter()
-    step = min(MOST_STEP, max(1, PART_NBYTES // (8 * max(1, min(work.width, work.depth)))))
     sampled = sample_of(work, [item for item, _ in items])
+    whole = work.depth >= work.width
+    step = max(1, PART_NBYTES // (8 * len(items)))
+    panel_step = min(MOST_STEP, step * STEPS) if whole else step
     given_up = end_if_given_up()
 
-    def compare(part: slice) -> _Part:
+    def compare(panel: slice) -> list[_Part]:
         given_up()
-        others = np.full(len(items), -np.inf)
-        at: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
-        start, end = first + part.start, first + part.stop
-        keys, allowed = _keys(work, sampled, start, end)
-        for number, (item, columns) in enumerate(items):
-            here = np.flatnonzero((columns >= start) & (columns < end))
-            places = columns[here] - start
-            at.append((number, here, keys[number, places], allowed[number, places]))
-            candidates = np.ones(end - start, np.bool_)
-            candidates[places] = False
-            if work.exclude_self and start <= item < end:
-                candidates[item - start] = False
-            if work.once:
-                candidates[: max(0, min(item + 1, end) - start)] = False
-            surely = keys[number] - allowed[number]
-            surely = surely[candidates & np.isfinite(surely)]
-            others[number] = max(others[number], surely.max(initial=-np.inf))
-        return _Part(others, at)
+        start, stop = first + panel.start, first + panel.stop
+        held = items_of(work.b, work.of, start, stop) if whole else None
+
+        def some(part: slice, elements: slice) -> np.ndarray:
+            if held is not None:
+                return held[part, elements]
+            return items_of(work.b, work.of, start + part.start, start + part.stop, elements)
+
+        return [
+            _compared(
+                work,
+                items,
+                *_keys(work, sampled, partial(some, part), part.stop - part.start),
+                start + part.start,
+            )
+            for part in blocks(stop - start, step)
+        ]
 
     with ThreadPoolExecutor(work.threads) as pool:
-        parts = list(pool.map(compare, blocks(stop - first, step)))
+        parts = [part for found in pool.map(compare, blocks(stop - first, panel_step)) for part in found]
     others = np.fmax.reduce([np.full(len(items), -np.inf), *(part.others for part in parts)])
     at = [each for part in parts for each in part.at]
     return _Part(others, at), {"check": time.perf_counter() - begin}
+
+
+def _compared(
+    work: Work, items: Sequence[tuple[int, np.ndarray]], keys: np.ndarray, allowed: np.ndarray, start: int
+) -> _Part:
+    """What keys of items of B say, from start on."""
+    stop = start + keys.shape[1]
+    surely = keys - allowed
+    surely[~np.isfinite(surely)] = -np.inf
+    at: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
+    for number, (item, columns) in enumerate(items):
+        here = np.flatnonzero((columns >= start) & (columns < stop))
+        if len(here):
+            places = columns[here] - start
+            at.append((number, here, keys[number, places], allowed[number, places]))
+            surely[number, places] = -np.inf
+        if work.exclude_self and start <= item < stop:
+            surely[number, item - start] = -np.inf
+        if work.once:
+            surely[number, : max(0, min(item + 1, stop) - start)] = -np.inf
+    return _Part(surely.max(1, initial=-np.inf), at)
 
 
 def sample_of(work: Work, items: Sequence[int]) -> _Sampled:
@@ -206,28 +229,25 @@ class _Sampled:
         return _items(self._work, self._items, elements).astype(np.float64)
 
 
-_product = threading.Lock()
-"""Held while BLAS multiplies, by threads of its own: several products at once would be in each other's way."""
-
-
-def _keys(work: Work, items: _Sampled, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys of all pairs, the larger the better, and what rounding may make of each: both (items, stop - first)."""
-    sums = np.zeros((len(items), stop - first))
-    of_a, of_b = np.zeros(len(items)), np.zeros(stop - first)
-    sizes_a, sizes_b = np.zeros(len(items)), np.zeros(stop - first)
+def _keys(
+    work: Work, items: _Sampled, read: Callable[[slice], np.ndarray], count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Keys of all pairs with some items of B, the larger the better, and what rounding may make of each: both (items,
+    count). read: gives some elements of those items."""
+    sums = np.zeros((len(items), count))
+    of_a, of_b = np.zeros(len(items)), np.zeros(count)
+    sizes_a, sizes_b = np.zeros(len(items)), np.zeros(count)
     with np.errstate(all="ignore"):
         for element in range(0, work.width, max(1, work.depth)):
             elements = slice(element, min(element + work.depth, work.width))
             a = items.part(elements)
-            b = items_of(work.b, work.of, first, stop, elements).astype(np.float64)
-            with _product:
-                sums += a @ b.T
-            squares_a, squares_b = np.einsum("ij,ij->i", a, a), np.einsum("ij,ij->i", b, b)
+            squares_a, squares_b = np.einsum("ij,ij->i", a, a), np.zeros(count)
+            add_sampled_sums(a, read(elements), sums, squares_b)
             of_a += squares_a
             of_b += squares_b
             # No less than the sums of their elements' sizes, by Cauchy and Schwarz, and without a pass for each.
             sizes_a += np.sqrt(a.shape[1] * squares_a)
-            sizes_b += np.sqrt(b.shape[1] * squares_b)
+            sizes_b += np.sqrt(a.shape[1] * squares_b)
         lengths = np.sqrt(of_a)[:, None] * np.sqrt(of_b)[None, :]
         dtype = np.dtype(np.float64) if work.sums.kind == "i" else work.sums
         precision = work.precision if work.sums == np.float32 else "full"

@@ -6,7 +6,7 @@ import shutil
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from tilewright.kernels.choices import DeviceKind
 from tilewright.kernels.neighbours.capacity import mutual_nbytes
 from tilewright.kernels.neighbours.forms import finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
-from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.here.opening import open_executor
@@ -37,19 +37,20 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.gram.job import unchanged
+from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.check import NeighbourCheck, Reported, check_reported, drawn_items
 from tilewright.pipeline.neighbours.estimate import expected_density
 from tilewright.pipeline.neighbours.group import KINDS, complete_group, write_arrays
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, bound_of, open_sides
 from tilewright.pipeline.neighbours.pieces import FOLDER, Piece, Pieces, are_kept, digest_of
-from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, plan_neighbours
+from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, bands_of, plan_neighbours
 from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
-from tilewright.pipeline.neighbours.tasks import Found, Work, find_in_block, free_held
+from tilewright.pipeline.neighbours.tasks import WORDS, Found, Work, find_in_block, free_held, of_neighbours
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
-from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.arrays import name_of, read_unit
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
@@ -366,10 +367,8 @@ def _find(
     total.resumed = len(finished)
     if finished:
         listener(Notice(f"{counted(len(finished), 'block')} of earlier runs not computed again"))
-    ranges = list(_gaps(finished, plan.m, plan.block_rows))
 
-    def arrived(place: int, found: Found) -> Found:
-        first, stop = ranges[place]
+    def keep(first: int, stop: int, found: Found) -> Found:
         piece = Piece(first, stop, found.count, found.nan_rows)
         if pieces is not None:
             pieces.keep(piece, found.arrays)
@@ -379,22 +378,80 @@ def _find(
         total.read_nbytes += found.read_nbytes
         return replace(found, arrays={})
 
-    def chunk_nbytes(first: int, stop: int) -> int:
-        rows = stop - first + (0 if work.holds_b else work.n - (first if work.once else 0))
+    stages = _Stages(listener, total)
+    if work.mutual and not finished and plan.tasks > 1:
+        among = _found_by_bands(client, work, plan, stages)
+        if among is not None:
+            keep(0, plan.m, among)
+            return finished
+        listener(Notice("too many items are equally near: each is compared with all"))
+        work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
+        step = ceil_div(plan.m, plan.tasks)
+    else:
+        step = plan.block_rows
+        work = replace(work, mutual=work.mutual and not finished)  # what is left is compared with all
+    ranges = list(_gaps(finished, plan.m, step))
+    _search(
+        client, work, ranges, stages, lambda place, found: keep(*ranges[place], found), pieces, total.resumed
+    )
+    return sorted(finished)
+
+
+def _search(
+    client: Client,
+    work: Work,
+    ranges: list[tuple[int, int]],
+    listener: Listener,
+    arrived: Callable[[int, Found], Found],
+    pieces: Pieces | None = None,
+    done: int = 0,
+) -> None:
+    """Have ranges of items searched, each by a task."""
+
+    def nbytes(first: int, stop: int) -> int:
+        rows = stop if work.mutual else stop - first
+        if not (work.holds_b or work.mutual):
+            rows += work.n - (first if work.once else 0)
         return rows * work.width * int(work.a.dtype.itemsize)
 
-    stages = _Stages(listener, total)
     reduce_pieces(
         client,
         taken_as_they_arrive("pairs" if work.k is None else "topk", find_in_block, LIGHTER),
         [(work, first, stop) for first, stop in ranges],
-        [chunk_nbytes(first, stop) for first, stop in ranges],
-        stages,
+        [nbytes(first, stop) for first, stop in ranges],
+        listener,
         arrived=arrived,
-        done=total.resumed,
+        done=done,
         kept=pieces is not None and bool(pieces.digest),
     )
-    return sorted(finished)
+
+
+def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: Listener) -> Found | None:
+    """The neighbours of all items, of which each worker has compared a band with all before them; None where one could
+    not."""
+    from tilewright.kernels.neighbours.words import merge_words, neighbours_of
+
+    assert work.k is not None
+    best = np.zeros((plan.m, work.k), np.uint64)
+    nan_rows, read_nbytes, could = 0, 0, True
+
+    def arrived(place: int, found: Found) -> Found:
+        nonlocal nan_rows, read_nbytes, could
+        nan_rows += found.nan_rows
+        read_nbytes += found.read_nbytes
+        words = found.arrays.get(WORDS)
+        if words is None:
+            could = False
+        else:
+            merge_words(best[: len(words)], words)
+        return replace(found, arrays={})
+
+    _search(
+        client, work, bands_of(plan.m, plan.workers, read_unit(work.a)[axis_of(work.of)]), listener, arrived
+    )
+    if not could:
+        return None
+    return of_neighbours(neighbours_of(best, work.sums, work.metric), nan_rows, read_nbytes)
 
 
 class _Stages:

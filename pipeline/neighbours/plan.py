@@ -5,8 +5,10 @@ Pure arithmetic, from sides, dtypes, chunks and bytes of memory; nothing here re
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 
+from tilewright.kernels.neighbours.capacity import LEAST_MUTUAL_ROWS
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError
 
@@ -58,6 +60,10 @@ class Asked:
     """Whether a GPU compares them: then only one task of a worker does at a time, in the GPU's memory."""
     mutual_nbytes: int = 0
     """What a GPU needs beside the items to compare them among themselves, each pair once; 0 where it does not."""
+
+
+LEAST_BAND = 2 * LEAST_MUTUAL_ROWS
+"""Items for each band at least: with fewer one worker is done as soon."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,8 @@ class NeighbourPlan:
             f"{wanted} of {self.m} × {self.n} items of {self.width} elements, {self.metric} in {self.dtype}"
         )
         triangle = ", of which each pair is computed once" if self.triangle else ""
-        blocks = f"{counted(self.tasks, 'block')} of {self.block_rows} items of A{triangle}"
+        most = "at most " if self.triangle and self.k is not None and self.tasks > 1 else ""
+        blocks = f"{counted(self.tasks, 'block')} of {most}{self.block_rows} items of A{triangle}"
         panels = f"panels of {self.panel_rows} items of B"
         if self.depth < self.width:
             panels += f", {self.depth} elements of each at a time"
@@ -158,14 +165,13 @@ def plan_neighbours(
     panel = min(asked.n, max(LEAST_PANEL, panel_nbytes // max(1, b_nbytes)))
     panel = max(1, min(panel, share // 3 // max(1, b_nbytes)))
     most = (share - panel * b_nbytes) // max(1, a_nbytes + found_nbytes)
-    # Items are compared among themselves by one worker, in one task: of each pair both items' lists change.
+    # Each worker compares a band of items with all before them, in one task: of each pair both items' lists change.
     mutual = (
-        asked.mutual_nbytes > 0
-        and workers == 1
-        and asked.m * (a_nbytes + found_nbytes) + asked.mutual_nbytes <= worker_nbytes
+        asked.mutual_nbytes > 0 and asked.m * (a_nbytes + found_nbytes) + asked.mutual_nbytes <= worker_nbytes
     )
     if mutual:
-        holds, block, panel = False, asked.m, asked.n
+        bands = bands_of(asked.m, workers, asked.units[0])
+        holds, block, panel = False, max(stop - first for first, stop in bands), asked.n
     elif most < min(asked.m, LEAST_BLOCK // 8) and asked.width > 1:
         holds, share = False, worker_nbytes // at_once
         panel, most, depth = _cut_rows(asked, share, found_nbytes, a_nbytes + b_nbytes)
@@ -176,13 +182,13 @@ def plan_neighbours(
     if block < asked.m:
         block = _aligned(block, asked.units[0])
     panel = _aligned(panel, asked.units[1]) if panel < asked.n else max(1, panel)
-    tasks = ceil_div(asked.m, block)
+    tasks = len(bands) if mutual else ceil_div(asked.m, block)
     triangle = mutual or (asked.one and asked.k is None)
     stored_a = asked.m * asked.width * item_a
     if depth < asked.width:
         read = stored_b * tasks + stored_a * ceil_div(asked.n, panel)
     elif mutual:
-        read = stored_a
+        read = sum(stop for _, stop in bands) * asked.width * item_a
     elif holds:
         read = stored_a + stored_b * min(workers, tasks)
     else:
@@ -190,7 +196,7 @@ def plan_neighbours(
     if triangle and not mutual:
         read = (read + stored_a) // 2 if not holds else read
     task_nbytes = (
-        asked.mutual_nbytes + block * (a_nbytes + found_nbytes)
+        asked.mutual_nbytes + asked.m * (a_nbytes + found_nbytes)
         if mutual
         else (
             depth
@@ -226,6 +232,20 @@ def plan_neighbours(
         worker_nbytes=worker_nbytes,
         output_nbytes=entries if asked.stores else 0,
     )
+
+
+def bands_of(items: int, workers: int, unit: int) -> list[tuple[int, int]]:
+    """A band of items for each worker, or fewer, of which each is compared with all before them: with as many pairs in
+    each, whole pieces that are stored, and none so short that it does not pay.
+
+    >>> bands_of(1_000_000, 2, 1)
+    [(0, 707106), (707106, 1000000)]
+    >>> bands_of(40_000, 8, 1)
+    [(0, 40000)]
+    """
+    count = max(1, min(workers, items // LEAST_BAND))
+    edges = [_aligned(int(items * (place / count) ** 0.5), unit) for place in range(count)] + [items]
+    return [(first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
 
 
 def _all_pairs(asked: Asked) -> int:

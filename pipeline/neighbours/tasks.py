@@ -53,7 +53,7 @@ class Work:
     key: str
     """Of the search: no other has it."""
     mutual: bool = False
-    """Whether one task compares all items among themselves, each pair once."""
+    """Whether a task compares all its items among themselves and with those before them, each pair once."""
 
     @property
     def sums(self) -> np.dtype:
@@ -100,6 +100,9 @@ def items_of(
             block = read_region(array, region)
     return block if axis == 0 else block.T
 
+
+WORDS = "words"
+"""The array of a band of items that were compared with those before them."""
 
 _on_gpu = threading.Lock()
 LINE_NBYTES = 16
@@ -208,20 +211,12 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
     if work.depth < work.width:
         return _find_in_parts(work, first, stop)
     begin = time.perf_counter()
-    block = items_of(work.a, work.of, first, stop, threads=work.threads)
+    block = items_of(work.a, work.of, 0 if work.mutual else first, stop, threads=work.threads)
     read = time.perf_counter() - begin
-    nan_rows = int(items_with_nan(block, work.threads).sum())
+    nan_rows = int(items_with_nan(block[first:] if work.mutual else block, work.threads).sum())
     if work.mutual:
-        with _on_gpu:
-            among = mutual_for(work.device)(
-                _placed(work, block),
-                work.k,
-                metric=work.metric,
-                exclude_self=work.exclude_self,
-                precision=work.precision,
-            )
-        seconds = time.perf_counter() - begin - read
-        return _of_neighbours(among, nan_rows, block.nbytes), {"read": read, "compute": seconds}
+        found = _found_mutually(work, block, first, nan_rows)
+        return found, {"read": read, "compute": time.perf_counter() - begin - read}
     panels = _Panels(work, first if work.once else 0)
     # On a GPU one after the other: each takes all of it, and reads while another computes.
     with _on_gpu if work.device == "cuda" else nullcontext():
@@ -231,6 +226,23 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
         found = _found(work, search, nan_rows, block.nbytes + panels.read_nbytes)
     seconds = time.perf_counter() - begin - read - panels.seconds
     return found, {"read": read + panels.seconds, "compute": seconds}
+
+
+def _found_mutually(work: Work, block: np.ndarray, first: int, nan_rows: int) -> Found:
+    """What comparing the items from ``first`` on with all up to them says of each: of all items their neighbours, of a
+    band words (`kernels.neighbours.words`), or nothing where they are to be looked for otherwise."""
+    options: dict[str, Any] = {
+        "metric": work.metric,
+        "exclude_self": work.exclude_self,
+        "precision": work.precision,
+    }
+    mutual = mutual_for(work.device)
+    with _on_gpu:
+        items = _placed(work, block)
+        if len(block) == work.n and not first:
+            return of_neighbours(mutual.nearest_of_itself(items, work.k, **options), nan_rows, block.nbytes)
+        words = mutual.words_of_band(items, first, work.k, **options)
+    return Found({} if words is None else {WORDS: words}, 0, nan_rows, block.nbytes)
 
 
 def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
@@ -286,9 +298,10 @@ def _found(work: Work, search: Any, nan_rows: int, read_nbytes: int) -> Found:
         pairs = {"row": found.row, "column": found.column, "value": found.value}
         arrays = pairs if work.keep else {}
         return Found(arrays, int(search.count), nan_rows, read_nbytes)
-    return _of_neighbours(found, nan_rows, read_nbytes)
+    return of_neighbours(found, nan_rows, read_nbytes)
 
 
-def _of_neighbours(found: Neighbours, nan_rows: int, read_nbytes: int) -> Found:
+def of_neighbours(found: Neighbours, nan_rows: int, read_nbytes: int) -> Found:
+    """What is found of items: their neighbours."""
     arrays = {"indices": found.indices, "values": found.values}
     return Found(arrays, int((found.indices >= 0).sum()), nan_rows, read_nbytes)

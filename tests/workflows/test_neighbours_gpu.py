@@ -15,6 +15,7 @@ from tests.kernels.neighbours import naive
 from tests.workflows.products import put
 from tests.workflows.test_neighbours import whole_numbers
 from tilewright.kernels.neighbours import order
+from tilewright.pipeline.events import Notice
 
 
 @pytest.mark.gpu
@@ -45,3 +46,21 @@ def test_neighbours_are_those_of_all_values(
     wanted_pairs = naive.pairs(values, above, None, True)
     assert_array_equal(pairs.row, wanted_pairs.row)
     assert_array_equal(pairs.column, wanted_pairs.column)
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("equal", [False, True], ids=["different", "equal"])
+def test_gpus_share_the_pairs_of_items(tmp_path: Path, rng: np.random.Generator, equal: bool) -> None:
+    """Each compares a band with all items before it; where too many are equally near, each item with all."""
+    x = rng.standard_normal((140_000, 64)).astype(np.float16)
+    if equal:
+        x[:70_000] = x[0]
+    path = put(tmp_path / "x.zarr", x, chunks=(4096, 64))
+    alone = tw.topk(path, k=7, exclude_self=True, device="cuda")
+    told: list[Any] = []
+    options: dict[str, Any] = {"cluster": "cuda", "device": "cuda", "listener": told.append}
+    together = tw.topk(path, k=7, exclude_self=True, **options)
+    assert_array_equal(together.indices, alone.indices)
+    assert_array_equal(together.values, alone.values)
+    texts = [event.message for event in told if isinstance(event, Notice)]
+    assert ("too many items are equally near: each is compared with all" in texts) == equal

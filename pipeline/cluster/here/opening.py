@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.kernels.cpu.loops import start_compiler
+from tilewright.kernels.gpu.device_choice import start_driver
 from tilewright.pipeline.cluster.here.checks import (
     allow_open_files,
     check_folder,
@@ -58,6 +59,13 @@ def open_executor(
         start_compiler()
     with HereClient(threads) as here:
         yield cast("Client", here)
+
+
+def start_device(device: str, cluster: Cluster, config: str | os.PathLike[str] | None = None) -> None:
+    """Have a GPU made ready while Python goes on, where a run that asks for such a device will work in this process on
+    one. Raises ClusterError for a file of profiles that cannot be read."""
+    if device != "cpu" and _threads_here(cluster, config) is not None:
+        start_driver()
 
 
 def _threads_here(cluster: Cluster, config: str | os.PathLike[str] | None) -> tuple[str, int] | None:

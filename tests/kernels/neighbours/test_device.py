@@ -14,7 +14,7 @@ from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2
 from tilewright.kernels.gpu.device_array import to_device
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.neighbours import capacity, device, host, mutual
+from tilewright.kernels.neighbours import capacity, device, host, mutual, order, words
 from tilewright.kernels.neighbours.order import METRICS, key_bound
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores and no warps")
@@ -83,8 +83,8 @@ def test_blocks_may_come_in_any_order(dtype: np.dtype, precision: str, rng: np.r
     want = expected(a, b, 10, metric="dot")
     cuts = [0, 5000, 5001, 12_345, 20_000]
     blocks = [(start, b[start:stop]) for start, stop in itertools.pairwise(cuts)]
-    for order in (blocks, blocks[::-1], [blocks[2], blocks[0], blocks[3], blocks[1]]):
-        got = found(a, order, 10, precision, metric="dot")
+    for these in (blocks, blocks[::-1], [blocks[2], blocks[0], blocks[3], blocks[1]]):
+        got = found(a, these, 10, precision, metric="dot")
         np.testing.assert_array_equal(got[0], want[0])
         np.testing.assert_array_equal(got[1], want[1])
 
@@ -155,8 +155,8 @@ def test_rows_among_themselves(
     halves: list[bool] = []
     find = mutual.Mutual.find
 
-    def noted(self: mutual.Mutual) -> Any:
-        found = find(self)
+    def noted(self: mutual.Mutual, first_row: int = 0) -> Any:
+        found = find(self, first_row)
         halves.append(found is not None)
         return found
 
@@ -171,12 +171,26 @@ def test_rows_among_themselves(
         got = mutual.nearest_of_itself(to_device(a), k, metric=metric, exclude_self=exclude)
         np.testing.assert_array_equal(got[0], want[0])
         np.testing.assert_array_equal(got[1], want[1])
-    assert any(halves)
+        got = by_bands(a, k, metric=metric, exclude_self=exclude)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1], want[1])
+    assert all(halves[:4])
     a[: n // 2] = a[0]  # so many are equal that lists are too short
     want = expected(a, a, k, metric=metric, exclude_self=exclude)
     got = mutual.nearest_of_itself(to_device(a), k, metric=metric, exclude_self=exclude)
     np.testing.assert_array_equal(got[0], want[0])
     np.testing.assert_array_equal(got[1], want[1])
+
+
+def by_bands(a: np.ndarray, k: int, *, metric: Any, exclude_self: bool) -> order.Neighbours:
+    """The nearest of rows among themselves, by three bands that know nothing of each other."""
+    best = np.zeros((len(a), k), np.uint64)
+    edges = [0, len(a) // 2, len(a) // 2 + 300, len(a)]
+    for first, stop in itertools.pairwise(edges):
+        found = mutual.words_of_band(to_device(a[:stop]), first, k, metric=metric, exclude_self=exclude_self)
+        assert found is not None
+        words.merge_words(best[:stop], found)
+    return words.neighbours_of(best, order.sum_dtype(a.dtype, a.dtype), metric)
 
 
 @pytest.mark.gpu

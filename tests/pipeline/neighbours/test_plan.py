@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, plan_neighbours
+from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, bands_of, plan_neighbours
 
 ASKED = Asked(
     m=100_003,
@@ -102,7 +102,29 @@ def test_a_gpu_alone_compares_items_among_themselves_once() -> None:
     assert (plan.tasks, plan.block_rows, plan.panel_rows) == (1, asked.m, asked.n)
     assert plan.read_nbytes == plan.least_read_nbytes == asked.m * asked.width * 2
     assert 2**28 < plan.task_nbytes <= plan.worker_nbytes
-    # Two share the rows, and one without the room for all of them goes through them in panels.
-    for other in (planned(asked, 2**33, workers=2, threads=1), planned(asked, 2**29, workers=1, threads=1)):
-        assert not other.triangle
-        assert other.tasks > 1
+    # One without the room for all of them goes through them in panels.
+    other = planned(asked, 2**29, workers=1, threads=1)
+    assert not other.triangle
+    assert other.tasks > 1
+
+
+def test_several_gpus_compare_a_band_each_with_all_items_before_it() -> None:
+    asked = replace(ASKED, m=10**6, n=10**6, one=True, on_gpu=True, itemsizes=(2, 2), mutual_nbytes=2**28)
+    plan = planned(asked, 2**36, workers=4, threads=1)
+    bands = bands_of(plan.m, 4, asked.units[0])
+    assert plan.triangle
+    assert (plan.tasks, plan.block_rows, plan.panel_rows) == (4, bands[0][1], asked.n)
+    assert plan.read_nbytes == sum(stop for _, stop in bands) * asked.width * 2
+    assert f"4 blocks of at most {bands[0][1]} items of A, of which each pair" in str(plan)
+
+
+@given(st.integers(1, 2**33), st.integers(1, 64), st.integers(1, 10**5))
+def test_bands_hold_all_items_and_about_as_many_pairs_each(items: int, workers: int, unit: int) -> None:
+    bands = bands_of(items, workers, unit)
+    assert 1 <= len(bands) <= workers
+    assert [0, *(stop for _, stop in bands)] == [*(first for first, _ in bands), items]
+    assert all(first < stop for first, stop in bands)
+    assert all(first % unit == 0 or items < unit * workers for first, _ in bands[1:])
+    pairs = [stop * stop - first * first for first, stop in bands]
+    if items > 1000 * unit * workers and len(bands) == workers:
+        assert max(pairs) <= 1.2 * items * items / workers
