@@ -67,7 +67,8 @@ _ZSTD_MAGIC = 0xFD2FB528
 MOST_BLOCK_NBYTES = 2**17
 """Of a block of Zstandard, encoded or decoded."""
 _BLOSC_HEADER_NBYTES = 16
-_MOST_ELEMENT = 255
+_BLOSC_CODEC_VERSION = 1
+"""Of its LZ4 and its Zstandard."""
 
 _OPEN, _CLOSE, _SEEK, _READ = range(4)
 SYSTEM = ("open", "close", "lseek", "pread")
@@ -299,7 +300,7 @@ def _blosc_chunk(
     row[SHUFFLE] = BYTES if flags & 1 and element > 1 else (BITS if flags & 0b100 else NO_SHUFFLE)
     codec = flags >> 5
     kind = LZ4 if codec == 1 else (ZSTD if codec == 4 else -1)
-    if kind < 0 or block_nbytes <= 0 or block_nbytes > nbytes:
+    if kind < 0 or memory[1] != _BLOSC_CODEC_VERSION or block_nbytes <= 0 or block_nbytes > nbytes:
         return -1
     count = (nbytes + block_nbytes - 1) // block_nbytes
     table_stop = numba.int64(_BLOSC_HEADER_NBYTES) + 4 * count

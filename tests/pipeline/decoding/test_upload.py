@@ -166,6 +166,41 @@ def test_what_the_gpu_gets_wrong_is_left_over(tmp_path: Path, codecs: str) -> No
     np.testing.assert_array_equal(outcome.found, data)
 
 
+@pytest.mark.parametrize("codecs", DECODED)
+def test_of_damaged_chunks_none_is_taken_that_no_core_takes(tmp_path: Path, codecs: str) -> None:
+    """And those that a core takes, since nothing shows that they are damaged, are the same here."""
+    data = numbers((160, 320), "f4")
+    array = encoded(tmp_path / "a", codecs, data, (8, 16))
+    rng = np.random.default_rng(0)
+    for place in range(400):
+        path = chunk_file(array, divmod(place, 20))
+        path.write_bytes(damaged(path.read_bytes(), rng, place % 5))
+    slot = PretendedSlot(400, 2**18)
+    outcome = Outcome(array, (slice(0, 160), slice(0, 320)), [slot], cores=gpu_is_sooner)
+    failed = set(outcome.failed)
+    for number, part in enumerate(outcome.parts):
+        (read,) = part.reads()
+        found = np.empty(read.shape, np.float32)
+        if number not in failed:
+            read.read(found)
+            assert outcome.found[read.target].tobytes() == found.tobytes()
+    assert 100 < len(failed) < 400
+
+
+def damaged(stored: bytes, rng: np.random.Generator, how: int) -> bytes:
+    data = bytearray(stored)
+    place = int(rng.integers(len(data)))
+    if how == 0:
+        data[place] ^= 1 << int(rng.integers(8))
+    elif how == 1:
+        return bytes(data[:place])
+    elif how == 2:
+        data[place : place + 16] = rng.bytes(len(data[place : place + 16]))
+    elif how == 3:
+        data[int(rng.integers(min(16, len(data))))] ^= int(rng.integers(1, 256))  # in the header
+    return bytes(data)
+
+
 def test_views_are_decoded_as_what_is_stored(tmp_path: Path) -> None:
     """Maps seen as a matrix, a map a chunk, and a section of that."""
     maps = np.random.default_rng(0).integers(0, 50, (12, 10, 8)).astype("f4")
