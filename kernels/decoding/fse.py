@@ -17,7 +17,6 @@ WEIGHT_LOG = 6
 class Codes(NamedTuple):
     """The device code, compiled by one compiler; what each takes and does is said where it is written."""
 
-    held_bits: Any
     below: Any
     stream_end: Any
     read_norm: Any
@@ -243,4 +242,4 @@ def codes(jit: Callable[[Any], Any]) -> Codes:
                 ranks[weight] += 1 << (weight - 1)
         return bits
 
-    return Codes(held_bits, below, stream_end, read_norm, build_table, read_weights, plan_tree)
+    return Codes(below, stream_end, read_norm, build_table, read_weights, plan_tree)

@@ -52,7 +52,8 @@ def _entropy_function() -> Any:
     """The plain function of the kernel that decodes the literals and sequences of blocks.
 
     stored, words: the same memory, flat, uint8 and uint32, read, with 8 bytes behind the last block. blocks: int64,
-    blocks × BLOCK_WORDS. constants: `zstd.constants`. literal, sequence: flat, uint8 and uint64, written. lengths:
+    blocks × BLOCK_WORDS. constants: `zstd.constants`. literal, literal_words: the
+    same memory, flat, uint8 and uint32, and sequence: flat, uint64, written. lengths:
     int64, written: what each block holds, or -1. Grid: blocks. Block: ENTROPY_THREADS. Shared memory: 12 KiB.
     """
     literals, sequences = zstd.functions(_device(), _barrier)
@@ -63,6 +64,7 @@ def _entropy_function() -> Any:
         blocks: Any,
         constants: Any,
         literal: Any,
+        literal_words: Any,
         sequence: Any,
         lengths: Any,
     ) -> None:
@@ -86,6 +88,7 @@ def _entropy_function() -> Any:
                     blocks,
                     number,
                     literal,
+                    literal_words,
                     tree,
                     weights,
                     small_table,
@@ -180,7 +183,7 @@ _U8, _U32, _U64, _I32 = (
     numba.types.Array(kind, 1, "C") for kind in (numba.uint8, numba.uint32, numba.uint64, numba.int32)
 )
 
-ENTROPY = Launcher(_entropy_function, lambda: numba.void(_U8, _U32, _TABLE, _I32, _U8, _U64, _I64))
+ENTROPY = Launcher(_entropy_function, lambda: numba.void(_U8, _U32, _TABLE, _I32, _U8, _U32, _U64, _I64))
 POSITIONS = Launcher(_positions_function, lambda: numba.void(_TABLE, _TABLE, _I64, _I64, _I64))
 SPREAD = Launcher(_spread_function, lambda: numba.void(_U8, _TABLE, _U8, _I64, _I64, _U8))
 FRAMES = Launcher(_frames_function, lambda: numba.void(_TABLE, _TABLE, _U8, _U64, _I64, _U8, _I64))
@@ -194,6 +197,7 @@ def decode_zstd(
     frames: Any,
     constants: Any,
     literal: Any,
+    literal_words: Any,
     sequence: Any,
     lengths: Any,
     targets: Any,
@@ -207,7 +211,18 @@ def decode_zstd(
     if not frame_count:
         return
     ENTROPY.enqueue(
-        (), block_count, ENTROPY_THREADS, stream, stored, words, blocks, constants, literal, sequence, lengths
+        (),
+        block_count,
+        ENTROPY_THREADS,
+        stream,
+        stored,
+        words,
+        blocks,
+        constants,
+        literal,
+        literal_words,
+        sequence,
+        lengths,
     )
     grid = ceil_div(frame_count, POSITION_THREADS)
     POSITIONS.enqueue((), grid, POSITION_THREADS, stream, blocks, frames, lengths, targets, good)

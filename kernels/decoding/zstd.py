@@ -134,7 +134,7 @@ class Functions(NamedTuple):
 def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
     """The device code. jit: compiles a function that others call. barrier: waits for all threads of the block."""
     i64, u64 = numba.int64, numba.uint64
-    held_bits, below, stream_end, read_norm, build_table, read_weights, plan_tree = codes(jit)
+    below, stream_end, read_norm, build_table, read_weights, plan_tree = codes(jit)
 
     @jit
     def literals_head(stored: Any, at: Any, stop: Any) -> Any:
@@ -165,23 +165,51 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
 
     @jit
     def decode_stream(
-        stored: Any, words: Any, begin: Any, nbytes: Any, tree: Any, bits: Any, out: Any, at: Any, count: Any
+        stored: Any,
+        words: Any,
+        begin: Any,
+        nbytes: Any,
+        tree: Any,
+        bits: Any,
+        out: Any,
+        out_words: Any,
+        at: Any,
+        count: Any,
     ) -> Any:
-        """Decode one stream of symbols; whether it ends where it should."""
+        """Decode one stream of symbols; whether it ends where it should.
+
+        Four symbols at a time, from 64 bits that are loaded once for them: so that the threads of a warp, each with a
+        stream, load and store together."""
         place = stream_end(stored, begin, nbytes)
         low = 8 * begin
         if place < low:
             return False
-        held, base = held_bits(words, place)
         mask = (u64(1) << u64(bits)) - u64(1)
         stop = at + count
-        while at < stop and place - bits >= low:
-            if place - bits < base:
-                held, base = held_bits(words, place)
-            entry = i64(tree[(held >> u64(place - bits - base)) & mask])
+        while at < stop and at & 3 != 0:
+            entry = i64(tree[below(words, place, low, bits)])
             out[at] = entry & 255
             at += 1
             place -= entry >> 8
+        least = max(low + 4 * MOST_TREE_BITS, i64(64))
+        while at + 4 <= stop and place >= least:
+            base = ((place + 7) >> 3 << 3) - 64
+            word, shift = base >> 5, base & 31
+            held = (u64(words[word]) | (u64(words[word + 1]) << u64(32))) >> u64(shift)
+            if shift > 0:
+                held |= u64(words[word + 2]) << u64(64 - shift)
+            left = place - base - bits
+            entry = i64(tree[(held >> u64(left)) & mask])
+            four, left = entry & 255, left - (entry >> 8)
+            entry = i64(tree[(held >> u64(left)) & mask])
+            four, left = four | ((entry & 255) << 8), left - (entry >> 8)
+            entry = i64(tree[(held >> u64(left)) & mask])
+            four, left = four | ((entry & 255) << 16), left - (entry >> 8)
+            entry = i64(tree[(held >> u64(left)) & mask])
+            four, left = four | ((entry & 255) << 24), left - (entry >> 8)
+            out_words[at >> 2] = four
+            place = left + base + bits
+            at += 4
         while at < stop:
             entry = i64(tree[below(words, place, low, bits)])
             out[at] = entry & 255
@@ -198,6 +226,7 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
         blocks: Any,
         number: Any,
         out: Any,
+        out_words: Any,
         tree: Any,
         weights: Any,
         table: Any,
@@ -206,7 +235,8 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
         lane: Any,
         lanes: Any,
     ) -> None:
-        """Decode a block's literals; ``work[0]`` tells whether they are good. tree: uint16[TREE_ENTRIES], weights:
+        """Decode a block's literals; ``work[0]`` tells whether they are good. out, out_words: the same memory,
+        uint8 and uint32. tree: uint16[TREE_ENTRIES], weights:
         uint8[SYMBOLS], table, norm: int32, work: int32[WORK_WORDS]: all shared by the threads of the block."""
         row = blocks[number]
         at, stop = i64(row[SOURCE]), i64(row[SOURCE] + row[NBYTES])
@@ -283,7 +313,7 @@ def functions(jit: Callable[[Any], Any], barrier: Any) -> Functions:
                         or count < 0
                         or place + size > first + nbytes
                         or not decode_stream(
-                            stored, words, place, size, tree, bits, out, to + stream * each, count
+                            stored, words, place, size, tree, bits, out, out_words, to + stream * each, count
                         )
                     ):
                         work[0] = BAD

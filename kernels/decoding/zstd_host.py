@@ -32,6 +32,7 @@ def _frames_loop() -> Any:
         frames: Any,
         constants: Any,
         literal: Any,
+        literal_words: Any,
         sequence: Any,
         lengths: Any,
         targets: Any,
@@ -51,7 +52,9 @@ def _frames_loop() -> Any:
             if blocks[number, KIND] != ENCODED:
                 lengths[number] = blocks[number, LITERAL_NBYTES]
                 continue
-            literals(stored, words, blocks, number, literal, tree, weights, table, norm, work, 0, 1)
+            literals(
+                stored, words, blocks, number, literal, literal_words, tree, weights, table, norm, work, 0, 1
+            )
             found = sequences(stored, words, blocks, number, sequence, constants, table, norm, following)
             lengths[number] = found if work[0] == GOOD else -1
         for number in range(len(frames)):
@@ -79,13 +82,15 @@ def decode_frames(
     the last block. out: uint8, written. Raises IndexError for an access outside of any array."""
     lengths, targets = np.zeros(len(blocks), np.int64), np.full(len(blocks), -1, np.int64)
     good = np.zeros(len(frames), np.bool_)
+    literal = np.zeros(literal_nbytes // 4 * 4 + 4, np.uint8)
     _frames_loop()(
         stored,
         stored.view(np.uint32),
         blocks,
         frames,
         zstd.constants(),
-        np.zeros(max(1, literal_nbytes), np.uint8),
+        literal,
+        literal.view(np.uint32),
         np.zeros(max(1, sequence_count), np.uint64),
         lengths,
         targets,

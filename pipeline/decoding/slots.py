@@ -137,6 +137,7 @@ class GpuSlot:
             self._table(sections.frames),
             self._constants,
             _flat(areas.literals, areas.literals_nbytes, 1),
+            _flat(areas.literals, areas.literals_nbytes, 4),
             _flat(areas.sequences, 8 * areas.sequences_count, 8),
             self._table(sections.lengths),
             self._table(sections.targets),
