@@ -626,6 +626,7 @@ class CudaUnit:
         self.fusion.close()
         if self._decoding is not None:
             self._decoding.close()
+            self._decoding = None  # its memory is another run's
         while not self._lanes.empty():
             _spare_lanes.put(self._lanes.get())
 
