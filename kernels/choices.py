@@ -71,7 +71,7 @@ PassageName: TypeAlias = Literal["line", "paragraph"]
 PASSAGES: tuple[PassageName, ...] = get_args(PassageName)
 """What of a text may be a document."""
 
-Divisor: TypeAlias = Literal["n", "n-1", "pairs"]
+Divisor: TypeAlias = Literal["n", "n-1", "pairs", "2pq"]
 DIVISORS: tuple[Divisor, ...] = get_args(Divisor)
 """What sums over variables may be divided by."""
 

@@ -35,12 +35,13 @@ class WorkPlanned:
 
 
 class Span(NamedTuple):
-    """An interval in which one stage of one worker was busy with one panel or one tile."""
+    """An interval in which one stage of one worker was busy with one panel or one tile, or a worker with a piece."""
 
     worker: str
     stage: str
-    """``load`` (read and upload), ``compute`` or ``write`` (download and write). Spans of ``load``, and of ``write``,
-    may overlap: several panels are loaded at once, and several tiles written."""
+    """``load`` (read and upload), ``compute`` or ``write`` (download and write); ``piece``, of work in pieces, all that
+    is done with one. Spans of ``load``, of ``write`` and of ``piece`` may overlap: several panels are loaded at once,
+    several tiles written, several pieces under way."""
     begin: float
     """Seconds since the epoch, so that spans of all workers of a host share one time axis."""
     end: float
@@ -61,7 +62,7 @@ class UnitDone:
     """Busy seconds by stage; stages overlap, so they do not add up to ``seconds``."""
     spans: tuple[Span, ...] = ()
     """When the stages were busy: for a tile, one ``load`` and one ``compute`` for each panel, and one ``write``. Parts
-    of a tile that other workers computed carry those workers' names. Empty for work without stages."""
+    of a tile that other workers computed carry those workers' names. For a piece, one ``piece``."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import (
     Event,
     Listener,
+    Span,
     UnitAdvanced,
     UnitDone,
     Waiting,
@@ -89,6 +90,12 @@ class _Outcome(Generic[Part]):
     worker: str
     seconds: float
     stages: dict[str, float]
+    begin: float = 0.0
+    """Seconds since the epoch."""
+
+    @property
+    def span(self) -> Span:
+        return Span(self.worker, "piece", self.begin, self.begin + self.seconds)
 
 
 def reduce_pieces(
@@ -204,7 +211,16 @@ def _parts(
     for place, outcome in outcomes:
         part = arrived(place, outcome.part)
         listener(
-            UnitDone(reduction.name, place, outcome.worker, outcome.seconds, nbytes[place], 0, outcome.stages)
+            UnitDone(
+                reduction.name,
+                place,
+                outcome.worker,
+                outcome.seconds,
+                nbytes[place],
+                0,
+                outcome.stages,
+                (outcome.span,),
+            )
         )
         if reduction.commutative:
             yield part
@@ -225,13 +241,13 @@ _of_thread = threading.local()
 def _run_chunk(
     chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...], topic: str | None, place: int
 ) -> _Outcome[Part]:
-    start = time.perf_counter()
+    begin, start = time.time(), time.perf_counter()
     _of_thread.task = None if topic is None else (topic, place)
     try:
         part, stages = chunk(*call)
     finally:
         _of_thread.task = None
-    return _Outcome(part, address_of(current_worker()), time.perf_counter() - start, stages)
+    return _Outcome(part, address_of(current_worker()), time.perf_counter() - start, stages, begin)
 
 
 def teller() -> Callable[[int], None] | None:

@@ -1,23 +1,13 @@
-"""The page on duplicates runs as it stands, and its table is that of the formula."""
+"""The table of the page on duplicates is that of the formula."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
 from tilewright.pipeline.duplicates.bands import best_bands, chance
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "duplicates.md").read_text(encoding="utf-8")
-
-
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    assert len(blocks) == 2
-    for code in blocks:
-        exec(code, {})
 
 
 def test_the_table_of_chances() -> None:

@@ -36,7 +36,7 @@ from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, StorePath, ZipStore
 
-from tilewright.kernels.gpu.compiled import argument_layout
+from tilewright.kernels.gpu.compiled import argument_layout, import_array_operations
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.cluster import pool
 from tilewright.pipeline.store import region_read
@@ -173,6 +173,7 @@ def arguments_of_kernels(folder: Path) -> bool:
             x[0, 0] = number + small
 
     signature = types.void(types.Array(types.float64, 2, "A"), types.int16, types.float64, types.boolean)
+    import_array_operations()
     ptx, _ = cuda.compile(kernel, signature, device=False, abi="numba", cc=(8, 0))
     declared = re.findall(r"\.param \.(?:align \d+ )?[.]?([bfsu])(\d+) \S*_param_\d+", ptx)
     sizes = [int(bits) // 8 for _, bits in declared]

@@ -36,6 +36,7 @@ FUNCTIONS = (
     "verify",
     "audit",
     "histogram",
+    "plan_histogram",
     "duplicates",
     "slice",
     "dot",
@@ -54,6 +55,7 @@ RESULTS = {
     "NeighbourCheck": "NeighbourCheck",
     "TopkRun": "TopkRun",
     "PairsRun": "PairsRun",
+    "CountPlan": "CountPlan",
     "Histogram, the result": "Histogram",
     "Duplicates, the result": "Duplicates",
     "Device": "Device",
@@ -144,6 +146,7 @@ def test_json_of_the_commands_has_the_fields(tmp_path: Path) -> None:
         "NeighbourPlan": ["topk", a, str(tmp_path / "m.zarr"), "-k", "2", "--plan-only", *cpu],
         "PairsRun": ["pairs", a, str(tmp_path / "p.zarr"), "--above", "1", *cpu],
         "Histogram, the result": ["histogram", str(text), *cpu],
+        "CountPlan": ["histogram", str(text), "--plan-only", *cpu],
         "Duplicates, the result": ["duplicates", str(text), "--json", "-q"],
     }
     for title, arguments in titles.items():

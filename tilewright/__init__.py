@@ -14,15 +14,16 @@ Functions, each of which says more to ``help``:
     verify          whether C = op(A) op(B) holds, without computing it again
     audit           whether what is stored of C is what was written, chunk by chunk
     histogram       how often each byte, letter, pair or character occurs in files
+    plan_histogram  how they would be counted: files, pieces, memory, what would be refused
     duplicates      which documents are the same, or nearly, and which to keep
     slice           some rows and columns of a matrix, as an input of these
     dot             the sum of conj(x) y over two stored vectors
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
-They return `MatmulRun`, `EofRun`, `Eofs`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `Verification`, `Audit`,
-`Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of `TilewrightError`. ``tilewright.kernels``
-has `matmul`, `histogram` and `dot` for arrays in memory.
+They return `MatmulRun`, `EofRun`, `Eofs`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `CountPlan`,
+`Verification`, `Audit`, `Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of
+`TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
 CUDA.
@@ -60,6 +61,7 @@ _ERRORS = (
 )
 
 _HOME = {
+    "CountPlan": "tilewright.pipeline.forecast.counts",
     "Duplicates": "tilewright.pipeline.duplicates.result",
     "Device": "tilewright.kernels.gpu.device",
     "Histogram": "tilewright.pipeline.text.histogram",
@@ -89,6 +91,7 @@ _HOME = {
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
     "pairs": "tilewright.workflows.neighbours.search",
+    "plan_histogram": "tilewright.workflows.histogram",
     "plan_matmul": "tilewright.workflows.matmul",
     "repair": "tilewright.workflows.repair",
     "slice": "tilewright.pipeline.store.sources.slices",
@@ -126,6 +129,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TaskError as TaskError
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
+    from tilewright.pipeline.forecast.counts import CountPlan as CountPlan
     from tilewright.pipeline.neighbours.check import NeighbourCheck as NeighbourCheck
     from tilewright.pipeline.neighbours.plan import NeighbourPlan as NeighbourPlan
     from tilewright.pipeline.neighbours.results import PairsRun as PairsRun
@@ -148,6 +152,7 @@ if TYPE_CHECKING:
     from tilewright.workflows.gram import cov as cov
     from tilewright.workflows.gram import gram as gram
     from tilewright.workflows.histogram import histogram as histogram
+    from tilewright.workflows.histogram import plan_histogram as plan_histogram
     from tilewright.workflows.matmul import matmul as matmul
     from tilewright.workflows.matmul import plan_matmul as plan_matmul
     from tilewright.workflows.neighbours.search import pairs as pairs

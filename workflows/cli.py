@@ -5,17 +5,16 @@ Each command imports what it needs when it runs, so that ``--help`` does not wai
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from tilewright.kernels.choices import FORMS, PRECISIONS, SHINGLES
+from tilewright.kernels.choices import PRECISIONS
 from tilewright.workflows.commands.completion import JOB, SETTING
+from tilewright.workflows.commands.job import JobCommand
 from tilewright.workflows.commands.options import (
     EPILOGUE,
     cluster_options,
@@ -39,35 +38,27 @@ from tilewright.workflows.commands.options import (
     sum_dtype_option,
     variables_options,
 )
+from tilewright.workflows.commands.reporting import Reporting, check_report, print_run, report_option
+from tilewright.workflows.commands.texts import duplicates, histogram, merge
 from tilewright.workflows.commands.watching import top
 from tilewright.workflows.console import (
     SIDES,
     VARIABLES,
     Benches,
-    Command,
-    FileName,
     Group,
-    Kinds,
     Outputs,
     Size,
     as_axes,
     as_number,
     as_sides,
     as_weights,
-    check_plot_options,
-    check_report,
     is_quiet,
     listening,
-    minhash_options,
     on_interrupt,
-    plot_options,
-    print_names,
     print_plan,
     print_result,
-    print_run,
     printing,
     range_options,
-    reading_options,
     taken,
     taken_of_product,
     to_json_text,
@@ -77,57 +68,8 @@ from tilewright.workflows.terminal.starting import hide_what_is_unused
 
 METHODS = ("auto", "krylov", "gram")
 METRICS = ("dot", "cosine", "l2")
-OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
-DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 MOST_ROUNDS = 64
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class JobCommand(Command):
-    """A command that takes a profile. By one of kind slurm it is run as a batch job, and followed."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.params += [
-            click.Option(["--detach"], is_flag=True, expose_value=False, callback=_wished,
-                         help="With a profile of kind slurm: submit the job, print its number, and end."),
-            click.Option(["--dry-run"], is_flag=True, expose_value=False, callback=_wished,
-                         help="With a profile of kind slurm: print the job's script, and submit nothing."),
-        ]  # fmt: skip
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_WORDS] = [self.name, *args]
-        return super().parse_args(ctx, args)
-
-    def work(self, ctx: click.Context) -> Any:
-        from tilewright.pipeline.cluster.profiles import BatchProfileError
-        from tilewright.workflows.batch import INSIDE
-
-        words = ctx.meta[_WORDS]
-        detach, dry_run = (ctx.meta.get(f"{_WORDS}.{name}", False) for name in ("detach", "dry_run"))
-        if detach or dry_run or INSIDE in os.environ:
-            from tilewright.workflows.batch.place import only_prints_script
-
-            if only_prints_script(ctx.params, words, detach=detach, dry_run=dry_run):
-                return None
-        if "device" in ctx.params:
-            from tilewright.pipeline.cluster.here.opening import start_device
-
-            start_device(*(ctx.params[name] for name in ("device", "cluster", "cluster_file")))
-        try:
-            return super().work(ctx)
-        except BatchProfileError as asked:
-            batch = asked
-        from tilewright.workflows.batch.place import run_as_job
-
-        return run_as_job(batch, words, detach=detach)
-
-
-_WORDS = "tilewright.words"
-
-
-def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    ctx.meta[f"{_WORDS}.{parameter.name}"] = value
 
 
 @contextmanager
@@ -266,7 +208,7 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
 @click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
-@options(gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
+@options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(plan_only_option, storage_options, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""
@@ -313,7 +255,7 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     metavar="[AXIS=]ARRAY",
     callback=as_weights,
     help="A stored vector of one weight for each variable, such as its area; or, as lat=ARRAY, for each place of one of"
-    " the variables' axes (the cosine of the latitude).",
+    " the variables' axes, and lat=cos for the cosines of latitudes in degrees, the coordinates beside X.",
 )
 @click.option("--sample-weights", metavar="ARRAY", help="A stored vector of one weight for each sample.")
 @click.option(
@@ -325,9 +267,9 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the scores.")
 @click.option("--no-resume", is_flag=True, help="Make every pass, also those that a stopped run has made.")
-@options(constant_option, cluster_options, device_option, memory_option, plan_only_option, overwrite_option)
-@options(json_option)
-def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> None:
+@options(constant_option, cluster_options, device_option, memory_option, plan_only_option)
+@options(report_option, overwrite_option, json_option)
+def eofs(x: str, out: str, plan_only: bool, report: str | None, as_json: bool, **shared: Any) -> None:
     """Store the leading EOFs of X: the eigenvectors of its covariance matrix, with scores and explained variance.
 
     Neither that matrix nor the centred X is stored: X is streamed, twice for each step. OUT is a Zarr group that xarray
@@ -335,6 +277,8 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     """
     from tilewright.workflows import eofs as workflow
 
+    overwrite = shared["overwrite"]
+    check_report(report, out, plan_only=plan_only, overwrite=overwrite, what="the group of EOFs")
     given = taken(x, shared.pop("rows"), shared.pop("columns"))
     for option in ("center", "verify", "resume"):
         shared[option] = not shared.pop(f"no_{option}")
@@ -346,9 +290,13 @@ def eofs(x: str, out: str, plan_only: bool, as_json: bool, **shared: Any) -> Non
     on_interrupt(
         lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
     )
+    reporting = Reporting("eofs", [x], report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
-        run = workflow.eofs(given, out, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+        run = workflow.eofs(given, out, listener=reporting.recording(listener), **shared)
+    try:
+        reporting.write(run)
+    finally:
+        print_result(run, as_json=as_json)
 
 
 neighbour_options = options(
@@ -359,7 +307,7 @@ neighbour_options = options(
     plan_only_option,
     click.option("--no-verify", is_flag=True, help="Do not compare a sample of the items with all of B anew."),
     click.option("--no-resume", is_flag=True, help="Search every block, also those that a stopped run has finished."),
-    overwrite_option, json_option,
+    report_option, overwrite_option, json_option,
 )  # fmt: skip
 
 
@@ -372,6 +320,8 @@ def _run_neighbours(
     from tilewright.workflows.neighbours import search
 
     given = inputs[0], inputs[1] if len(inputs) > 1 else None, out
+    report, overwrite = shared.pop("report"), shared["overwrite"]
+    check_report(report, out, plan_only=shared["plan_only"], overwrite=overwrite, what="what is found")
     shared["of"] = "columns" if shared.pop("columns") else "rows"
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
@@ -382,9 +332,13 @@ def _run_neighbours(
         return
     if out is not None:
         on_interrupt(lambda: f"finished blocks are kept beside {out}, and the same command goes on there")
+    reporting = Reporting(name, inputs, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
-        run = getattr(search, name)(*given, listener=listener, **shared)
-    print_result(run, as_json=as_json)
+        run = getattr(search, name)(*given, listener=reporting.recording(listener), **shared)
+    try:
+        reporting.write(run)
+    finally:
+        print_result(run, as_json=as_json)
 
 
 @cli.command(cls=JobCommand)
@@ -433,7 +387,7 @@ def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: An
     metavar="SIZE",
     help="Memory of a worker's process; default: this machine's.",
 )
-@json_option
+@options(storage_options, json_option)
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
     from tilewright.workflows.matmul import plan_matmul
@@ -513,159 +467,8 @@ def repair(
     print_result(outcome, as_json=as_json)
 
 
-@cli.command(cls=JobCommand)
-@click.argument("corpus", nargs=-1, required=True)
-@click.option(
-    "--by",
-    type=Kinds(),
-    default="byte",
-    show_default=True,
-    help="What is counted: letters are A to Z, in either case; bigrams pairs of bytes; codepoints characters of UTF-8;"
-    " words runs of Unicode's word characters; n-grams 2 to 5 words, characters or bytes.",
-)
-@click.option("--casefold", is_flag=True, help="Count words without regard to case, by str.casefold.")
-@click.option("--normalise", type=click.Choice(FORMS), help="Count words in this form of Unicode's.")
-@click.option("--per-document", is_flag=True, help="One row of counts for each document.")
-@options(*reading_options)
-@click.option(
-    "--out",
-    type=FileName(*OUT_ENDINGS),
-    metavar="FILE",
-    help="Write the counts to F.csv, F.json, F.npz, F.parquet or F.zarr.",
-)
-@options(*plot_options)
-@click.option(
-    "--state",
-    metavar="DIR",
-    help="Keep finished pieces in this folder, and go on from there, also with a corpus that has grown. Without it,"
-    " --out keeps them beside FILE until that is written.",
-)
-@click.option("--no-resume", is_flag=True, help="Count every piece, also those that a stopped run has left.")
-@options(cluster_options, device_option, overwrite_option, json_option)
-def histogram(
-    corpus: tuple[str, ...],
-    out: str | None,
-    plot: str | None,
-    bars: str,
-    log: bool,
-    heat_map: str | None,
-    state: str | None,
-    no_resume: bool,
-    overwrite: bool,
-    as_json: bool,
-    **shared: Any,
-) -> None:
-    """Count the bytes, letters, pairs, characters, words, lines or n-grams of files, and of all files below folders."""
-    from tilewright.pipeline.records import place_of as folder_of
-    from tilewright.pipeline.text.kept_counts import State, state_of_output
-    from tilewright.pipeline.text.saved_counts import check_outputs, place_of
-    from tilewright.workflows import histogram as workflow
-    from tilewright.workflows.terminal.progress import Counting
-
-    check_plot_options(plot, heat_map, per_document=shared["per_document"])
-    if out is not None or plot is not None:
-        check_outputs([each for each in corpus if each != "-"], out, plot, overwrite=overwrite)
-    keeping = None
-    # What is written at a URL is there whole or not at all: only of local files there is something to tell.
-    files = [place for path in (out, plot) if path is not None and isinstance(place := place_of(path), Path)]
-    if state is not None:
-        keeping = State(folder_of(state), resume=not no_resume)
-    elif out is not None and isinstance(place := place_of(out), Path):
-        keeping = state_of_output(place, resume=not no_resume)
-    elif no_resume:
-        raise click.UsageError("--no-resume is about what --state or --out has kept: give one of them too")
-    outputs, pieces = Outputs(*files), Counting("histogram")
-
-    def kept() -> str:
-        if keeping is not None and not outputs.finished() and keeping.apart is not None:
-            return f"{keeping.folder} keeps {pieces}; the same command goes on from there"
-        return outputs.kept()
-
-    on_interrupt(kept)
-    with listening(quiet=is_quiet()) as told, pieces.listening(told) as listener:
-        result = workflow.histogram(corpus, state=keeping, listener=listener, **shared)
-    try:
-        if out is not None:
-            from tilewright.pipeline.text.saved_counts import save_histogram
-
-            try:
-                save_histogram(result, out, overwrite=overwrite)
-            finally:
-                if keeping is not None and keeping.temporary and place_of(out) in outputs.finished():
-                    keeping.remove()
-        if plot is not None:
-            from tilewright.workflows.plots import plot_histogram
-
-            plot_histogram(result, plot, bars=bars, log=log, heat_map=heat_map, overwrite=overwrite)
-    except Exception:
-        if keeping is not None and keeping.apart is not None and not is_quiet():
-            click.echo(f"what was counted is kept in {keeping.folder}; the same command writes it", err=True)
-        print_result(result, as_json=as_json)  # counting may have taken hours
-        raise
-    print_result(result, as_json=as_json)
-    if result.bad:
-        for _, why in result.bad:
-            click.echo(f"left out: {why}", err=True)
-        raise click.exceptions.Exit(3)
-
-
-@cli.command(cls=JobCommand)
-@click.argument("corpus", nargs=-1, required=True)
-@click.option("--threshold", type=click.FloatRange(0, 1, min_open=True), default=0.8, show_default=True,
-              help="The least Jaccard index of near-duplicates.")  # fmt: skip
-@click.option("--shingle", type=click.Choice(SHINGLES), default="word", show_default=True,
-              help="What shingles consist of.")  # fmt: skip
-@click.option("--ngram", type=click.IntRange(1, 1000), default=5, show_default=True,
-              help="Words or characters of a shingle.")  # fmt: skip
-@click.option("--casefold", is_flag=True, help="Compare without regard to case, by str.casefold.")
-@click.option("--normalise", type=click.Choice(FORMS), help="Compare in this form of Unicode's.")
-@options(*minhash_options, *reading_options)
-@click.option("--out", type=FileName(*DUPLICATES_ENDINGS), metavar="FILE",
-              help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
-@click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
-              " those to drop, one a line.")  # fmt: skip
-@options(cluster_options, overwrite_option, json_option)
-def duplicates(corpus: tuple[str, ...], out: str | None, lists: bool, as_json: bool, **shared: Any) -> None:
-    """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
-    from tilewright.pipeline.text.saved_counts import place_of
-    from tilewright.workflows import duplicates as workflow
-
-    if lists and as_json:
-        raise click.UsageError("--list and --json both say what is printed: give one of them")
-    if out is not None and isinstance(place := place_of(out), Path):
-        on_interrupt(Outputs(place).kept)
-    with listening(quiet=is_quiet()) as listener:
-        found = workflow.duplicates(corpus, out=out, listener=listener, **shared)
-    if lists:
-        print_names(found.dropped)
-    else:
-        print_result(found, as_json=as_json)
-    if found.bad:
-        for _, why in found.bad:
-            click.echo(f"left out: {why}", err=True)
-        raise click.exceptions.Exit(3)
-
-
-@cli.command()
-@click.argument("counts", nargs=-1, required=True)
-@click.option(
-    "--out",
-    type=FileName(*OUT_ENDINGS),
-    required=True,
-    metavar="FILE",
-    help="Write the sum to F.csv, F.json, F.npz, F.parquet or F.zarr.",
-)
-@click.option("--subtract", multiple=True, metavar="COUNTS",
-              help="Take out the documents of this histogram, such as removed ones; may be repeated.")  # fmt: skip
-@options(overwrite_option, json_option)
-def merge(
-    counts: tuple[str, ...], out: str, subtract: tuple[str, ...], overwrite: bool, as_json: bool
-) -> None:
-    """Add up histograms of different documents, from files that they were written to, but for .csv."""
-    from tilewright.workflows.merge import merge as workflow
-
-    on_interrupt(Outputs(Path(out)).kept)
-    print_result(workflow(counts, out, subtract=subtract, overwrite=overwrite), as_json=as_json)
+for command in (histogram, duplicates, merge):
+    cli.add_command(command)
 
 
 @cli.command(cls=JobCommand)

@@ -448,17 +448,6 @@ def print_plan(
     print_result(foreseen, as_json=as_json)
 
 
-def print_run(run: Any, report: str | None, *, overwrite: bool, as_json: bool) -> None:
-    """Print the result of a product, and write the report on it, if one is asked for."""
-    try:
-        if report is not None:
-            from tilewright.workflows.report import write_report
-
-            write_report(run, report, overwrite=overwrite)
-    finally:
-        print_result(run, as_json=as_json)  # C has its name
-
-
 def print_names(names: Iterable[str]) -> None:
     """Print names of files, or of what is in them, one a line, as the bytes that they are."""
     with printing():
@@ -525,26 +514,6 @@ class FileName(Text):
             allowed = " or ".join(self.endings)
             self.fail(f"{value!r} {found}; the ending says the format and is {allowed}", param, ctx)
         return str(value)
-
-
-report_option = click.option(
-    "--report",
-    type=FileName(".html", ".json"),
-    metavar="FILE",
-    help="Write a page about the run into F.html, or its data into F.json.",
-)
-
-
-def check_report(report: str | None, out: str, *, plan_only: bool, overwrite: bool) -> None:
-    """Fail before any work where the report could not be written."""
-    if report is not None:
-        if plan_only:
-            raise click.UsageError(
-                "--report tells of a run, and --plan-only makes none: leave one of them out"
-            )
-        from tilewright.workflows.report import check_report as check
-
-        check(report, out, overwrite=overwrite)
 
 
 BARS = ("counts", "percent", "probability")

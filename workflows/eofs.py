@@ -195,7 +195,8 @@ def eofs(
     center, scale
         Whether the mean of each variable is subtracted, and whether it is divided by its standard deviation (n - 1).
     constant
-        What happens to a variable without variance that is scaled: ``error``, or ``zero``, by which it counts as 0.
+        What happens to a variable without variance that is scaled, or without any number, such as a place on land:
+        ``error``, or ``zero``, by which it counts as 0.
     missing
         What stands for a missing number: a number as it is stored, or ``"nan"``; or a mask, as for ``tilewright.gram``,
         of which places that it leaves nothing of have 0 in the EOFs. Means and deviations are of those that
@@ -204,7 +205,8 @@ def eofs(
         One for each variable, 0 or more, in memory or the path of a stored vector: its squares count so many times in
         the variance. For grid points that is the area they stand for, the cosine of the latitude; X is multiplied by
         the root, which is what xeofs calls its weights. Or those along one or more of the variables' axes, by name or
-        number, such as ``{"lat": np.cos(np.deg2rad(latitude))}``, which are multiplied.
+        number, such as ``{"lat": np.cos(np.deg2rad(latitude))}``, which are multiplied; ``"cos"`` stands for these
+        where the latitudes, in degrees, are the coordinates of that axis beside X.
     sample_weights
         One for each sample: means are weighted, and squares count so many times. n - 1 becomes W - (sum of the squared
         weights) / W, as of ``numpy.cov(aweights=)``. Scores are those of the samples as they are.

@@ -45,6 +45,7 @@ class _Options(TypedDict, total=False):
     append: bool
     counts: Source | None
     sum_over: Axes
+    constant: Constant
     dtype: str | np.dtype | None
     precision: PrecisionName
     cluster: Cluster
@@ -71,15 +72,12 @@ class CovOptions(_Options, total=False):
 class CorrOptions(_Options, total=False):
     """What `corr` takes by name."""
 
-    constant: Constant
-
 
 class GramOptions(CovOptions, total=False):
     """What `gram` takes by name."""
 
     center: Centering
     scale: Centering
-    constant: Constant
 
 
 @overload
@@ -173,11 +171,13 @@ def gram(
         What the sums are divided by: a number; ``n``, the length of the side that is summed over; ``n-1``. With weights
         n is their sum W, and n - 1 is W - (sum of the squared weights) / W, as of ``numpy.cov(aweights=...)``.
         ``pairs``: each element by its own number of pairs that are both there, which with ``pairwise`` is n and what
-        None stands for.
+        None stands for. ``2pq``: for dosages of alleles from 0 to 2, of which the means are subtracted: those are 2p,
+        and the sum of 2p(1 - p) is the divisor of VanRaden's relationship matrix.
     weights
         One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
-        more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied.
+        more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied;
+        ``"cos"`` stands for these where the latitudes, in degrees, are the coordinates of that axis beside X.
     window
         Only a band of C is computed and stored: the elements whose column is at most so many before or behind their
         row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
@@ -201,8 +201,8 @@ def gram(
         ``scale`` name them so. C's sides have names such as ``lat_lon``, and its attribute ``flattened`` says what they
         are made of. Y's axes have the same names or numbers.
     constant
-        What happens where a variable without variance is to be divided by its deviation: ``error``, or ``zero``, by
-        which it counts as 0.
+        What happens where a variable without variance is to be divided by its deviation, or one without any number has
+        a mean to be subtracted: ``error``, or ``zero``, by which it counts as 0.
     dtype
         C's dtype, a float or a complex one unless nothing is made of the numbers. Without it: float64 for integers,
         but where numbers of at most 16 bits are missing or weighted float32; the dtype of X for floats and complex
@@ -249,7 +249,7 @@ def gram(
     VanRaden's genomic relationship matrix of samples × variants, with dosages of 0, 1 and 2 and -1 where there is
     none::
 
-        tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide=2 * (p * (1 - p)).sum())
+        tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide="2pq")
     """
     return _run(
         x,
@@ -317,6 +317,7 @@ def cov(
     append: bool = False,
     counts: Source | None = None,
     sum_over: Axes = None,
+    constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
     cluster: Cluster = "local",
@@ -370,6 +371,7 @@ def cov(
         append=append,
         counts=counts,
         sum_over=sum_over,
+        constant=constant,
         dtype=dtype,
         precision=precision,
         cluster=cluster,

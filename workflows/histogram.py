@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import (
@@ -16,21 +19,23 @@ from tilewright.kernels.choices import (
     PassageName,
     TokenName,
 )
-from tilewright.kernels.histograms.token_kinds import any_kind_named
+from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
+from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
-from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.errors import CorpusError, OptionError, OutputError, StoreError
+from tilewright.pipeline.events import Listener, Notice, Teller, log_notices, on_waiting
+from tilewright.pipeline.forecast.counts import CountPlan, plan_count
 from tilewright.pipeline.records import place_of
-from tilewright.pipeline.text.corpus import list_corpus
+from tilewright.pipeline.text.corpus import Corpus, list_corpus
 from tilewright.pipeline.text.counting import count_corpus
-from tilewright.pipeline.text.formats.piped import named, without_pipes
-from tilewright.pipeline.text.formats.reading import reading_of
+from tilewright.pipeline.text.formats.piped import named, pipes_among, without_pipes
+from tilewright.pipeline.text.formats.reading import Reading, reading_of
 from tilewright.pipeline.text.histogram import Histogram
-from tilewright.pipeline.text.kept_counts import State, open_counts
+from tilewright.pipeline.text.kept_counts import State, kept_counts, open_counts
 from tilewright.pipeline.worker.survey import survey
 
 
@@ -133,12 +138,17 @@ def histogram(
     >>> tw.histogram("hamlet.txt", by="letter").top(3)
     [('O', 4), ('T', 3), ('B', 2)]
     """
-    config.check_all(cluster_file=cluster_file)
-    check_choice("device", device, DEVICES)
-    check_callable("listener", listener)
-    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
-    per_document = check_flag("per_document", per_document)
-    reading = reading_of(
+    asked = _checked(
+        by=by,
+        cluster_file=cluster_file,
+        device=device,
+        per_document=per_document,
+        on_error=on_error,
+        casefold=casefold,
+        normalise=normalise,
+        state=state,
+        resume=resume,
+        listener=listener,
         raw=raw,
         encoding=encoding,
         field=field,
@@ -147,24 +157,19 @@ def histogram(
         include=include,
         exclude=exclude,
     )
-    keeping = _state_of(state, check_flag("resume", resume))
-    kind = any_kind_named(
-        by, casefold=casefold, normalise=normalise
-    )  # a wrong word is refused before a corpus of a million files is listed
-    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
-    with without_pipes(given) as (files, names):
+    kind, keeping = asked.kind, asked.keeping
+    with without_pipes(_several(paths)) as (files, names):
         if names and keeping is not None and not keeping.temporary:
             raise OptionError(
                 f"state: what comes through {', '.join(names.values())} is not there any more for the next run; give a"
                 " file, or leave state out"
             )
-        corpus = list_corpus(files, reading=reading, apart=None if keeping is None else keeping.apart)
-        corpus = named(corpus, names)
+        corpus = named(_listed(files, asked), names)
         for note in corpus.notes:
             listener(Notice(note))
         with (
             open_counts(
-                keeping, kind, per_document=per_document, reading=reading, listener=listener
+                keeping, kind, per_document=asked.per_document, reading=asked.reading, listener=listener
             ) as record,
             open_executor(cluster, cluster_file) as client,
             workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
@@ -177,11 +182,176 @@ def histogram(
                 corpus,
                 kind,
                 facts,
-                per_document=per_document,
+                per_document=asked.per_document,
                 listener=listener,
                 record=record,
                 on_error=on_error,
             )
+
+
+def plan_histogram(
+    paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
+    *,
+    by: KindName | TokenName = "byte",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: DeviceName = "auto",
+    per_document: bool = False,
+    raw: bool = False,
+    encoding: str | None = None,
+    field: str | Iterable[str] | None = None,
+    id_field: str | None = None,
+    split_on: PassageName | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    on_error: ErrorPolicy = "stop",
+    casefold: bool = False,
+    normalise: FormName | None = None,
+    state: str | os.PathLike[str] | State | None = None,
+    resume: bool = True,
+    listener: Listener = log_notices,
+) -> CountPlan:
+    """How `histogram` would count a corpus: its files and how each is read, the pieces and the memory of workers and of
+    this process, what earlier runs leave, and which files would be refused.
+
+    Nothing is written, and of the files only first bytes are read, of at most 10,000 local ones: of the others, names
+    decide, and what listing found. What a file holds behind its first bytes may still be refused. All arguments are as
+    for `histogram`; a profile's own cluster is started, for what its workers have. The listener gets what the count
+    would be refused for beside its files, such as a ``state`` of other counts.
+
+    Raises
+    ------
+    TilewrightError
+        As `histogram` does for paths, options and clusters, and PlanError for counts that would not fit this process's
+        memory; OptionError for ``-`` and pipes, which can be read once.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tilewright as tw
+    >>> written = Path("hamlet.txt").write_text("To be, or not to be")
+    >>> plan = tw.plan_histogram("hamlet.txt", by="word")
+    >>> plan.files, plan.pieces, [way.what for way in plan.ways]
+    (1, 1, ['as stored'])
+    """
+    asked = _checked(
+        by=by,
+        cluster_file=cluster_file,
+        device=device,
+        per_document=per_document,
+        on_error=on_error,
+        casefold=casefold,
+        normalise=normalise,
+        state=state,
+        resume=resume,
+        listener=listener,
+        raw=raw,
+        encoding=encoding,
+        field=field,
+        id_field=id_field,
+        split_on=split_on,
+        include=include,
+        exclude=exclude,
+    )
+    files = _several(paths)
+    try:
+        files = list(files)
+    except TypeError:
+        pass  # whoever lists the corpus says what is wrong with it
+    else:
+        if pipes := pipes_among(files):
+            raise OptionError(
+                f"{', '.join(pipes)} can be read once, and a plan would leave nothing to count: plan for files"
+            )
+    corpus = _listed(files, asked)
+    tell = Teller(listener)
+    with ExitStack() as stack:
+        record = None
+        try:
+            kept = kept_counts(
+                asked.keeping, asked.kind, per_document=asked.per_document, reading=asked.reading
+            )
+            record = stack.enter_context(kept)
+        except (OptionError, StoreError) as error:
+            tell.warn(f"without --plan-only this would be refused: {error}")
+        client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
+        facts = survey(client, device, loops=False)
+        return plan_count(
+            corpus,
+            asked.kind,
+            facts,
+            per_document=asked.per_document,
+            record=record,
+            on_error=on_error,
+        )
+
+
+def plan_only(
+    corpus: Sequence[str],
+    *,
+    out: str | None,
+    plot: str | None,
+    state: State | None,
+    overwrite: bool,
+    listener: Listener,
+    **options: Any,
+) -> CountPlan:
+    """`plan_histogram`, with what the command would write; the listener gets what it would refuse of that. Raises as
+    that."""
+    from tilewright.pipeline.text.saved_counts import check_outputs
+
+    tell = Teller(listener)
+    try:
+        check_outputs(corpus, out, plot, overwrite=overwrite)
+    except (OptionError, StoreError, OutputError, CorpusError) as error:
+        tell.warn(f"without --plan-only this would be refused: {error}")
+    planned = plan_histogram(corpus, state=state, listener=listener, **options)
+    named = {"counts": out, "plot": plot, "pieces": None if state is None else str(state.folder)}
+    return replace(planned, outputs={name: place for name, place in named.items() if place is not None})
+
+
+class _Asked(NamedTuple):
+    """What a count is asked for, found good."""
+
+    kind: Kind | TokenKind
+    reading: Reading
+    keeping: State | None
+    per_document: bool
+
+
+def _checked(
+    *,
+    by: str,
+    cluster_file: str | None,
+    device: str,
+    per_document: bool,
+    on_error: str,
+    casefold: bool,
+    normalise: FormName | None,
+    state: str | os.PathLike[str] | State | None,
+    resume: bool,
+    listener: Listener,
+    **reading: Any,
+) -> _Asked:
+    """reading: arguments of `reading_of`. A wrong word is refused before a corpus of a million files is listed."""
+    config.check_all(cluster_file=cluster_file)
+    check_choice("device", device, DEVICES)
+    check_callable("listener", listener)
+    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
+    per_document = check_flag("per_document", per_document)
+    found = reading_of(**reading)
+    keeping = _state_of(state, check_flag("resume", resume))
+    kind = any_kind_named(by, casefold=casefold, normalise=normalise)
+    return _Asked(kind, found, keeping, per_document)
+
+
+def _several(paths: Any) -> Any:
+    return [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
+
+
+def _listed(files: Any, asked: _Asked) -> Corpus:
+    apart = None if asked.keeping is None else asked.keeping.apart
+    return list_corpus(files, reading=asked.reading, apart=apart)
 
 
 def _state_of(state: str | os.PathLike[str] | State | None, resume: bool) -> State | None:

@@ -121,9 +121,9 @@ def matmul(
         become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex
         ones. Not bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
-        ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
-        ``fp16`` takes operands of at most 65504, and rounds those below 6.1e-5 to multiples of 6e-8. On a CPU all of
-        them mean ``full``.
+        ``full`` multiplies every dtype as itself; ``split``, for float32 and float64, ``tf32``, ``bf16`` and ``fp16``,
+        for float32, use tensor cores, where ``fp16`` takes operands of at most 65504, and rounds those below 6.1e-5 to
+        multiples of 6e-8. On a CPU all of them mean ``full``.
     cluster
         A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
         such as a ``distributed.LocalCluster``, which is left open.
@@ -243,6 +243,9 @@ def plan_matmul(
     host_memory: int | str | None = None,
     cluster: Cluster | None = None,
     cluster_file: str | None = None,
+    chunks: Sides | None = None,
+    shards: Sides | None = None,
+    codec: str | None = None,
     listener: Listener = log_notices,
 ) -> MatmulPlan:
     """The plan that ``matmul`` would follow, from nothing but metadata. The listener gets the cautions that ``matmul``
@@ -252,7 +255,8 @@ def plan_matmul(
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
     have (a profile's own cluster is started for that). With ``device="cuda"`` and ``device_memory`` no GPU need be
     here: a plan for GPUs with so much memory free can be made anywhere. ``alpha``, scales and offsets are as for
-    ``matmul``: by them sums of integers become floats, which a tile needs room for.
+    ``matmul``: by them sums of integers become floats, which a tile needs room for; and so are ``chunks``, ``shards``
+    and ``codec``, by which tiles are cut and encoded.
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
     many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
@@ -286,6 +290,7 @@ def plan_matmul(
         row_offset=row_offset,
         column_offset=column_offset,
     )
+    request = replace(request, storage=as_storage(chunks, shards, codec))  # of a C that is stored somewhere
     count = as_count(workers)
     if count is None or count < 1:
         raise OptionError(f"workers={shown(workers)}: a product needs a whole number of workers, one or more")

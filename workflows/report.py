@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
-from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
-from tilewright.pipeline.product.execute import MatmulRun
+from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.product.output import is_array_folder
+from tilewright.pipeline.report.page import Report
 from tilewright.pipeline.text.saved_counts import check_outputs, place_of, suffix_of, write_whole
 
 REPORT_ENDINGS = (".html", ".json")
 
 
-def check_report(path: str, out: str, *, overwrite: bool) -> None:
-    """Fail before any work where the report on what is stored at ``out`` could not be written at its end. Raises as
-    `check_outputs`, and OptionError where both have one place."""
+def check_report(
+    path: str, *outs: str | None, overwrite: bool, corpus: Collection[str] = (), what: str = "C"
+) -> None:
+    """Fail before any work where the report on what is stored at ``outs`` could not be written at its end. what: what
+    goes there. Raises as `check_outputs`, and OptionError where both have one place."""
     try:
-        check_outputs((), path, None, overwrite=overwrite, out_endings=REPORT_ENDINGS)
-    except StoreError as error:
-        raise StoreError(f"--report: {str(error).removeprefix('output: ')}") from error
-    report, stored = place_of(path), place_of(out)
-    if report == stored or (
-        isinstance(report, Path) and isinstance(stored, Path) and stored.absolute() == report.absolute()
-    ):
-        raise OptionError(f"--report {path} is where C goes: give the report another name")
+        check_outputs(corpus, path, None, overwrite=overwrite, out_endings=REPORT_ENDINGS)
+    except (StoreError, OutputError) as error:
+        raise type(error)(f"--report: {str(error).removeprefix('output: ')}") from error
+    report = place_of(path)
+    for out in outs:
+        if out is None:
+            continue
+        stored = place_of(out)
+        if report == stored or (
+            isinstance(report, Path) and isinstance(stored, Path) and stored.absolute() == report.absolute()
+        ):
+            raise OptionError(f"--report {path} is where {what} goes: give the report another name")
     if isinstance(report, Path):
         for folder in report.absolute().parents:
             if is_array_folder(folder):
@@ -32,8 +39,9 @@ def check_report(path: str, out: str, *, overwrite: bool) -> None:
                 )
 
 
-def write_report(run: MatmulRun, path: str, *, overwrite: bool) -> None:
-    """Write the report of a run, as its ending says, at a path or URL; it appears when it is whole, or not at all.
+def write_report(report: Report, path: str, *, overwrite: bool, what: str = "the product is") -> None:
+    """Write a report, as its ending says, at a path or URL; it appears when it is whole, or not at all. what: what is
+    finished by then.
 
     Raises
     ------
@@ -43,7 +51,6 @@ def write_report(run: MatmulRun, path: str, *, overwrite: bool) -> None:
         The file cannot be written.
     """
     place = place_of(path)
-    report = run.report()
     text = report.to_text() if suffix_of(place) == ".json" else report.to_html()
 
     def write(draft: Path) -> None:
@@ -53,6 +60,4 @@ def write_report(run: MatmulRun, path: str, *, overwrite: bool) -> None:
         write_whole(place, write, overwrite=overwrite)
     except (OutputExistsError, StoreError) as error:
         told = str(error).removeprefix("output: ")
-        raise type(error)(
-            f"--report: {told}; the product is finished, and only its report is missing"
-        ) from error
+        raise type(error)(f"--report: {told}; {what} finished, and only its report is missing") from error

@@ -128,11 +128,13 @@ def _default(a: np.dtype, b: np.dtype, names: tuple[str, str], k: int | None) ->
 
 def precision(name: str, result: np.dtype) -> None:
     check_choice("precision", name, PRECISIONS)
-    if name != "full" and result != np.float32:
-        raise OptionError(
-            f"precision={name!r} is a choice for float32 products; this one is {dtype_name(result)}: "
-            "use precision='full'"
-        )
+    if name == "full" or result == np.float32 or (name == "split" and result == np.float64):
+        return
+    kinds = "float32 and float64" if name == "split" else "float32"
+    raise OptionError(
+        f"precision={name!r} is a choice for {kinds} products; this one is {dtype_name(result)}: "
+        "use precision='full'"
+    )
 
 
 def layout(name: str, strides: tuple[int, ...], dtype: np.dtype) -> None:

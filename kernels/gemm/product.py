@@ -68,6 +68,9 @@ class Decision:
     half: str = "none"
     """``lower`` where the kernel leaves out what lies above the diagonal, ``mirrored`` where that is then copied from
     below it; else ``none``."""
+    looks: bool = False
+    """Whether the factors are looked at first: if they hold nothing but small whole numbers, their product is formed
+    exactly (`exact.whole_floats`)."""
 
     def launch(self, a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         """Enqueue the product of device arrays, or of matrices with open addresses; ``kernel`` is not None."""
@@ -76,6 +79,18 @@ class Decision:
             self.kernel.launch(a, b, c, accumulate, stream)
             return
         self.kernel.launch(a, b, c, accumulate, stream, lower=True)
+        self._mirror(c, stream)
+
+    def launch_whole(self, a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> bool:
+        """The same, if the factors hold nothing but small whole numbers; whether that was so. Waits for the stream."""
+        from tilewright.kernels.gemm.exact import whole_floats
+
+        done = whole_floats.multiply(a, b, c, accumulate, stream, lower=self.half != "none")
+        if done:
+            self._mirror(c, stream)
+        return done
+
+    def _mirror(self, c: Any, stream: Any) -> None:
         if self.half == "mirrored":
             from tilewright.kernels.gemm.cores.repitch import as_bits
             from tilewright.kernels.passes.transpose_device import transpose
@@ -141,9 +156,9 @@ def matmul(
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
     precision
         ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and never require) a
-        float32 product on the tensor cores; where a device or a shape has no such kernel, and on the CPU, it is
-        computed in full. ``fp16`` makes operands above 65504 infinite, and rounds those below 6.1e-5 to multiples of
-        6e-8.
+        float32 product on the tensor cores, ``split`` a float64 one too, with no less accuracy; where a device or a
+        shape has no such kernel, and on the CPU, it is computed in full. ``fp16`` makes operands above 65504 infinite,
+        and rounds those below 6.1e-5 to multiples of 6e-8.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream
@@ -159,6 +174,8 @@ def matmul(
 
     Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
     PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
+    Large float32 and float64 matrices of small whole numbers are multiplied exactly, and rounded once, on GPUs that
+    have int8 tensor cores; to see that they are such, the call waits for what was enqueued on the stream before.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
 
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError,
@@ -322,7 +339,15 @@ def _decide(
     kernel = select(problem)
     if not kernel.halves or (half == "mirrored" and (accumulate or n < LEAST_MIRRORED or k < LEAST_MIRRORED)):
         half = "none"
-    return Decision((m, n), result, spans, kernel, half)
+    return Decision((m, n), result, spans, kernel, half, _looks(problem))
+
+
+def _looks(problem: Problem) -> bool:
+    if problem.c.dtype.kind != "f" or problem.capability is None:
+        return False
+    from tilewright.kernels.gemm.exact import whole_floats
+
+    return whole_floats.fits(problem)
 
 
 def _open_matrix(base: int, layout: Layout) -> Any:
@@ -395,6 +420,8 @@ def prepare(
     home = device_choice.current_device()
     decision, plan = _recorded(layout_a, layout_b, layout_out, *options, home, tuning.generation)
     queue = as_stream(stream)
+    if decision.looks:
+        _launch(decision, arrays, accumulate, transpose_a, transpose_b, Rehearsal(queue), whole=True)
     if plan is not None:
         if plan.scratch_nbytes:
             with borrowed(plan.scratch_nbytes, queue):
@@ -466,6 +493,9 @@ def _on_device(
                 name, memory.pointer, memory, span, memory_out.pointer, memory_out, decision.spans[2]
             )
         queue = launch_stream(stream, (memory_a, memory_b, memory_out))
+    arrays = (a, memory_a), (b, memory_b), (out, memory_out)
+    if decision.looks and _launch(decision, arrays, accumulate, transpose_a, transpose_b, queue, whole=True):
+        return out
     if plan is not None:
         places = (memory_a.pointer, memory_b.pointer, memory_out.pointer)
         if plan.scratch_nbytes:
@@ -474,7 +504,6 @@ def _on_device(
         else:
             launch.replay(plan, places, queue)
     elif decision.kernel is not None:
-        arrays = (a, memory_a), (b, memory_b), (out, memory_out)
         _launch(decision, arrays, accumulate, transpose_a, transpose_b, queue)
     return out
 
@@ -506,12 +535,17 @@ def _launch(
     transpose_a: bool,
     transpose_b: bool,
     stream: Any,
-) -> None:
-    """Launch what was decided on a, b and out, each given with its memory."""
+    *,
+    whole: bool = False,
+) -> bool:
+    """Launch what was decided on a, b and out, each given with its memory. whole: only if the factors hold nothing but
+    small whole numbers; whether that was so."""
     a, b, out = (as_device_array(array, memory) for array, memory in arrays)
-    decision.launch(
-        transposed(a) if transpose_a else a, transposed(b) if transpose_b else b, out, accumulate, stream
-    )
+    left, right = transposed(a) if transpose_a else a, transposed(b) if transpose_b else b
+    if whole:
+        return decision.launch_whole(left, right, out, accumulate, stream)
+    decision.launch(left, right, out, accumulate, stream)
+    return True
 
 
 def _through_device(

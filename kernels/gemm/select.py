@@ -26,6 +26,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.cores.skinny_launch import SKINNY
     from tilewright.kernels.gemm.cores.warp_tiled_launch import WARP_TILED
     from tilewright.kernels.gemm.exact.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
+    from tilewright.kernels.gemm.exact.split_residues import SPLIT_RESIDUES, SPLIT_RESIDUES_MMA
     from tilewright.kernels.gemm.hopper.half_tensor_core import ASKED, BFLOAT, HALF
     from tilewright.kernels.gemm.hopper.split_float import SPLIT
     from tilewright.kernels.gemm.ladder.register_blocked import REGISTER_BLOCKED
@@ -36,10 +37,12 @@ def _specialised() -> tuple[GemmKernel, ...]:
         EXACT_INTEGER,
         EXACT_INTEGER_MMA,
         SKINNY,
+        SPLIT_RESIDUES,
         SPLIT,
         *ASKED,
         HALF,
         BFLOAT,
+        SPLIT_RESIDUES_MMA,
         SPLIT_MMA,
         *ASKED_MMA,
         HALF_MMA,

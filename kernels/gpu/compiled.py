@@ -8,6 +8,7 @@ which takes as long, but on several threads (`compile_together`). Machine code k
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 import struct
@@ -15,6 +16,8 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 from tilewright.kernels.deferred import cuda, numba
 from tilewright.kernels.gpu import code_cache
@@ -33,6 +36,25 @@ DEFAULT_SHARED_NBYTES = 48 * 1024
 """Shared memory that a block may have without opting in."""
 
 Capability = tuple[int, int]
+
+_array_operations = threading.Lock()
+
+
+def import_array_operations() -> None:
+    """Import numba-cuda's module of array operations, as its first compilation would.
+
+    numba-cuda 0.30 looks up ``numpy.row_stack`` there, which NumPy 2.5 removed; NumPy has it again until the module is
+    imported, and not any longer, so that no other library takes it for an older NumPy. Any thread may call this.
+    """
+    module, missing = "numba.cuda.np.arrayobj", "row_stack"
+    with _array_operations:
+        if hasattr(np, missing):
+            return
+        setattr(np, missing, lambda arrays: np.vstack(arrays))
+        try:
+            importlib.import_module(module)
+        finally:
+            delattr(np, missing)
 
 
 def argument_layout(arguments: Iterable[Any]) -> struct.Struct:
@@ -167,6 +189,7 @@ def compile_function(
     """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
+    import_array_operations()
     target = (*capability, "a" if capability >= SPECIFIC else "")
     # With information for debuggers the code must come as PTX, which the linker does not optimize.
     optimized = _can_optimize_at_link() and not numba.config.CUDA_DEBUGINFO_DEFAULT

@@ -127,11 +127,12 @@ class Mutual(_Rows):
         stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
         words = _empty((rows, self._capacity), np.uint64, self._stream)
         flags = _zeros((1,), np.uint32, self._stream)
-        sampled = self._bound(stretch, words, flags)
+        self._bound(stretch, words, flags)
         start = first_row
         while start < rows:
-            # Earlier rows know what the sample has said, and the rows of this band so far.
-            seen = max(sampled, start - first_row) if first_row else start
+            # Earlier rows know a sample alone, which admits all that are equal: few at first, for which lists are long
+            # enough.
+            seen = start - first_row
             stop = min(rows, start + max(self._capacity, round_up(self._growth * seen, STRETCH_UNIT)))
             for first, width in growing_spans(0, stop, self._kept):
                 self._compare(stretch, words, (start, stop), first, width)
@@ -144,8 +145,8 @@ class Mutual(_Rows):
         self._wait()
         return None if overflow[0] else best
 
-    def _bound(self, stretch: _Stretch, words: Any, flags: Any) -> int:
-        """Set floors of the bounds by a sample; returns of how many rows."""
+    def _bound(self, stretch: _Stretch, words: Any, flags: Any) -> None:
+        """Set floors of the bounds by a sample."""
         count = min(SAMPLE_ROWS, self._a.rows.shape[0] // SAMPLE_SHARE)
         sample = self._spread(self._a, count)
         spans = list(growing_spans(0, count, self._kept))
@@ -153,7 +154,6 @@ class Mutual(_Rows):
             part = sample.part(first, width)
             self._keep(self._a, part, stretch.bounds, words, self._capacity, first)
             merge(stretch, words, flags, 0, 1 if number + 1 < len(spans) else 2, self._stream)
-        return count
 
     def _compare(self, stretch: _Stretch, words: Any, rows: tuple[int, int], first: int, width: int) -> None:
         """Enqueue the products of a stage's rows and a span of those up to them."""

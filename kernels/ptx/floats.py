@@ -83,3 +83,14 @@ add64, subtract64, multiply64 = (
     pure_instruction(f"{name}.rn.f64 $0, $1, $2;", "=d,d,d", 2, types.float64)
     for name in ("add", "sub", "mul")
 )
+word_float = pure_instruction("mov.b32 $0, $1;", "=f,r", 1, U32, types.float32)
+"""``bits_float``, which the compiler may move."""
+float_word = pure_instruction("mov.b32 $0, $1;", "=r,f", 1, types.float32, U32)
+"""``float_bits``, which the compiler may move."""
+nearest_wide = pure_instruction("cvt.rni.s64.f64 $0, $1;", "=l,d", 1, types.float64, types.int64)
+"""The nearest integer of 64 bits, ties to even."""
+double_bits = pure_instruction("mov.b64 $0, $1;", "=l,d", 1, types.float64, types.int64)
+"""The 64 bits of a float64."""
+bits_double = pure_instruction("mov.b64 $0, $1;", "=d,l", 1, types.int64, types.float64)
+"""The float64 of 64 bits."""
+root64 = pure_instruction("sqrt.rn.f64 $0, $1;", "=d,d", 1, types.float64)

@@ -68,5 +68,8 @@ dot_bytes = scalar_instruction(
     description="``dot_bytes(x, y, c)``: c plus the sum of the four unsigned bytes of x times the signed ones of y.",
 )
 
+dot_of_bytes = pure_instruction("dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``dot_bytes`` of words, which the compiler may move."""
+
 funnel_right = pure_instruction("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""

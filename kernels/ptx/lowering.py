@@ -62,14 +62,18 @@ def scalar_instruction(
     return _intrinsic(declare, len(arguments))
 
 
-def pure_instruction(text: str, constraints: str, arguments: int, scalar: Any = U32) -> Callable[..., Any]:
-    """An ``@intrinsic`` of scalars of one type without side effects, which the compiler may move, merge or drop."""
+def pure_instruction(
+    text: str, constraints: str, arguments: int, scalar: Any = U32, result: Any = None
+) -> Callable[..., Any]:
+    """An ``@intrinsic`` of scalars of one type without side effects, which the compiler may move, merge or drop.
+    result: the type of what it gives; None: theirs."""
+    given_back = scalar if result is None else result
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        function = ir.FunctionType(context.get_value_type(scalar), [value.type for value in values])
+        function = ir.FunctionType(context.get_value_type(given_back), [value.type for value in values])
         return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), values)
 
     def declare(typingctx, *given):  # type: ignore[no-untyped-def]
-        return (scalar(*[scalar] * arguments), generate) if len(given) == arguments else None
+        return (given_back(*[scalar] * arguments), generate) if len(given) == arguments else None
 
     return _intrinsic(declare, arguments)

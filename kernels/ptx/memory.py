@@ -224,3 +224,11 @@ shared_fetch_and = scalar_instruction(
     U32,
     description="``shared_fetch_and(address, mask)``: an atomic bitwise and that returns the value before it.",
 )
+
+load_fresh = scalar_instruction(
+    "ld.relaxed.gpu.global.s64 $0, [$1];",
+    "=l,l",
+    (types.uint64,),
+    types.int64,
+    description="``load_fresh(address)``: an int64 as other blocks have left it by now, from no cache of this one.",
+)

@@ -42,7 +42,7 @@ from tilewright.kernels.cpu.thin import (
 )
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.numbers import ceil_div
-from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, OPERAND_UNDERFLOW, unit_roundoff
+from tilewright.kernels.tolerance import operand_roundoff, operand_underflow, unit_roundoff
 from tilewright.pipeline.check.sides import Side
 from tilewright.pipeline.check.vectors import UNIT_VARIANCE, Probe
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
@@ -112,7 +112,9 @@ def tolerances(
     # Of sums with rounding errors of standard deviation u / sqrt(3) each, k u / sqrt(6) is the most in any order of
     # summation, for C and for the check; 4 k u is almost seven times that of both together.
     terms = 2 * k if dtype.kind == "c" else k
-    growth = 4 * unit_roundoff(compute) * max(terms, 4) + 2 * DEVIATIONS * OPERAND_ROUNDOFF[precision]
+    growth = 4 * unit_roundoff(compute) * max(terms, 4) + 2 * DEVIATIONS * operand_roundoff(
+        precision, compute
+    )
     rounding = DEVIATIONS * unit_roundoff(dtype) if dtype != compute else 0.0
     # Additions that a term of B x or C x goes through: in its block of the loops, to the sum of its part and of all.
     parts = ceil_div(widest, max(1, narrowest)) + 2
@@ -449,7 +451,7 @@ def _underflow(row_norms: np.ndarray, widths: np.ndarray, allowed: Tolerances) -
     products = allowed.k * (COMPLEX_PRODUCTS if allowed.dtype.kind == "c" else 1)
     smallest = [float(np.finfo(dtype).smallest_subnormal) for dtype in (compute, allowed.dtype)]
     elements = np.sqrt(widths) * (allowed.gain * products * smallest[0] + 2 * smallest[1])
-    lost = OPERAND_UNDERFLOW[allowed.precision]
+    lost = operand_underflow(allowed.precision, compute)
     operands = 0.0
     if lost:  # else an infinite norm would make a NaN of it
         norms = allowed.group_norms[:, np.newaxis] + np.sqrt(widths) * row_norms

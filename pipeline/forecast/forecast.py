@@ -153,13 +153,17 @@ def forecast_of(
     disk: Disk | None,
     machines: int = 1,
 ) -> Forecast:
-    """earlier: rates of runs like it. measured: the slowest and the fastest rates of a machine, where there are none;
-    machines: how many share the work then."""
+    """earlier: rates of runs of its kind, of which those of about as much work count. measured: the slowest and the
+    fastest rates of a machine, where there are none; machines: how many share the work then."""
     least = most = None
     floors: dict[str, float | None] = dict.fromkeys(THREADS)
     source = "none"
     sharing = max(1, min(plan.workers, plan.tile_count * plan.k_parts))
-    known = [(rates, _floors(plan, rates, sharing)) for rates in earlier if rates.ratio is not None]
+    known = [
+        (rates, _floors(plan, rates, sharing))
+        for rates in earlier
+        if rates.ratio is not None and rates.is_like(plan)
+    ]
     if known:
         source = "runs"
         times = [

@@ -31,7 +31,7 @@ def foresee(
     earlier, measured = [], None
     if device is not None:
         kind = kind_of(plan, device, "full" if plan.on_host else precision)
-        earlier = remembered(kind)
+        earlier = [rates for rates in remembered(kind) if rates.is_like(plan)]
         if not earlier and plan.on_host and (cluster is None or cluster in HERE) and plan.operations:
             try:
                 measured = measured_here(plan, kind, open_matrix(a, "A"))

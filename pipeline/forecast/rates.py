@@ -17,13 +17,17 @@ from tilewright.pipeline.report.figures import Run, floor_of
 logger = logging.getLogger(__name__)
 
 FILE = "rates.json"
-VERSION = 1
+VERSION = 2
 MOST_KINDS = 100
 """Of runs; the one that was made longest ago is forgotten first."""
 MOST_RUNS = 8
 """Of one kind, the last ones."""
 LEAST_RUN_SECONDS = 1.0
 """Shorter ones are mostly start."""
+MOST_RATIO = 20.0
+"""A run that took so much longer than any of its stages waited for something else: its time says nothing of others'."""
+LIKENESS = 100
+"""By how many times more, or less, work runs are still alike."""
 LEAST_BUSY_SECONDS = 0.02
 """A stage that was busy for less has no rate that means anything."""
 
@@ -37,6 +41,14 @@ class Rates:
     write_nbytes: float | None
     ratio: float | None = None
     """How much longer the tiles of the run took than what took longest of them alone; None: no run has been timed."""
+    work: int | None = None
+    """Operations of the run."""
+
+    def is_like(self, plan: MatmulPlan) -> bool:
+        """Whether the run was of about as much work: the rates of a small one are those of its start."""
+        if self.work is None:
+            return False
+        return self.work <= LIKENESS * plan.operations and plan.operations <= LIKENESS * self.work
 
     @classmethod
     def of(cls, run: Run) -> Rates:
@@ -51,6 +63,7 @@ class Rates:
             read_nbytes=_rate(run.read_nbytes + run.shared_nbytes, read),
             write_nbytes=_rate(run.write_nbytes, write),
             ratio=run.seconds / floor[1] if floor is not None and floor[1] > 0 else None,
+            work=run.operations,
         )
 
 
@@ -68,16 +81,20 @@ def remember(run: Run, precision: str) -> None:
     """Keep the rates of a run. Where that cannot be, nothing happens."""
     if run.seconds < LEAST_RUN_SECONDS or not run.operations:
         return
+    rates = Rates.of(run)
+    if rates.ratio is not None and rates.ratio > MOST_RATIO:
+        return
     kept = _read()
     kind = kind_of(run.plan, run.device, precision)
-    runs = [*kept.pop(kind, []), asdict(Rates.of(run))][-MOST_RUNS:]
+    runs = [*kept.pop(kind, []), asdict(rates)][-MOST_RUNS:]
     _write(dict([*kept.items(), (kind, runs)][-MOST_KINDS:]))
 
 
 def remembered(kind: str) -> list[Rates]:
     """Of earlier runs of this kind, the last one last."""
     try:
-        return [Rates(**rates) for rates in _read().get(kind, [])]
+        found = [Rates(**rates) for rates in _read().get(kind, [])]
+        return [rates for rates in found if rates.ratio is None or rates.ratio <= MOST_RATIO]
     except TypeError:  # of another release
         return []
 

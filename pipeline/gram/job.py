@@ -43,6 +43,7 @@ from tilewright.pipeline.gram.transforms import (
     result_dtype,
     stays_exact,
     wanted_of,
+    with_divisor,
 )
 from tilewright.pipeline.gram.widening import (
     Widening,
@@ -119,6 +120,7 @@ def gram(request: GramRequest) -> MatmulRun:
             }
             for role, of_role in found.items():
                 check_lines(matrices, role, of_role, request.constant)
+            matrices = with_divisor(matrices, found)
             if form == "exact" and not stays_exact(matrices, found):
                 form = "transformed"
                 request.listener(

@@ -32,19 +32,26 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.sources.opening import InMemory
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
 """The sides of a stored matrix. A vector of the columns has one number a column."""
 CENTERS = (*SIDES, "both")
+ALLELES = "2pq"
+"""The divisor of VanRaden's relationship matrix (2008): the sum of 2p(1 - p) of allele frequencies p."""
+COSINE = "cos"
+"""In place of the weights of an axis: the cosines of its latitudes."""
+RIGHT_ANGLE = 90
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 Constant: TypeAlias = Literal["error", "zero"]
 CONSTANTS: tuple[Constant, ...] = get_args(Constant)
 
-Values: TypeAlias = "Source | np.ndarray | Sequence[float]"
+Values: TypeAlias = "Source | InMemory | Sequence[float]"
 """One number a column, or a row, as a user may give them: in memory, or a stored vector."""
 Centering: TypeAlias = "bool | Values | Mapping[Side, Values]"
 """What is subtracted from a matrix, or what it is multiplied by: of the variables, of a side, or given numbers."""
@@ -202,10 +209,11 @@ class Matrices:
     @property
     def divisor(self) -> float | None:
         """The number that the sums are divided by: with weights in place of n their sum W, and in place of n - 1 what
-        ``numpy.cov(aweights=)`` has, W - (sum of the squared weights) / W."""
+        ``numpy.cov(aweights=)`` has, W - (sum of the squared weights) / W. None also of what the numbers of X decide
+        (`with_divisor`)."""
         if self.divide is None or not isinstance(self.divide, str):
             return self.divide
-        if self.counts_pairs:
+        if self.counts_pairs or self.divide == ALLELES:
             return None
         return terms(self.length, self.weights) if self.divide == "n" else self.degrees(1)
 
@@ -265,6 +273,8 @@ def open_matrices(request: GramRequest) -> Matrices:
         weights = _weights(given, lengths["X"], other(of), arrays["X"])
     pairwise = request.missing_as == "pairwise"
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
+    if request.divide == ALLELES:
+        _check_alleles(request, matrices)
     if matrices.counts_pairs:
         _check_pairs(request, matrices)
     elif request.counts is not None:
@@ -280,6 +290,21 @@ def open_matrices(request: GramRequest) -> Matrices:
             f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
         )
     return matrices
+
+
+def _check_alleles(request: GramRequest, matrices: Matrices) -> None:
+    """Raise OptionError where no allele frequencies follow from what is centred."""
+    treatment = matrices.treatments["X"]
+    if len(matrices.arrays) > 1 or treatment.centered != (matrices.summed,) or matrices.weights is not None:
+        raise OptionError(
+            f"divide={ALLELES!r} is the sum of 2p(1 - p) over the {matrices.summed} of X, whose means are 2p: centre"
+            f" those alone (center={matrices.summed!r}, --center {matrices.summed}), of one matrix, without weights"
+        )
+    if matrices.pairwise:
+        raise OptionError(
+            f"divide={ALLELES!r} is one number for all elements, and missing_as='pairwise' divides each by its own:"
+            " leave one of them out"
+        )
 
 
 def _check_pairs(request: GramRequest, matrices: Matrices) -> None:
@@ -378,8 +403,10 @@ def _beside_masks(request: GramRequest, arrays: dict[str, StoredArray]) -> dict[
 
 
 def _is_values(value: Any) -> bool:
-    """Whether an argument is, or names, one number a line."""
-    return isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
+    """Whether an argument is, or names, one number a line; arrays of other libraries, as xarray's, are taken by what
+    NumPy makes of them."""
+    given = isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
+    return given or (hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0)
 
 
 def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
@@ -430,7 +457,9 @@ def _checked_divisor(value: Any) -> Any:
         return value
     number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise OptionError(f"divide={shown(value)} is no number; it may be a number, 'n', 'n-1' or 'pairs'")
+        raise OptionError(
+            f"divide={shown(value)} is no number; it may be a number, 'n', 'n-1', 'pairs' or '2pq'"
+        )
     try:
         divisor = float(number)
     except OverflowError:
@@ -520,8 +549,9 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
 
     words: what else the argument may be, for a text that names no array.
     """
+    stored = isinstance(value, str | os.PathLike | zarr.Array)
     try:
-        found = read_vector(name, host_array(name, value) if isinstance(value, list | tuple) else value)
+        found = read_vector(name, value if stored else host_array(name, value))
     except StoreError as error:
         if not words or not isinstance(value, str):
             raise
@@ -553,7 +583,8 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
             raise OptionError(
                 f"weights[{key!r}]={shown(value)} is no array; give one number for each of its places"
             )
-        values = stored_values(f"weights[{key!r}]", value)
+        cosines = isinstance(value, str) and value == COSINE
+        values = _cosines(x, axis) if cosines else stored_values(f"weights[{key!r}]", value)
         if len(values) != x.shape[axis]:
             raise ShapeError(
                 f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
@@ -564,6 +595,30 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
             )
         found[axis] = values
     return broadcast_weights(x, axes, found)
+
+
+def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
+    """The cosines of the coordinates of an axis, which are latitudes in degrees, beside the array in its group or its
+    file. Raises OptionError where there are none, or they are no latitudes."""
+    name = dimension_names(x)[axis]
+    said = f"weights: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
+    if name is None:
+        raise OptionError(f"{said}, which has no name by which they would be found; give one number for each")
+    file, found, variable = name_of(x).rpartition("::")
+    place = coordinates_beside(x, name, x.shape[axis])
+    if found:
+        place = f"{file}::{variable.rpartition('/')[0]}/{name}"
+    try:
+        latitudes = stored_values("weights", place) if place is not None else None
+    except StoreError:
+        latitudes = None
+    if latitudes is None or len(latitudes) != x.shape[axis]:
+        raise OptionError(
+            f"{said}, and no coordinates {name} of that length lie beside it; give one number for each"
+        )
+    if latitudes.dtype.kind == "c" or not (np.abs(latitudes) <= RIGHT_ANGLE).all():
+        raise OptionError(f"{said}, and the coordinates {name} are not all from -90 to 90 degrees")
+    return np.maximum(np.cos(np.deg2rad(latitudes)), 0.0)
 
 
 def _weights(value: Any, length: int, summed: str, array: StoredArray) -> np.ndarray:

@@ -19,7 +19,7 @@ from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.errors import DTypeError, OptionError
-from tilewright.pipeline.gram.options import Matrices
+from tilewright.pipeline.gram.options import ALLELES, Matrices
 from tilewright.pipeline.gram.statistics import Wanted
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
@@ -150,7 +150,8 @@ def wanted_of(matrices: Matrices, role: str, form: Form) -> Wanted | None:
 def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str) -> None:
     """Raise OptionError for lines that have no mean, or no variance, where that is needed; it names the first few.
 
-    Lines of which a mask leaves nothing, such as places on land, need none: they count as 0.
+    Lines of which a mask leaves nothing, such as places on land, need none: they count as 0. So do all lines without
+    any number where constant ones do.
 
     constant: as in `options.GramRequest`.
     """
@@ -159,12 +160,12 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
-        if len(empty) and not isinstance(matrices.arrays[role], Masked):
+        if len(empty) and constant == "error" and not isinstance(matrices.arrays[role], Masked):
             what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
                 f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
                 f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
-                f" {role}"
+                f" {role}, or have them count as 0 with constant='zero' (--constant zero)"
             )
     if treatment.scaled is None:
         return
@@ -189,6 +190,30 @@ def _named(lines: np.ndarray, side: str) -> str:
     first = ", ".join(map(str, lines[:SHOWN]))
     more = ", ..." if len(lines) > SHOWN else ""
     return f"{counted(len(lines), side[:-1])} ({first}{more})"
+
+
+def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrices:
+    """The same once the divisor is known that follows from means: 2 Σ p (1 - p) of dosages of 0 to 2, whose means are
+    2p. Raises OptionError for means that are none of dosages, or where nothing varies."""
+    if matrices.divide != ALLELES:
+        return matrices
+    moments = found["X"][matrices.summed]
+    there = np.flatnonzero(moments.count > 0)
+    frequencies = means_of(moments)[there] / 2
+    bad = there[~((frequencies >= 0) & (frequencies <= 1))]
+    name = name_of(matrices.arrays["X"])
+    if len(bad):
+        raise OptionError(
+            f"divide={ALLELES!r}: {_named(bad, matrices.summed)} of {name} {'has' if len(bad) == 1 else 'have'} means"
+            " that are not from 0 to 2, as dosages have; say what stands for a missing one (missing, --missing),"
+            " or give a number"
+        )
+    divisor = float(2 * math.fsum(frequencies * (1 - frequencies)))
+    if not divisor > 0:
+        raise OptionError(
+            f"divide={ALLELES!r}: no dosage of {name} varies, so that there is nothing to divide by"
+        )
+    return replace(matrices, divide=divisor)
 
 
 def stays_exact(matrices: Matrices, found: Mapping[str, Statistics]) -> bool:

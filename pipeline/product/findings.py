@@ -66,7 +66,11 @@ def cautions(
     out: where C goes, None where nobody said. precision: what was asked for. finished: the tiles of the plan that an
     earlier run finished, by index. replaced: what an earlier run left is still there, and goes before the first tile.
     """
-    found = [packing_notice("A", factors.a), packing_notice("B", factors.b)]
+    codes = [None if transform is None else transform.missing for transform in factors.fused.transforms]
+    found = [
+        packing_notice(role, array, missing=code)
+        for role, array, code in zip(("A", "B"), (factors.a, factors.b), codes, strict=True)
+    ]
     if isinstance(out, zarr.Array):
         found.append(packing_notice("output", out, written=True))
     path = local_path(out) if out is not None else None

@@ -258,6 +258,7 @@ def plan_unplaced(
     """The plan of a product of which nobody says where it goes: for the workers of a cluster, or for so many that are
     as this machine, each with ``host_memory`` bytes. Raises as ``tilewright.plan_matmul``."""
     factors = open_factors(request)
+    factors.storage.check(None, factors.dtype)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, None, request.precision))
     if note := wrap_note(factors):

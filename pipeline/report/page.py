@@ -35,20 +35,28 @@ MOST_LISTED = 50
 """Workers in the page's table; its data have all of them."""
 
 
-class RunReport:
-    """A run in words, figures and pictures."""
+class Report:
+    """What all reports have in common: a page, the same as a part of another page, and its data."""
 
-    def __init__(self, run: Run, now: datetime | None = None) -> None:
-        self._run = run
+    def __init__(self, now: datetime | None = None) -> None:
         self._made = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @cached_property
     def _versions(self) -> dict[str, str]:
         return figures.versions()
 
+    def _data(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _body(self) -> str:
+        raise NotImplementedError
+
     def to_json(self) -> dict[str, Any]:
-        """All that the page shows: the run as `MatmulRun.to_json` has it, rates, floors, versions."""
-        return strict(figures.to_json(self._run, self._made, self._versions))
+        """All that the page shows."""
+        return strict(self._data())
 
     def to_text(self) -> str:
         """The same as a file of JSON has it."""
@@ -70,6 +78,27 @@ class RunReport:
             f'<script type="application/json" id="tilewright-report">{data}</script></body></html>\n'
         )
 
+    def _footer(self, timeline: Timeline | None) -> str:
+        shares = (
+            "" if timeline is None else f", when threads were busy as shares of {timeline.bins()} stretches"
+        )
+        return (
+            f'<p class="tw-note">Made {escape(self._made)}. The data of this page are in it as JSON'
+            f" (<code>tilewright-report</code>): all totals exactly{shares}.</p>"
+        )
+
+
+class RunReport(Report):
+    """A matrix product in words, figures and pictures. Its data are the run as `MatmulRun.to_json` has it, rates,
+    floors, versions."""
+
+    def __init__(self, run: Run, now: datetime | None = None) -> None:
+        super().__init__(now)
+        self._run = run
+
+    def _data(self) -> dict[str, Any]:
+        return figures.to_json(self._run, self._made, self._versions)
+
     def _title(self) -> str:
         plan = self._run.plan
         return f"{plan.m} × {plan.n} {plan.c_dtype} of {plan.m} × {plan.k} by {plan.k} × {plan.n}"
@@ -84,28 +113,18 @@ class RunReport:
         ]
         if timeline is not None:
             if timeline.lanes:
-                legend = _legend((f"tw-{name}", " and ".join(stages)) for name, stages in THREADS.items())
-                parts.append(section("Timeline", _phases(timeline) + legend + timeline_picture(timeline)))
+                key = legend((f"tw-{name}", " and ".join(stages)) for name, stages in THREADS.items())
+                parts.append(section("Timeline", phases_line(timeline) + key + timeline_picture(timeline)))
             parts.append(section("Tiles and workers", self._tiles(timeline)))
             parts.append(section("Memory", self._memory(timeline)))
         parts += [
             section("Check", self._check()),
-            section("What was said", self._said(timeline)),
+            section("What was said", said_section(timeline)),
             section("Plan", f"<pre>{escape(str(run.plan))}</pre>"),
-            section("Versions", _table(None, self._versions.items())),
-            self._footer(),
+            section("Versions", table(None, self._versions.items())),
+            self._footer(timeline),
         ]
         return "".join(parts)
-
-    def _footer(self) -> str:
-        timeline = self._run.timeline
-        shares = (
-            "" if timeline is None else f", when threads were busy as shares of {timeline.bins()} stretches"
-        )
-        return (
-            f'<p class="tw-note">Made {escape(self._made)}. The data of this page are in it as JSON'
-            f" (<code>tilewright-report</code>): all totals exactly{shares}.</p>"
-        )
 
     def _places(self) -> str:
         names = self._run.names
@@ -139,10 +158,7 @@ class RunReport:
                     "their work was done again",
                 )
             )
-        tiles_html = "".join(
-            f'<div class="tw-tile">{big}<span>{escape(small)}</span></div>' for big, small in facts
-        )
-        return f'<div class="tw-tiles">{tiles_html}</div>'
+        return headline(facts)
 
     def _limit(self) -> str:
         run = self._run
@@ -199,7 +215,7 @@ class RunReport:
                 f" {run.seconds / max(seconds, 1e-9):.2f} times the largest floor of a thread."
             )
             + "</p>"
-            + _table(
+            + table(
                 ("stage", "amount", "rate of a worker, while busy", "share of the time", "floor"),
                 rows,
                 right=1,
@@ -241,13 +257,13 @@ class RunReport:
         return (
             '<div class="tw-side"><div>'
             + tiles_picture(plan, timeline)
-            + _legend(keys)
+            + legend(keys)
             + "</div><div>"
             + f"<p>{plan.grid[0]} × {plan.grid[1]} tiles of {plan.tile_rows} × {plan.tile_columns}. {escape(times)}</p>"
             + "<h3>Panels kept</h3>"
             + panels_picture(plan)
             + "</div></div>"
-            + _table(("", "worker", "tiles", *(f"{THREAD_WORDS[name]}" for name in THREADS)), rows, right=2)
+            + table(("", "worker", "tiles", *(f"{THREAD_WORDS[name]}" for name in THREADS)), rows, right=2)
             + more
         )
 
@@ -277,25 +293,32 @@ class RunReport:
         kind = "tw-good" if checked.passed else "tw-bad"
         return f'<p class="{kind}">{escape(str(checked))}</p>'
 
-    def _said(self, timeline: Timeline | None) -> str:
-        if timeline is None or not timeline.notices:
-            return "<p>Nothing.</p>"
-        rows = [
-            f'<tr><td class="tw-right">{format_seconds(said.seconds)}</td>'
-            f'<td class="{"tw-caution" if said.kind == "caution" else ""}">{escape(said.message)}</td></tr>'
-            for said in timeline.notices
-        ]
-        head = "<thead><tr><th>after</th><th>message</th></tr></thead>"
-        table = f'<div class="tw-scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
-        more = f'<p class="tw-note">And {timeline.untold} later ones.</p>' if timeline.untold else ""
-        return table + more
+
+def headline(facts: Iterable[tuple[str, str]]) -> str:
+    """Tiles of what is large, as markup, and of what it is."""
+    tiles = "".join(f'<div class="tw-tile">{big}<span>{escape(small)}</span></div>' for big, small in facts)
+    return f'<div class="tw-tiles">{tiles}</div>'
+
+
+def said_section(timeline: Timeline | None) -> str:
+    if timeline is None or not timeline.notices:
+        return "<p>Nothing.</p>"
+    rows = [
+        f'<tr><td class="tw-right">{format_seconds(said.seconds)}</td>'
+        f'<td class="{"tw-caution" if said.kind == "caution" else ""}">{escape(said.message)}</td></tr>'
+        for said in timeline.notices
+    ]
+    head = "<thead><tr><th>after</th><th>message</th></tr></thead>"
+    table = f'<div class="tw-scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+    more = f'<p class="tw-note">And {timeline.untold} later ones.</p>' if timeline.untold else ""
+    return table + more
 
 
 def section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
-def _phases(timeline: Timeline) -> str:
+def phases_line(timeline: Timeline) -> str:
     told = ", ".join(
         f"{PHASE_NAMES.get(phase.name, phase.name)} {format_seconds(phase.end - phase.begin)}"
         for phase in timeline.phases
@@ -304,7 +327,7 @@ def _phases(timeline: Timeline) -> str:
     return f"<p>{escape(told)}.</p>"
 
 
-def _legend(keys: Iterable[tuple[str, str]]) -> str:
+def legend(keys: Iterable[tuple[str, str]]) -> str:
     spans = (
         f'<span>{f"""<span class="tw-key {kind}"></span>""" if kind else ""}{escape(name)}</span>'
         for kind, name in keys
@@ -312,7 +335,7 @@ def _legend(keys: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tw-legend">{"".join(spans)}</div>'
 
 
-def _table(head: Sequence[str] | None, rows: Iterable[Sequence[str]], *, right: int | None = None) -> str:
+def table(head: Sequence[str] | None, rows: Iterable[Sequence[str]], *, right: int | None = None) -> str:
     """right: the first column whose cells are numbers."""
 
     def kind(place: int) -> str:

@@ -44,7 +44,7 @@ WORKER_COLOURS = 10
 MOST_LINES = 8
 """Workers whose memory is a line each; of more, the mean and the most."""
 
-THREAD_NAMES = {"load": "read", "compute": "multiply", "write": "write"}
+THREAD_NAMES = {"load": "read", "compute": "multiply", "write": "write", "piece": "pieces"}
 PHASE_NAMES = {
     "opening": "opening, planning",
     "between": "between",
@@ -53,6 +53,9 @@ PHASE_NAMES = {
     "verify": "check",
     "statistics": "statistics",
     "means": "means",
+    "histogram": "counting",
+    "topk": "search",
+    "pairs": "search",
 }
 
 
@@ -136,21 +139,23 @@ def rows_of(workers: Sequence[str]) -> list[Row]:
     return rows
 
 
-def timeline_picture(timeline: Timeline) -> str:
+def timeline_picture(timeline: Timeline, threads: Sequence[str] = tuple(THREADS)) -> str:
     """Phases above, and for each worker a lane a thread."""
     workers = list(timeline.lanes)
     rows = rows_of(workers)
     seconds = max(timeline.seconds, 1e-9)
     scale = (WIDTH - GUTTER - RIGHT) / seconds
     top = 30
-    height = len(THREADS) * LANE + ROW_GAP
+    height = len(threads) * LANE + ROW_GAP
     bottom = top + max(1, len(rows)) * height
     parts = [*_phases(timeline.phases, scale), *_time_axis(seconds, top - 4, bottom)]
     binned = False
     for place, row in enumerate(rows):
         y = top + place * height
-        parts.append(_text(GUTTER - 56, y + 1.5 * LANE + 4, row.name, "tw-label tw-strong", "end"))
-        for lane, thread in enumerate(THREADS):
+        parts.append(
+            _text(GUTTER - 56, y + len(threads) / 2 * LANE + 4, row.name, "tw-label tw-strong", "end")
+        )
+        for lane, thread in enumerate(threads):
             lane_top = y + lane * LANE
             parts.append(
                 _text(GUTTER - 4, lane_top + LANE - 2, THREAD_NAMES[thread], "tw-label tw-small", "end")
@@ -170,7 +175,7 @@ def _timeline_note(timeline: Timeline, rows: Sequence[Row], binned: bool) -> str
         said.append(f"each row is the mean of up to {len(rows[0].workers)} workers")
     if binned:
         said.append(
-            "where a lane has too many panels to be seen, the height is the share of the time it was busy, in"
+            "where a lane has too many intervals to be seen, the height is the share of the time it was busy, in"
             f" stretches of {format_seconds(timeline.seconds / BINS)}"
         )
     text = "; ".join(said)
@@ -406,6 +411,24 @@ def _spread(lines: Mapping[str, Line], seconds: float) -> dict[str, tuple[str, L
         "the most": ("tw-line tw-l0", (times, rows.max(axis=0))),
         "the mean": ("tw-line tw-l1", (times, rows.mean(axis=0))),
     }
+
+
+def shares_picture(seconds: Mapping[str, float]) -> str:
+    """A bar for each of several times, by its name."""
+    longest = max([*seconds.values(), 1e-9])
+    left, wide, step = 190, 620, 24
+    parts = []
+    for place, (name, value) in enumerate(seconds.items()):
+        y = 4 + place * step
+        width = wide * value / longest
+        kind, drawn = f"tw-w{place % WORKER_COLOURS}", _number(max(1.0, width))
+        parts += [
+            _text(left - 8, y + 13, name, anchor="end"),
+            f'<rect x="{left}" y="{y}" width="{drawn}" height="17" class="{kind}"/>',
+            _text(left + width + 6, y + 13, format_seconds(value)),
+        ]
+    said = ", ".join(f"{name} {format_seconds(value)}" for name, value in seconds.items())
+    return _svg(left + wide + 90, 8 + len(seconds) * step, "Busy seconds by stage", said, parts)
 
 
 def floors_picture(floors: Mapping[str, float], seconds: float) -> str:

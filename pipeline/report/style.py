@@ -99,6 +99,7 @@ STYLE = (
 .tw-report .tw-load{fill:var(--tw-load);background:var(--tw-load)}
 .tw-report .tw-compute{fill:var(--tw-compute);background:var(--tw-compute)}
 .tw-report .tw-write{fill:var(--tw-write);background:var(--tw-write)}
+.tw-report .tw-piece{fill:var(--tw-w0);background:var(--tw-w0)}
 .tw-report .tw-whole{fill:var(--tw-muted)}
 .tw-report .tw-phase0{fill:var(--tw-phase0)}
 .tw-report .tw-phase1{fill:var(--tw-phase1)}

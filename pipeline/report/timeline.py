@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from tilewright.pipeline.events import (
     WorkDone,
     WorkPlanned,
 )
+from tilewright.pipeline.plan.told import THREADS
 
 MOST_INTERVALS = 8192
 """Of one thread of a worker, before close ones become one; each takes 24 bytes, and as much again meanwhile."""
@@ -285,13 +286,19 @@ class Timeline:
 class Recorder:
     """A listener that records a run, and hands every event on to another.
 
-    ``work``: the events whose units are tiles. It is told the memory of workers by `heard`, on another thread."""
+    ``work``: the events whose units are tiles; ``threads``: the stages whose spans are recorded. It is told the memory
+    of workers by `heard`, on another thread."""
 
     def __init__(
-        self, listener: Listener, work: str = "matmul", clock: Callable[[], float] = time.time
+        self,
+        listener: Listener,
+        work: str = "matmul",
+        clock: Callable[[], float] = time.time,
+        threads: Collection[str] = tuple(THREADS),
     ) -> None:
         self._listener = listener
         self._work = work
+        self._threads = threads
         self._clock = clock
         self.begin = clock()
         self._lanes: dict[str, dict[str, Lane]] = {}
@@ -337,7 +344,8 @@ class Recorder:
 
     def _add(self, event: UnitDone) -> None:
         for span in event.spans:
-            self._span(span)
+            if span.stage in self._threads:
+                self._span(span)
         if event.name == self._work and event.index < len(self._computed_by):
             number = self._numbers.setdefault(event.worker, len(self._numbers))
             self._computed_by[event.index] = number

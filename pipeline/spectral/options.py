@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.kernels.arguments import as_count, check_callable, check_choice, check_flag, shown
 from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
-from tilewright.kernels.tolerance import OPERAND_ROUNDOFF
+from tilewright.kernels.tolerance import operand_roundoff
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
@@ -92,7 +92,7 @@ class Search:
         column_nbytes = 2 * side * (16 if dtype.kind == "c" else 8)
         fitting = BASIS_NBYTES // (column_nbytes * block) if side else BLOCKS
         blocks = max(LEAST_BLOCKS, min(BLOCKS, fitting))
-        narrowed = OPERAND_ROUNDOFF[self.precision] if dtype == np.float32 else 0.0
+        narrowed = operand_roundoff(self.precision, dtype) if dtype in (np.float32, np.float64) else 0.0
         return Aim(self.k, block, self.tol, products, blocks * block, self.seed, dtype, terms, narrowed)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
+from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.store.arrays import UNREADABLE, name_of, place_of
@@ -82,13 +83,19 @@ def packing(array: StoredArray) -> dict[str, Any]:
     return _read(array).found
 
 
-def packing_notice(role: str, array: StoredArray, *, written: bool = False) -> str | None:
+def packing_notice(
+    role: str, array: StoredArray, *, written: bool = False, missing: float | str | None = None
+) -> str | None:
     """One sentence for the user of an array of which readers make other numbers than are stored; None for any other.
 
-    written: it is an output, in which a product is stored.
+    written: it is an output, in which a product is stored. missing: the number that counts as missing, where one does:
+    an array whose attributes say no more than that is read as they say.
     """
     reading = _read(array)
     if not reading.found:
+        return None
+    codes = set(reading.values) if not reading.unclear and set(reading.found) <= set(MASKS) else set()
+    if missing is not None and codes == {missing}:
         return None
     doubt = ""
     if reading.unclear:
@@ -103,6 +110,12 @@ def packing_notice(role: str, array: StoredArray, *, written: bool = False) -> s
     if written:
         return f"{has} C is stored there as it is computed: give an array without them"
     how = "without these attributes" if passed_over else "(xarray: ds.drop_encoding().to_zarr(path))"
+    if missing is not None and len(codes) == 1:
+        (code,) = codes
+        return (
+            f"{has} here its stored numbers are multiplied as they are, and {shown(missing)} counts as missing: say"
+            f" missing={shown(code)} (--missing)"
+        )
     return (
         f"{has} here its stored numbers are multiplied as they are: to multiply what they stand for, store it unpacked"
         f" {how}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,24 +91,13 @@ def count_corpus(
     StoreError
         The record cannot be written.
     """
-    rows = len(corpus.documents) if per_document else 1
-    bins = kind.bins if isinstance(kind, Kind) else None
-    total = total_for(rows, bins, per_document=per_document, allowed=memory_limit() // 2)
-    plain = all(document.codec is None for document in corpus.documents)
-    device: str = workers[0].device
-    if device == "cuda" and isinstance(kind, TokenKind):
-        device = CORES
-        listener(Notice(f"by {kind.name} is counted on the cores of the GPUs' workers: no GPU counts it yet"))
-    nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
-    # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
-    neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
-    decompressors = 1 if plain else _decompressors(workers, neighbours)
-    left = everything(corpus) if record is None else what_is_left(record, corpus, kind)
+    total = total_of(corpus, kind, per_document=per_document)
+    division = divided(corpus, kind, workers, per_document=per_document, record=record)
+    left, work, threads = division.left, division.work, division.threads
+    if division.note:
+        listener(Notice(division.note))
     for note in left.notes:
         listener(Notice(note))
-    work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors)
-    plain_threads = decompressors if device == CORES else readers
-    threads = [plain_threads if piece.is_plain else decompressors for piece in work.pieces]
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
     arrival = Arrival(
@@ -126,11 +115,11 @@ def count_corpus(
                 work.prints.get(place),
                 piece,
                 kind,
-                device,
+                division.device,
                 per_document,
-                nbytes,
+                division.block_nbytes,
                 most,
-                neighbours,
+                division.neighbours,
                 bool(record),
                 corpus.reading,
                 on_error,
@@ -164,7 +153,7 @@ def count_corpus(
         documents=names,
         skipped=kind.skipped(arrival.counted, arrival.nbytes),
         nbytes=arrival.nbytes,
-        device="CPU" if device == CORES else workers[0].name,
+        device="CPU" if division.device == CORES else workers[0].name,
         seconds=seconds,
         tokens=tokens,
         options=kind.options if isinstance(kind, TokenKind) else {},
@@ -173,6 +162,58 @@ def count_corpus(
         ids=ids if corpus.reading.id_field else None,
         bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
     )
+
+
+def total_of(corpus: Corpus, kind: Kind | TokenKind, *, per_document: bool) -> Total:
+    """What the parts of a count are added to. Raises PlanError where that would not fit this process's memory."""
+    rows = len(corpus.documents) if per_document else 1
+    bins = kind.bins if isinstance(kind, Kind) else None
+    return total_for(rows, bins, per_document=per_document, allowed=memory_limit() // 2)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a corpus is shared out among workers."""
+
+    device: str
+    """``cuda``, ``cpu`` or `CORES`."""
+    left: Left
+    """What is to be counted, and what earlier runs have."""
+    work: Work
+    threads: list[int]
+    """Of each piece, by how many threads a worker reads it, for all its tasks together."""
+    block_nbytes: int
+    """Of a document that is not read at once, how much a thread holds."""
+    neighbours: int
+    """Workers of one host that read at the same time."""
+    note: str = ""
+    """What is to be said of the device."""
+
+
+def divided(
+    corpus: Corpus,
+    kind: Kind | TokenKind,
+    workers: Sequence[WorkerFacts],
+    *,
+    per_document: bool,
+    record: Record | None = None,
+) -> Division:
+    """Cut what the record leaves to count into pieces for these workers. Nothing of the corpus is read."""
+    plain = all(document.codec is None for document in corpus.documents)
+    device: str = workers[0].device
+    note = ""
+    if device == "cuda" and isinstance(kind, TokenKind):
+        device = CORES
+        note = f"by {kind.name} is counted on the cores of the GPUs' workers: no GPU counts it yet"
+    nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
+    # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
+    neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
+    decompressors = 1 if plain else _decompressors(workers, neighbours)
+    left = everything(corpus) if record is None else what_is_left(record, corpus, kind)
+    work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors)
+    plain_threads = decompressors if device == CORES else readers
+    threads = [plain_threads if piece.is_plain else decompressors for piece in work.pieces]
+    return Division(device, left, work, threads, nbytes, neighbours, note)
 
 
 def _decompressors(workers: Sequence[WorkerFacts], neighbours: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,16 +98,8 @@ def open_counts(
     if state is None:
         yield None
         return
-    head: dict[str, Any] = {
-        "work": "histogram",
-        "by": kind.name,
-        "per_document": per_document,
-        "raw": reading.raw,
-        "reading": reading.facts(),
-    }
-    if isinstance(kind, TokenKind):
-        head |= kind.options
-    _make(state.folder)
+    head = _head(kind, per_document, reading)
+    _make(state)
     resume = state.resume
     if resume and state.temporary:
         try:
@@ -136,6 +128,61 @@ def open_counts(
             state.remove()
 
 
+@contextmanager
+def kept_counts(
+    state: State | None, kind: Kind | TokenKind, *, per_document: bool, reading: Reading
+) -> Iterator[Record | None]:
+    """The record that `open_counts` would go on from, for a plan: nothing is made, and nothing forgotten. None where
+    there would be a new one. Raises as that."""
+    if state is None:
+        yield None
+        return
+    if not os.path.lexists(state.folder):
+        if not state.folder.parent.is_dir():
+            raise _no_folder_for(state)
+        if not os.access(state.folder.parent, os.W_OK):
+            raise StoreError(
+                f"state: the folder {state.folder.parent} is read-only; choose another place, or make it writable"
+            )
+        yield None
+        return
+    _check_is_ours(state)
+    if not state.resume or not _has_lines(state.path):
+        yield None
+        return
+    with ExitStack() as stack:
+        try:
+            opened = open_record(state.path, _head(kind, per_document, reading))
+            record = stack.enter_context(opened)
+        except (OptionError, StoreError) as error:
+            if not state.temporary or isinstance(error, OutputExistsError):
+                raise
+            yield None  # of other counts, or damaged: it is forgotten
+            return
+        yield record
+
+
+def _head(kind: Kind | TokenKind, per_document: bool, reading: Reading) -> dict[str, Any]:
+    """What a record says that it is of."""
+    head: dict[str, Any] = {
+        "work": "histogram",
+        "by": kind.name,
+        "per_document": per_document,
+        "raw": reading.raw,
+        "reading": reading.facts(),
+    }
+    return head | kind.options if isinstance(kind, TokenKind) else head
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a record has a whole line; a run that was killed before it had is begun anew."""
+    try:
+        with path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+    except OSError:
+        return False
+
+
 def _has_entries(path: Path) -> bool:
     try:
         with path.open("rb") as file:
@@ -145,25 +192,45 @@ def _has_entries(path: Path) -> bool:
         return False
 
 
-def _make(folder: Path) -> None:
+def _make(state: State) -> None:
     try:
-        folder.mkdir(exist_ok=True)
-        others = not (folder / FILE_NAME).exists() and any(folder.iterdir())
+        state.folder.mkdir(exist_ok=True)
     except FileNotFoundError as error:
-        raise StoreError(
-            f"state: there is no folder {folder.parent}; create it, or choose another place"
-        ) from error
+        raise _no_folder_for(state) from error
     except FileExistsError as error:
-        raise OptionError(
-            f"state: {folder} is no folder; finished pieces are kept in one, so give another"
-        ) from error
+        raise _no_folder(state) from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"state: cannot make the folder {folder}: {reason}; choose another place") from error
+        raise _cannot_make(state, error) from error
+    _check_is_ours(state)
+
+
+def _check_is_ours(state: State) -> None:
+    """Raise OptionError where the place of a state is taken by something else."""
+    try:
+        others = not state.path.exists() and any(state.folder.iterdir())
+    except (NotADirectoryError, FileNotFoundError) as error:  # a file, or a link to nowhere
+        raise _no_folder(state) from error
+    except (OSError, ValueError) as error:
+        raise _cannot_make(state, error) from error
     if others:
         raise OptionError(
-            f"state: {folder} holds other things, and no counts; give a new folder, or an empty one"
+            f"state: {state.folder} holds other things, and no counts; give a new folder, or an empty one"
         )
+
+
+def _no_folder_for(state: State) -> StoreError:
+    return StoreError(f"state: there is no folder {state.folder.parent}; create it, or choose another place")
+
+
+def _no_folder(state: State) -> OptionError:
+    return OptionError(
+        f"state: {state.folder} is no folder; finished pieces are kept in one, so give another"
+    )
+
+
+def _cannot_make(state: State, error: Exception) -> StoreError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return StoreError(f"state: cannot make the folder {state.folder}: {reason}; choose another place")
 
 
 class Kept(NamedTuple):

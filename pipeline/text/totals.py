@@ -39,30 +39,32 @@ class Total(Protocol):
         ...
 
 
+def array_nbytes(rows: int, bins: int, allowed: int) -> int:
+    """Memory of an array of all bins. Raises PlanError where it is more than is allowed."""
+    needed = rows * bins * np.dtype(np.int64).itemsize
+    if needed > allowed:
+        raise PlanError(
+            f"{rows} documents × {bins} bins take {format_nbytes(needed)}, and {format_nbytes(allowed)} (half of this"
+            " process's memory) are allowed; count fewer documents, a kind with fewer bins, or not per document"
+        )
+    return needed
+
+
 class ArrayTotal:
     """An array of all bins."""
 
     def __init__(self, rows: int, bins: int, *, per_document: bool, allowed: int) -> None:
         """allowed: its memory, in bytes. Raises PlanError where that is not enough, as `add` does."""
         self._allowed = allowed
-        self._check(rows, bins)
+        array_nbytes(rows, bins, allowed)
         self._counts = np.zeros((rows, bins), np.int64)
         self._per_document = per_document
-
-    def _check(self, rows: int, bins: int) -> None:
-        needed = rows * bins * np.dtype(np.int64).itemsize
-        if needed > self._allowed:
-            raise PlanError(
-                f"{rows} documents × {bins} bins take {format_nbytes(needed)}, and {format_nbytes(self._allowed)} (half"
-                " of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or not per"
-                " document"
-            )
 
     def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
         there, bins = self._counts.shape
         wanted = int(rows.max(initial=-1)) + 1
         if wanted > there:
-            self._check(wanted, bins)
+            array_nbytes(wanted, bins, self._allowed)
             larger = np.zeros((min(2 * wanted, max(wanted, self._allowed // (8 * bins))), bins), np.int64)
             larger[:there] = self._counts
             self._counts = larger
@@ -293,6 +295,13 @@ def listed(table: Table) -> tuple[Tokens, np.ndarray, np.ndarray]:
 
     used = table.used
     return in_order(table.bytes_used, table.starts[:used], table.lengths[:used], table.counts[:used])
+
+
+def most_nbytes(rows: int, bins: int | None, *, per_document: bool, allowed: int) -> tuple[int, bool]:
+    """Memory of `total_for` of the same, at most, and whether it is exactly that. Raises as that."""
+    if bins is not None and not (per_document and bins > MOST_BINS_OF_ARRAYS):
+        return array_nbytes(rows, bins, allowed), True
+    return (allowed if per_document else 2 * (allowed // 4)), False
 
 
 def total_for(rows: int, bins: int | None, *, per_document: bool, allowed: int) -> Total:

@@ -18,6 +18,7 @@ import numpy as np
 from tilewright.kernels import matmul
 from tilewright.kernels.cpu import product as host
 from tilewright.kernels.gemm import kernel_name, prepare
+from tilewright.kernels.gemm.exact.outcomes import noted
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.passes.contents import NOTHING, Contents, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
@@ -183,17 +184,23 @@ def multiply(
     stream: Any,
     diagonal: bool = False,
 ) -> frozenset[str]:
-    """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used."""
+    """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used, and
+    where the numbers decided what they did, that."""
     options = {**_options(product, tile, accumulate), "device": product.device}
     names: dict[tuple[int, int], str] = {}  # cells of one shape get the same kernel
+    decided: set[str] = set()
     for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal):
         if 1 in cell.shape and isinstance(cell, np.ndarray):
             _multiply_thin(left, right, cell, options)
         else:
-            matmul(left, right, out=cell, stream=stream, lower=lower, **options)
+            with noted() as outcomes:
+                matmul(left, right, out=cell, stream=stream, lower=lower, **options)
+            if outcomes:
+                decided.update(outcomes)
+                continue
         if cell.shape not in names:
             names[cell.shape] = kernel_name(left, right, cell, **options)
-    return frozenset(names.values())
+    return frozenset(names.values()) | decided
 
 
 def prepare_kernels(

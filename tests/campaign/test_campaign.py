@@ -37,10 +37,10 @@ def run_campaign(folder: Path, *options: str) -> tuple[subprocess.CompletedProce
     return done, json.loads(path.read_text())["cases"] if path.exists() else []
 
 
-SMALL = ("--kills", "5", "--damages", "6", "--cuts", "2", "--seed", "14858", "--jobs", "1")
+SMALL = ("--kills", "3", "--damages", "3", "--cuts", "2", "--seed", "42433", "--jobs", "1")
 """Cases of few products, and yet of a client, workers and a nanny, of each signal, of each remedy, and of a cut in the
 middle and at the end."""
-COUNTED = ("--counts", "3", "--states", "3")
+COUNTED = ("--counts", "2", "--states", "2")
 
 
 def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
@@ -50,11 +50,11 @@ def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
         kind: [case for case in cases if case["kind"] == kind]
         for kind in ("kills", "damages", "cuts", "counts", "states")
     }
-    assert sum(case["took_effect"] for case in kinds["counts"]) >= 2
-    assert len(kinds["states"]) == 3
+    assert [case["took_effect"] for case in kinds["counts"]] == [True, True]
+    assert len(kinds["states"]) == 2
     assert any(case["kept"] and case["counted"] for case in kinds["states"])
-    assert len(kinds["kills"]) == 5
-    assert sum(case["took_effect"] for case in kinds["kills"]) >= 3
+    assert len(kinds["kills"]) == 3
+    assert all(case["took_effect"] for case in kinds["kills"])
     assert {case["remedy"] for case in kinds["damages"]} == {"audit", "repair", "resume"}
     assert all(case["found"] and not case["false_alarms"] for case in kinds["damages"])
     # Where no file system can be mounted it says so, and why.

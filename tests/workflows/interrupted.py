@@ -35,6 +35,7 @@ from tilewright.pipeline.worker import tasks
 from tilewright.workflows import cli, plots
 from tilewright.workflows.bench.common import BenchReport
 from tilewright.workflows.cli import main
+from tilewright.workflows.commands import reporting, texts
 
 units = int(os.environ.get("UNITS_UNTIL_INTERRUPT", "0"))
 place = os.environ.get("INTERRUPT_BEHIND", "")
@@ -118,7 +119,7 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 
 if __name__ == "__main__":  # worker processes import this file too
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background commands of a shell ignore it
-    cli.listening = listening
+    cli.listening = texts.listening = listening
     local_cluster.START_SECONDS = float(os.environ.get("START_SECONDS", local_cluster.START_SECONDS))  # type: ignore[misc]
     waited = os.environ.get("INTERRUPTED_SECONDS", local_cluster.INTERRUPTED_SECONDS)
     local_cluster.INTERRUPTED_SECONDS = float(waited)  # type: ignore[misc]
@@ -134,7 +135,8 @@ if __name__ == "__main__":  # worker processes import this file too
     elif place == "bars":
         BenchReport.plot = interrupting(BenchReport.plot)  # type: ignore[method-assign]
     elif place == "print":
-        cli.print_result = interrupting(cli.print_result)
+        texts.print_result = interrupting(texts.print_result)
+        cli.print_result = reporting.print_result = texts.print_result
     elif place == "exit":
         atexit.register(interrupt)
     elif place in ("silence", "first silence"):

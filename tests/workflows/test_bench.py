@@ -143,6 +143,21 @@ def test_gemm_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row.seconds > 0 for row in report.rows)
 
 
+def test_gemm_has_the_precisions_of_each_dtype() -> None:
+    found = gemm.cases([8], ["float32", "float64", "int8"], ["full", "split", "tf32"], small=True)
+    assert [str(case) for case in found] == [
+        *(f"float32 {kind}8" for kind in ("", "small ", "split ", "split small ", "tf32 ", "tf32 small ")),
+        *(f"float64 {kind}8" for kind in ("", "small ", "split ", "split small ")),
+        "int8 8",
+        "int8 small 8",
+    ]
+    small = next(case for case in gemm.cases([8], ["float64"], ["full"], small=True) if case.small)
+    a, b = small.operands()
+    assert a.dtype == b.dtype == np.float64
+    assert (a == np.rint(a)).all()
+    assert np.abs(a).max() <= gemm.SMALL
+
+
 def test_gemm_notices_one_wrong_element(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(a: np.ndarray, b: np.ndarray, out: np.ndarray, **options: object) -> None:
         np.matmul(a, b, out=out)

@@ -34,7 +34,7 @@ from tilewright.pipeline.spectral import options as spectral_options
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.workflows import cli, console, histogram, plots
-from tilewright.workflows.commands import options
+from tilewright.workflows.commands import options, texts
 from tilewright.workflows.terminal import progress
 
 Run = Callable[..., Result]
@@ -885,7 +885,7 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert set(console.BARS) == set(plots.BARS)
     assert console.MAPS == plots.MAPS
     assert console.PLOT_ENDINGS == saved_counts.PLOT_ENDINGS
-    assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
+    assert set(texts.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS
     of_gram = (gram_options.SIDES, gram_options.MISSING_AS, gram_options.CONSTANTS)
     assert of_gram == (console.SIDES, options.MISSING_AS, options.CONSTANTS)

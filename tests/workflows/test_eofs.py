@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 import zarr
 from distributed import Client
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.pipeline.gram.naive import put
-from tilewright.pipeline.events import Event, Notice, WorkPlanned
+from tilewright.pipeline.events import Caution, Event, Notice, WorkPlanned
 
 RANK = 5
 
@@ -399,3 +400,85 @@ def test_eofs_that_memory_does_not_hold_twice_are_refused(tmp_path: Path, client
         tw.OutputError, match=r"100 EOFs of 10000000 variables .* held twice while .* give out"
     ):
         tw.eofs(array, k=100, cluster=client, device="cpu")
+
+
+def a_file(path: Path, rng: np.random.Generator, fill: float | None) -> tuple[np.ndarray, xarray.DataArray]:
+    """A field of (time, lat, lon) with land and gaps, in a NetCDF file; and as it is stored."""
+    values = field(rng, 20, 24, "f4", noise=0.5).reshape(20, 6, 4)
+    values[:, 2:4, 1] = np.nan
+    values[rng.random(values.shape) < 0.02] = np.nan
+    made = xarray.DataArray(
+        values, {"lat": np.linspace(-75, 75, 6), "lon": np.arange(4.0)}, ["time", "lat", "lon"], name="sst"
+    )
+    encoding = {"sst": {"_FillValue": fill}}
+    made.to_dataset().to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    return values.reshape(20, 24), made
+
+
+@pytest.mark.parametrize("fill", [None, -999.0])
+def test_a_file_with_land_is_one_command(
+    fill: float | None, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    values, made = a_file(tmp_path / "sst.nc", rng, fill)
+    told: list[Event] = []
+    asked: dict[str, Any] = {
+        "k": 3,
+        "sum_over": "time",
+        "constant": "zero",
+        "cluster": client,
+        "device": "cpu",
+    }
+    code = "nan" if fill is None else fill
+    run = tw.eofs(
+        f"{tmp_path / 'sst.nc'}::sst",
+        tmp_path / "e",
+        missing=code,
+        weights={"lat": "cos"},
+        listener=told.append,
+        **asked,
+    )
+    gone = np.isnan(values)
+    sea = ~gone.all(axis=0)
+    area = np.repeat(np.cos(np.deg2rad(made.lat.values)), 4)
+    mean = np.where(sea, np.nansum(values, axis=0) / np.maximum((~gone).sum(axis=0), 1), 0)
+    sizes = np.linalg.svd(np.where(gone, 0, values - mean) * np.sqrt(area), compute_uv=False)
+    np.testing.assert_allclose(run.values, sizes[:3] ** 2 / 19, rtol=1e-4)
+    components = zarr.open_array(tmp_path / "e" / "components")[:]
+    assert not components[:, ~sea].any()
+    assert not [event for event in told if isinstance(event, Caution)], "the file says what was asked for"
+    # In memory, with weights of xarray.
+    again = tw.eofs(made, missing="nan", weights={"lat": np.cos(np.deg2rad(made.lat))}, **asked)
+    np.testing.assert_allclose(again.eigenvalues, run.values, rtol=1e-5)
+
+
+def test_what_a_file_says_is_missing_is_named(
+    tmp_path: Path, rng: np.random.Generator, client: Client
+) -> None:
+    a_file(tmp_path / "sst.nc", rng, -999.0)
+    told: list[Event] = []
+    source, shared = f"{tmp_path / 'sst.nc'}::sst", {"sum_over": "time", "cluster": client, "device": "cpu"}
+    tw.gram(source, tmp_path / "g", center=True, missing="nan", listener=told.append, **shared)  # type: ignore[call-overload]
+    cautions = [event.message for event in told if isinstance(event, Caution)]
+    assert any("'nan' counts as missing: say missing=-999.0 (--missing)" in each for each in cautions)
+    with pytest.raises(
+        tw.OptionError, match=r"have them count as 0 with constant='zero' \(--constant zero\)"
+    ):
+        tw.eofs(source, tmp_path / "e", missing=-999, **shared)  # type: ignore[call-overload]
+
+
+def test_cosines_are_of_latitudes_that_are_there(
+    tmp_path: Path, rng: np.random.Generator, client: Client
+) -> None:
+    put(tmp_path / "x", rng.standard_normal((5, 4, 3)))
+    for source, axis, message in (
+        (tmp_path / "x", 1, "which has no name by which they would be found"),
+        (f"{tmp_path / 'n.nc'}::sst", "time", "no coordinates time of that length"),
+        (f"{tmp_path / 'n.nc'}::sst", "lon", "are not all from -90 to 90 degrees"),
+    ):
+        made = xarray.DataArray(
+            np.ones((5, 4, 3)), {"lon": [0.0, 90, 180]}, ["time", "lat", "lon"], name="sst"
+        )
+        made.to_dataset().to_netcdf(tmp_path / "n.nc", engine="h5netcdf")
+        over = 0 if axis != "time" else 1
+        with pytest.raises(tw.OptionError, match=message):
+            tw.eofs(source, k=1, sum_over=over, weights={axis: "cos"}, cluster=client)

@@ -447,7 +447,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         lambda a, b, **options: tw.plan_matmul(a, b, **options),
         FACTORS
         | {"workers": (1, counts), "host_memory": (None, sizes), "dtype": (None, dtypes)}
-        | TRANSPOSED | PRECISION | MEMORY | DEVICE
+        | TRANSPOSED | PRECISION | MEMORY | DEVICE | STORED
         | {"cluster": (None, clusters), "cluster_file": (None, cluster_files)},
     ),
     "gram": (
@@ -482,6 +482,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
     ),
     "histogram": (
         lambda paths, **options: tw.histogram(paths, **options),
+        {"paths": ("text.txt", corpora), "by": (st.sampled_from(["byte", "ascii", "letter"]), words)}
+        | {"per_document": (False, flags | junk), "raw": (False, flags | junk)} | DEVICE | PLACED
+        | {"casefold": (False, flags | junk), "normalise": (None, words | junk)},
+    ),
+    "plan_histogram": (
+        lambda paths, **options: tw.plan_histogram(paths, **options),
         {"paths": ("text.txt", corpora), "by": (st.sampled_from(["byte", "ascii", "letter"]), words)}
         | {"per_document": (False, flags | junk), "raw": (False, flags | junk)} | DEVICE | PLACED
         | {"casefold": (False, flags | junk), "normalise": (None, words | junk)},

@@ -118,6 +118,7 @@ NEIGHBOURS = PLACED | {
     "--no-verify": None,
     "--no-resume": None,
     "--overwrite": None,
+    "--report": reports,
 }
 STORED: dict[str, Any] = {
     "--chunks": st.sampled_from(["4", "3x2", "0x1", "x", "9999999999999"]) | counts,
@@ -157,7 +158,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         )
         for name, more in {
             "gram": {"--center": vectors, "--scale": vectors, "--divide": codes, "--constant": codes},
-            "cov": {"--divide": codes},
+            "cov": {"--divide": codes, "--constant": codes},
             "corr": {"--constant": codes},
         }.items()
     },
@@ -174,13 +175,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--no-verify": None,
         }
         | {"--weights": arrays, "--sample-weights": arrays, "--scratch": names, "--precision": precisions}
-        | {"--device": devices, "--device-memory": sizes, "--method": codes},
+        | {"--device": devices, "--device-memory": sizes, "--method": codes, "--report": reports},
     ),
     "plan": (
         ("A", "B"),
         FACTORS
         | {"--dtype": dtypes, "--device": devices, "--device-memory": sizes, "--workers": counts}
-        | {"--host-memory": sizes},
+        | {"--host-memory": sizes}
+        | STORED,
     ),
     "verify": (("A", "B", "PRODUCT"), FACTORS | PLACED | {"--rounds": counts}),
     "histogram": (
@@ -193,7 +195,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--per-document": None,
             "--raw": None,
         }
-        | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None}
+        | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None, "--plan-only": None}
+        | {"--report": reports}
         | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names},
     ),
     "duplicates": (
@@ -202,7 +205,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--threshold": codes, "--ngram": counts, "--num-perm": counts, "--bands": counts, "--rows": counts}
         | {"--shingle": st.sampled_from(["word", "character", "byte"]) | names, "--seed": counts}
         | {"--hash": st.sampled_from(["sha1", "xxh32", "md5"]) | names, "--scheme": names, "--pairs": names}
-        | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None},
+        | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None}
+        | {"--report": reports},
     ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),
@@ -270,7 +274,7 @@ def written(line: list[str]) -> Iterator[str]:
     """What a command writes when all goes well."""
     if line[0] in ("matmul", "gram", "cov", "corr", "eofs", "topk", "pairs"):
         yield from line[2:]  # C is one of them
-    for option in ("--out", "--plot"):
+    for option in ("--out", "--plot", "--report"):
         if line[0] in ("histogram", "duplicates") and option in line:
             yield from line[line.index(option) + 1 :]
 

@@ -346,3 +346,79 @@ class TestCommands:
             assert result.exit_code == status, result.output
             assert said in result.stderr
         assert not Path("c.zarr").exists()
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_a_relationship_matrix_finds_its_own_divisor(
+    holes: bool, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """VanRaden's, of dosages: without missing ones the sums are of integers, and exact."""
+    dosages = rng.binomial(2, rng.uniform(0.05, 0.6, 50), (20, 50)).astype("i1")
+    if holes:
+        dosages[rng.random(dosages.shape) < 0.1] = -1
+    asked: dict[str, Any] = {"of": "rows", "center": "columns", "cluster": client, "device": "cpu"}
+    missing = {"missing": -1} if holes else {}
+    out = tmp_path / "g"
+    tw.gram(naive.put(tmp_path / "x", dosages), out, divide="2pq", **missing, **asked)
+    there = dosages >= 0
+    p = np.where(there, dosages, 0).sum(axis=0) / there.sum(axis=0) / 2
+    centred = np.where(there, dosages - 2 * p, 0)
+    np.testing.assert_allclose(
+        zarr.open_array(out)[:], centred @ centred.T / (2 * p * (1 - p)).sum(), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"of": "rows", "center": "rows"},
+            r"the sum of 2p\(1 - p\) over the columns of X, .*--center columns",
+        ),
+        ({"of": "rows"}, "centre those alone"),
+        ({"of": "rows", "center": "columns", "weights": [1.0] * 5}, "without weights"),
+        (
+            {"of": "rows", "center": "columns", "missing": 0, "missing_as": "pairwise"},
+            "leave one of them out",
+        ),
+        ({"of": "rows", "center": "columns"}, r"2 columns \(1, 3\) of .* means that are not from 0 to 2"),
+        (
+            {"of": "rows", "center": "columns", "missing": 0, "constant": "zero"},
+            r"2 columns \(1, 3\) of .* means that are not from 0 to 2",
+        ),
+    ],
+)
+def test_a_divisor_of_alleles_is_refused_where_there_are_none(
+    options: dict[str, Any], message: str, tmp_path: Path, client: Client
+) -> None:
+    x = np.ones((4, 5), "i1")
+    x[:, [1, 3]] = 7
+    x[:, 0] = 0  # where 0 is missing, nothing is left of it
+    with pytest.raises(tw.OptionError, match=message):
+        tw.gram(
+            naive.put(tmp_path / "x", x),
+            tmp_path / "g",
+            divide="2pq",
+            cluster=client,
+            device="cpu",
+            **options,
+        )
+    assert not (tmp_path / "g").exists()
+    x[:] = 2
+    with pytest.raises(tw.OptionError, match=r"no dosage of .* varies"):
+        tw.gram(x, of="rows", center="columns", divide="2pq", cluster=client, device="cpu")
+
+
+def test_covariances_of_places_without_numbers_are_zero(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((12, 5))
+    x[:, 2] = np.nan
+    asked: dict[str, Any] = {"missing": "nan", "cluster": client, "device": "cpu"}
+    with pytest.raises(tw.OptionError, match=r"1 column \(2\) .* \(--constant zero\)"):
+        tw.cov(x, **asked)
+    found = tw.cov(x, constant="zero", **asked)
+    there = np.array([0, 1, 3, 4])
+    np.testing.assert_allclose(found[np.ix_(there, there)], np.cov(x[:, there], rowvar=False), atol=1e-12)
+    assert not found[2].any()
+    assert not found[:, 2].any()

@@ -198,6 +198,11 @@ def test_commands_take_the_same(
     planned = CliRunner().invoke(cli, [*line, "--plan-only", *shared])
     assert json.loads(planned.stdout)["c_unit"] == [48, 64]
     assert not (tmp_path / "c").exists()
+    nowhere = [word for word in line if word != str(tmp_path / "c")]
+    unplaced = CliRunner().invoke(cli, ["plan", *nowhere[1:], "--device", "cpu", "--json", "-q"])
+    assert json.loads(unplaced.stdout)["c_unit"] == [48, 64]
+    too_wide = ["--chunks", "99999x99999", "--codec", "gzip"]
+    assert CliRunner().invoke(cli, ["plan", str(a), str(b), *too_wide]).exit_code == 0, "no wider than C"
     assert CliRunner().invoke(cli, [*line, *shared]).exit_code == 0
     c = opened(tmp_path / "c")
     assert (c.chunks, c.shards, codec_of(c)["level"]) == ((16, 8), (48, 64), 2)

@@ -39,6 +39,7 @@ ALGORITHMS = {"": GEMM_DEFAULT, ", tensor op": GEMM_DEFAULT_TENSOR_OP, ", autotu
 """What `cublasGemmEx` takes. The numbered algorithms between do the same as the default from compute capability 8.0
 on; autotune, which times algorithms in its first call, is new in CUDA 13."""
 COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_64F, COMPUTE_64F_PEDANTIC, COMPUTE_32I = 68, 69, 70, 71, 72
+COMPUTE_64F_EMULATED_FIXEDPOINT = 79
 COMPUTE_32F_FAST_16F, COMPUTE_32F_FAST_16BF, COMPUTE_32F_FAST_TF32, COMPUTE_32F_EMULATED_16BFX9 = (
     74,
     75,

@@ -85,9 +85,13 @@ CALL_KINDS: tuple[tuple[str, PrecisionName, bool], ...] = (
 """Dtypes, precisions, and whether integers are small: the sides and kinds of which single calls are always told."""
 
 
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+"""Those of which products of small whole numbers are formed by bytes."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """C = A B of given sides; integers over their whole range, or small ones."""
+    """C = A B of given sides; integers over their whole range, or small ones; floats, or small whole ones."""
 
     m: int
     n: int
@@ -124,6 +128,8 @@ def _random(rng: np.random.Generator, shape: tuple[int, int], case: Case) -> np.
     if shape[0] * shape[1] > PERIOD:
         return np.resize(_random(rng, (1, PERIOD), case), shape)
     dtype = case.dtype
+    if case.small and dtype in FLOATS:
+        return rng.integers(-SMALL, SMALL, shape, np.int8, endpoint=True).astype(dtype)
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         low, high = (max(info.min, -SMALL), SMALL) if case.small else (info.min, info.max)
@@ -141,7 +147,8 @@ def cases(
     small: bool,
     gram: bool = False,
 ) -> Iterator[Case]:
-    """Every size with every dtype; float32 with every precision; integers also small ones, if asked.
+    """Every size with every dtype; float32 with every precision, float64 with full and split; integers, float32 and
+    float64 also of small whole numbers, if asked.
 
     A size is the side of square matrices, or (m, n, k); ``int8->int32`` is a dtype and that of its result.
     """
@@ -149,9 +156,18 @@ def cases(
         dtype, result = _types(text)
         for size in sizes:
             m, n, k = (size,) * 3 if isinstance(size, int) else size
-            for precision in precisions if dtype == result == np.float32 else ("full",):
-                for tiny in (False, True) if small and dtype.kind in "iu" else (False,):
+            for precision in _precisions_of(dtype, result, precisions):
+                for tiny in (False, True) if small and (dtype.kind in "iu" or dtype in FLOATS) else (False,):
                     yield Case(m, n, k, dtype, result, precision, tiny, gram)
+
+
+def _precisions_of(
+    dtype: np.dtype, result: np.dtype, asked: Sequence[PrecisionName]
+) -> Sequence[PrecisionName]:
+    """Those of the precisions that a product has; full, where it has none of them."""
+    if dtype == result == np.float64:
+        return [precision for precision in asked if precision in ("full", "split")] or ("full",)
+    return asked if dtype == result == np.float32 else ("full",)
 
 
 def _types(text: str) -> tuple[np.dtype, np.dtype]:
@@ -564,9 +580,9 @@ def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     "precisions",
     multiple=True,
     type=click.Choice(PRECISIONS),
-    help="Of float32; may be given more than once.  [default: full]",
+    help="Of float32, and split of float64; may be given more than once.  [default: full]",
 )
-@click.option("--small", is_flag=True, help="Integers of absolute value up to 127 too.")
+@click.option("--small", is_flag=True, help="Whole numbers of absolute value up to 127 too.")
 @click.option("--gram", is_flag=True, help="Multiply a matrix by its own transpose, beside cuBLAS's syrk.")
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--chosen-only", is_flag=True, help="Leave out the kernels that matmul would not choose.")

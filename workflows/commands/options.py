@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from tilewright.kernels.choices import DEVICES, PRECISIONS
+from tilewright.workflows.commands.reporting import report_option
 from tilewright.workflows.console import (
     SIDES,
     Number,
@@ -17,7 +18,6 @@ from tilewright.workflows.console import (
     as_weights,
     as_window,
     range_options,
-    report_option,
 )
 
 DURABILITIES = ("full", "none")
@@ -71,8 +71,8 @@ factor_options = options(
     click.option("--transpose-b", is_flag=True, help="Multiply by the transpose of B."),
 )
 precision_option = click.option("--precision", type=click.Choice(PRECISIONS), default="full",
-                                show_default=True, help="split keeps float32 accuracy on tensor cores;"
-                                " tf32, bf16 and fp16 trade it for speed.")  # fmt: skip
+                                show_default=True, help="split keeps the accuracy of float32 and float64 on tensor"
+                                " cores; tf32, bf16 and fp16 trade float32's for speed.")  # fmt: skip
 dtype_option = click.option(
     "--dtype",
     help="dtype of C, wider or narrower; A and B are cast to it. Without it, integers get the smallest of int32,"
@@ -103,7 +103,7 @@ EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_
 plan_only_option = click.option(
     "--plan-only",
     is_flag=True,
-    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
+    help="Print the plan that would be followed, what would be kept or refused, and what would be warned of;"
     " write nothing.",
 )
 storage_options = options(
@@ -158,8 +158,12 @@ variables_options = options(
                  help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
 )  # fmt: skip
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
-                               help="What becomes of constant columns, or rows, that are scaled.")  # fmt: skip
-divide_help = "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there."
+                               help="What becomes of constant columns, or rows, that are scaled, and of"
+                               " those without any number; zero: they count as 0.")  # fmt: skip
+divide_help = (
+    "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there; 2pq: the sum of"
+    " 2p(1 - p), by dosages whose means, 2p, are subtracted."
+)
 gram_dtype_option = click.option(
     "--dtype",
     help="dtype of the result. Without it, floats and complex numbers keep theirs, and integers get float64, or float32"

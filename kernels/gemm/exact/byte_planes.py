@@ -23,11 +23,13 @@ from tilewright.kernels.gemm.exact.residues import (
     PLAN_MIN_A,
     PLAN_MIN_B,
     PLAN_PLANES,
+    PLAN_SHIFTS_A,
     RESIDUES,
     byte_weights,
     capacities,
     modulus_set,
 )
+from tilewright.kernels.gemm.exact.scaled_epilogue import power_of_two
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
 from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import floats, integers, memory
@@ -44,6 +46,11 @@ TURN_SIDE = 128
 TURN_BAND = 32
 """Such tiles below each other before the walk moves on in k."""
 ALL_LANES = 0xFFFFFFFF
+WHOLE, WHOLE_BITS = 3.0 * 2**22, 0x4B400000
+"""A float32 at which numbers have steps of 1, and its bits: what is added to one of the two appears in the other, and
+the lowest 22 bits are 0."""
+NOT_WHOLE = -(1 << 31)
+"""Stands in the range of floats for one that is no whole number, or too large to be a byte."""
 BOTH = 2
 """The side of a matrix whose lines are those of A and of B."""
 
@@ -62,24 +69,70 @@ ARGUMENTS = (
 
 
 def residue_table() -> np.ndarray:
-    """[side, count, plane] -> (weights of the low bytes, of the high bytes, bias, p): int32, packed as dp4a
-    takes them.
+    """[side, count, plane] -> (weights of the low bytes, of the high bytes, bias, p): 32 bits each, packed as dp4a
+    takes them. The bias has the bits of `WHOLE` beside.
 
     Side 0 is A, whose residues carry the weight of the Chinese remainder theorem, side 1 is B.
     """
     size = len(MODULI)
-    table = np.zeros((2, size + 1, size, 4), np.int32)
+    table = np.zeros((2, size + 1, size, 4), np.uint32)
     for count in range(1, size + 1):
         for plane, modulus in enumerate(modulus_set(count).moduli):
             for side in range(2):
                 weights, bias = byte_weights(modulus, weighted=side == 0)
-                low, high = np.array(weights, np.int8).view(np.int32)
-                table[side, count, plane] = low, high, bias, modulus.p
+                low, high = np.array(weights, np.int8).view(np.uint32)
+                table[side, count, plane] = low, high, WHOLE_BITS + bias, modulus.p
+    return table
+
+
+def inverse_table() -> np.ndarray:
+    """[count, plane] -> 1 / p, float32."""
+    size = len(MODULI)
+    table = np.zeros((size + 1, size), np.float32)
+    for count in range(1, size + 1):
+        table[count, :count] = np.float32(1) / np.array(MODULI[:count], np.float32)
     return table
 
 
 def _values(dtype: np.dtype) -> Any:
-    return types.int64 if dtype.itemsize == 8 else getattr(types, dtype.name)
+    return types.int64 if dtype.itemsize == 8 and dtype.kind in "iu" else getattr(types, dtype.name)
+
+
+@cuda.jit(device=True, inline="always")
+def _same(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    return types.int64(value)
+
+
+@cuda.jit(device=True, inline="always")
+def _whole_float(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    """The number if it is whole and below 2**21, else NOT_WHOLE. Adding 3 2**22, at which float32 has steps of 1,
+    rounds it to a whole number that stands in the low bits; conversions would take several times as long."""
+    moved = floats.add32(value, types.float32(WHOLE))
+    whole = floats.subtract32(moved, types.float32(WHOLE)) == value and abs(value) < types.float32(2097152.0)
+    number = types.int64(types.int32(floats.float_bits(moved)) - types.int32(WHOLE_BITS))
+    return number if whole else types.int64(NOT_WHOLE)
+
+
+@cuda.jit(device=True, inline="always")
+def _whole_double(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    """The same of float64, by 3 2**51."""
+    moved = floats.add64(value, 6755399441055744.0)
+    whole = floats.subtract64(moved, 6755399441055744.0) == value and abs(value) < 2097152.0
+    return types.int64(types.int32(floats.double_bits(moved))) if whole else types.int64(NOT_WHOLE)
+
+
+@cuda.jit(device=True, inline="always")
+def _scaled(value, low_factor, high_factor):  # type: ignore[no-untyped-def]
+    """The nearest integer of a number times two powers of two."""
+    return floats.nearest_wide(types.float64(value) * low_factor * high_factor)
+
+
+@cuda.jit(device=True, inline="always")
+def line_factors(shifts, line):  # type: ignore[no-untyped-def]
+    """Two powers of two, whose product is that by which the line is multiplied."""
+    shift = shifts[line]
+    half = shift // 2
+    return power_of_two(half), power_of_two(shift - half)
 
 
 def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[..., Any]:
@@ -90,32 +143,47 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     plane for every modulus of the plan, if that is what it asks for; else write the lowest byte and find the range.
     Up to three bytes of a line beyond ``depth`` are written too. 64-bit elements are read as signed, whatever they are:
     modulo 2**64 that is the same matrix. Shared memory: 8,448 bytes if turned.
+
+    Of floats the pass that finds the range looks for whole numbers: it ends where it, or another, has met one that is
+    none, and the range then has NOT_WHOLE for its least value. Residues of floats are those of the integers that
+    `scaled_residues` says, by the powers of two (int32 a line) whose addresses are in the plan.
     """
     element = _values(dtype)
-    table = residue_table()
+    floating = dtype.kind == "f"
+    scaled, looking = floating and residues, floating and not residues
+    if not floating:
+        integer_of = _same
+    elif residues:
+        integer_of = _scaled
+    else:
+        integer_of = _whole_double if dtype.itemsize == 8 else _whole_float
+    table, inverses = residue_table(), inverse_table()
     wide_minimum, wide_maximum = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    u32, i64 = types.uint32, types.int64
+    u32, i64, u64 = types.uint32, types.int64, types.uint64
     batch = TURN_LINES // 32 * (TURN_QUADS // WARPS)
     batch_values = QUAD * batch
     padded_quads = TURN_QUADS + 1  # one word more, so that a column of the tile is spread over all banks
     turn_lines, turn_quads, warps = TURN_LINES, TURN_QUADS, WARPS
 
     @cuda.jit(device=True, inline="always")
-    def word_of(values, first, low, high, bias, p):  # type: ignore[no-untyped-def]
+    def word_of(values, first, low, high, bias, p, inverse):  # type: ignore[no-untyped-def]
         """The bytes of four values: residues, or without ``residues`` the lowest ones."""
-        word = u32(0)
+        rests = cuda.local.array(4, u32)
         for e in range(4):
-            value = values[first + e]
             if residues:
-                shifted = types.uint64(value) ^ types.uint64(0x8000000000000000)
-                total = integers.dot_bytes(u32(shifted >> types.uint64(32)), high, bias)
-                total = integers.dot_bytes(u32(shifted), low, total)
-                # Exact: |total| < 2**19, and total / p is never so near to a half that rounding could go
-                # wrong.
-                quotient = types.int32(floats.round_to_int(types.float32(total) * (types.float32(1) / p)))
-                value = total - quotient * types.int32(p)
-            word |= (u32(value) & u32(255)) << u32(8 * e)
-        return word
+                shifted = u64(values[first + e]) ^ u64(0x8000000000000000)
+                # The bits of WHOLE and a sum of less than 2**19, hence the float32 that is their sum: no conversion.
+                total = integers.dot_of_bytes(u32(shifted >> u64(32)), high, bias)
+                total = integers.dot_of_bytes(u32(shifted), low, total)
+                number = floats.subtract32(floats.word_float(total), types.float32(WHOLE))
+                # WHOLE and the nearest quotient; the sum over p is never so near to a half that it could be wrong.
+                quotient = cuda.fma(number, inverse, types.float32(WHOLE))
+                rests[e] = total - floats.float_word(quotient) * p
+            else:
+                rests[e] = u32(values[first + e])
+        front = integers.byte_permute(rests[0], rests[1], u32(0x0040))
+        back = integers.byte_permute(rests[2], rests[3], u32(0x0040))
+        return integers.byte_permute(front, back, u32(0x5410))
 
     @cuda.jit(device=True, inline="always")
     def report_range(low, high, plan, side):  # type: ignore[no-untyped-def]
@@ -143,22 +211,35 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             planes = settings[PLAN_PLANES]
         values = cuda.local.array(4, i64)
         low, high = i64(wide_maximum), i64(wide_minimum)
+        shifts = memory.global_array(settings[PLAN_SHIFTS_A + side] if scaled else i64(0), types.int32)
+        factors = (types.float64(1), types.float64(1))
         for line in range(cuda.blockIdx.x, lines, cuda.gridDim.x):
+            if scaled:
+                factors = line_factors(shifts, line)
+            if looking:
+                if cuda.any_sync(ALL_LANES, low == NOT_WHOLE):
+                    break
+                if memory.load_fresh(plan + u64(8 * PLAN_MIN_A)) == NOT_WHOLE:
+                    return
+                if memory.load_fresh(plan + u64(8 * PLAN_MIN_B)) == NOT_WHOLE:
+                    return
             for quad in range(cuda.threadIdx.x, (depth + 3) // 4, THREADS):
                 start = line * line_stride
                 for e in range(4):
                     # Beyond the end the last element is read again: it changes no range, its byte is never read there,
                     # and no branch separates the loads.
-                    values[e] = i64(elements[start + min(4 * quad + e, depth - 1) * k_stride])
+                    values[e] = integer_of(
+                        elements[start + min(4 * quad + e, depth - 1) * k_stride], factors[0], factors[1]
+                    )
                 place = line * i64(target_line_words) + quad
                 if residues:
                     for plane in range(planes):
                         entry = table[side, planes, plane]
                         words[plane * plane_words + place] = word_of(
-                            values, 0, entry[0], entry[1], entry[2], types.float32(entry[3])
+                            values, 0, entry[0], entry[1], entry[2], entry[3], inverses[planes, plane]
                         )
                 else:
-                    words[place] = word_of(values, 0, 0, 0, 0, types.float32(0))
+                    words[place] = word_of(values, 0, u32(0), u32(0), u32(0), u32(0), types.float32(0))
                     for e in range(4):
                         low, high = min(low, values[e]), max(high, values[e])
         if not residues:
@@ -178,6 +259,8 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         tile = cuda.shared.array((turn_lines, padded_quads), u32)
         values = cuda.local.array(batch_values, i64)
         low, high = i64(wide_maximum), i64(wide_minimum)
+        shifts = memory.global_array(settings[PLAN_SHIFTS_A + side] if scaled else i64(0), types.int32)
+        factors = (types.float64(1), types.float64(1))
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
         quads = (depth + 3) // 4
         across = (lines + turn_lines - 1) // turn_lines
@@ -185,33 +268,46 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         for index in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
             first_line = index % across * turn_lines
             first_quad = index // across * turn_quads
+            if looking:
+                if cuda.any_sync(ALL_LANES, low == NOT_WHOLE) and lane == 0:
+                    cuda.atomic.min(settings, PLAN_MIN_B if side == 1 else PLAN_MIN_A, i64(NOT_WHOLE))
+                met = memory.load_fresh(plan + u64(8 * PLAN_MIN_A)) == NOT_WHOLE
+                met |= memory.load_fresh(plan + u64(8 * PLAN_MIN_B)) == NOT_WHOLE
+                if cuda.syncthreads_or(types.int32(met)) != 0:  # all leave, or none: barriers follow
+                    break
             for i in range(batch):
                 line = min(first_line + lane + 32 * (i % 2), lines - 1)
                 quad = first_quad + warp + warps * (i // 2)
                 start = line * line_stride
+                if scaled:
+                    factors = line_factors(shifts, line)
                 for e in range(4):
-                    values[4 * i + e] = i64(elements[start + min(4 * quad + e, depth - 1) * k_stride])
+                    values[4 * i + e] = integer_of(
+                        elements[start + min(4 * quad + e, depth - 1) * k_stride], factors[0], factors[1]
+                    )
             if not residues:
                 for i in range(batch_values):
                     low, high = min(low, values[i]), max(high, values[i])
             for plane in range(planes):
                 if residues:
                     entry = table[side, planes, plane]
-                    low_weights, high_weights, bias, p = entry[0], entry[1], entry[2], types.float32(entry[3])
+                    low_weights, high_weights, bias, p = entry[0], entry[1], entry[2], entry[3]
+                    inverse = inverses[planes, plane]
                 else:
-                    low_weights, high_weights, bias, p = 0, 0, 0, types.float32(0)
+                    low_weights, high_weights, bias, p = u32(0), u32(0), u32(0), u32(0)
+                    inverse = types.float32(0)
                 cuda.syncthreads()  # the plane before has been written out
                 for i in range(batch):
                     tile[lane + 32 * (i % 2), warp + warps * (i // 2)] = word_of(
-                        values, 4 * i, low_weights, high_weights, bias, p
+                        values, 4 * i, low_weights, high_weights, bias, p, inverse
                     )
                 cuda.syncthreads()  # the tile is complete
+                quad = first_quad + lane
+                place = plane * plane_words + (first_line + warp) * i64(target_line_words) + quad
                 for i in range(turn_lines // warps):
-                    line = first_line + warp + warps * i
-                    quad = first_quad + lane
-                    if line < lines and quad < quads:
-                        place = plane * plane_words + line * i64(target_line_words) + quad
+                    if first_line + warp + warps * i < lines and quad < quads:
                         words[place] = tile[warp + warps * i, lane]
+                    place += warps * target_line_words
         if not residues:
             report_range(low, high, settings, side)
 

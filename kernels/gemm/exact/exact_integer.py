@@ -180,10 +180,10 @@ def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
     return max(exact.nbytes, exact.planes_a + min(PLANES_NBYTES, (m + n) * deepest))
 
 
-def _resident_blocks(turned: bool, residues: bool) -> int:
+def resident_blocks(turned: bool, residues: bool) -> int:
     """Blocks of a pass on a multiprocessor: what a tile keeps in registers leaves no room for more."""
     if turned:
-        return 1 if residues else 2
+        return 2
     return 3 if residues else 4
 
 
@@ -193,7 +193,7 @@ def _pass(dtype: np.dtype, turned: bool, residues: bool) -> Launchable:
         byte_planes.pass_function(dtype, turned=turned, residues=residues),
         byte_planes.ARGUMENTS,
         threads=byte_planes.THREADS,
-        blocks_per_multiprocessor=_resident_blocks(turned, residues),
+        blocks_per_multiprocessor=resident_blocks(turned, residues),
     )
 
 
@@ -208,16 +208,18 @@ def _turn() -> Launchable:
 
 
 @functools.cache
-def _reset() -> Launchable:
+def reset() -> Launchable:
+    """`byte_planes.reset_function`."""
     return compile_launchable(byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, threads=1)
 
 
 @functools.cache
-def _decide() -> Launchable:
+def decide() -> Launchable:
+    """`byte_planes.plan_function`."""
     return compile_launchable(byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, threads=1)
 
 
-def _make_planes(
+def make_planes(
     matrix: Lines,
     target: int,
     line_nbytes: int,
@@ -254,7 +256,8 @@ def _make_planes(
     )
 
 
-def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str) -> Planes:
+def planes_at(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str) -> Planes:
+    """The planes that `make_planes` writes."""
     return Planes(target, matrix.depth, matrix.lines, count, line_nbytes, matrix.lines * line_nbytes, kind)
 
 
@@ -311,7 +314,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
                 panel = matrix.panel(first, length)
                 planes = panel.bytes_in_place(kinds[side])
                 if planes is None:
-                    _make_planes(
+                    make_planes(
                         panel,
                         targets[side],
                         where.single_depth,
@@ -321,7 +324,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
                         residues=False,
                         ranged=False,
                     )
-                    planes = _planes(targets[side], panel, where.single_depth, 1, kinds[side])
+                    planes = planes_at(targets[side], panel, where.single_depth, 1, kinds[side])
                 loaded.append(planes)
             add = accumulate or first > 0
             engine.launch_product(config, loaded[0], loaded[1], output, length, add, stream)
@@ -337,9 +340,25 @@ def _compile_wide(
     """
     configs = [engine.config(*names, c_type, plan_kind=kind) for kind, names in enumerate(SINGLE_KINDS)]
     configs.append(engine.config("s8", "s8", c_type, plan_kind=RESIDUES))
+    compile_passes((a, b), configs, engine, device, residues=True)
+
+
+def compile_passes(
+    operands: Iterable[tuple[np.dtype, bool]],
+    configs: Iterable[Any],
+    engine: Engine,
+    device: int,
+    *,
+    residues: bool = False,
+) -> None:
+    """Have the passes over operands compiled beside each other, and products.
+
+    operands: dtype of each, and whether it is turned. residues: whether those too that write residues.
+    """
     needed = [engine.compiled(config) for config in configs]
-    needed += [_pass(*operand, residues) for operand in (a, b) for residues in (False, True)]
-    needed += [_reset(), _decide()]
+    kinds = (False, True) if residues else (False,)
+    needed += [_pass(*operand, kind) for operand in operands for kind in kinds]
+    needed += [reset(), decide()]
     compile_together({launchable.kernel for launchable in needed}, device_capability(device))
 
 
@@ -355,15 +374,15 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
             panels = a.panel(first, length), b.panel(first, length)
             add = accumulate or first > 0
             residue_depth = min(where.residue_depth, length)
-            _reset().launch(1, stream, scratch)
+            reset().launch(1, stream, scratch)
             one = a == b  # a matrix by its own transpose: the lines of both are the same
             for side, panel in ((byte_planes.BOTH, panels[0]),) if one else enumerate(panels):
                 target = targets[0 if one else side]
-                _make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
-            _decide().launch(1, stream, scratch, residue_depth)
+                make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
+            decide().launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
                 single = [
-                    _planes(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
+                    planes_at(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
                     for side in range(2)
                 ]
                 config = engine.config(names[0], names[1], output.c_type, plan_kind=kind)
@@ -387,8 +406,8 @@ def _residues(
     """One panel of a product by residues; all of it returns at once where the plan says otherwise."""
     planes = []
     for side, panel in enumerate(panels):
-        _make_planes(panel, targets[side], where.residue_depth, scratch, side, stream, residues=True)
-        planes.append(_planes(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
+        make_planes(panel, targets[side], where.residue_depth, scratch, side, stream, residues=True)
+        planes.append(planes_at(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
     engine.launch_product(
         engine.config("s8", "s8", output.c_type, plan_kind=RESIDUES),
         planes[0],
@@ -435,7 +454,16 @@ def _passes(minimum: Capability) -> Iterable[Variant]:
             byte_planes.pass_function(np.dtype(dtype), turned=turned, residues=residues),
             byte_planes.ARGUMENTS,
             byte_planes.THREADS,
-            _resident_blocks(turned, residues),
+            resident_blocks(turned, residues),
+            minimum,
+        )
+    for name, turned in itertools.product(("float32", "float64"), (False, True)):  # of whole_floats
+        yield pass_variant(
+            f"{name} to bytes{', turned' if turned else ''}",
+            byte_planes.pass_function(np.dtype(name), turned=turned, residues=False),
+            byte_planes.ARGUMENTS,
+            byte_planes.THREADS,
+            resident_blocks(turned, False),
             minimum,
         )
     turn = byte_planes.turn_function()
@@ -458,6 +486,8 @@ def variants() -> Iterable[Variant]:
         yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
         yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
     yield variant("planned bytes to int64", Config("u8", "u8", types.int64, plan_kind=3))
+    for c_type in (types.float32, types.float64):
+        yield variant(f"bytes to {c_type}", Config("u8", "s8", c_type))
     yield from _passes(HOPPER)
 
 
@@ -476,6 +506,9 @@ def variants_mma() -> Iterable[Variant]:
                 config = mma.Config(*kinds, c_type, plan_kind, tile)
                 shape = f"{tile.stages} × {tile.depth} bytes deep"
                 yield mma_launch.variant(f"{name} to int{8 * nbytes}, {shape}", config)
+        for c_type in (types.float32, types.float64):
+            config = mma.Config("u8", "s8", c_type, tile=tile)
+            yield mma_launch.variant(f"bytes to {c_type}, {tile.stages} × {tile.depth} bytes deep", config)
 
     yield from products(small)
     yield from _passes(mma_launch.AMPERE)

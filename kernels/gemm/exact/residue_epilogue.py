@@ -15,12 +15,12 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.exact.residues import (
-    DEPTH_LIMIT,
     DIGIT_BOUND,
     FRACTION_BITS,
     MODULI,
     modulus_set,
 )
+from tilewright.kernels.gemm.exact.scaled_residues import DEPTH_LIMIT
 from tilewright.kernels.numbers import round_up
 from tilewright.kernels.ptx import memory
 from tilewright.kernels.ptx.unroll import unroll
@@ -32,6 +32,7 @@ TILE_ELEMENTS = 128 * 256
 WORKSPACE_NBYTES = len(MODULI) * TILE_ELEMENTS
 """Bytes of a block's workspace: one residue of every element of its tile for every modulus."""
 LARGEST_SUM = DEPTH_LIMIT * DIGIT_BOUND**2
+"""Of float64 products, which are deeper than those of integers."""
 
 
 def reduction_table() -> np.ndarray:
@@ -54,6 +55,14 @@ def combination_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return factors, fractions, products
 
 
+@cuda.jit(device=True, inline="always")
+def reduced(value: Any, p: Any, offset: Any, magic: Any) -> Any:
+    """A sum modulo p, by a row of `reduction_table`."""
+    x = types.uint32(value + offset)
+    rest = types.uint32(x - types.uint32((types.uint64(x) * types.uint64(magic)) >> 32) * p)
+    return min(rest, types.uint32(rest - p))  # below p the difference wraps to something large
+
+
 def residue_epilogue(
     threads: int, columns: int, strips: int, c_type: Any
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -73,12 +82,6 @@ def residue_epilogue(
     batch_words = 4 * BATCH
     half = 1 << (FRACTION_BITS - 1)
     u32, u64 = types.uint32, types.uint64
-
-    @cuda.jit(device=True, inline="always")
-    def reduced(value, p, offset, magic):  # type: ignore[no-untyped-def]
-        x = u32(value + offset)
-        rest = u32(x - u32((u64(x) * u64(magic)) >> 32) * p)
-        return min(rest, u32(rest - p))  # below p the difference wraps to something large
 
     @cuda.jit(device=True, inline="always")
     def keep_quarter(quarter, sums, words, kept, first, p, offset, magic):  # type: ignore[no-untyped-def]
@@ -133,7 +136,19 @@ def residue_epilogue(
 
     @cuda.jit(device=True, inline="always")
     def add_residues(  # type: ignore[no-untyped-def]
-        planes, kept, first, out, start, row_stride, column_stride, rows, columns, accumulate
+        planes,
+        kept,
+        first,
+        out,
+        start,
+        row_stride,
+        column_stride,
+        rows,
+        columns,
+        accumulate,
+        plan,
+        row,
+        column,
     ):
         for quarter in range(quarters):
             add_quarter(

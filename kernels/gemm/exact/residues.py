@@ -35,7 +35,10 @@ exact."""
 PLAN_MIN_A, PLAN_MAX_A, PLAN_MIN_B, PLAN_MAX_B, PLAN_KIND, PLAN_PLANES = range(6)
 """Indices in the plan, an int64 array in device memory: the ranges found, and the kind and planes that follow from
 them."""
-PLAN_LENGTH = 6
+PLAN_SHIFTS_A, PLAN_SHIFTS_B, PLAN_LEAST, PLAN_NONFINITE = range(6, 10)
+"""Those of a float64 product (`scaled_residues`): where the lines' powers of two lie, the least element of the sample's
+product, and whether there are infinities or NaN."""
+PLAN_LENGTH = 10
 SINGLE_KINDS = (("s8", "s8"), ("u8", "s8"), ("s8", "u8"), ("u8", "u8"))
 """Plan kinds 0 to 3: both operands fit into one byte each, signed or unsigned, and one product is enough."""
 RESIDUES = 4

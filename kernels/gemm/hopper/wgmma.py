@@ -21,6 +21,7 @@ from numba.cuda import types
 
 from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES, residue_epilogue
 from tilewright.kernels.gemm.exact.residues import PLAN_KIND, PLAN_PLANES, RESIDUES
+from tilewright.kernels.gemm.exact.scaled_epilogue import OWN_WORDS, least_report, scaled_epilogue
 from tilewright.kernels.gemm.hopper.selection import selection
 from tilewright.kernels.gemm.hopper.wgmma_config import (
     C_BOX_LINES,
@@ -150,7 +151,14 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     selects = config.selection != ""
     select = selection(tile_n, config.selection, integer=config.integer, mutual=config.mutual)
     wait_stores = bulk_copy.bulk_wait(0, read=False)
-    keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
+    if residues and c_type in (types.float32, types.float64):
+        keep_residues, add_residues = scaled_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
+        own_words = OWN_WORDS
+    else:
+        keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
+        own_words = 4
+    finds_least = config.least
+    report_least = least_report(tile_n, 1)
     give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
     take_registers = warpgroup_mma.register_budget(CONSUMER_REGISTERS, grow=True)
     i32, i64, u32 = types.int32, types.int64, types.uint32
@@ -227,7 +235,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 bulk_copy.tensor_map_acquire(map_c)
             out = memory.global_array(c, c_type)
             kept = memory.global_array(workspace, u32)
-            kept_first = cuda.blockIdx.x * kept_words + 4 * (thread - WARPGROUP)
+            kept_first = cuda.blockIdx.x * kept_words + own_words * (thread - WARPGROUP)
             for tile in range(first_tile, walked, tile_stride):
                 tile_row, tile_column = tile_at(tile, tiles_m, tiles_n, steps, diagonal)
                 if is_above(tile_row, tile_column, steps, diagonal):
@@ -275,7 +283,12 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         m - row,
                         n - column,
                         accumulate,
+                        plan,
+                        row,
+                        column,
                     )
+                elif finds_least:
+                    report_least(sums, plan, m - row, n - column)
                 elif boxed and map_c != 0:
                     warp = u32((thread - WARPGROUP) // WARP)
                     staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)

@@ -48,6 +48,8 @@ class Config:
     selection: str = ""
     """Of C, only elements that reach their row's bound are kept, in lists (`selection`): the metric, perhaps
     after `selection.FARTHER`."""
+    least: bool = False
+    """Of C only the least element is wanted, in the plan (int32 sums)."""
     mutual: bool = False
     """With ``selection``: both sides are rows of one matrix, and elements come into the lists of both."""
     tile_n: int = 256

@@ -26,6 +26,7 @@ from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.driver_error import checked
 from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.numbers import ceil_div
 
 HOPPER = (9, 0)
@@ -43,7 +44,7 @@ class Launchable:
     shared_nbytes: int
     cluster: int
 
-    def launch(self, grid: int, stream: Any, *arguments: int) -> None:
+    def launch(self, grid: int | tuple[int, int], stream: Any, *arguments: int) -> None:
         """Enqueue ``grid`` blocks (a multiple of the cluster) on ``stream``."""
         enqueue(self.kernel, grid, self.threads, stream, self.shared_nbytes, *arguments, cluster=self.cluster)
 
@@ -65,6 +66,18 @@ def compile_launchable(
         shared_nbytes=shared_nbytes,
     )
     return Launchable(kernel, threads, shared_nbytes, cluster)
+
+
+def read_plan(plan: int, length: int, stream: Any) -> np.ndarray:
+    """The first ``length`` int64 of device memory at an address, once all that was enqueued on the stream is done."""
+    from cuda.bindings import driver
+
+    found = np.zeros(length, np.int64)
+    handle = int(stream) if stream else DEFAULT_STREAM
+    copied = driver.cuMemcpyDtoHAsync(found.ctypes.data, plan, found.nbytes, handle)
+    checked("copying a plan from the GPU", copied)
+    checked("waiting for a plan", driver.cuStreamSynchronize(handle))
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from numba.cuda import types
 
 from tilewright.kernels.gemm.exact.residue_epilogue import residue_epilogue
 from tilewright.kernels.gemm.exact.residues import MODULI, PLAN_KIND, PLAN_PLANES, RESIDUES
+from tilewright.kernels.gemm.exact.scaled_epilogue import OWN_WORDS, least_report, scaled_epilogue
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
 from tilewright.kernels.gemm.hopper.wgmma_epilogue import conversions, sum_store
 from tilewright.kernels.numbers import WARP
@@ -167,6 +168,8 @@ class Config:
     """The tensor cores' sums of a stage, which they truncate, are added up in ordinary float32, which rounds."""
     flagged_only: bool = False
     """Write only the rows and columns of C that the flags at ``workspace`` name."""
+    least: bool = False
+    """Of C only the least element is wanted, in the plan (int32 sums)."""
 
     @property
     def integer(self) -> bool:
@@ -464,7 +467,14 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     middle_steps = _steps(loaders[2:], multiply, tiles_m, tiles_n)
     converted = (c_type, c_type, c_type) if integer else conversions(config)
     store = _strips(sum_store(warp_n, converted, flagged_only=config.flagged_only), tiles_m, strip_sums)
-    keep_residues, add_residues = residue_epilogue(tile.threads, warp_n, tiles_m, c_type)
+    if residues and c_type in (types.float32, types.float64):
+        keep_residues, add_residues = scaled_epilogue(tile.threads, warp_n, tiles_m, c_type)
+        own_words = OWN_WORDS
+    else:
+        keep_residues, add_residues = residue_epilogue(tile.threads, warp_n, tiles_m, c_type)
+        own_words = 4
+    finds_least = config.least
+    report_least = least_report(warp_n, tiles_m)
     i32, i64, u32 = types.int32, types.int64, types.uint32
 
     @inlined
@@ -604,7 +614,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     if promoted:
                         unroll(promote, registers, (totals, sums))
                 if residues:
-                    keep_residues(sums, plane, planes, kept, cuda.blockIdx.x * kept_words + 4 * thread)
+                    keep_residues(
+                        sums, plane, planes, kept, cuda.blockIdx.x * kept_words + own_words * thread
+                    )
             tile_row, tile_column = cluster_tile(tile_index, tiles_down, tiles_across, band)
             row = i64(tile_row * tile_m + warp_row + lane // 4)
             column = i64(tile_column * tile_n + warp_column + 2 * (lane % 4))
@@ -612,7 +624,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 add_residues(
                     planes,
                     kept,
-                    cuda.blockIdx.x * kept_words + 4 * thread,
+                    cuda.blockIdx.x * kept_words + own_words * thread,
                     out,
                     row * row_stride + column * column_stride,
                     row_stride,
@@ -620,7 +632,12 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     m - row,
                     n - column,
                     accumulate,
+                    plan,
+                    row,
+                    column,
                 )
+            elif finds_least:
+                report_least(sums, plan, m - row, n - column)
             else:
                 in_pairs = paired != 0 and (tile_column + 1) * tile_n <= n
                 store(

@@ -120,11 +120,12 @@ class Storage:
             found["compressors"] = self.codec.compressor(zarr_format or 3)
         return found
 
-    def check(self, out: Source, dtype: np.dtype) -> None:
-        """Raise OptionError where an output that is to be created cannot be stored so."""
+    def check(self, out: Source | None, dtype: np.dtype) -> None:
+        """Raise OptionError where an output that is to be created cannot be stored so. out: None, if nobody says where
+        it goes."""
         if not self:
             return
-        path = local_path(out)
+        path = None if out is None else local_path(out)
         if self.shards is not None and path is not None and format_around(path) == 2:
             raise OptionError(
                 f"shards={_text(self.shards)}: C lies in a group of Zarr's format 2, which has no shards; leave shards"

@@ -104,7 +104,8 @@ def _found(file: Any, variable: str | None, name: str, role: str) -> Any:
 
     if variable is not None:
         found = file.get(variable)
-        if isinstance(found, h5py.Dataset):
+        bare = isinstance(found, h5py.Dataset) and _is_bare_dimension(found)
+        if isinstance(found, h5py.Dataset) and not bare:
             return found
         if isinstance(found, h5py.Group) and found.attrs.get("encoding-type") in SPARSE:
             raise StoreError(
@@ -112,11 +113,20 @@ def _found(file: Any, variable: str | None, name: str, role: str) -> Any:
                 " where it fits (adata.X.toarray()), and give that, or store it so"
             )
         what = "is a group there" if isinstance(found, h5py.Group) else "is not in that file"
+        if bare:
+            what = "is a dimension without coordinates there"
         raise StoreError(f"{role}: {name}: {variable} {what}; it has {_listed(file)}")
     arrays = list(_matrices(file))
     if len(arrays) == 1:
         return file[arrays[0]]
     raise StoreError(f"{role}: {name} is an HDF5 file with {_listed(file)}; give one, as {name}::/NAME")
+
+
+def _is_bare_dimension(dataset: Any) -> bool:
+    """Whether a data set of NetCDF holds no numbers, and only stands for a dimension."""
+    name = dataset.attrs.get("NAME", b"")
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    return text.startswith("This is a netCDF dimension but not a netCDF variable")
 
 
 def _matrices(file: Any) -> Iterator[str]:

@@ -26,6 +26,7 @@ from tilewright.pipeline.text.formats.recognition import (
     codec_named,
     recognised,
     unopened,
+    without_codec,
 )
 from tilewright.pipeline.transfer.files import open_anything
 
@@ -36,6 +37,8 @@ SNIFFED_NBYTES = 2**18
 """Files of so many bytes are opened when they are listed, since what they are decides how they are cut. Smaller ones
 are looked at when they are read."""
 
+JSON_LINES = (".jsonl", ".ndjson")
+"""How names of JSON lines end, but for what compresses them."""
 NAMED = 3
 """The most documents that a notice names."""
 
@@ -139,6 +142,9 @@ def codec_of(
     """`Document.codec` of a file. told: gets the names of files that are counted as they are stored although they look
     like something else. looked_at: `least_looked_at`. head_at: for a file that is no local one."""
     codec = codec_named(name)
+    if _has_json_lines(name) and not (reading.fields or reading.split_on):
+        missed = "JSON lines, counted with all that stands in them: name a field (--field) to count its texts"
+        told.setdefault(missed, []).append(name)
     if nbytes >= looked_at and codec is None:
         head = (head_at or head_of)(name, HEAD_NBYTES)
         form = recognised(head, name)
@@ -151,6 +157,11 @@ def codec_of(
                 column = ": name a column (--field) to count its texts" if form is not None else ""
                 told.setdefault(f"like {what}, counted as stored bytes{column}", []).append(name)
     return codec if codec is not None or reading.as_stored else TEXT
+
+
+def _has_json_lines(name: str) -> bool:
+    """Whether a name says that; a look at most names is short, since there may be a million."""
+    return "json" in name and without_codec(name).lower().endswith(JSON_LINES)
 
 
 def least_looked_at() -> int:

@@ -7,7 +7,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -68,6 +68,11 @@ def named(corpus: Corpus, names: Mapping[str, str]) -> Corpus:
         return corpus
     documents = tuple(each._replace(name=names.get(each.name, each.name)) for each in corpus.documents)
     return replace(corpus, documents=documents)
+
+
+def pipes_among(paths: Iterable[Any]) -> list[str]:
+    """Those of the paths that can be read once, as users call them."""
+    return [os.fsdecode(path) for path in paths if _is_pipe(path)]
 
 
 def _is_pipe(path: Any) -> bool:

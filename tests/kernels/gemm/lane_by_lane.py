@@ -398,7 +398,7 @@ def funnel_right(low: int, high: int, shift: int) -> int:
 
 
 INTEGER_TYPES = SimpleNamespace(
-    **{name: Integer(name) for name in (f"{sign}int{8 << i}" for sign in ("", "u") for i in range(4))}
+    **{name: Integer(name) for name in (f"{sign}int{8 << i}" for sign in ("", "u") for i in range(4))},
 )
 
 INTEGER_PTX = SimpleNamespace(

@@ -24,7 +24,7 @@ from numba import cuda
 
 from tilewright.kernels.gemm import scratch, select, tuning
 from tilewright.kernels.gemm.base import Operand, Problem
-from tilewright.kernels.gemm.exact import exact_integer, residue_epilogue
+from tilewright.kernels.gemm.exact import byte_planes, exact_integer, residue_epilogue
 from tilewright.kernels.gemm.tensor import mma, mma_launch
 from tilewright.kernels.gpu.device_array import transposed
 from tilewright.kernels.gpu.device_choice import capability, current_device
@@ -92,13 +92,24 @@ def test_residue_from_bytes(x: int, count: int, weighted: bool) -> None:
 
 
 def test_float32_division_rounds_right_for_every_sum() -> None:
-    totals = np.arange(-(1 << 19), 1 << 19, dtype=np.int32)
-    for p in residues.MODULI:
-        inverse = np.float32(1) / np.float32(p)
-        rest = totals - np.rint(totals.astype(np.float32) * inverse).astype(np.int32) * np.int32(p)
+    """As the pass divides: the bits of a float32 at which numbers have steps of 1, and a multiply-add."""
+    totals = np.arange(-(1 << 19), 1 << 19, dtype=np.int64)
+    whole = np.float32(byte_planes.WHOLE)
+    assert whole.view(np.uint32) == byte_planes.WHOLE_BITS
+    assert byte_planes.WHOLE_BITS % 256 == 0
+    words = (totals + byte_planes.WHOLE_BITS).astype(np.uint32)
+    numbers = words.view(np.float32) - whole
+    np.testing.assert_array_equal(numbers, totals)
+    inverses = byte_planes.inverse_table()[-1]
+    for p, inverse in zip(residues.MODULI, inverses, strict=True):
+        # float64 holds the product exactly, so that the sum is rounded once, to a step of 1.
+        quotients = (numbers.astype(np.float64) * np.float64(inverse) + byte_planes.WHOLE).astype(np.float32)
+        rest = totals - (quotients - whole).astype(np.int64) * p
         # For p = 256 both -128 and 128 are the byte 0x80.
         assert rest.min() >= -128
         assert rest.max() <= (128 if p == 256 else 127)
+        bits = quotients.view(np.uint32).astype(np.int64)
+        np.testing.assert_array_equal((words - bits * p) % 256, rest % 256)
 
 
 @pytest.mark.parametrize("p_index", range(len(residues.MODULI)))

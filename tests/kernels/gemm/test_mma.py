@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         residue_epilogue, "combination_tables", lambda: tuple(table.astype(object) for table in combination)
     )
+    types = SimpleNamespace(**vars(lane_by_lane.INTEGER_TYPES), float32=np.float32, float64=np.float64)
+    monkeypatch.setattr(mma, "types", types)
+    monkeypatch.setattr(residue_epilogue, "reduced", residue_epilogue.reduced.py_func)
     monkeypatch.setattr(mma, "cluster_tile", wgmma.cluster_tile.py_func)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
+from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2
@@ -277,7 +277,17 @@ def selecting() -> list[Variant]:
     ]
 
 
-@pytest.mark.parametrize("variant", [] if SIMULATOR else sampled(selecting(), 9))
+QUICK = {"s8 farther l2", "f16 cosine mutual"}
+"""Of both kinds of sums, and of one side and of both: these are compiled in every run, at two seconds each."""
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, id=variant.name, marks=() if variant.name in QUICK else pytest.mark.slow)
+        for variant in ([] if SIMULATOR else selecting())
+    ],
+)
 def test_products_that_select_become_machine_code(variant: Variant, tmp_path: Any) -> None:
     from numba import cuda
 

@@ -46,6 +46,11 @@ def test_a_run_like_an_earlier_one_takes_as_long(cache: Path) -> None:
     assert (both.least_seconds, both.most_seconds) == pytest.approx((4.0, 8.0))
     assert "about 6.00 s ± 33% for the tiles, by the rates of the last 2 runs" in str(Foreseen(PLAN, both))
     assert not remembered(kind_of(PLAN, "another GPU", "full"))
+    small = replace(kept, work=PLAN.operations // 101, operations=1.0)
+    assert forecast_of(PLAN, [small], None, None).seconds is None, (
+        "a hundredth of the work is mostly its start"
+    )
+    assert forecast_of(PLAN, [small, kept], None, None).seconds == forecast.seconds
 
 
 def test_few_runs_are_kept_and_none_that_are_mostly_start(
@@ -54,7 +59,8 @@ def test_few_runs_are_kept_and_none_that_are_mostly_start(
     monkeypatch.setattr(module, "MOST_RUNS", 2)
     monkeypatch.setattr(module, "MOST_KINDS", 2)
     remember(replace(run_of(PLAN, ["a"]), seconds=0.5), "full")
-    assert not cache.exists()
+    remember(replace(run_of(PLAN, ["a"]), seconds=10_000.0), "full")
+    assert not cache.exists(), "one was mostly start, the other waited for something else"
     run = run_of(PLAN, ["a"])
     for precision in ("full", "tf32", "full", "full", "fp16"):
         remember(run, precision)

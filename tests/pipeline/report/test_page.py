@@ -219,7 +219,7 @@ def test_a_report_that_cannot_be_written_says_that_the_product_is(
     run = tw.matmul(a, a, tmp_path / "c.zarr", device="cpu")
     (tmp_path / "r.html").write_text("another's, since it was looked at")
     with pytest.raises(tw.OutputExistsError, match=r"^--report: .*exists.*; the product is finished"):
-        write_report(run, str(tmp_path / "r.html"), overwrite=False)
+        write_report(run.report(), str(tmp_path / "r.html"), overwrite=False)
 
 
 def test_commands_write_reports(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -1,0 +1,251 @@
+"""How a corpus would be counted: what it consists of, how it is shared out, and what memory that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline.cluster.here.worker import memory_limit
+from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.records import Record
+from tilewright.pipeline.text.blocks import EXTRA_NBYTES
+from tilewright.pipeline.text.corpus import Corpus
+from tilewright.pipeline.text.counting import Division, divided
+from tilewright.pipeline.text.formats.ways import Way, ways_of
+from tilewright.pipeline.text.pieces import MOST_BLOCK_NBYTES
+from tilewright.pipeline.text.totals import most_nbytes
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+
+MOST_LISTED = 20
+"""Files that would be refused, in the text for people; the JSON has all of them."""
+
+
+@dataclass(frozen=True)
+class CountPlan:
+    """How a corpus would be counted."""
+
+    by: str
+    per_document: bool
+    files: int
+    nbytes: int
+    """Of all files, as stored."""
+    ways: tuple[Way, ...]
+    """How they are read; those that would be refused are in none."""
+    looked_at: int
+    """Files whose first bytes were looked at for that; of the others, names decided."""
+    pieces: int
+    """That are left to count: a task each."""
+    piece_nbytes: int
+    """Stored bytes of the largest."""
+    left_nbytes: int
+    """Stored bytes of all of them."""
+    kept: int
+    """Pieces of earlier runs that count."""
+    compared: int
+    """Pieces of earlier runs, among those left, that count if their files hold what they did."""
+    device: str
+    """The GPU's name, or ``CPU``."""
+    workers: int
+    tasks: int
+    """Of all workers at a time."""
+    threads: int
+    """Of one worker that read, or decompress, for all its tasks together."""
+    worker_nbytes: int
+    """Memory of a worker for the texts that it holds at a time, and for their counts where the bins are known."""
+    worker_limit_nbytes: int | None
+    """What its process may take; None: no limit is set."""
+    counts_nbytes: int
+    """Memory of the process that adds up, at most; what is more goes to files in Dask's ``temporary-directory``."""
+    counts_known: bool
+    """Whether it is that, and not only at most."""
+    driver_limit_nbytes: int
+    """What that process may take."""
+    reports: bool
+    """Whether files that cannot be counted are left out; else the first ends the count."""
+    refused: tuple[tuple[str, str], ...]
+    """Files that could not be counted, and why, as far as their first bytes tell."""
+    notes: tuple[str, ...]
+    """What was passed over when the corpus was listed, and what is said of earlier runs."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """Where ``counts`` and a ``plot`` would be written, and finished ``pieces`` be kept."""
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            ("count", f"{self.by}{', a row for each document' if self.per_document else ''}"),
+            ("files", f"{counted(self.files, 'file')}, {format_nbytes(self.nbytes)} as stored"),
+            *self._reading(),
+            ("pieces", self._pieces()),
+            ("workers", self._workers()),
+            ("memory", self._memory()),
+            ("counts", self._counts()),
+            ("written", self._written()),
+            *[("note", note) for note in self.notes],
+            *self._refused(),
+            ("verdict", self._verdict()),
+        ]
+        return "\n".join(f"{name:<16}{text}" for name, text in rows)
+
+    def _reading(self) -> list[tuple[str, str]]:
+        rows = [
+            (
+                "" if place else "reading",
+                f"{counted(way.files, 'file')}, {format_nbytes(way.nbytes)}: {way.what}",
+            )
+            for place, way in enumerate(self.ways)
+        ]
+        if self.looked_at < self.files:
+            rows.append(("", f"by the first bytes of {self.looked_at} of them, and the names of the others"))
+        return rows
+
+    def _pieces(self) -> str:
+        said = f"{counted(self.pieces, 'piece')} to count, {format_nbytes(self.left_nbytes)}"
+        if self.pieces > 1:
+            said += f", at most {format_nbytes(self.piece_nbytes)} each"
+        if self.kept:
+            said += f"; {counted(self.kept, 'piece')} of earlier runs not again"
+        if self.compared:
+            said += f"; {counted(self.compared, 'piece')} compared with what was counted"
+        return said
+
+    def _workers(self) -> str:
+        return (
+            f"{self.workers} × {self.device}, {counted(self.tasks, 'piece')} at a time,"
+            f" {counted(self.threads, 'thread')} a worker that read"
+        )
+
+    def _memory(self) -> str:
+        more = "" if self.counts_known else ", and what the different tokens take"
+        limit = self.worker_limit_nbytes
+        of = f", of {format_nbytes(limit)}" if limit is not None else ""
+        return f"about {format_nbytes(self.worker_nbytes)} a worker for texts{more}{of}"
+
+    def _counts(self) -> str:
+        most = "" if self.counts_known else "at most "
+        more = "" if self.counts_known else "; what is more goes to files"
+        within = ", and as much for each document within a file" if self.per_document else ""
+        if not self.counts_known:
+            within = ""
+        return (
+            f"{most}{format_nbytes(self.counts_nbytes)} in the process that adds up, of"
+            f" {format_nbytes(self.driver_limit_nbytes)}{within}{more}"
+        )
+
+    def _written(self) -> str:
+        words = {
+            "counts": "counts to",
+            "plot": "plot to",
+            "pieces": "finished pieces kept in",
+        }
+        told = [f"{words[name]} {place}" for name, place in self.outputs.items()]
+        return ", ".join(told) or "nothing"
+
+    def _refused(self) -> list[tuple[str, str]]:
+        rows = [
+            ("" if place else "refused", f"{name}: {why}")
+            for place, (name, why) in enumerate(self.refused[:MOST_LISTED])
+        ]
+        more = len(self.refused) - MOST_LISTED
+        return [*rows, ("", f"and {counted(more, 'other')}")] if more > 0 else rows
+
+    def _verdict(self) -> str:
+        said = "it fits the memory"
+        limit = self.worker_limit_nbytes
+        if limit is not None and self.worker_nbytes > limit:
+            said = (
+                "it may not fit the workers' memory; let them take smaller pieces (tilewright.piece-nbytes), or"
+                " decompress on fewer threads (tilewright.decompress-threads)"
+            )
+        if self.refused:
+            said += f"; {counted(len(self.refused), 'file')} would"
+            said += (
+                " be left out"
+                if self.reports
+                else " end it: name them by --exclude, or say --on-error report"
+            )
+        return said
+
+
+def plan_count(
+    corpus: Corpus,
+    kind: Kind | TokenKind,
+    workers: Sequence[WorkerFacts],
+    *,
+    per_document: bool,
+    record: Record | None = None,
+    on_error: str = "stop",
+) -> CountPlan:
+    """The plan that `count_corpus` would follow. Of the corpus only first bytes are read. Raises PlanError where the
+    counts would not fit this process's memory."""
+    rows = len(corpus.documents) if per_document else 1
+    bins = kind.bins if isinstance(kind, Kind) else None
+    allowed = memory_limit() // 2
+    counts, known = most_nbytes(rows, bins, per_document=per_document, allowed=allowed)
+    division = divided(corpus, kind, workers, per_document=per_document, record=record)
+    pieces = division.work.pieces
+    ways = ways_of(corpus.documents, corpus.reading)
+    tasks = max(worker.threads for worker in workers)
+    limits = [worker.host_limit_nbytes for worker in workers if worker.host_limit_nbytes is not None]
+    return CountPlan(
+        by=kind.name,
+        per_document=per_document,
+        files=len(corpus.documents),
+        nbytes=corpus.nbytes,
+        ways=ways.ways,
+        looked_at=ways.looked_at,
+        pieces=len(pieces),
+        piece_nbytes=max((piece.nbytes for piece in pieces), default=0),
+        left_nbytes=sum(piece.nbytes for piece in pieces),
+        kept=len(division.left.done),
+        compared=len(division.left.doubtful),
+        device=workers[0].name if division.device == "cuda" else "CPU",
+        workers=len(workers),
+        tasks=sum(worker.threads for worker in workers),
+        threads=max(_readers(division, tasks), 1),
+        worker_nbytes=_worker_nbytes(division, tasks, bins if not per_document else None),
+        worker_limit_nbytes=min(limits, default=None),
+        counts_nbytes=counts,
+        counts_known=known,
+        driver_limit_nbytes=2 * allowed,
+        reports=on_error == "report",
+        refused=ways.refused,
+        notes=(*corpus.notes, *division.left.notes, *([division.note] if division.note else [])),
+    )
+
+
+def _readers(division: Division, tasks: int) -> int:
+    """Threads of a worker that read at a time: of plain texts on a CPU a task's own."""
+    plain = [piece.is_plain for piece in division.work.pieces]
+    own = tasks if any(plain) and division.device == "cpu" else 0
+    pooled = [
+        threads
+        for threads, is_plain in zip(division.threads, plain, strict=True)
+        if not (is_plain and division.device == "cpu")
+    ]
+    return max(own, max(pooled, default=0))
+
+
+def _worker_nbytes(division: Division, tasks: int, bins: int | None) -> int:
+    """Memory of a worker for texts, and counts of known bins. tasks: of a worker at a time.
+
+    A task on a CPU reads a plain piece at once, and keeps its buffer; all else passes through a buffer of each thread.
+    On a GPU the threads' buffers are pinned, two of a lane each.
+    """
+    whole = stream = 0
+    for piece, threads in zip(division.work.pieces, division.threads, strict=True):
+        if division.device == "cpu" and piece.is_plain and piece.is_local:
+            whole = max(whole, piece.nbytes + EXTRA_NBYTES)
+        else:
+            block = (
+                2 * LANE_NBYTES
+                if division.device == "cuda"
+                else min(division.block_nbytes, MOST_BLOCK_NBYTES)
+            )
+            stream = max(stream, threads * (block + EXTRA_NBYTES))
+    counts = 8 * (bins or 0)
+    return tasks * (whole + counts) + stream + (tasks + max(division.threads, default=0)) * counts
