@@ -73,6 +73,9 @@ SETTINGS = (
             "threads of one worker that read and decode chunks, or on a GPU read text; unset: 12, and for encoded"
             " chunks on a GPU its share of the host's cores, if that is more; up to 32 where chunks below 5 MiB come"
             " from an object store; local files on a CPU: at most its cores"),
+    Setting("tilewright.gpu-decoding", False, "true or false",
+            "whether a GPU decodes chunks of Zstandard, LZ4 and Blosc itself, beside the cores; it sets memory aside"
+            " for that, a twelfth at most"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
     Setting("tilewright.window-nbytes", "128 MiB", "bytes",

@@ -11,6 +11,7 @@ import pytest
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm.base import Operand, Problem
+from tilewright.kernels.gemm.exact.whole_floats import fits
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.workflows.bench import cublas, gemm_peers, io
@@ -46,8 +47,7 @@ def cases(products: str) -> list[tuple[np.dtype, str]]:
     return [(dtype, precision) for dtype in named for precision in precisions]
 
 
-def problem(dtype: np.dtype, precision: str, capability: tuple[int, int]) -> Problem:
-    side = 4096
+def problem(dtype: np.dtype, precision: str, capability: tuple[int, int], side: int = 4096) -> Problem:
     operand = Operand(side, side, dtype, (side, 1), 128)
     return Problem(operand, operand, operand, False, precision, capability)
 
@@ -55,9 +55,12 @@ def problem(dtype: np.dtype, precision: str, capability: tuple[int, int]) -> Pro
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has only the portable kernels")
 def test_tensor_cores_are_used_where_the_readme_says() -> None:
     rows = stated()
+    (whole,) = [products for products in rows if "whole numbers" in products]
+    fitting = {each for each in CAPABILITIES if fits(problem(np.dtype(np.float64), "full", each, side=8192))}
+    assert rows.pop(whole) == fitting
     told = {(dtype, precision) for products in rows for dtype, precision in cases(products)}
-    assert len(rows) == 4
-    assert len(told) == 2 + len(REDUCED) + 2 + 8
+    assert len(rows) == 5
+    assert len(told) == 2 + len(REDUCED) + 1 + 2 + 8
     for products, capabilities in rows.items():
         for dtype, precision in cases(products):
             able = {

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.kernels.choices import DeviceKind
+from tilewright.pipeline.plan.decoding import DecodingRoom
 
 TILE_BUFFERS = 4
 """The most tiles of C that a GPU holds: one being multiplied, the others being written, so that no thread waits for the
@@ -154,6 +155,8 @@ class Limits:
     workspace_nbytes: Callable[[int, int, int], int] | None = None
     """Workspace bytes the kernel needs to add a panel of this depth into a tile or cell of these rows and columns;
     None: it never needs any."""
+    decoding: DecodingRoom | None = None
+    """What of the GPU's memory is set aside for decoding; None: nothing is."""
     line_nbytes: int = 1
     """Alignment in memory of the lines of cells, so that a kernel treats all cells alike: `LINE_NBYTES` on a GPU. CPU
     libraries do not depend on addresses."""

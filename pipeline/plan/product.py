@@ -17,6 +17,7 @@ from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_geometry, finer_band_geometry
+from tilewright.pipeline.plan.decoding import DecodingRoom
 from tilewright.pipeline.plan.grid import Tile, TileGrid, square_unit
 from tilewright.pipeline.plan.inputs import (
     NO_FUSED_NBYTES,
@@ -143,6 +144,10 @@ class MatmulPlan:
     """About how many requests reading A and B takes of object stores that they lie in."""
     beside_nbytes: int = 0
     """Of what is stored beside each element of C: the number of its pairs."""
+    decoding: DecodingRoom | None = None
+    """What of each GPU's memory is set aside so that it decodes chunks itself; None: the cores decode them all."""
+    decoded_by: str = ""
+    """What decodes encoded inputs where C is made on GPUs, for people; empty: nothing is encoded."""
 
     @property
     def band(self) -> Band | None:
@@ -425,6 +430,7 @@ class MatmulPlan:
                     f" {format_nbytes(self.bound_nbytes)} ({least} once at least)"
                 ),
             ),
+            *([("decoding", self.decoded_by)] if self.decoded_by else []),
             *([("requests", f"about {self.read_requests}, for chunks")] if self.read_requests else []),
             ("writes", format_nbytes(self.write_nbytes)),
         ]
@@ -496,8 +502,8 @@ def plan_tiles(
     items = a.dtype.itemsize, b.dtype.itemsize, sums_dtype.itemsize
     more = fused.nbytes(c_dtype) if fused is not None else NO_FUSED_NBYTES
     vectors_nbytes = 0 if fused is None else fused.vectors_nbytes
-    if not limits.on_host:
-        limits = replace(limits, device_nbytes=max(0, limits.device_nbytes - vectors_nbytes))
+    aside = 0 if limits.on_host else vectors_nbytes + (limits.decoding.nbytes if limits.decoding else 0)
+    limits = replace(limits, device_nbytes=max(0, limits.device_nbytes - aside))
     transposed = transpose_a, transpose_b
     cell = (keep.cell_rows, keep.cell_columns) if keep else None
     best = keep
@@ -590,8 +596,8 @@ def plan_tiles(
         line_nbytes=limits.line_nbytes,
         a_buffers=held.a_buffers,
         b_buffers=held.b_buffers,
-        device_limit_nbytes=limits.device_nbytes + (0 if limits.on_host else vectors_nbytes),
-        device_peak_nbytes=held.peak_nbytes + (0 if limits.on_host else vectors_nbytes),
+        device_limit_nbytes=limits.device_nbytes + aside,
+        device_peak_nbytes=held.peak_nbytes + aside,
         host_peak_nbytes=max(host_peak, checking),
         read_threads=limits.read_threads,
         write_threads=limits.write_threads,
@@ -611,6 +617,7 @@ def plan_tiles(
         read_requests=read_requests(a, b, best, held) if m and n else 0,
         window=None if band is None else (band.before, band.after),
         beside_nbytes=beside,
+        decoding=limits.decoding,
     )
     if band is None:
         return plan

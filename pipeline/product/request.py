@@ -29,10 +29,12 @@ from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.check.vectors import vector_count
 from tilewright.pipeline.cluster.profiles import Cluster
+from tilewright.pipeline.decoding.choice import NO_ROOM, decoding_for
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
+from tilewright.pipeline.plan.decoding import DecodingRoom
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     FusedDtypes,
@@ -413,6 +415,7 @@ def plan_for(
     limits = _limits(facts, factors, parent)
     if most_nbytes is not None:
         limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
+    decoding, decoded_by = decoding_for((left, right), facts, limits.device_nbytes)
     if isinstance(out, zarr.Array):
         check_given_output(out, (a.rows, b.columns), c_dtype)
         unit = store.write_unit(out)
@@ -447,6 +450,22 @@ def plan_for(
     )
 
     def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
+        """With room for decoding where a tile fits beside it, and where the tiles of an earlier run do."""
+        if decoding is None:
+            return replace(make_with(None, c_unit, keep), decoded_by=decoded_by)
+        try:
+            plan = make_with(decoding, c_unit, keep)
+        except PlanError:
+            plan = None
+        if plan is None or (keep is not None and plan.geometry != keep):
+            without = replace(make_with(None, c_unit, keep), decoded_by=NO_ROOM)
+            if plan is None or without.geometry == keep:
+                return without
+        return replace(plan, decoded_by=decoded_by)
+
+    def make_with(
+        decoding: DecodingRoom | None, c_unit: tuple[int, int], keep: Geometry | None
+    ) -> MatmulPlan:
         beside = 0 if factors.counts is None else COUNT_DTYPE.itemsize
         piece = c_unit[0] * c_unit[1] * max(c_dtype.itemsize, beside)
         encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
@@ -469,6 +488,7 @@ def plan_for(
                 write_threads=threads,
                 encoders_nbytes=encoders(threads),
                 check_nbytes=_check_nbytes(facts, factors, out, c) if verify else 0,
+                decoding=decoding,
             ),
             transpose_a=transpose_a,
             transpose_b=transpose_b,

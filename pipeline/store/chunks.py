@@ -26,7 +26,9 @@ import zstandard
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
+from tilewright.kernels.decoding.numbers import Numbers
 from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.pipeline.decoding.coding import BLOSC, FORMS, RAW, Coding
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray
 from tilewright.pipeline.store.sources.mapped import Mapped, MappedStore
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
@@ -40,6 +42,9 @@ FILTERS = ("shuffle", "fletcher32")
 
 MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
+
+MOST_CODED_NBYTES = 2**31 - 2**20
+"""The largest chunk that may be decoded on a GPU, so that no length in a chunk comes near 32 bits."""
 
 BLOSC_BLOCK_NBYTES = 2**20
 """The largest block that Blosc chooses by default; its codecs encode each block separately."""
@@ -136,6 +141,25 @@ class ChunkLayout:
         return Zstd(min(self.codecs[0].level, zstandard.MAX_COMPRESSION_LEVEL), self.codecs[0].checksum)
 
     @property
+    def coding(self) -> Coding | None:
+        """How a chunk of a matrix is encoded, where a GPU may decode it; None where it is plain, or is encoded by what
+        only cores undo."""
+        names = [codec.codec_id for codec in self.codecs]
+        suffix = names[-1:] == ["crc32c"]
+        names = names[: len(names) - suffix]
+        if self.plain or self.whole or len(self.chunks) != 2 or len(names) > 1:
+            return None
+        if (
+            not set(names) <= set(FORMS)
+            or self.dtype.kind not in "iufcb"
+            or self.chunk_nbytes > MOST_CODED_NBYTES
+        ):
+            return None
+        form = FORMS[names[0]] if names else RAW
+        numbers = Numbers.of(self.dtype, shuffled=form == BLOSC)
+        return Coding(form, suffix, numbers, self.transposed)
+
+    @property
     def chunk_nbytes(self) -> int:
         return math.prod(self.chunks) * self.dtype.itemsize
 
@@ -176,6 +200,15 @@ def layout_of(array: StoredArray, name: str) -> ChunkLayout | None:
     if not isinstance(array.store, LocalStore):
         return None
     return encoding_of(array, name, array.store.root / array.path)
+
+
+def coding_of(array: StoredArray) -> tuple[Coding, int] | None:
+    """How an array's chunks are encoded, and what each decodes to, in bytes; None where no GPU may decode them."""
+    if isinstance(array, Section):
+        return coding_of(array.array)
+    layout = layout_of(array, "")
+    coding = None if layout is None else layout.coding
+    return None if layout is None or coding is None else (coding, layout.chunk_nbytes)
 
 
 def _of_mapped(layout: ChunkLayout | None, mapped: Mapped) -> ChunkLayout | None:

@@ -333,18 +333,18 @@ class FilePart:
 
 
 def region_uploads(
-    array: StoredArray, region: Sequence[slice], address: int, pitch: int
+    array: StoredArray, region: Sequence[slice], address: int, pitch: int, *, coded: bool = False
 ) -> tuple[list[FilePart], list[RegionRead]]:
     """The parts that make up ``array[region]``: those that loops can read from files, of one array all plain or all
     compressed, and the others.
 
     array, region: two-dimensional, as `region_reads` has them. address, pitch: where the region goes on the device, and
-    the bytes from one row to the next there.
+    the bytes from one row to the next there. coded: whether the device decodes what it can (``ChunkLayout.coding``).
     """
     if isinstance(array, Section):
-        return region_uploads(array.array, array.within(region), address, pitch)
+        return region_uploads(array.array, array.within(region), address, pitch, coded=coded)
     layout = layout_of(array, name_of(array))
-    if layout is None or not (layout.plain or layout.zstd):
+    if layout is None or not (layout.plain or layout.zstd or (coded and layout.coding)):
         return [], region_reads(array, region)
     indexes: dict[str, np.ndarray] = {}
     found: list[FilePart] = []

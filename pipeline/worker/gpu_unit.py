@@ -27,8 +27,11 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
+from tilewright.pipeline.decoding.coding import ZSTD, Coding
+from tilewright.pipeline.decoding.pace import Pace
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
+from tilewright.pipeline.store.chunks import coding_of
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.store.region_write import RegionWrite
@@ -57,6 +60,7 @@ from tilewright.pipeline.worker.units import (
 
 if TYPE_CHECKING:
     from tilewright.kernels.passes.xxh3_device import Table
+    from tilewright.pipeline.decoding.upload import CodedUpload, Decoding
     from tilewright.pipeline.store.chunks import Zstd
     from tilewright.pipeline.transfer.file_upload import Upload
     from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
@@ -292,7 +296,8 @@ class _Hashes:
 class CudaUnit:
     """One GPU. Threads move bytes through pinned lanes, and wait for a free one."""
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: Product, pace: Callable[[int, int, int], Pace] = Pace) -> None:
+        """pace: says who decodes chunks, the GPU or a core."""
         from numba import cuda
 
         from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
@@ -319,7 +324,21 @@ class CudaUnit:
 
             self._gpu_fusion = GpuFusion(product, self.allocate, self._compute_stream)
         self.fusion: Fusion = NoFusion() if self._gpu_fusion is None else self._gpu_fusion
+        self._decoding = self._decoder(pace) if self._in_loops else None
+        """What decodes chunks on the GPU; None where the cores decode them all."""
         self._lanes = pool_of(_lanes(product.plan.lanes))
+
+    def _decoder(self, pace: Callable[[int, int, int], Pace]) -> Decoding | None:
+        room = self._product.plan.decoding
+        if room is None:
+            return None
+        from tilewright.pipeline.decoding import headers
+        from tilewright.pipeline.decoding.slots import Compiling, GpuSlot
+        from tilewright.pipeline.decoding.upload import Decoding
+
+        headers.prepare()
+        self._compiling = Compiling()
+        return Decoding([GpuSlot(room) for _ in range(room.slots)], pace, self._compiling.done)
 
     def attach(self) -> None:
         self._cuda.current_context()
@@ -361,21 +380,85 @@ class CudaUnit:
         pitch = panel.pitch * panel.dtype.itemsize
         found: list[tuple[FilePart, tuple[int, int]]] = []
         others: list[Callable[[], Move]] = []
+        coding = self._coding_of(array)
         for piece, place in pieces:
-            parts, left = region_uploads(array, piece, panel.address(*place), pitch)
+            parts, left = region_uploads(array, piece, panel.address(*place), pitch, coded=coding is not None)
             found += [(part, place) for part in parts]
             others += ordinary(left, place)
+        if coding is not None and found:
+            coded = self._coded_upload(found, coding, panel)
+            threads = min(self._product.plan.read_threads, coded.blocks)
+            calls = [partial(self._run_coded, coded) for _ in range(threads)]
+            return Loading(
+                calls + others, partial(self._rest, coded, found, ordinary), partial(self._settle, coded)
+            )
         upload = self._upload_of([part.source for part, _ in found])
         threads = min(self._product.plan.read_threads, upload.blocks)
-        calls: list[Callable[[], Move]] = [partial(self._run_loop, upload) for _ in range(threads)]
+        calls = [partial(self._run_loop, upload) for _ in range(threads)]
+        return Loading(calls + others, partial(self._rest, upload, found, ordinary), self._settle)
 
-        def rest() -> list[Callable[[], Move]]:
-            # What the loop could not move: chunks never written, and chunks for which an ordinary read reports what is
-            # wrong.
-            failed = [found[number] for number in upload.failed()]
-            return [call for part, place in failed for call in ordinary(part.reads(), place)]
+    def _rest(
+        self,
+        upload: Upload | ChunkUpload | CodedUpload,
+        found: Sequence[tuple[FilePart, tuple[int, int]]],
+        ordinary: Callable[[list[RegionRead], tuple[int, int]], list[Callable[[], Move]]],
+    ) -> list[Callable[[], Move]]:
+        """Calls for what an upload could not move: chunks never written, and those for which an ordinary read reports
+        what is wrong."""
+        self._cuda.current_context()  # attaches the thread to the GPU
+        failed = [found[number] for number in upload.failed()]
+        return [call for part, place in failed for call in ordinary(part.reads(), place)]
 
-        return Loading(calls + others, rest, self._settle)
+    def _coding_of(self, array: StoredArray) -> Coding | None:
+        """How chunks are encoded that the GPU decodes; None where it decodes none of an array."""
+        found = None if self._decoding is None else coding_of(array)
+        if self._decoding is None or found is None or not self._decoding.batch(found[1]):
+            return None
+        return found[0]
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """What decodes on the GPU, for those who look on; None where the cores decode everything."""
+        return self._decoding
+
+    def wait_for_decoders(self) -> None:
+        """Wait until what decodes on the GPU is compiled, if anything does."""
+        if self._decoding is not None:
+            self._compiling.wait()
+
+    def _coded_upload(
+        self, found: Sequence[tuple[FilePart, tuple[int, int]]], coding: Coding, panel: Placed
+    ) -> CodedUpload:
+        """The upload of encoded chunks that the GPU and the cores decode together."""
+        from tilewright.pipeline.decoding.upload import CodedUpload
+
+        assert self._decoding is not None, "else nothing has a coding"
+        chunks = [part.source for part, _ in found if isinstance(part.source, StoredChunk)]
+        loops = None
+        if coding.form == ZSTD and not coding.suffix and not coding.by_columns and not coding.numbers.swapped:
+            loops = self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
+
+        def on_core(number: int, lane: Lane) -> tuple[float, float]:
+            if loops is not None:
+                spent = loops.run_one(lane.to_gpu, number)
+                if loops.has_failed(number):
+                    upload.fail(number)
+                return spent
+            part, place = found[number]
+            moves = [self._load(lane, read, panel) for read in moved(part.reads(), place)]
+            return sum(move.store_seconds for move in moves), sum(move.device_seconds for move in moves)
+
+        def bring(rectangles: Sequence[Rectangle]) -> Upload:
+            return self._upload.Upload(rectangles, self._upload_nbytes, threads)
+
+        threads = min(self._product.plan.read_threads, len(chunks))
+        matrix = address(panel.flat)
+        upload = CodedUpload(chunks, coding, matrix, self._decoding, bring, on_core, threads)
+        return upload  # which `on_core` tells what no core could decode
+
+    def _run_coded(self, upload: CodedUpload) -> Move:
+        with self._lane() as lane:
+            return Move(*upload.run(lane, lane.to_gpu))
 
     def _upload_of(self, sources: Sequence[Rectangle | StoredChunk]) -> Upload | ChunkUpload:
         """The upload of these parts, which are all plain or all compressed."""
@@ -390,33 +473,38 @@ class CudaUnit:
             return Move(*upload.run(lane.to_gpu))
 
     def load(self, part: RegionRead, panel: Placed) -> Move:
+        with self._lane() as lane:
+            return self._load(lane, part, panel)
+
+    def _load(self, lane: Lane, part: RegionRead, panel: Placed) -> Move:
         rows, columns = part.shape
         item = panel.dtype.itemsize
         pitch, start = panel.pitch * item, panel.address(part.target[0].start, part.target[1].start)
         reading = 0.0
-        with self._lane() as lane:
-            begun = time.perf_counter()
-            whole = None
-            if rows * columns * item > BLOCK_NBYTES:  # a chunk decoded as a whole is sent in bands
-                whole = np.empty((rows, columns), panel.dtype)
-                clock = time.perf_counter()
-                part.read(whole)
-                reading += time.perf_counter() - clock
-            bands = ((0, 0, (rows, columns)),) if whole is None else _bands((rows, columns), item)
-            for row, column, extent in bands:
-                staged = shaped(lane.block().view(panel.dtype), extent)
-                clock = time.perf_counter()
-                if whole is None:
-                    part.read(staged)
-                else:
-                    staged[...] = whole[row : row + extent[0], column : column + extent[1]]
-                reading += time.perf_counter() - clock
-                upload_rectangle(staged, start + row * pitch + column * item, pitch, self._upload_stream)
-                lane.sent(self._upload_stream)
+        begun = time.perf_counter()
+        whole = None
+        if rows * columns * item > BLOCK_NBYTES:  # a chunk decoded as a whole is sent in bands
+            whole = np.empty((rows, columns), panel.dtype)
+            clock = time.perf_counter()
+            part.read(whole)
+            reading += time.perf_counter() - clock
+        bands = ((0, 0, (rows, columns)),) if whole is None else _bands((rows, columns), item)
+        for row, column, extent in bands:
+            staged = shaped(lane.block().view(panel.dtype), extent)
+            clock = time.perf_counter()
+            if whole is None:
+                part.read(staged)
+            else:
+                staged[...] = whole[row : row + extent[0], column : column + extent[1]]
+            reading += time.perf_counter() - clock
+            upload_rectangle(staged, start + row * pitch + column * item, pitch, self._upload_stream)
+            lane.sent(self._upload_stream)
         return Move(reading, time.perf_counter() - begun - reading)
 
-    def _settle(self) -> None:
+    def _settle(self, coded: CodedUpload | None = None) -> None:
         self._cuda.current_context()
+        if coded is not None:
+            coded.settle()
         self._upload_stream.synchronize()  # also waits for what was sent for other panels by now
 
     def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
@@ -536,6 +624,9 @@ class CudaUnit:
         if self.shared is not None:
             self.shared.close()
         self.fusion.close()
+        if self._decoding is not None:
+            self._decoding.close()
+            self._decoding = None  # its memory is another run's
         while not self._lanes.empty():
             _spare_lanes.put(self._lanes.get())
 

@@ -125,6 +125,9 @@ class DeviceUnit(Protocol):
     ) -> Loading:
         """The loading of ``array[region]`` into a panel, at this row and column."""
 
+    def wait_for_decoders(self) -> None:
+        """Wait until all that decodes chunks can: a run does not."""
+
     def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Get ready what multiplies panels like these, which need not have been filled yet."""
 
@@ -355,6 +358,9 @@ class HostUnit:
 
     def settle(self) -> None:
         """Nothing to wait for: what a thread reads is in place when its call returns."""
+
+    def wait_for_decoders(self) -> None:
+        """Nothing to wait for: the cores decode."""
 
     def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         """Nothing to do: BLAS is ready, and loops are compiled since the worker was surveyed (`start_compiler`)."""

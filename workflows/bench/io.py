@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numcodecs
 import numpy as np
 import zarr
 from zarr.buffer import default_buffer_prototype
-from zarr.codecs import ZstdCodec
+from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.gpu.device_choice import resolve_device
 from tilewright.kernels.numbers import ceil_div, counted
+from tilewright.pipeline.decoding.choice import inputs_of
+from tilewright.pipeline.plan.decoding import room_for
 from tilewright.pipeline.plan.inputs import Limits
 from tilewright.pipeline.plan.memory import Lines
 from tilewright.pipeline.plan.product import plan_tiles
@@ -58,10 +61,12 @@ from tilewright.workflows.console import Size
 
 LAYOUTS = ("plain", "zstd", "shards")
 """Uncompressed chunks; chunks compressed by Zstandard; uncompressed inner chunks, SHARD × SHARD to a file."""
+OTHER_LAYOUTS = ("lz4", "blosc")
+"""Chunks compressed by LZ4; by Blosc with LZ4, their bytes shuffled. Only on the way to a GPU, and where asked for."""
 SHARD = 4
 DIRECTIONS = ("read", "write", "decode", "device")
 """Files to memory; memory to files; compressed chunks in memory to memory (Zstandard only); files to a GPU."""
-DEVICE_LAYOUTS = ("plain", "zstd")
+DEVICE_LAYOUTS = ("plain", "zstd", *OTHER_LAYOUTS)
 DEVICE_THREADS = (8, 16)
 """What reads towards a GPU use where nothing else is asked for: a worker's threads, and twice as many."""
 KVIKIO_TASKS = {None: "", 1 << 20: ", tasks of 1 MiB", 16 << 20: ", tasks of 16 MiB"}
@@ -158,6 +163,8 @@ def _cases(
             continue
         if direction == "device" and layout not in DEVICE_LAYOUTS:
             continue
+        if direction != "device" and layout in OTHER_LAYOUTS:
+            continue
         counts = threads or (DEVICE_THREADS if direction == "device" else default_threads())
         for cache in caches if direction in ("read", "device") else ("warm",):
             for count in counts:
@@ -168,6 +175,13 @@ Make = Callable[[str], Path]
 """Creates an array without data under a name, and says where."""
 
 
+COMPRESSORS: dict[str, Callable[[], Any]] = {
+    "zstd": ZstdCodec,
+    "lz4": numcodecs.LZ4,
+    "blosc": partial(BloscCodec, cname="lz4", shuffle="shuffle"),
+}
+
+
 def _create(folder: Path, matrix: np.ndarray, chunk: int, layout: str, name: str) -> Path:
     zarr.create_array(
         folder / name,
@@ -175,7 +189,8 @@ def _create(folder: Path, matrix: np.ndarray, chunk: int, layout: str, name: str
         dtype=matrix.dtype,
         chunks=(chunk, chunk),
         shards=(SHARD * chunk, SHARD * chunk) if layout == "shards" else None,
-        compressors=ZstdCodec() if layout == "zstd" else None,
+        compressors=COMPRESSORS[layout]() if layout in COMPRESSORS else None,
+        zarr_format=2 if layout == "lz4" else 3,  # format 3 has no LZ4 of its own
     )
     return folder / name
 
@@ -320,12 +335,15 @@ def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack
             _to_gpu(out, there)
 
         yield contestant(f"{name}, then copied", read_and_copy, there, whole)
-    unit = _device_unit(path, case.threads)
-    stack.callback(unit.close)
     pool = stack.enter_context(ThreadPoolExecutor(case.threads))
     panel = _on_gpu(matrix.size, matrix.dtype)
-    read = partial(_load_by_ours, unit, array, panel, matrix.shape, pool)
-    yield contestant("tilewright", read, panel, lambda found: whole(found.view(np.uint8)), peer=False)
+    for name, decoding in (("tilewright", False), ("tilewright, decoded on the GPU too", True)):
+        if decoding and case.layout == "plain":
+            continue
+        unit = _device_unit(path, case.threads, decoding=decoding)
+        stack.callback(unit.close)
+        read = partial(_load_by_ours, unit, array, panel, matrix.shape, pool)
+        yield contestant(name, read, panel, lambda found: whole(found.view(np.uint8)), peer=False)
 
 
 CONTESTANTS: dict[str, Callable[[np.ndarray, Make, Case, ExitStack], Iterator[Contestant]]] = {
@@ -369,16 +387,24 @@ def _run(pool: Executor, calls: Sequence[Callable[[], Any]]) -> None:
     run_all(pool, calls)
 
 
-def _device_unit(path: Path, threads: int) -> DeviceUnit:
-    """What a worker of ours loads panels with, as for a product of the matrix with itself."""
+def _device_unit(path: Path, threads: int, *, decoding: bool) -> DeviceUnit:
+    """What a worker of ours loads panels with, as for a product of the matrix with itself. decoding: whether the GPU
+    decodes too."""
     array = zarr.open_array(path, mode="r")
     stored = as_stored_matrix(array)
     unit = (min(stored.unit[0], stored.rows), min(stored.unit[1], stored.columns))
+    room = room_for(inputs_of([array]), 2**36) if decoding else None
     limits = Limits(
-        workers=1, device_nbytes=64 * stored.nbytes + 2**30, read_threads=threads, write_threads=1
+        workers=1,
+        device_nbytes=64 * stored.nbytes + 2**30 + (0 if room is None else room.nbytes),
+        read_threads=threads,
+        write_threads=1,
+        decoding=room,
     )
     plan = plan_tiles(stored, stored, stored.dtype, unit, limits)
-    return CudaUnit(Product(array, array, array, plan, "cuda", "full", "bench io"))
+    made = CudaUnit(Product(array, array, array, plan, "cuda", "full", "bench io"))
+    made.wait_for_decoders()
+    return made
 
 
 def _load_by_ours(
@@ -523,7 +549,7 @@ def _library(name: str) -> Any:
     "--layout",
     "layouts",
     multiple=True,
-    type=click.Choice(LAYOUTS),
+    type=click.Choice((*LAYOUTS, *OTHER_LAYOUTS)),
     default=LAYOUTS,
     show_default=True,
     help="How chunks are stored; may be given more than once.",

@@ -217,12 +217,11 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             if scaled:
                 factors = line_factors(shifts, line)
             if looking:
-                if cuda.any_sync(ALL_LANES, low == NOT_WHOLE):
+                met = low == NOT_WHOLE
+                met |= memory.load_fresh(plan + u64(8 * PLAN_MIN_A)) == NOT_WHOLE
+                met |= memory.load_fresh(plan + u64(8 * PLAN_MIN_B)) == NOT_WHOLE
+                if cuda.any_sync(ALL_LANES, met):  # all of a warp leave, or none
                     break
-                if memory.load_fresh(plan + u64(8 * PLAN_MIN_A)) == NOT_WHOLE:
-                    return
-                if memory.load_fresh(plan + u64(8 * PLAN_MIN_B)) == NOT_WHOLE:
-                    return
             for quad in range(cuda.threadIdx.x, (depth + 3) // 4, THREADS):
                 start = line * line_stride
                 for e in range(4):

@@ -15,7 +15,7 @@ if SIMULATOR:
     pytest.skip("the simulator has no inline PTX", allow_module_level=True)
 
 from tests.kernels.gemm import lane_by_lane
-from tilewright.kernels.gemm.exact import byte_planes
+from tilewright.kernels.gemm.exact import byte_planes, residues, scaled_residues
 from tilewright.kernels.gemm.exact.residues import PLAN_KIND
 from tilewright.kernels.gemm.hopper import float_operand, float_planes, wgmma
 
@@ -385,3 +385,75 @@ def test_split(
     np.testing.assert_array_equal(sum(part.astype(np.float64) for part in parts), finite)
     assert flags.bytes.tolist() == [line == 1 for line in range(lines)]
     assert plan.bytes.view(np.int64)[PLAN_KIND] == float_planes.NONFINITE
+
+
+def python_residues(monkeypatch: pytest.MonkeyPatch, arrays: dict[int, np.ndarray]) -> None:
+    """Python in the place of the device for the pass that makes residues: one thread at a time."""
+    types = SimpleNamespace(**vars(lane_by_lane.INTEGER_TYPES), float32=np.float32, float64=np.float64)
+
+    def dot_of_bytes(word: int, weights: int, added: int) -> int:
+        signed = np.array([weights], np.uint32).view(np.int8)
+        return (sum((word >> 8 * e & 255) * int(signed[e]) for e in range(4)) + int(added)) % (1 << 32)
+
+    def permute(left: int, right: int, selector: int) -> int:
+        held = left % (1 << 32) | right << 32
+        return sum((held >> 8 * (selector >> 4 * e & 7) & 255) << 8 * e for e in range(4))
+
+    stand_ins = {
+        "types": types,
+        "cuda": SimpleNamespace(
+            jit=lambda **options: lambda function: function,
+            local=SimpleNamespace(array=lambda count, kind: [0] * count),
+            fma=lambda x, y, z: np.float32(np.float64(x) * np.float64(y) + np.float64(z)),
+            blockIdx=SimpleNamespace(x=0),
+            gridDim=SimpleNamespace(x=1),
+            threadIdx=SimpleNamespace(x=0),
+        ),
+        "memory": SimpleNamespace(global_array=lambda address, kind: arrays[int(address)]),
+        "integers": SimpleNamespace(dot_of_bytes=dot_of_bytes, byte_permute=permute),
+        "floats": SimpleNamespace(
+            nearest_wide=lambda x: int(np.rint(x)),
+            subtract32=lambda x, y: np.float32(x - y),
+            word_float=lambda word: np.array([word], np.uint32).view(np.float32)[0],
+            float_word=lambda x: int(np.array([x], np.float32).view(np.uint32)[0]),
+        ),
+        "power_of_two": lambda exponent: 2.0**exponent,
+        "line_factors": byte_planes.line_factors.py_func,
+        "_scaled": byte_planes._scaled.py_func,
+        "_same": byte_planes._same.py_func,
+        "THREADS": 1,
+    }
+    tables = byte_planes.residue_table().astype(object), byte_planes.inverse_table()
+    monkeypatch.setattr(byte_planes, "residue_table", lambda: tables[0])
+    monkeypatch.setattr(byte_planes, "inverse_table", lambda: tables[1])
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(byte_planes, name, stand_in)
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("int64", 18), ("uint32", 10), ("float64", 14), ("float32", 7)])
+@pytest.mark.parametrize("side", [0, 1])
+def test_residues_are_those_of_the_integers(
+    dtype: str, count: int, side: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, depth, shifts = 3, 10, np.array([5, -3, 60])
+    if dtype.startswith("float"):
+        values = rng.standard_normal((lines, depth)).astype(dtype)
+        whole = scaled_residues.integers(values.astype(np.float64), shifts)
+    else:
+        info = np.iinfo(dtype)
+        values = rng.integers(info.min, info.max, (lines, depth), dtype, endpoint=True)
+        whole = values.astype(np.int64)
+    line_words = 4
+    words = np.zeros(count * lines * line_words, np.uint32)
+    plan = np.zeros(residues.PLAN_LENGTH, object)
+    plan[residues.PLAN_KIND], plan[residues.PLAN_PLANES] = residues.RESIDUES, count
+    plan[residues.PLAN_SHIFTS_A], plan[residues.PLAN_SHIFTS_B] = 4, 5
+    arrays = {0: plan, 1: values.reshape(-1), 2: words, 3: plan, 4: shifts, 5: shifts}
+    python_residues(monkeypatch, arrays)
+    run = byte_planes.pass_function(np.dtype(dtype), turned=False, residues=True)
+    run(1, depth, 1, lines, depth, 2, line_words, lines * line_words, 3, side)
+    found = words.view(np.uint8).reshape(count, lines, 4 * line_words)[:, :, :depth].view(np.int8)
+    for plane, modulus in enumerate(residues.modulus_set(count).moduli):
+        scale = modulus.weight if side == 0 else 1
+        for got, wanted in zip(found[plane].reshape(-1), whole.reshape(-1), strict=True):
+            assert (int(got) - scale * int(wanted)) % modulus.p == 0

@@ -1,0 +1,316 @@
+"""Encoded chunks decoded in batches and by the cores at once, with a device that is host memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import ZstdCodec
+
+from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
+from tests.pipeline.decoding.pretended_slot import PretendedSlot
+from tests.pipeline.store.stored_arrays import CODECS, chunk_file, encoded
+from tilewright.kernels.gpu.driver_error import DriverError
+from tilewright.pipeline.decoding.coding import RAW, ZSTD
+from tilewright.pipeline.decoding.pace import Choice, Pace
+from tilewright.pipeline.decoding.upload import CodedUpload, Decoding
+from tilewright.pipeline.store.chunks import coding_of, layout_of
+from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, Section
+from tilewright.pipeline.store.region_read import FilePart, region_uploads
+from tilewright.pipeline.transfer.file_upload import Upload
+
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3:UserWarning")
+
+DECODED = ["3 zstd", "3 blosc", "3 lz4", "3 crc32c", "2 zstd", "2 blosc", "2 lz4"]
+
+
+class Outcome:
+    """A region loaded through slots of pretence: what is there, what was left over, and what the cores decoded."""
+
+    def __init__(
+        self,
+        array: Any,
+        region: tuple[slice, slice],
+        slots: list[PretendedSlot],
+        threads: int = 3,
+        cores: Callable[[Pace], None] = lambda pace: None,
+        ready: bool = True,
+    ) -> None:
+        rows, columns = (side.stop - side.start for side in region)
+        self.device = np.full((rows, columns + 3), 0, array.dtype.newbyteorder("="))
+        place, pitch = self.device.ctypes.data, self.device.strides[0]
+        self.parts, self.others = region_uploads(array, region, place, pitch, coded=True)
+        driver, self.by_cores = Driver(), list[int]()
+        found = coding_of(array)
+        assert found is not None
+        coding, nbytes = found
+        decoding = Decoding(slots, ready=lambda: ready)
+        cores(decoding.pace(coding, nbytes))
+        sources: Any = [part.source for part in self.parts]
+        bring = partial(self._bring, driver.functions, threads)
+        self.upload = CodedUpload(sources, coding, place, decoding, bring, self._on_core, threads)
+        self.decoding = decoding
+
+        self.errors: list[BaseException] = []
+        made = list(lanes(threads))  # whose memory has to last
+        workers = [threading.Thread(target=self._run, args=(words,)) for words, _ in made]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        self.failed = self.upload.failed()
+
+    @staticmethod
+    def _bring(functions: np.ndarray, threads: int, rectangles: Any) -> Upload:
+        return Upload(rectangles, BLOCK, threads, functions)
+
+    def _run(self, words: np.ndarray) -> None:
+        try:
+            spent = self.upload.run(None, words)
+            assert min(spent) >= 0
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _on_core(self, number: int, lane: Any) -> tuple[float, float]:
+        self.by_cores.append(number)
+        self.read(self.parts[number])
+        return 0.0, 0.0
+
+    def read(self, part: FilePart) -> None:
+        for read in part.reads():
+            read.read(self.device[:, : self.device.shape[1] - 3][read.target])
+
+    def rest(self) -> None:
+        for number in self.failed:
+            self.read(self.parts[number])
+        for read in self.others:
+            read.read(self.device[:, : self.device.shape[1] - 3][read.target])
+
+    @property
+    def found(self) -> np.ndarray:
+        return self.device[:, : self.device.shape[1] - 3]
+
+
+def gpu_is_sooner(pace: Pace) -> None:
+    pace.batch_seconds, pace.core_seconds = 1e-9, 1e3
+
+
+def cores_are_sooner(pace: Pace) -> None:
+    pace.batch_seconds, pace.core_seconds = 1e3, 1e-9
+
+
+def numbers(shape: tuple[int, int], dtype: str) -> np.ndarray:
+    values = np.random.default_rng(0).integers(0, 50, shape)
+    return values.astype(dtype) + (np.array(1j, dtype) * 3 if np.dtype(dtype).kind == "c" else 0)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4", "i8", "c8"])
+@pytest.mark.parametrize(("big", "by_columns"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("codecs", [*DECODED, "3 none", "2 none"])
+def test_every_codec_is_decoded_in_batches(
+    tmp_path: Path, codecs: str, big: bool, by_columns: bool, dtype: str
+) -> None:
+    data = numbers((41, 53), dtype)
+    array = encoded(tmp_path / "a", codecs, data, (10, 16), big=big, by_columns=by_columns)
+    layout = layout_of(array, "a")
+    assert layout is not None
+    if layout.plain:
+        assert layout.coding is None
+        return
+    slots = [PretendedSlot(4, 4 * 10 * 16 * 16) for _ in range(2)]
+    outcome = Outcome(array, (slice(3, 40), slice(5, 53)), slots, cores=gpu_is_sooner)
+    assert outcome.errors == outcome.failed == outcome.by_cores == []
+    assert sum(len(batch) for slot in slots for batch in slot.batches) == 16 == outcome.decoding.on_gpu
+    np.testing.assert_array_equal(outcome.found, data[3:40, 5:53])
+    assert (outcome.device[:, -3:] == 0).all(), "what lies beside the region stays"
+
+
+@pytest.mark.parametrize("codecs", ["3 zstd", "3 blosc"])
+def test_shards_and_missing_chunks(tmp_path: Path, codecs: str) -> None:
+    """Chunks of a shard lie in one file; those that were never written are left to the ordinary way."""
+    data = numbers((40, 64), "f4")
+    data[:20, :32] = 7  # the fill value: not stored
+    array = encoded(tmp_path / "a", codecs, data, (10, 16), shards=(20, 32))
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [PretendedSlot(5, 2**16)], cores=gpu_is_sooner)
+    assert outcome.errors == outcome.failed == []
+    outcome.rest()
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+def test_chunks_without_a_file_are_left_over(tmp_path: Path) -> None:
+    data = numbers((40, 64), "f4")
+    data[:10, :16] = 7
+    array = encoded(tmp_path / "a", "3 lz4", data, (10, 16))
+    assert not chunk_file(array, (0, 0)).exists()
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [PretendedSlot(5, 2**16)], cores=gpu_is_sooner)
+    assert outcome.failed == [0]
+    outcome.rest()
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+@pytest.mark.parametrize("codecs", [name for name in DECODED if name != "3 crc32c"])
+def test_what_the_gpu_gets_wrong_is_left_over(tmp_path: Path, codecs: str) -> None:
+    data = numbers((40, 64), "f4")
+    array = encoded(tmp_path / "a", codecs, data, (10, 16))
+    slot = PretendedSlot(32, 2**18)
+    slot.wrong = (0, 5)
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [slot], cores=gpu_is_sooner)
+    assert 0 < len(outcome.failed) <= 2
+    outcome.rest()
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+@pytest.mark.parametrize("codecs", DECODED)
+def test_of_damaged_chunks_none_is_taken_that_no_core_takes(tmp_path: Path, codecs: str) -> None:
+    """And those that a core takes, since nothing shows that they are damaged, are the same here."""
+    data = numbers((160, 320), "f4")
+    array = encoded(tmp_path / "a", codecs, data, (8, 16))
+    rng = np.random.default_rng(0)
+    for place in range(400):
+        path = chunk_file(array, divmod(place, 20))
+        path.write_bytes(damaged(path.read_bytes(), rng, place % 5))
+    slot = PretendedSlot(400, 2**18)
+    outcome = Outcome(array, (slice(0, 160), slice(0, 320)), [slot], cores=gpu_is_sooner)
+    failed = set(outcome.failed)
+    for number, part in enumerate(outcome.parts):
+        (read,) = part.reads()
+        found = np.empty(read.shape, np.float32)
+        if number not in failed:
+            read.read(found)
+            assert outcome.found[read.target].tobytes() == found.tobytes()
+    assert 100 < len(failed) < 400
+
+
+def damaged(stored: bytes, rng: np.random.Generator, how: int) -> bytes:
+    data = bytearray(stored)
+    place = int(rng.integers(len(data)))
+    if how == 0:
+        data[place] ^= 1 << int(rng.integers(8))
+    elif how == 1:
+        return bytes(data[:place])
+    elif how == 2:
+        data[place : place + 16] = rng.bytes(len(data[place : place + 16]))
+    elif how == 3:
+        data[int(rng.integers(min(16, len(data))))] ^= int(rng.integers(1, 256))  # in the header
+    return bytes(data)
+
+
+def test_views_are_decoded_as_what_is_stored(tmp_path: Path) -> None:
+    """Maps seen as a matrix, a map a chunk, and a section of that."""
+    maps = np.random.default_rng(0).integers(0, 50, (12, 10, 8)).astype("f4")
+    array = zarr.create_array(tmp_path / "a", data=maps, chunks=(2, 10, 8), compressors=[ZstdCodec()])
+    view = Flattened(array, (0,), (1, 2))
+    whole = slice(0, 12), slice(0, 80)
+    outcome = Outcome(view, whole, [PretendedSlot(5, 2**16)], cores=gpu_is_sooner)
+    assert outcome.decoding.on_gpu == 6
+    np.testing.assert_array_equal(outcome.found, maps.reshape(12, 80))
+    section = Section(view, (3, 9), (5, 77))
+    part = slice(0, 6), slice(0, 72)
+    outcome = Outcome(section, part, [PretendedSlot(5, 2**16)], cores=gpu_is_sooner)
+    assert outcome.decoding.on_gpu == 4
+    np.testing.assert_array_equal(outcome.found, maps.reshape(12, 80)[3:9, 5:77])
+    mask = np.zeros((12, 80), bool)
+    assert coding_of(Masked(view, HeldMask.of(mask), (0, 1))) is None
+
+
+def test_both_sides_decode_at_once(tmp_path: Path) -> None:
+    """With no slot free, threads decode; each chunk once."""
+    data = numbers((200, 160), "f4")
+    array = encoded(tmp_path / "a", "2 zstd", data, (10, 10))
+
+    def alike(pace: Pace) -> None:
+        pace.batch_seconds, pace.core_seconds = 1e-3, 1e-3
+
+    slot = PretendedSlot(20, 2**16, busy=50)
+    outcome = Outcome(array, (slice(0, 200), slice(0, 160)), [slot], threads=2, cores=alike)
+    batched = [number for batch in slot.batches for number in batch]
+    assert outcome.failed == []
+    assert sorted(batched + outcome.by_cores) == list(range(320))
+    assert min(len(batched), len(outcome.by_cores)) > 0
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+def test_cores_that_are_sooner_decode_everything(tmp_path: Path) -> None:
+    data = numbers((40, 64), "f4")
+    array = encoded(tmp_path / "a", "2 blosc", data, (10, 16))
+    slot = PretendedSlot(20, 2**16)
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [slot], cores=cores_are_sooner)
+    assert slot.batches == []
+    assert sorted(outcome.by_cores) == list(range(16))
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+def test_cores_decode_until_the_gpu_can(tmp_path: Path) -> None:
+    data = numbers((40, 64), "f4")
+    array = encoded(tmp_path / "a", "2 zstd", data, (10, 16))
+    slot = PretendedSlot(20, 2**16)
+    whole = slice(0, 40), slice(0, 64)
+    outcome = Outcome(array, whole, [slot], cores=gpu_is_sooner, ready=False)
+    assert slot.batches == []
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+def test_a_gpu_that_refuses_is_an_error(tmp_path: Path) -> None:
+    """And its chunks are not counted as decoded."""
+    data = numbers((40, 64), "f4")
+    array = encoded(tmp_path / "a", "3 lz4", data, (10, 16))
+    slots = [PretendedSlot(32, 2**18, refuse=True)]
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), slots, cores=gpu_is_sooner)
+    assert [type(error) for error in outcome.errors] == [DriverError]
+    assert outcome.failed == list(range(16))
+    assert outcome.decoding.take() is slots[0]
+
+
+def test_too_little_memory_leaves_chunks_over(tmp_path: Path) -> None:
+    """What does not compress takes more room than a slot has for stored bytes."""
+    data = np.random.default_rng(0).integers(0, 2**32, (40, 64)).astype(np.uint32)
+    array = encoded(tmp_path / "a", "2 lz4", data, (10, 16))
+    slot = PretendedSlot(16, 16 * 768)
+    slot.areas = slot.areas._replace(stored_nbytes=3000)
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [slot], cores=gpu_is_sooner)
+    assert len(outcome.failed) == 12
+    outcome.rest()
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+@pytest.mark.parametrize(
+    ("left", "room", "batch", "core", "expected"),
+    [
+        (100, True, 10.0, 1.0, Choice.GPU),  # the cores would take 25
+        (39, True, 10.0, 1.0, Choice.GPU),
+        (36, True, 10.0, 1.0, Choice.CORE),
+        (100, False, 10.0, 1.0, Choice.CORE),
+        (8, False, 10.0, 21.0, Choice.WAIT),  # the GPU is back after 20
+        (8, False, 10.0, 20.0, Choice.CORE),
+    ],
+)
+def test_whoever_is_sooner_takes_the_next(
+    left: int, room: bool, batch: float, core: float, expected: Choice
+) -> None:
+    pace = Pace(ZSTD, 2**20, 64)
+    pace.batch_seconds, pace.core_seconds = batch, core
+    assert pace.choice(left, 8, 4, room=room) is expected
+
+
+def test_a_pace_follows_what_was_measured() -> None:
+    pace = Pace(RAW, 2**20, 64)
+    for _ in range(60):
+        pace.took(core=2.0)
+        pace.took(batch=3.0)
+    assert (pace.core_seconds, pace.batch_seconds) == pytest.approx((2, 3))
+
+
+@pytest.mark.parametrize("codecs", CODECS)
+def test_only_what_is_decoded_has_a_coding(tmp_path: Path, codecs: str) -> None:
+    array = encoded(tmp_path / "a", codecs, numbers((20, 32), "f4"), (10, 16))
+    found = coding_of(array)
+    assert (found is not None) == (codecs in DECODED)
+    if found is not None:
+        assert found[0].suffix == ("crc32c" in codecs)
+        assert found[1] == 640
