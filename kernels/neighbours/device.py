@@ -224,7 +224,7 @@ class _Rows:
     def _factors(self, rows: Any, given: Any) -> Any:
         count = rows.shape[0]
         if self.metric == DOT:
-            return _empty(PADDING + count, self.number, self._stream)  # never read
+            return _empty(PADDING + count, self.number, self._stream)  # what is in it changes nothing
         if given is not None:
             padded = np.zeros(count + PADDING, self.number)
             padded[:count] = given

@@ -128,12 +128,15 @@ class Mutual(_Rows):
         words = _empty((rows, self._capacity), np.uint64, self._stream)
         flags = _zeros((1,), np.uint32, self._stream)
         self._bound(stretch, words, flags)
-        start = first_row
+        start = band = (
+            first_row // STRETCH_UNIT * STRETCH_UNIT
+        )  # whole tiles; who merges bands counts no pair twice
         while start < rows:
-            # Earlier rows know a sample alone, which admits all that are equal: few at first, for which lists are long
-            # enough.
-            seen = start - first_row
-            stop = min(rows, start + max(self._capacity, round_up(self._growth * seen, STRETCH_UNIT)))
+            # Rows before the band know a sample alone, which admits all that are equal: few at first, for which lists
+            # are long enough.
+            stop = min(
+                rows, start + max(self._capacity, round_up(self._growth * (start - band), STRETCH_UNIT))
+            )
             for first, width in growing_spans(0, stop, self._kept):
                 self._compare(stretch, words, (start, stop), first, width)
                 merge(stretch, words, flags, 0, 1, self._stream, (start, stop))

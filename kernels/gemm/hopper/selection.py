@@ -212,7 +212,8 @@ def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -
                     for i in range(4):
                         other, of_row = at_column + 8 * j + i % 2, at_row + 8 * (i // 2)
                         value = scores[i]
-                        if value >= given[other] and other != of_row:
+                        # Behind the last column there are no bounds, and what is no score may be as large.
+                        if other < rows and value >= given[other] and other != of_row:
                             place = cuda.atomic.add(counters, other, 1)
                             if place < capacity:
                                 write(keys + u64(8) * u64(other * stride + place), value, of_row)

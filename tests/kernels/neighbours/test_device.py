@@ -182,6 +182,30 @@ def test_rows_among_themselves(
     np.testing.assert_array_equal(got[1], want[1])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [HALF, np.dtype(np.int8)], ids=str)
+def test_what_memory_held_before_changes_nothing(
+    dtype: np.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least integer, which stands for no score, lies behind the bounds where there are no factors."""
+    monkeypatch.setattr(capacity, "LEAST_MUTUAL_ROWS", 1)
+    empty = device._empty
+
+    def filled(shape: Any, dtype: np.dtype, stream: Any) -> Any:
+        array = empty(shape, dtype, stream)
+        if array.dtype.itemsize == 4:
+            array.copy_to_device(np.full(array.shape, 1 << 31, np.uint32).view(array.dtype))
+        return array
+
+    monkeypatch.setattr(device, "_empty", filled)
+    a = rows_of(rng, 1100, 64, dtype)
+    a[::7] = 0
+    want = expected(a, a, 5, metric="dot", exclude_self=True)
+    got = mutual.nearest_of_itself(to_device(a), 5, metric="dot", exclude_self=True)
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1])
+
+
 def by_bands(a: np.ndarray, k: int, *, metric: Any, exclude_self: bool) -> order.Neighbours:
     """The nearest of rows among themselves, by three bands that know nothing of each other."""
     best = np.zeros((len(a), k), np.uint64)
