@@ -12,7 +12,7 @@ from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.neighbours.audit import audit_neighbours
-from tilewright.pipeline.neighbours.group import kind_at
+from tilewright.pipeline.neighbours.group import description_at
 from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, record_of
 from tilewright.pipeline.store.arrays import (
     Input,
@@ -93,8 +93,9 @@ def audit(
     transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
     check_choice("precision", precision, PRECISIONS)
     check_callable("listener", listener)
-    path = _neighbours_at(c)
-    if path is not None:
+    path = _local(c)
+    description = None if path is None else description_at(path)
+    if path is not None and description is not None:
         options = {"transpose_a": transpose_a, "transpose_b": transpose_b, "precision": precision != "full"}
         for option, given_one in options.items():
             if given_one:
@@ -103,7 +104,7 @@ def audit(
                     f" {option} out"
                 )
         return audit_neighbours(
-            path, name_of(c), a, b, cluster=cluster, cluster_file=cluster_file, listener=listener
+            path, name_of(c), description, a, b, cluster=cluster, cluster_file=cluster_file, listener=listener
         )
     if (a is None) != (b is None):
         given, missing = ("a", "b") if b is None else ("b", "a")
@@ -135,11 +136,9 @@ def audit(
         )
 
 
-def _neighbours_at(c: Source) -> Path | None:
-    """The local path of a group of neighbours, or of pairs; None for all else. Raises StoreError for what is no
-    name."""
+def _local(c: Source) -> Path | None:
+    """Its local path; None where it is open, or at a URL. Raises StoreError for what is no name."""
     if not isinstance(c, str | os.PathLike):
         return None
     check_source(c, "C")
-    path = local_path(c)
-    return path if path is not None and kind_at(path) is not None else None
+    return local_path(c)

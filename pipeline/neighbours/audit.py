@@ -36,14 +36,13 @@ from tilewright.pipeline.neighbours.check import (
     out_of_order,
     reported_in,
 )
-from tilewright.pipeline.neighbours.group import KINDS, kind_at
+from tilewright.pipeline.neighbours.group import KINDS
 from tilewright.pipeline.neighbours.job import free, planned_on, searching
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, open_sides
 from tilewright.pipeline.product.audit import Audit, BadObject
 from tilewright.pipeline.provenance import PROVENANCE
 from tilewright.pipeline.store.arrays import Input, name_of, open_array, open_matrix, write_unit
 from tilewright.pipeline.store.attributes import packing_notice
-from tilewright.pipeline.store.new.groups import metadata_in
 from tilewright.pipeline.store.region import StoredArray, chunks_in
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.worker.survey import survey
@@ -114,6 +113,7 @@ class _Group:
 def audit_neighbours(
     path: Path,
     name: str,
+    description: tuple[str, Mapping[str, Any]],
     a: Input | None,
     b: Input | None,
     *,
@@ -123,7 +123,8 @@ def audit_neighbours(
 ) -> NeighbourAudit:
     """Look at all of a group in a local folder, block by block, and compare a sample of its items anew.
 
-    a, b: what it was made of; None: what the group names. Nothing is written.
+    description: as `description_at` finds it. a, b: what it was made of; None: what the group names. Nothing is
+    written.
 
     Raises
     ------
@@ -135,7 +136,7 @@ def audit_neighbours(
         It was made of one matrix and two are given, or of two, and one is.
     """
     start = time.perf_counter()
-    group = _open_group(path, name)
+    group = _open_group(path, name, *description)
     request, sides = _with_inputs(group, a, b)
     _check_fit(group, sides)
     for role, array in sides.arrays.items():
@@ -175,11 +176,8 @@ def _compared(
             free(client, work)
 
 
-def _open_group(path: Path, name: str) -> _Group:
+def _open_group(path: Path, name: str, work: str, attributes: Mapping[str, Any]) -> _Group:
     """Raises StoreError where it does not say what was asked for, or an array is missing; as `open_array`."""
-    attributes = metadata_in(path)["attributes"]
-    work = kind_at(path)
-    assert work is not None, "whoever asks has looked"
     said, provenance = attributes[KINDS[work]], attributes.get(PROVENANCE)
     provenance = provenance if isinstance(provenance, dict) else {}
     inputs, shapes = provenance.get("inputs"), provenance.get("shapes")

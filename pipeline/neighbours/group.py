@@ -45,10 +45,11 @@ LONG_NAMES = {
 }
 
 
-def kind_at(path: Path) -> str | None:
-    """``topk`` or ``pairs``, where a finished group of either stands at a local path."""
+def description_at(path: Path) -> tuple[str, Mapping[str, Any]] | None:
+    """``topk`` or ``pairs``, and the attributes, where a finished group of either stands at a local path."""
     metadata = metadata_in(path)
-    return next((work for work, kind in KINDS.items() if is_of_kind(metadata, kind)), None)
+    works = (work for work, kind in KINDS.items() if is_of_kind(metadata, kind))
+    return next(((work, metadata["attributes"]) for work in works), None)
 
 
 def write_arrays(

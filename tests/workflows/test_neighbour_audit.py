@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,10 +101,10 @@ def test_what_was_stored_passes_and_nothing_is_written(here: Path, name: str) ->
     assert given.passed
 
 
-def test_of_many_items_a_sample_is_compared(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_of_many_items_a_sample_is_compared(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.standard_normal((300, 8)).astype("f4")
     tw.topk(x, out=tmp_path / "near", k=3, device="cpu")
-    found = audited(os.fspath(tmp_path / "near"), x)
+    found = audited(os.fspath(tmp_path / "near"), x, cluster=client)
     assert found.passed
     assert "64 of 300 items, drawn at random" in str(found)
     assert "faults in 5 % of items escape with a chance of 0.038" in str(found)
@@ -339,11 +340,16 @@ def test_neighbours_of_a_part_are_compared_with_that_part(here: Path) -> None:
 def test_nothing_is_audited_too(here: Path) -> None:
     put(here / "none.zarr", np.ones((0, WIDTH), "f4"))
     tw.topk("none.zarr", "a.zarr", "empty", K, device="cpu")
-    tw.pairs("a.zarr", out="few", above=1e9, device="cpu")
+    tw.pairs("a.zarr", out="few", above=np.inf, device="cpu")
     for name in ("empty", "few"):
         found = audited(name)
         assert found.passed
         assert (found.objects, found.nbytes) == (0, 0)
+    tw.pairs("a.zarr", out="all", above=-np.inf, device="cpu")
+    found = audited("all")
+    assert found.passed
+    assert found.check is not None
+    assert found.check.compared == ITEMS * (ITEMS - 1) // 2
 
 
 @settings(max_examples=10, deadline=None)
