@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         counts["cuts"] = 0
     todo = [(kind, options.seed + number) for kind, count in counts.items() for number in range(count)]
     asked = sum(getattr(options, kind) for kind in KINDS)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either ends it with the table of what was run
     began = time.monotonic()
     lanes: dict[int, Path] = {}
     folder = Path(tempfile.mkdtemp(prefix="tilewright-campaign-", dir=_fast_folder()))
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.touch()
             run = _lane(place, modules, _taken(todo, counter), results, options, began + options.seconds)
             lanes[processes.fork(run, folder / f"lane-{number}.log")] = results
-        done, failed = _gathered(lanes, len(todo), began)
+        done, failed = gathered(lanes, len(todo), began)
         cases += done
     finally:
         for lane in lanes:
@@ -188,23 +188,33 @@ def _lane(
     return run
 
 
-def _gathered(lanes: dict[int, Path], count: int, began: float) -> tuple[list[Case], list[str]]:
-    """The cases of all lanes once they have ended, and what went wrong with lanes. lanes: by its process, the file of a
+def gathered(lanes: dict[int, Path], count: int, began: float) -> tuple[list[Case], list[str]]:
+    """The cases of all lanes once they have ended, or of what they have run when Ctrl-C or SIGTERM comes, and what went
+    wrong with lanes. lanes: by its process, the file of a
     lane's results."""
     running, failed, told = set(lanes), [], began
-    while running:
-        for pid in sorted(running):
-            if (status := processes.ended(pid)) is not None:
-                running.discard(pid)
-                if status:
-                    log = lanes[pid].with_name(lanes[pid].name.replace("results", "lane") + ".log")
-                    failed.append(f"a lane ends with {status}: {log.read_text()[-2000:]}")
-        if time.monotonic() > told + TOLD_SECONDS:
-            told = time.monotonic()
-            done = sum(results.read_text().count("\n") for results in lanes.values())
-            print(f"{done} of {count} after {told - began:.0f} s", file=sys.stderr, flush=True)
-        time.sleep(0.1)
-    cases = [json.loads(line) for results in lanes.values() for line in results.read_text().splitlines()]
+    try:
+        while running:
+            for pid in sorted(running):
+                if (status := processes.ended(pid)) is not None:
+                    running.discard(pid)
+                    if status:
+                        log = lanes[pid].with_name(lanes[pid].name.replace("results", "lane") + ".log")
+                        failed.append(f"a lane ends with {status}: {log.read_text()[-2000:]}")
+            if time.monotonic() > told + TOLD_SECONDS:
+                told = time.monotonic()
+                done = sum(results.read_text().count("\n") for results in lanes.values())
+                print(f"{done} of {count} after {told - began:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        failed.append(f"it was interrupted while {len(running)} of {len(lanes)} lanes were at work")
+    whole = [
+        line
+        for results in lanes.values()
+        for line in results.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+    cases = [json.loads(line) for line in whole]
     return sorted(cases, key=lambda case: (list(KINDS).index(case["kind"]), case["seed"])), failed
 
 

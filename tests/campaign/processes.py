@@ -229,11 +229,11 @@ def children_of(pid: int) -> list[int]:
 
 def pipes_of(pid: int) -> set[str]:
     """The pipes that a process has an end of."""
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            ends = [os.readlink(entry.path) for entry in entries]
-    except OSError:  # it has ended, or has just closed one
-        return set()
+    ends: set[str] = set()
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:  # or it has ended
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it has just closed this one
+                ends.add(os.readlink(entry.path))
     return {end for end in ends if end.startswith("pipe:")}
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.campaign import __main__ as campaign
 from tests.campaign import changes, processes, table
 from tests.campaign.damages import DAMAGES, PRODUCTS, REMEDIES, damage_of
 from tests.campaign.kills import TARGETS, count_kill_of, kill_of
@@ -205,6 +207,18 @@ def test_a_pipe_ties_a_process_to_the_one_that_started_it() -> None:
         finally:
             child.kill(), other.kill()
     assert not processes.pipes_of(child.pid)
+
+
+def test_what_was_run_is_told_where_a_campaign_is_interrupted(tmp_path: Path) -> None:
+    results = tmp_path / "results-0"
+    results.write_text('{"kind": "kills", "seed": 3, "broken": []}\n{"kind": "kills", "se')
+    with subprocess.Popen(["sleep", "60"]) as lane:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        cases, failed = campaign.gathered({lane.pid: results}, 2, time.monotonic())
+        lane.kill()
+    assert [case["seed"] for case in cases] == [3]
+    assert failed == ["it was interrupted while 1 of 1 lanes were at work"]
 
 
 def test_cuts_that_cannot_be_made_are_told_of_with_the_reason() -> None:

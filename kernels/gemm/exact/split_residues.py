@@ -82,8 +82,9 @@ from tilewright.kernels.numbers import ceil_div, round_up
 PLANES_NBYTES = 4 << 30
 """What the residues of both operands of one panel of k may take: more than those of integers, since a panel more means
 that all of C is put together once more."""
-LEAST_WORK = {FLOAT32: 1 << 37, FLOAT64: 1 << 35}
-"""m n k below which passes and launches cost more than is saved."""
+LEAST_WORK = {FLOAT64: 1 << 35}
+"""m n k below which passes and launches cost more than is saved, of the dtypes that are multiplied so. float32, which
+pays from 2^37 on, is none of them before its results on a GPU were compared with those of its twin."""
 FAST_FLOAT64: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0))
 """Where float64 units are fast enough that putting float32 products together by them pays."""
 LEAST_SIDE = 1024
@@ -141,7 +142,7 @@ def layout(dtype: np.dtype, m: int, n: int, k: int, processors: int) -> Layout:
 
 def most_nbytes(dtype: np.dtype, m: int, n: int, k: int) -> int:
     """An upper bound for the scratch memory of a product of these sides or smaller ones, by residues alone."""
-    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK[dtype]:
+    if dtype not in LEAST_WORK or min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK[dtype]:
         return 0
     exact = layout(dtype, m, n, k, MOST_MULTIPROCESSORS)
     # Of shorter sides more of k fits into a panel.
@@ -332,7 +333,11 @@ def _others(dtype: np.dtype) -> tuple[GemmKernel, ...]:
 def _worthwhile(problem: Problem) -> bool:
     """float64 or float32 throughout, the caller said ``precision="split"``, it pays, and another takes it too."""
     m, n, k, dtype = problem.m, problem.n, problem.k, problem.c.dtype
-    if problem.precision != "split" or dtype not in COUNTS or {problem.a.dtype, problem.b.dtype} != {dtype}:
+    if (
+        problem.precision != "split"
+        or dtype not in LEAST_WORK
+        or {problem.a.dtype, problem.b.dtype} != {dtype}
+    ):
         return False
     if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_WORK[dtype] or max(m, n, k) >= 1 << 31:
         return False

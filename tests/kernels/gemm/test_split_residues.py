@@ -206,7 +206,7 @@ if not SIMULATOR:
 )
 def test_scratch_memory_is_bounded(m: int, n: int, k: int, dtype: np.dtype) -> None:
     where = split_residues.layout(dtype, m, n, k, 132)
-    if m * n * k >= split_residues.LEAST_WORK[dtype]:
+    if m * n * k >= split_residues.LEAST_WORK.get(dtype, 1 << 63):
         assert where.nbytes <= split_residues.most_nbytes(dtype, m, n, k)
     assert where.depth % 128 == 0
     assert where.depth <= twin.DEPTH_LIMIT
@@ -241,7 +241,11 @@ def lines(
 @pytest.mark.gpu
 @DTYPES
 @pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF"])
-def test_kernels_do_what_the_twin_does(layouts: str, dtype: np.dtype, rng: np.random.Generator) -> None:
+def test_kernels_do_what_the_twin_does(
+    layouts: str, dtype: np.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float32 products, which are not multiplied so yet, too."""
+    monkeypatch.setitem(split_residues.LEAST_WORK, F4, 1)
     m, n, k = 1100, 1030, 61_000  # ragged on all sides
     a, b = lines(rng, m, n, k, dtype)
     count = twin.COUNTS[dtype][0]
@@ -268,7 +272,10 @@ def test_the_other_engine_gives_the_same_bits(rng: np.random.Generator) -> None:
 @pytest.mark.gpu
 @DTYPES
 @pytest.mark.parametrize("kind", [*KINDS, "cancelling", "outlier", "hilbert"])
-def test_errors_are_no_larger_than_in_full(kind: str, dtype: np.dtype, rng: np.random.Generator) -> None:
+def test_errors_are_no_larger_than_in_full(
+    kind: str, dtype: np.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(split_residues.LEAST_WORK, F4, 1)
     side, k = 1536, 31_000
     if kind == "cancelling":
         a, b = rng.standard_normal((side, k)), rng.standard_normal((k, side))
