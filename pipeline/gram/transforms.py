@@ -208,6 +208,13 @@ def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrice
             " that are not from 0 to 2, as dosages have; say what stands for a missing one (missing, --missing),"
             " or give a number"
         )
+    outside = there[(moments.least[there] < 0) | (moments.most[there] > 2)]
+    if len(outside):
+        raise OptionError(
+            f"divide={ALLELES!r}: {_named(outside, matrices.summed)} of {name} {'has' if len(outside) == 1 else 'have'}"
+            " numbers that are not from 0 to 2, as dosages are; say what stands for a missing one (missing, --missing),"
+            " or give a number"
+        )
     divisor = float(2 * math.fsum(frequencies * (1 - frequencies)))
     if not divisor > 0:
         raise OptionError(

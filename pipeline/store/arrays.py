@@ -332,15 +332,16 @@ def _open_stored(source: Any, ndim: int, role: str, *, growing: bool) -> zarr.Ar
     except (FileNotFoundError, *UNREADABLE) as error:
         if is_bare_chain(source):
             raise StoreError(
-                f"{role}: there is no Zarr array at {name}: nothing local has that name, so `::` in it is read as a"
-                " chain of URLs; give the path of an array"
+                f"{role}: there is no Zarr array at {name}: {_of_chain(os.fspath(source))}; give the path of an array"
             ) from error
         if there := what_is_there(name, local_path(source), ndim):
             raise StoreError(f"{role}: {name} {there}") from error
         if isinstance(error, FileNotFoundError):
             check_bucket(source, role)
+            path = local_path(source)
+            nothing = ", where no file or folder is" if path is not None and not os.path.lexists(path) else ""
             raise StoreError(
-                f"{role}: there is no Zarr array at {name}; give the path of an array"
+                f"{role}: there is no Zarr array at {name}{nothing}; give the path of an array"
             ) from error
         reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
         raise StoreError(
@@ -633,6 +634,18 @@ def is_bare_chain(target: Source) -> bool:
         return False
     text = os.fspath(target)
     return "::" in text and "://" not in text and not os.path.lexists(text)
+
+
+def _of_chain(text: str) -> str:
+    """What is wrong with a name with ``::`` by which nothing is found."""
+    file, _, inside = text.partition("::")
+    if os.path.isfile(file):
+        what = inside or "an array"
+        return f"{file} is no file in which {what} could be read, as HDF5 and NetCDF 4 are (NetCDF 3 is not)"
+    read_so = "so `::` in it is read as a chain of URLs"
+    if os.path.splitext(file)[1]:
+        return f"there is no file {file}, and nothing local has the whole name, {read_so}"
+    return f"nothing local has that name, {read_so}"
 
 
 def _without_missing(path: Path) -> Path:

@@ -116,9 +116,13 @@ def packing_notice(
             f"{has} here its stored numbers are multiplied as they are, and {shown(missing)} counts as missing: say"
             f" missing={shown(code)} (--missing)"
         )
+    leave_out = ""
+    if len(codes) == 1 and missing is None:
+        (code,) = codes
+        leave_out = f" to leave them out, say missing={shown(code)} (--missing) to gram, cov, corr or eofs;"
     return (
-        f"{has} here its stored numbers are multiplied as they are: to multiply what they stand for, store it unpacked"
-        f" {how}"
+        f"{has} here its stored numbers are multiplied as they are:{leave_out} to multiply what they stand for, store"
+        f" it unpacked {how}"
     )
 
 

@@ -19,9 +19,10 @@ MOST_NAMED = 5
 SPARSE = ("csr_matrix", "csc_matrix")
 """The values of ``encoding-type`` by which anndata marks a group as a sparse matrix."""
 
+NPY = b"\x93NUMPY"
 FILES = {
     b"\x89HDF\r\n\x1a\n": ("an HDF5 file", (".h5", ".hdf5", ".h5ad"), "h5py.File({0!r})['NAME']"),
-    b"\x93NUMPY": ("a NumPy file", (".npy",), "numpy.load({0!r})"),
+    NPY: ("a NumPy file", (".npy",), "numpy.load({0!r})"),
 }
 """Files that hold arrays and are no Zarr: how they begin, what they are, how their names end, and what reads them."""
 
@@ -48,6 +49,8 @@ def _of_file(file: Path) -> str | None:
     begin = b""
     with suppress(OSError), open(file, "rb") as opened:
         begin = opened.read(max(map(len, FILES)))
+    if file.suffix == ".npy" and not begin.startswith(NPY):
+        return "does not begin as a NumPy file does: it is damaged, or none; write it anew (numpy.save)"
     for magic, (what, endings, reader) in FILES.items():
         if begin.startswith(magic) or file.suffix in endings:
             read = reader.format(str(file))

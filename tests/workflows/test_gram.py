@@ -404,6 +404,12 @@ def test_a_divisor_of_alleles_is_refused_where_there_are_none(
             **options,
         )
     assert not (tmp_path / "g").exists()
+    x[:] = 1
+    x[2, [0, 4]] = -1, 3  # a missing one that nobody told of: the means are those of dosages
+    with pytest.raises(
+        tw.OptionError, match=r"2 columns \(0, 4\) of .* numbers that are not from 0 to 2, .*--missing"
+    ):
+        tw.gram(x, of="rows", center="columns", divide="2pq", cluster=client, device="cpu")
     x[:] = 2
     with pytest.raises(tw.OptionError, match=r"no dosage of .* varies"):
         tw.gram(x, of="rows", center="columns", divide="2pq", cluster=client, device="cpu")

@@ -10,7 +10,9 @@ from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.hopper.selection import COSINE, DOT, FARTHER, L2
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.neighbours import lists, words
+from tilewright.kernels.neighbours import lists
+from tilewright.kernels.neighbours.words import numbers_of
+from tilewright.kernels.neighbours.words import orders as orders_of
 
 FLOAT, INTEGER = np.dtype(np.float32), np.dtype(np.int32)
 
@@ -22,15 +24,15 @@ def test_orders_sort_as_their_numbers_do(dtype: np.dtype, rng: np.random.Generat
     else:
         edges = [-(2**31), -1, 0, 1, 2**31 - 1]
     numbers = np.unique(np.array([*edges, *rng.integers(-99, 99, 50)], dtype))
-    orders = words.orders(numbers)
+    orders = orders_of(numbers)
     assert (np.diff(orders.astype(np.int64)) > 0).all()
-    np.testing.assert_array_equal(words.numbers_of(orders, dtype), numbers)
+    np.testing.assert_array_equal(numbers_of(orders, dtype), numbers)
     assert lists.lowest_bound(dtype) == (-np.inf if dtype == FLOAT else -(2**31) + 1)
-    assert words.orders(np.array([-0.0], np.float32)) == words.orders(np.array([0.0], np.float32))
+    assert orders_of(np.array([-0.0], np.float32)) == orders_of(np.array([0.0], np.float32))
 
 
 def words_of(numbers: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    return words.orders(numbers).astype(np.uint64) << np.uint64(32) | (
+    return orders_of(numbers).astype(np.uint64) << np.uint64(32) | (
         np.uint64(0xFFFFFFFF) - columns.astype(np.uint64)
     )
 
@@ -90,7 +92,7 @@ def test_lists_are_merged_into_the_best(dtype: np.dtype, kept: int, rng: np.rand
             if len(expected) < kept:
                 assert bound == lowest
                 continue
-            worst = words.numbers_of(np.uint32([expected[-1] >> 32]), dtype)[0]
+            worst = numbers_of(np.uint32([expected[-1] >> 32]), dtype)[0]
             if mode == 0:
                 assert bound == worst
             else:

@@ -162,6 +162,25 @@ def test_a_local_path_may_have_two_colons_together(tmp_path: Path, monkeypatch: 
         check_output_free("./a::c.zarr", overwrite=False)
 
 
+def test_a_file_that_is_not_there_or_is_no_array_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal("x.npy") == (
+        "A: there is no Zarr array at x.npy, where no file or folder is; give the path of an array"
+    )
+    Path("x.npy").write_bytes(b"no numbers")
+    assert "x.npy does not begin as a NumPy file does: it is damaged, or none; write it anew" in refusal(
+        "x.npy"
+    )
+    assert "there is no file sst.nc, and nothing local has the whole name" in refusal("sst.nc::sst")
+    Path("sst.nc").write_bytes(b"CDF\x01")
+    assert (
+        "sst.nc is no file in which sst could be read, as HDF5 and NetCDF 4 are (NetCDF 3 is not)"
+        in refusal("sst.nc::sst")
+    )
+
+
 ASYNCHRONOUS = partial(AsyncFileSystemWrapper, asynchronous=True)
 
 
