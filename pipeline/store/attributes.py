@@ -158,7 +158,8 @@ def masked_caution(found: Mapping[str, int], masks: Mapping[str, Masks], result:
         return None
     return (
         f"{' and '.join(told)} stand for missing numbers, and went into {result} as the numbers that are stored: to"
-        " leave them out, store NaN or 0 in their place"
+        " leave them out, name the number to gram, cov, corr or eofs (missing, --missing), or store NaN or 0 in their"
+        " place"
     )
 
 

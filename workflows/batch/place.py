@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import BatchProfileError, load_profiles
 from tilewright.pipeline.errors import ClusterError
@@ -54,10 +55,17 @@ def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool
     if not (detach or dry_run):
         return False
     name = params["cluster"]
-    profile = None if "://" in name else load_profiles(params["cluster_file"]).get(name)
+    profiles = {} if "://" in name else load_profiles(params["cluster_file"])
+    profile = profiles.get(name)
     if profile is None or profile.options["kind"] != "slurm":
         option = "--detach" if detach else "--dry-run"
-        raise click.UsageError(f"{option} is about a batch job, and {name!r} is no profile of kind slurm")
+        of_slurm = [each for each, known in profiles.items() if known.options["kind"] == "slurm"]
+        near = did_you_mean(name, of_slurm) if profile is None else ""
+        names = ", ".join(sorted(of_slurm))
+        there = f"{' T' if near else '; t'}hose of that kind are {names}" if names else ""
+        raise click.UsageError(
+            f"{option} is about a batch job, and {name!r} is no profile of kind slurm{near}{there}"
+        )
     if dry_run:
         found = read_profile(profile.called(name), profile.options)
         folder = JobFolder(jobs_folder() / name_of(words[0], time.time()))

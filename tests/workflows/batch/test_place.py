@@ -143,6 +143,11 @@ def test_options_of_a_job_are_for_jobs(here: Path, option: str) -> None:
     refused = tilewright("matmul", "A.zarr", "B.zarr", "C.zarr", option)
     assert refused.exit_code == 2
     assert f"{option} is about a batch job, and 'local' is no profile of kind slurm" in refused.stderr
+    misspelt = tilewright("matmul", "A.zarr", "B.zarr", "C.zarr", option, "--profile", "slurn")
+    assert (
+        "'slurn' is no profile of kind slurm; did you mean 'slurm'? Those of that kind are odd"
+        in misspelt.stderr
+    )
 
 
 def test_inside_its_job_a_command_is_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
