@@ -282,6 +282,11 @@ def _writing_to(name: str) -> Iterator[None]:
         yield
     except StoreError:
         raise
+    except FileNotFoundError as error:  # of a file that was written a moment ago, or of its folder
+        raise StoreError(
+            f"output: another run has taken {name} over, which does not see the lock of this one, or it was removed;"
+            f" let only one write there at a time ({error.strerror})"
+        ) from error
     except OSError as error:
         raise StoreError(
             f"output: cannot write the record of finished tiles, {name}: {with_remedy(error)}"
