@@ -70,6 +70,12 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     assert read_past(tmp_path, "abc") is None
 
 
+def test_a_record_whose_folder_is_gone_was_taken_over(plan: MatmulPlan, tmp_path: Path) -> None:
+    """By a run that does not see the lock of this one, and has put the output in its place meanwhile."""
+    with pytest.raises(StoreError, match=r"output: another run has taken .* over, .*or it was removed"):
+        Ledger(tmp_path / "C.zarr.partial", PRODUCT, plan)
+
+
 def test_what_was_read_of_the_inputs_is_kept(
     plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,12 +103,6 @@ def test_what_was_read_of_the_inputs_is_kept(
 
 
 @pytest.mark.parametrize("torn", range(1, 12))
-def test_a_record_whose_folder_is_gone_was_taken_over(plan: MatmulPlan, tmp_path: Path) -> None:
-    """By a run that does not see the lock of this one, and has put the output in its place meanwhile."""
-    with pytest.raises(StoreError, match=r"output: another run has taken .* over, .*or it was removed"):
-        Ledger(tmp_path / "C.zarr.partial", PRODUCT, plan)
-
-
 def test_a_torn_last_line_loses_one_tile_and_no_later_one(
     torn: int, plan: MatmulPlan, tmp_path: Path
 ) -> None:
