@@ -16,8 +16,14 @@ from zarr.errors import BaseZarrError
 from tilewright import __version__
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.check.verify import Verification
-from tilewright.pipeline.store.arrays import UNREADABLE, name_of
-from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names, product_names
+from tilewright.pipeline.errors import TilewrightError
+from tilewright.pipeline.store.arrays import UNREADABLE, name_of, open_array
+from tilewright.pipeline.store.attributes import (
+    coordinates_beside,
+    dimension_names,
+    place_of_coordinates,
+    product_names,
+)
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.journal import write_whole
 from tilewright.pipeline.store.new.groups import (
@@ -32,6 +38,8 @@ from tilewright.pipeline.store.sources.mapped import ATTRIBUTES_NAME
 
 PROVENANCE = "tilewright"
 """The attribute of C that says what it is."""
+OPTIONS = "options"
+"""Of that, what was asked for beside the product: of a Gram matrix."""
 
 
 def record_provenance(
@@ -62,7 +70,9 @@ def record_provenance(
         "verification": checked,
     }
     told = ", ".join(f"{role} = {name}" for role, name in names.items())
-    history = f"{when} tilewright {__version__}: {operation} of {told}; {_said(verification)}"
+    options = ", ".join(f"{name}={value!r}" for name, value in made.get(OPTIONS, {}).items())
+    how = f" ({options})" if options else ""
+    history = f"{when} tilewright {__version__}: {operation} of {told}{how}; {_said(verification)}"
     _add_attributes(array, {PROVENANCE: facts, "history": history})
 
 
@@ -131,3 +141,36 @@ def coordinates_of(array: StoredArray, side: int) -> tuple[np.ndarray, dict[str,
         return None
     first, last = (array.rows, array.columns)[side] if isinstance(array, Section) else (0, len(values))
     return values[first:last], {name: one for name, one in attributes.items() if name != "_ARRAY_DIMENSIONS"}
+
+
+SAID_OF_COORDINATES = ("units", "calendar", "long_name", "standard_name", "axis", "positive")
+"""Attributes of coordinates that go with them."""
+
+
+def coordinates_along(array: StoredArray, side: int) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
+    """By name, the coordinates of each axis that a side of a matrix is made of, as many as the side is long, and what
+    is said of them: as far as they lie beside the array, in its group or its file."""
+    view, base = unmasked(array), base_of(array)
+    axes = (view.rows, view.columns)[side] if isinstance(view, Flattened) else (side,)
+    names, shape = dimension_names(base), tuple(base.shape[axis] for axis in axes)
+    first, last = (
+        (array.rows, array.columns)[side]
+        if isinstance(array, Section)
+        else (0, int(np.prod(shape, dtype=int)))
+    )
+    found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
+    for number, axis in enumerate(axes):
+        name, place = names[axis], place_of_coordinates(base, axis)
+        if name is None or place is None:
+            continue
+        try:
+            stored = open_array(place, ndim=1, role=name)
+            values, attributes = np.asarray(stored[:]), stored.attrs.asdict()
+        except (OSError, BaseZarrError, TilewrightError, *UNREADABLE):
+            continue
+        if values.shape != (base.shape[axis],):
+            continue
+        along = np.broadcast_to(values.reshape([-1 if at == number else 1 for at in range(len(axes))]), shape)
+        said = {key: attributes[key] for key in SAID_OF_COORDINATES if isinstance(attributes.get(key), str)}
+        found[name] = along.reshape(-1)[first:last], said
+    return found

@@ -58,6 +58,7 @@ from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.job import plan_only as plan_product
 from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Request, check_output, open_factors
+from tilewright.pipeline.provenance import OPTIONS
 from tilewright.pipeline.report.timeline import Recorder
 from tilewright.pipeline.store.appearance import appearance_of
 from tilewright.pipeline.store.arrays import local_path, name_of
@@ -269,9 +270,8 @@ def _nothing_to_add(request: GramRequest, matrices: Matrices, product: Request) 
 def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:
     """The product alone."""
     columns = matrices.of == "columns"
-    return request.product(
-        matrices.arrays, transpose_a=columns, transpose_b=not columns, dtype=dtype
-    ).checked()
+    plain = request.product(matrices.arrays, transpose_a=columns, transpose_b=not columns, dtype=dtype)
+    return replace(plain, said={OPTIONS: request.told()}).checked()
 
 
 def _with(plain: Request, made: Made) -> Request:

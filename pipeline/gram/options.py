@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -32,7 +32,7 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
-from tilewright.pipeline.store.attributes import coordinates_beside, dimension_names
+from tilewright.pipeline.store.attributes import dimension_names, place_of_coordinates
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.opening import InMemory
@@ -63,6 +63,24 @@ GivenMissing: TypeAlias = "float | Source | np.ndarray | Mapping[Literal['X', 'Y
 """A number that stands for missing ones, ``nan``, or masks."""
 Missing: TypeAlias = "int | float | Literal['nan'] | None"
 """The number that stands for a missing element."""
+
+
+TOLD = (
+    "of", "center", "scale", "missing", "missing_as", "divide", "weights", "window", "append", "sum_over", "constant",
+    "conjugated",
+)  # fmt: skip
+"""The options that say what a Gram matrix is."""
+
+
+def _in_words(value: Any) -> Any:
+    """An option for `json`: what is an array, or names one, is only said to be given."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _in_words(one) for name, one in value.items()}
+    if isinstance(value, tuple | list) and all(isinstance(one, bool | int | float | str) for one in value):
+        return list(value)
+    return "given"
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,16 @@ class GramRequest:
     durability: Durability = "full"
     same_bits: bool = False
     listener: Listener = log_notices
+
+    def told(self) -> dict[str, Any]:
+        """The options that are not as they are by themselves, for `json`: arrays by the word that they were given."""
+        asked = {name: getattr(self, name) for name in TOLD}
+        usual = {each.name: each.default for each in fields(self)}
+        return {
+            name: _in_words(value)
+            for name, value in asked.items()
+            if name == "of" or not (isinstance(value, type(usual[name])) and value == usual[name])
+        }
 
     def checked(self) -> GramRequest:
         """The same, once its options are found good, but for what only `open_matrices` can tell."""
@@ -604,10 +632,7 @@ def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
     said = f"weights: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
     if name is None:
         raise OptionError(f"{said}, which has no name by which they would be found; give one number for each")
-    file, found, variable = name_of(x).rpartition("::")
-    place = coordinates_beside(x, name, x.shape[axis])
-    if found:
-        place = f"{file}::{variable.rpartition('/')[0]}/{name}"
+    place = place_of_coordinates(x, axis)
     try:
         latitudes = stored_values("weights", place) if place is not None else None
     except StoreError:

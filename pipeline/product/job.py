@@ -523,7 +523,7 @@ def _fill(
             tell.warn(told)
         keeping.finish()
         if output.final is not None and job.repair is None:
-            made = {"dtype": factors.dtype, "precision": checked.factors.precision, "device": product.device}
+            made = factors.made(checked.factors.precision, product.device)
             record_provenance(output.array, factors.roles, factors.transposed, made, verification)
         if ledger is not None and request.durability == "none":
             tell.say(

@@ -134,6 +134,8 @@ class Request:
     """Where the numbers of pairs of C's elements are stored, of a ``pairwise`` product; None: nowhere."""
     storage: Storage = AS_IT_COMES
     """How C is stored, and ``counts`` too."""
+    said: dict[str, Any] = field(default_factory=dict)
+    """What C says of itself besides what it is a product of, for `json`: the options of a Gram matrix."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -199,6 +201,12 @@ class Factors:
     """As in `Request`."""
     storage: Storage = AS_IT_COMES
     """As in `Request`."""
+    said: dict[str, Any] = field(default_factory=dict)
+    """As in `Request`."""
+
+    def made(self, precision: PrecisionName, device: str) -> dict[str, Any]:
+        """What C says of how it was made."""
+        return {"dtype": self.dtype, "precision": precision, "device": device, **self.said}
 
     @property
     def sums(self) -> np.dtype:
@@ -300,6 +308,7 @@ def open_factors(request: Request) -> Factors:
         request.recorded,
         request.counts,
         request.storage.within(shape),
+        request.said,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,6 +70,11 @@ def growing_group(
         (growing / THIN).mkdir(exist_ok=True)
         yield growing
         shutil.rmtree(growing / THIN)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # that format 3 does not define consolidated metadata yet
+            ended(lambda: zarr.consolidate_metadata(zarr.open_group(growing, mode="r+", zarr_format=3).store))
 
 
 def _remove(entry: Path) -> None:
@@ -87,10 +93,12 @@ def write_group(
     samples: int,
     dtype: np.dtype,
     attributes: Mapping[str, Any],
+    coordinates: Mapping[str, Mapping[str, tuple[np.ndarray, Mapping[str, Any]]]],
 ) -> None:
     """Fill a growing group.
 
     vectors: by name, one number an EOF, or a variable. components: k × variables. scores: blocks of rows, in order.
+    coordinates: by dimension, then by name, with what is said of them.
     Raises StoreError where the place cannot be written.
     """
     count = components.shape[0]
@@ -126,6 +134,15 @@ def write_group(
         for block in scores:
             places[row : row + len(block)] = block.astype(dtype)
             row += len(block)
+        others = []
+        for dimension, named in coordinates.items():
+            for name, (vector, about) in named.items():
+                if name in group:
+                    continue
+                array(name, vector.shape, vector.dtype, (dimension,), **about)[...] = vector
+                others += [name] * (name != dimension)
+        if others:  # xarray takes these for coordinates too
+            group.update_attributes({"coordinates": " ".join(others)})
         return group
 
     try:

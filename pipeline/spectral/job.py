@@ -43,6 +43,7 @@ from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
 from tilewright.pipeline.product.output import partial_path
+from tilewright.pipeline.provenance import coordinates_along
 from tilewright.pipeline.spectral import eof_group
 from tilewright.pipeline.spectral.krylov import (
     AsymmetricError,
@@ -374,6 +375,10 @@ def eofs(request: EofRequest) -> EofRun:
             dtype,
             _attributes(request, matrices, matrix, anomalies, "gram" if task.whole else "krylov")
             | ({FLATTENED: flattened} if flattened else {}),
+            {
+                dimensions.samples: coordinates_along(x, summed),
+                dimensions.variables: coordinates_along(x, 1 - summed),
+            },
         )
     return EofRun(
         str(request.out),

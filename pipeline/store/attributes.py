@@ -450,3 +450,15 @@ def coordinates_beside(array: zarr.Array[Any], name: str, length: int) -> str | 
     except (OSError, *UNREADABLE):
         return None
     return str(path) if found.shape == (length,) else None
+
+
+def place_of_coordinates(array: zarr.Array[Any], axis: int) -> str | None:
+    """By what name the coordinates of an axis may be opened, in the group or the file that the array lies in; None
+    where the axis has no name, or local files hold none of its length."""
+    name = dimension_names(array)[axis]
+    if name is None:
+        return None
+    file, found, variable = name_of(array).rpartition("::")
+    if found:
+        return f"{file}::{variable.rpartition('/')[0]}/{name}"
+    return coordinates_beside(array, name, array.shape[axis])

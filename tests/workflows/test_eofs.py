@@ -210,6 +210,32 @@ def test_what_xarray_makes_of_it(client: Client, tmp_path: Path, rng: np.random.
     assert xarray.open_zarr(unnamed.out, consolidated=False).scores.dims == ("sample", "mode")
 
 
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_coordinates_of_flattened_axes_go_with_the_eofs(
+    kind: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """So that xarray makes maps of them at once, and knows the time of scores."""
+    coordinates = {
+        "time": np.arange("2000-01", "2002-01", dtype="M8[M]").astype("M8[ns]"),
+        "lat": [-30.0, 0.0, 30.0],
+    }
+    data = xarray.DataArray(
+        rng.random((24, 3, 4)).astype("f4"), coordinates, ("time", "lat", "lon"), name="sst"
+    )
+    if kind == "zarr":
+        data.to_dataset().to_zarr(tmp_path / "x.zarr", zarr_format=3, consolidated=False)
+        x = str(tmp_path / "x.zarr" / "sst")
+    else:
+        data.to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
+        x = f"{tmp_path / 'x.nc'}::sst"
+    tw.eofs(x, tmp_path / "e.zarr", k=2, sum_over="time", cluster=client, device="cpu")
+    found = xarray.open_zarr(tmp_path / "e.zarr")
+    assert set(found.coords) == {"mode", "time", "lat"}, "lon has none"
+    np.testing.assert_array_equal(found.time, data.time)
+    np.testing.assert_array_equal(found.lat, np.repeat([-30.0, 0.0, 30.0], 4))
+    assert found.lat.dims == ("lat_lon",)
+
+
 def test_the_same_seed_gives_the_same_bits(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     path = put(tmp_path / "x.zarr", field(rng, 80, 60, "f4"), (32, 32))
     options = {"method": "krylov", "cluster": client}

@@ -360,6 +360,9 @@ def test_a_relationship_matrix_finds_its_own_divisor(
     missing = {"missing": -1} if holes else {}
     out = tmp_path / "g"
     tw.gram(naive.put(tmp_path / "x", dosages), out, divide="2pq", **missing, **asked)
+    said = zarr.open_array(out).attrs
+    assert said["tilewright"]["options"] == {"of": "rows", "center": "columns", **missing, "divide": "2pq"}
+    assert "(of='rows', center='columns'" in said["history"]
     there = dosages >= 0
     p = np.where(there, dosages, 0).sum(axis=0) / there.sum(axis=0) / 2
     centred = np.where(there, dosages - 2 * p, 0)
