@@ -323,7 +323,7 @@ def test_groups_that_say_less_are_audited_by_what_is_given(here: Path) -> None:
 
 def test_a_matrix_that_moved_is_given(here: Path) -> None:
     (here / "a.zarr").rename(here / "moved.zarr")
-    with pytest.raises(tw.StoreError, match=r"^A: .* at a.zarr; .*\(near names it so; give A as it is found"):
+    with pytest.raises(tw.StoreError, match=r"^A: .* at a.zarr, .*\(near names it so; give A as it is found"):
         tw.audit("near")
     assert tw.audit("near", "moved.zarr").passed
     assert tw.audit("across", "moved.zarr").passed, "B is found by its name"
