@@ -4,6 +4,7 @@ the same as a file of JSON."""
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -35,7 +36,7 @@ MOST_LISTED = 50
 """Workers in the page's table; its data have all of them."""
 
 
-class Report:
+class Report(ABC):
     """What all reports have in common: a page, the same as a part of another page, and its data."""
 
     def __init__(self, now: datetime | None = None) -> None:
@@ -45,14 +46,17 @@ class Report:
     def _versions(self) -> dict[str, str]:
         return figures.versions()
 
+    @abstractmethod
     def _data(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """What the page shows, for `to_json`."""
 
+    @abstractmethod
     def _title(self) -> str:
-        raise NotImplementedError
+        """Its heading."""
 
+    @abstractmethod
     def _body(self) -> str:
-        raise NotImplementedError
+        """All of it, the heading too, as HTML."""
 
     def to_json(self) -> dict[str, Any]:
         """All that the page shows."""
