@@ -116,15 +116,28 @@ class Proxy:
         task.add_done_callback(self._serving.discard)
 
     async def end(self) -> None:
-        """End all connections, whether or not what was written is read. Those that were left to the loop, which closes
-        next, would be warned of wherever they are collected."""
+        """End all connections, whether or not what was written is read. One that was left to the loop, which closes
+        next, would be warned of wherever it is collected."""
         for writer in self._writers:
             writer.transport.abort()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        # A task that was cancelled while it waited for a connection's end has cancelled that, too.
+        # A task that was cancelled before it began has closed nothing, and one that was while it waited for a
+        # connection's end has cancelled that, too.
         await asyncio.gather(*map(self._closed, list(self._writers)), return_exceptions=True)
+
+    async def settle(self) -> None:
+        """Wait for connections that are being accepted, or made to the server: they are nobody's yet, and cannot be
+        ended."""
+        while being_made := asyncio.all_tasks() - {asyncio.current_task()} - self._serving:
+            await asyncio.wait(being_made)
+
+    async def _server(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the server."""
+        made = await asyncio.open_connection("127.0.0.1", self.port_of_server, limit=2**18)
+        self._writers.add(made[1])
+        return made
 
     async def _closed(self, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -160,8 +173,8 @@ class Proxy:
                         await _answer(writer, fault.status)
                         continue
                     if server is None:
-                        server = await asyncio.open_connection("127.0.0.1", self.port_of_server, limit=2**18)
-                        self._writers.add(server[1])
+                        # Shielded: one that is cancelled while it is made would stay with the loop.
+                        server = await asyncio.shield(asyncio.ensure_future(self._server()))
                     if not await self._passed_on(asked, fault, head, body, server, writer):
                         return
                 finally:
@@ -294,8 +307,12 @@ def proxied(port_of_server: int, **how: object) -> Iterator[Proxy]:
         proxy.port = server.sockets[0].getsockname()[1]
         ready.set()
         await end.wait()
-        server.close()
+        # A server that is closed breaks off those that it is accepting: it hears of no more first.
+        for listening in server.sockets:
+            loop.remove_reader(listening.fileno())
+        await proxy.settle()
         await proxy.end()
+        server.close()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), name="proxy", daemon=True)
     thread.start()

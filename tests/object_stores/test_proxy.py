@@ -8,7 +8,10 @@ import http.server
 import socket
 import sys
 import threading
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -35,17 +38,32 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A client that has gone is no news here."""
+
+
+@contextmanager
+def answering() -> Iterator[int]:
+    """The port of a server."""
+    with _Server(("127.0.0.1", 0), _Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_connections_whose_answers_nobody_reads_end_with_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
     seen: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda one: seen.append(repr(one.exc_value)))
     clients = []
     try:
-        with warnings.catch_warnings():
+        with answering() as port, warnings.catch_warnings():
             warnings.simplefilter("error", ResourceWarning)
-            with proxied(server.server_port) as proxy:
+            with proxied(port) as proxy:
                 for number in range(6):
                     clients.append(socket.create_connection(("127.0.0.1", proxy.port)))
                     if number % 3:
@@ -56,9 +74,28 @@ def test_connections_whose_answers_nobody_reads_end_with_the_proxy(monkeypatch: 
     finally:
         for client in clients:
             client.close()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    assert not seen
+
+
+def test_connections_that_are_being_made_as_the_proxy_ends_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client's are that has its answer before all its connections are there."""
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: seen.append(repr(one.exc_value)))
+    with answering() as port, warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        for turn in range(100):
+            clients = [socket.socket() for _ in range(12)]
+            with proxied(port) as proxy:
+                for client in clients:
+                    client.setblocking(False)
+                    client.connect_ex(("127.0.0.1", proxy.port))
+                for client in clients[::2]:
+                    with suppress(OSError):
+                        client.sendall(b"GET /bucket/key HTTP/1.1\r\nHost: here\r\n\r\n")
+                time.sleep(turn % 10 * 0.0003)
+            for client in clients:
+                client.close()
+        gc.collect()
     assert not seen
 
 
