@@ -77,7 +77,9 @@ def test_connections_whose_answers_nobody_reads_end_with_the_proxy(monkeypatch: 
     assert not seen
 
 
-def test_connections_that_are_being_made_as_the_proxy_ends_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_are_being_made_as_the_proxy_ends_end_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As a client's are that has its answer before all its connections are there."""
     seen: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda one: seen.append(repr(one.exc_value)))
