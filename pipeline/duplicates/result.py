@@ -21,6 +21,7 @@ MOST_LINES = 20
 """Clusters that are printed."""
 MOST_NAMES = 5
 """Documents of a cluster that are printed."""
+IN_ONE_FIELD = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
 JSON_ROWS = 2**16
 """Rows of a table that become text at a time."""
 
@@ -76,6 +77,13 @@ class Duplicates:
         """The names of all others."""
         return tuple(self.documents[place] for place in np.flatnonzero(~self.keep).tolist())
 
+    def dropped_lines(self) -> Iterator[str]:
+        """A line for each of these: its name, and before it what ``id_field`` says of it, and a tab, where that was
+        asked for. A document that says nothing has the tab alone; ends of lines and tabs of an id are escaped."""
+        for place in np.flatnonzero(~self.keep).tolist():
+            name = self.documents[place]
+            yield name if self.ids is None else f"{(self.ids[place] or '').translate(IN_ONE_FIELD)}\t{name}"
+
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame of all documents under their names: ``id``, where there are any, ``cluster`` and ``exact``, by
         names too, and ``keep``. ModuleNotFoundError where pandas is not installed."""
@@ -94,6 +102,11 @@ class Duplicates:
         names = np.array(self.documents, dtype=object)
         left, right = names[self.pairs[:, 0]], names[self.pairs[:, 1]]
         return pd.DataFrame({"left": left, "right": right, "jaccard": self.jaccard})
+
+    def _shown(self, place: int) -> str:
+        """A document's name, and what ``id_field`` says of it."""
+        identifier = self.ids[place] if self.ids is not None else None
+        return self.documents[place] if identifier is None else f"{self.documents[place]} ({identifier})"
 
     def facts(self) -> dict[str, object]:
         """Every field that does not grow with the corpus, as JSON types, and ``bad``."""
@@ -156,7 +169,7 @@ class Duplicates:
         )
         lines = [head, near, left]
         for cluster in self.clusters[:MOST_LINES]:
-            names = [self.documents[place] for place in cluster[:MOST_NAMES]]
+            names = [self._shown(place) for place in cluster[:MOST_NAMES]]
             more = f" and {len(cluster) - MOST_NAMES} more" if len(cluster) > MOST_NAMES else ""
             lines.append(f"  {', '.join(names)}{more}")
         if len(self.clusters) > MOST_LINES:

@@ -86,6 +86,24 @@ def test_names_are_listed_as_the_bytes_that_they_are(tmp_path: Path, client: Cli
     assert result.stdout_bytes == os.fsencode(tmp_path) + b"/\xff\n"
 
 
+def test_documents_are_listed_after_their_ids(tmp_path: Path, client: Client) -> None:
+    """Where there are any: also one that is no text, or of two lines, stays in a line of its own."""
+    rows = ['{"text": "x", "id": "first"}', '{"text": "x", "id": "url 2"}', '{"text": "x"}']
+    rows += ['{"text": "x", "id": "\\ud83d"}', '{"text": "x", "id": "a\\nb\\tc"}']
+    (tmp_path / "s.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    options = str(tmp_path), "--field", "text", "--id-field", "id"
+    lines = run(*options, "--list", "-q", client=client).stdout.splitlines()
+    names = [f"{tmp_path}/s.jsonl:{number}" for number in (2, 3, 4, 5)]
+    assert [line.split("\t") for line in lines] == [
+        ["url 2", names[0]],
+        ["", names[1]],
+        ["\ufffd", names[2]],
+        [r"a\nb\tc", names[3]],
+    ]
+    text = run(*options, "-q", client=client).stdout
+    assert f"  {tmp_path}/s.jsonl:1 (first), {names[0]} (url 2), {names[1]}, " in text
+
+
 def test_one_thing_is_printed(corpus: Path, client: Client) -> None:
     result = run(str(corpus), "--list", "--json", client=client, expected=2)
     assert "--list and --json both say what is printed" in result.stderr

@@ -165,7 +165,7 @@ def histogram(
 @click.option("--out", type=FileName(*DUPLICATES_ENDINGS), metavar="FILE",
               help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
-              " those to drop, one a line.")  # fmt: skip
+              " those to drop, one a line, with --id-field each after its id and a tab.")  # fmt: skip
 @options(cluster_options, report_option, overwrite_option, json_option)
 def duplicates(
     corpus: tuple[str, ...], out: str | None, lists: bool, report: str | None, as_json: bool, **shared: Any
@@ -188,7 +188,7 @@ def duplicates(
         reporting.write(found, found.facts())
     finally:
         if lists:
-            print_names(found.dropped)
+            print_names(found.dropped_lines())
         else:
             print_result(found, as_json=as_json)
     if found.bad:
