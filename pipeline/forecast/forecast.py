@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.numbers import format_nbytes, format_seconds
-from tilewright.pipeline.forecast.rates import Rates
+from tilewright.pipeline.forecast.rates import LEAST_RUN_SECONDS, Rates
 from tilewright.pipeline.plan.product import MatmulPlan
 
 THREADS = {"load": "reading", "compute": "multiplying", "write": "writing"}
@@ -159,13 +159,13 @@ def forecast_of(
     floors: dict[str, float | None] = dict.fromkeys(THREADS)
     source = "none"
     sharing = max(1, min(plan.workers, plan.tile_count * plan.k_parts))
-    known = [
-        (rates, _floors(plan, rates, sharing))
-        for rates in earlier
-        if rates.ratio is not None and rates.is_like(plan)
-    ]
-    if known:
-        source = "runs"
+    like = [rates for rates in earlier if rates.is_like(plan)]
+    runs = 0
+    known = [(rates, _floors(plan, rates, sharing)) for rates in like if rates.ratio is not None]
+    if quick := _quick(plan, like):
+        source, runs, least, most = "runs", len(quick), min(quick), max(quick)
+    elif known:
+        source, runs = "runs", len(known)
         times = [
             max(floor for floor in each.values() if floor is not None) * (rates.ratio or 1.0)
             for rates, each in known
@@ -189,7 +189,7 @@ def forecast_of(
         least_seconds=least,
         most_seconds=most,
         source=source,
-        runs=len(known),
+        runs=runs,
         floors=floors,
         limit=max(seconds, key=lambda name: seconds[name]) if seconds else None,
         disk_nbytes=plan.write_nbytes,
@@ -198,6 +198,17 @@ def forecast_of(
         device_nbytes=0 if plan.on_host else plan.device_peak_nbytes,
         workers=plan.workers,
     )
+
+
+def _quick(plan: MatmulPlan, like: Sequence[Rates]) -> list[float]:
+    """Seconds of runs that were mostly start, of as much work or more, where most of these were: nothing else says how
+    long a small one takes, and those that took longer, such as the first, which compiles, are the exception."""
+    seconds = [
+        rates.seconds for rates in like if rates.seconds is not None and (rates.work or 0) >= plan.operations
+    ]
+    if not seconds or statistics.median(seconds) >= LEAST_RUN_SECONDS:
+        return []
+    return [each for each in seconds if each < LEAST_RUN_SECONDS]
 
 
 def _middle(one: float | None, other: float | None) -> float | None:

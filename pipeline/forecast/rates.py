@@ -23,7 +23,7 @@ MOST_KINDS = 100
 MOST_RUNS = 8
 """Of one kind, the last ones."""
 LEAST_RUN_SECONDS = 1.0
-"""Shorter ones are mostly start."""
+"""The rates of shorter ones are mostly those of their start; only how long they took is kept."""
 MOST_RATIO = 20.0
 """A run that took so much longer than any of its stages waited for something else: its time says nothing of others'."""
 LIKENESS = 100
@@ -43,6 +43,8 @@ class Rates:
     """How much longer the tiles of the run took than what took longest of them alone; None: no run has been timed."""
     work: int | None = None
     """Operations of the run."""
+    seconds: float | None = None
+    """How long its tiles took."""
 
     def is_like(self, plan: MatmulPlan) -> bool:
         """Whether the run was of about as much work: the rates of a small one are those of its start."""
@@ -64,6 +66,7 @@ class Rates:
             write_nbytes=_rate(run.write_nbytes, write),
             ratio=run.seconds / floor[1] if floor is not None and floor[1] > 0 else None,
             work=run.operations,
+            seconds=run.seconds,
         )
 
 
@@ -79,10 +82,12 @@ def kind_of(plan: MatmulPlan, device: str, precision: str) -> str:
 
 def remember(run: Run, precision: str) -> None:
     """Keep the rates of a run. Where that cannot be, nothing happens."""
-    if run.seconds < LEAST_RUN_SECONDS or not run.operations:
+    if not run.operations:
         return
     rates = Rates.of(run)
-    if rates.ratio is not None and rates.ratio > MOST_RATIO:
+    if run.seconds < LEAST_RUN_SECONDS:
+        rates = Rates(None, None, None, work=rates.work, seconds=rates.seconds)
+    elif rates.ratio is not None and rates.ratio > MOST_RATIO:
         return
     kept = _read()
     kind = kind_of(run.plan, run.device, precision)

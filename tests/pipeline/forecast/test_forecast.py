@@ -53,14 +53,11 @@ def test_a_run_like_an_earlier_one_takes_as_long(cache: Path) -> None:
     assert forecast_of(PLAN, [small, kept], None, None).seconds == forecast.seconds
 
 
-def test_few_runs_are_kept_and_none_that_are_mostly_start(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_runs_are_kept_and_none_that_waited(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_RUNS", 2)
     monkeypatch.setattr(module, "MOST_KINDS", 2)
-    remember(replace(run_of(PLAN, ["a"]), seconds=0.5), "full")
     remember(replace(run_of(PLAN, ["a"]), seconds=10_000.0), "full")
-    assert not cache.exists(), "one was mostly start, the other waited for something else"
+    assert not cache.exists(), "it waited for something else"
     run = run_of(PLAN, ["a"])
     for precision in ("full", "tf32", "full", "full", "fp16"):
         remember(run, precision)
@@ -70,6 +67,23 @@ def test_few_runs_are_kept_and_none_that_are_mostly_start(
     assert not remembered(kind_of(PLAN, "CPU", "full"))
     remember(run, "full")
     assert len(remembered(kind_of(PLAN, "CPU", "full"))) == 1
+
+
+def test_a_small_one_takes_as_long_as_most_do_and_not_as_the_first(cache: Path) -> None:
+    """The first of a kind compiles, and was the only one that took long enough for its rates to be kept."""
+    run = replace(run_of(PLAN, ["a", "b", "c", "d"]), operations=PLAN.operations)
+    for seconds in (2.9, 0.2, 0.3, 0.1):
+        remember(replace(run, seconds=seconds), "full")
+    kept = remembered(kind_of(PLAN, "CPU", "full"))
+    assert [rates.operations is None for rates in kept] == [False, True, True, True]
+    forecast = forecast_of(PLAN, kept, None, None)
+    assert (forecast.least_seconds, forecast.most_seconds, forecast.runs) == (0.1, 0.3, 3)
+    assert "less than a second for the tiles" in str(Foreseen(PLAN, forecast))
+    assert forecast_of(PLAN, kept[:2], None, None).seconds != forecast.seconds, "half of them is not most"
+    smaller = [replace(rates, work=PLAN.operations - 1) for rates in kept]
+    assert forecast_of(PLAN, smaller, None, None).runs == 1, (
+        "who knows what a larger one takes beside its start"
+    )
 
 
 def test_by_measured_rates_it_takes_from_the_longest_part_to_all_of_them() -> None:
