@@ -24,7 +24,8 @@ from tilewright.pipeline.gram.statistics import Wanted
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.region import Masked, unmasked
+from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
 
 EXACT = 2**53
 """Integers up to this are exact in double precision."""
@@ -215,12 +216,28 @@ def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrice
             " numbers that are not from 0 to 2, as dosages are; say what stands for a missing one (missing, --missing),"
             " or give a number"
         )
+    axes = _axes_of(matrices.arrays["X"], matrices.summed)
+    if len(axes) > 1 and moments.most.max(initial=0) <= 1:
+        raise OptionError(
+            f"divide={ALLELES!r} is of dosages from 0 to 2, and no number of {name} exceeds 1: along the axes"
+            f" {' and '.join(axes)}, which are summed over, lie the alleles of each dosage. Add these up first, as by"
+            " xarray's x.sum('ploidy'), with what stands for a missing dosage where one of its alleles is missing"
+        )
     divisor = float(2 * math.fsum(frequencies * (1 - frequencies)))
     if not divisor > 0:
         raise OptionError(
             f"divide={ALLELES!r}: no dosage of {name} varies, so that there is nothing to divide by"
         )
     return replace(matrices, divide=divisor)
+
+
+def _axes_of(array: StoredArray, side: str) -> tuple[str, ...]:
+    """The names, or numbers, of the axes that a side of a matrix was flattened from; none of a matrix as it is."""
+    flat = unmasked(array)
+    if not isinstance(flat, Flattened):
+        return ()
+    names = dimension_names(flat.array)
+    return tuple(names[axis] or str(axis) for axis in (flat.rows if side == "rows" else flat.columns))
 
 
 def stays_exact(matrices: Matrices, found: Mapping[str, Statistics]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+import xarray
 import zarr
 from click.testing import CliRunner
 from distributed import Client
@@ -416,6 +417,23 @@ def test_a_divisor_of_alleles_is_refused_where_there_are_none(
     x[:] = 2
     with pytest.raises(tw.OptionError, match=r"no dosage of .* varies"):
         tw.gram(x, of="rows", center="columns", divide="2pq", cluster=client, device="cpu")
+
+
+def test_a_divisor_of_alleles_is_refused_for_alleles_that_nobody_added_up(client: Client) -> None:
+    """Summed over ploidy, too, products are of alleles, and not of dosages."""
+    calls = np.random.default_rng(0).integers(0, 2, (20, 6, 2)).astype("i1")
+    asked: dict[str, Any] = {"divide": "2pq", "cluster": client, "device": "cpu"}
+    named = xarray.DataArray(calls, dims=("variants", "samples", "ploidy"))
+    with pytest.raises(
+        tw.OptionError,
+        match=r"no number of .* exceeds 1: along the axes variants and ploidy,.*x\.sum\('ploidy'\)",
+    ):
+        tw.gram(named, sum_over=["variants", "ploidy"], center="columns", **asked)
+    dosages = named.sum("ploidy")
+    p = dosages.values.mean(1, keepdims=True) / 2
+    centred = dosages.values - 2 * p
+    found = tw.gram(dosages, of="columns", center="rows", **asked)
+    np.testing.assert_allclose(found, centred.T @ centred / (2 * (p * (1 - p)).sum()), rtol=1e-6, atol=1e-6)
 
 
 def test_covariances_of_places_without_numbers_are_zero(

@@ -3,7 +3,8 @@ read.
 
 Nothing can be read before there is a cluster. So such an array is opened as its shape and dtype say, and its numbers
 are computed when the cluster is there (`computed_on`), some blocks at a time: two for each thread of the cluster are
-under way or on their way here at once.
+under way or on their way here at once. Blocks that use common results, such as a mean, are all asked for at once, as
+dask itself does, so that these are computed once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -43,23 +44,32 @@ class Pending:
         """Have the cluster compute all blocks. Raises StoreError where it cannot."""
         if self.is_computed:
             return
+        import dask
+        from dask.core import flatten
+        from dask.optimization import cull
         from distributed import as_completed
 
-        array = self._array
+        # Once for all blocks: each by itself, tasks that several use would be fused in other ways for each of them.
+        (array,) = dask.optimize(self._array)
         edges = [np.cumsum([0, *sides]) for sides in array.chunks]
-        places = itertools.product(*map(range, array.numblocks))
+        keys = list(flatten(array.__dask_keys__()))
+        graph, needs = cull(dict(array.__dask_graph__()), keys)
         threads = sum(client.nthreads().values())
-        under_way = {}
+        left = iter(keys)
+        under_way: set[Any] = set()
 
         def submit(count: int) -> list[Any]:
-            some = {client.compute(array.blocks[place]): place for place in itertools.islice(places, count)}
-            under_way.update(some)
-            return list(some)
+            some = list(itertools.islice(left, count))
+            futures = client.get(cull(graph, some)[0], some, sync=False) if some else []
+            under_way.update(futures)
+            return list(futures)
 
         if array.size:
-            done = as_completed(submit(max(1, BLOCKS_A_THREAD * threads)))
+            first = len(keys) if _share_work(keys, needs) else max(1, BLOCKS_A_THREAD * threads)
+            done = as_completed(submit(first))
             for future in done:
-                place = under_way.pop(future)
+                under_way.discard(future)
+                place = future.key[1:]
                 region = tuple(
                     slice(edge[one], edge[one + 1]) for edge, one in zip(edges, place, strict=True)
                 )
@@ -75,6 +85,22 @@ class Pending:
                     done.add(other)
         self.is_computed = True
         self._array = None
+
+
+def _share_work(keys: Sequence[Hashable], needs: Mapping[Hashable, Collection[Hashable]]) -> bool:
+    """Whether any of these results use a common one that is computed from others; needs: what each task uses."""
+    first_of: dict[Hashable, Hashable] = {}
+    for key in keys:
+        reached = [key]
+        while reached:
+            task = reached.pop()
+            first = first_of.get(task)
+            if first is None:
+                first_of[task] = key
+                reached += needs[task]
+            elif first != key and needs[task]:
+                return True
+    return False
 
 
 def is_dask(source: Any) -> bool:

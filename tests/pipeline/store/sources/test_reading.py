@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -318,6 +320,34 @@ def test_dask_is_computed_once_by_its_graph(client: Client) -> None:
     computed_on(client, [opened, same])
     np.testing.assert_array_equal(whole(opened), 2 * a + 1)
     np.testing.assert_array_equal(whole(same), 2 * a + 1)
+
+
+_noted: list[tuple[int, ...]] = []
+
+
+def note(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+    _noted.append(block_info[0]["chunk-location"])
+    return block
+
+
+def test_what_blocks_of_dask_have_in_common_is_computed_once(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a mean is that is subtracted. Its tasks are the same for every block: the scheduler warns of those that are
+    not, and may fail."""
+    a = numbers("<f8")
+    array = dask.array.from_array(a, chunks=(4, 9))
+    noted = array.map_blocks(note, dtype=a.dtype, meta=np.empty((0, 0)))
+    centred = noted - noted.mean(axis=0)
+    chosen = centred[np.arange(len(a)) % 3 > 0]  # cut into other blocks than those of what it is of
+    for one, expected in ((centred, a - a.mean(0)), (chosen, (a - a.mean(0))[np.arange(len(a)) % 3 > 0])):
+        _noted.clear()
+        opened = open_matrix(one, "X")
+        with caplog.at_level(logging.WARNING, "distributed.scheduler"):
+            computed_on(client, [opened])
+        np.testing.assert_allclose(whole(opened), expected, rtol=1e-12)
+        assert len(_noted) == math.prod(array.numblocks), "each block once"
+    assert not caplog.messages
 
 
 def test_dask_that_fails_names_the_block(client: Client) -> None:
