@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 30.0
 """How long tasks that still run are waited for when a client is closed: they were told to give up what they do."""
 INTERRUPTED_SECONDS = 5.0
-"""How long behind Ctrl-C."""
+"""How long behind Ctrl-C, or SIGTERM."""
 
 
 class _Place(threading.local):
@@ -102,7 +102,8 @@ class HereClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.close(INTERRUPTED_SECONDS if kind is KeyboardInterrupt else CLOSE_SECONDS)
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)  # SIGTERM's is a kind of it
+        self.close(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
 
     def submit(
         self,

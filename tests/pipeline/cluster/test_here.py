@@ -15,7 +15,7 @@ from distributed.system import MEMORY_LIMIT
 
 from tilewright.pipeline.cluster.answers import ask_all, run_on_all
 from tilewright.pipeline.cluster.cluster import open_cluster
-from tilewright.pipeline.cluster.here.client import HereClient, is_here
+from tilewright.pipeline.cluster.here.client import CLOSE_SECONDS, INTERRUPTED_SECONDS, HereClient, is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
 from tilewright.pipeline.cluster.pool import make_room
@@ -177,6 +177,24 @@ def test_what_says_more_than_threads_is_a_cluster_of_dask(tmp_path: Path) -> Non
         assert not is_here(client)
     with open_executor("one", profiles, graphs=True) as client:
         assert not is_here(client), "graphs of dask are computed by its own scheduler"
+
+
+class Termination(KeyboardInterrupt):
+    """What SIGTERM raises."""
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, Termination])
+def test_a_signal_waits_less_for_tasks_than_other_ends_do(
+    signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    client = HereClient(1)
+    monkeypatch.setattr(client, "close", waited.append)
+    with pytest.raises(signal), client:
+        raise signal
+    with client:
+        pass
+    assert waited == [INTERRUPTED_SECONDS, CLOSE_SECONDS]
 
 
 def test_no_task_runs_outside_of_tasks() -> None:
