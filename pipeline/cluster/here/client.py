@@ -47,6 +47,9 @@ class HereFuture:
     def __init__(self, client: HereClient, key: Hashable) -> None:
         self.client, self.key = client, key
         self.value: ConcurrentFuture[Any] = ConcurrentFuture()
+        self.needs: set[HereFuture] = set()
+        """Those whose results its task uses, until it has ended or was given up."""
+        self.is_released = False
 
     @property
     def status(self) -> str:
@@ -74,9 +77,8 @@ class _Task:
         self, future: HereFuture, function: Callable[..., Any], arguments: tuple[Any, ...], retries: int
     ) -> None:
         self.future, self.function, self.arguments, self.retries = future, function, arguments, retries
-        needs = {argument for argument in arguments if isinstance(argument, HereFuture)}
-        self.left = len(needs)
-        self.needs = needs
+        future.needs = {argument for argument in arguments if isinstance(argument, HereFuture)}
+        self.left = len(future.needs)
 
 
 class HereClient:
@@ -92,7 +94,7 @@ class HereClient:
         self._ready = threading.Condition(self._lock)
         self._queue: deque[_Task] = deque()
         self._needed: dict[HereFuture, int] = {}
-        """How many tasks that have not ended use each future's result."""
+        """How many tasks that have neither ended nor been given up use each future's result."""
         self._threads: list[threading.Thread] = []
         self._left = 0
         """Of these threads, how many have left their place to another."""
@@ -117,14 +119,15 @@ class HereClient:
         future = HereFuture(self, key)
         task = _Task(future, function, arguments, retries)
         with self._lock:
-            self.worker.state.tasks[key] = TaskState()
-            for need in task.needs:
-                self._needed[need] = self._needed.get(need, 0) + 1
-            if len(self._threads) - self._left < self.worker.state.nthreads:
+            if self.status == "running" and len(self._threads) - self._left < self.worker.state.nthreads:
                 self._start_thread()
-        if not task.needs:
+            self.worker.state.tasks[key] = TaskState()
+            needs = list(future.needs)
+            for need in needs:
+                self._needed[need] = self._needed.get(need, 0) + 1
+        if not needs:
             self._enqueue(task)
-        for need in task.needs:
+        for need in needs:
             need.value.add_done_callback(partial(self._one_less, task))
         return future
 
@@ -153,8 +156,11 @@ class HereClient:
 
     def _enqueue(self, task: _Task) -> None:
         with self._ready:
-            self._queue.append(task)
-            self._ready.notify()
+            if running := self.status == "running":
+                self._queue.append(task)
+                self._ready.notify()
+        if not running:  # what it waited for has ended behind that
+            self.cancel([task.future])
 
     def _work(self) -> None:
         while True:
@@ -196,23 +202,36 @@ class HereClient:
         finally:
             with self._lock:
                 self.worker.state.tasks.pop(future.key, None)
-                for need in task.needs:
-                    self._needed[need] -= 1
-                    if not self._needed[need]:
-                        del self._needed[need]
-            task.arguments, task.needs = (), set()
+                self._free_needs(future)
+            task.arguments = ()
+
+    def _free_needs(self, future: HereFuture) -> list[HereFuture]:
+        """Note that its task uses no result any more, and return those that no other task uses either. The lock is
+        held."""
+        free = []
+        for need in future.needs:
+            self._needed[need] -= 1
+            if not self._needed[need]:
+                del self._needed[need]
+                free.append(need)
+        future.needs = set()
+        return free
 
     def cancel(self, futures: Iterable[HereFuture], force: bool = False) -> None:
-        """What has not begun never does; what runs is told that nobody needs it (`reduce.end_if_given_up`)."""
+        """What has not begun never does; what runs is told that nobody needs it (`reduce.end_if_given_up`). So with
+        what was released, and only these would have used."""
         for future in futures:
             with self._lock:
                 state = self.worker.state.tasks.get(future.key)
                 if state is not None:
                     state.state = "cancelled"
+                free = self._free_needs(future)
             future.value.cancel()
+            self.cancel(need for need in free if need.is_released and not need.done())
 
     def _released(self, future: HereFuture) -> None:
         with self._lock:
+            future.is_released = True
             needed = future in self._needed
         if not needed and not future.done():
             self.cancel([future])
@@ -287,10 +306,9 @@ class HereClient:
             for state in self.worker.state.tasks.values():
                 state.state = "cancelled"
             self._ready.notify_all()
-        for task in left:
-            task.future.value.cancel()
+        self.cancel([task.future for task in left])
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._answers.close()

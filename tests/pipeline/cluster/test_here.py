@@ -200,3 +200,68 @@ def test_a_signal_waits_less_for_tasks_than_other_ends_do(
 def test_no_task_runs_outside_of_tasks() -> None:
     with pytest.raises(ValueError, match=r"No worker|no task"):
         current_worker()
+
+
+def hold(gate: tuple[threading.Event, threading.Event], place: int) -> int:
+    ran.append(place)
+    begun, go_on = gate
+    begun.set()
+    assert go_on.wait(10)
+    return place
+
+
+ran: list[int] = []
+
+
+def test_parts_of_what_was_given_up_do_not_begin() -> None:
+    """Where a group is given up, so are its parts that nobody else needs: else they would run before the parts of those
+    that are waited for, and behind the end of a run."""
+    ran.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    with HereClient(1) as client:
+        parts = [client.submit(hold, (begun, go_on), place, key=f"part-{place}") for place in range(3)]
+        sums = [client.submit(add, *parts[:2], key="both"), client.submit(add, parts[2], key="third")]
+        for part in parts:
+            part.release()
+        assert begun.wait(10)
+        client.cancel(sums[:1])
+        go_on.set()
+        assert sums[1].result() == 2
+    assert ran == [0, 2]
+    assert [part.status for part in parts] == ["cancelled", "cancelled", "finished"]
+
+
+def test_what_somebody_else_needs_is_not_given_up() -> None:
+    ran.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    with HereClient(1) as client:
+        parts = [client.submit(hold, (begun, go_on), place, key=f"part-{place}") for place in range(3)]
+        sums = [client.submit(add, *parts[:2], key="both"), client.submit(add, parts[1], key="second")]
+        for part in parts[:2]:  # the third is kept by this client
+            part.release()
+        assert begun.wait(10)
+        client.cancel(sums[:1])
+        go_on.set()
+        assert sums[1].result() == 1
+        assert parts[2].result() == 2
+
+
+def test_nothing_begins_once_it_is_closed() -> None:
+    """What waits for a task that still runs then is cancelled, too, and so is what is submitted later."""
+    ran.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    client = HereClient(1)
+    part = client.submit(hold, (begun, go_on), 0, key="part")
+    after = client.submit(hold, (begun, go_on), part, key="after")
+    assert begun.wait(10)
+    closing_it = threading.Thread(target=client.close, daemon=True)
+    closing_it.start()
+    while client.status == "running":
+        pass
+    go_on.set()
+    closing_it.join(10)
+    assert after.status == "cancelled"
+    late = client.submit(hold, (begun, go_on), 1, key="late")
+    with pytest.raises(CancelledError):
+        late.result()
+    assert ran == [0]
