@@ -7,6 +7,7 @@ drains and cancels the tasks of a run is the same code for both.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -96,6 +97,8 @@ class HereClient:
         self._needed: dict[HereFuture, int] = {}
         """How many tasks that have neither ended nor been given up use each future's result."""
         self._threads: list[threading.Thread] = []
+        """Those that have not ended."""
+        self._numbers = itertools.count()
         self._left = 0
         """Of these threads, how many have left their place to another."""
         self._answers = _Answers()
@@ -133,7 +136,7 @@ class HereClient:
 
     def _start_thread(self) -> None:
         # Daemons: Python's end does not wait for one that does not give up.
-        name = f"tilewright-task-{len(self._threads)}"
+        name = f"tilewright-task-{next(self._numbers)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -173,6 +176,9 @@ class HereClient:
             self._run(task)
             del task  # with what it was given
             if _place.left:
+                with self._lock:
+                    self._threads.remove(threading.current_thread())
+                    self._left -= 1
                 return
 
     def _run(self, task: _Task) -> None:

@@ -265,3 +265,12 @@ def test_nothing_begins_once_it_is_closed() -> None:
     with pytest.raises(CancelledError):
         late.result()
     assert ran == [0]
+
+
+def test_threads_that_have_ended_are_forgotten() -> None:
+    """A tile on a GPU leaves its place each, and a product may have millions."""
+    with HereClient(1) as client:
+        for i in range(20):
+            client.submit(make_room, 2, key=f"tile-{i}").result()
+        assert client.submit(square, 3, key="last").result() == 9
+        assert len(client._threads) <= 2
