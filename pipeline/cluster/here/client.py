@@ -197,7 +197,7 @@ class HereClient:
                     found = self.worker.call(future.key, call)
                     break
                 except Exception:
-                    if not left or future.value.cancelled():
+                    if not left or future.value.cancelled() or self.status != "running":
                         raise
             del call
             with suppress(Exception):  # it was cancelled meanwhile

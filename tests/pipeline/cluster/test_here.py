@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import CancelledError
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,9 +16,10 @@ from distributed.system import MEMORY_LIMIT
 
 from tilewright.pipeline.cluster.answers import ask_all, run_on_all
 from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here import worker as here_worker
 from tilewright.pipeline.cluster.here.client import CLOSE_SECONDS, INTERRUPTED_SECONDS, HereClient, is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
-from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
+from tilewright.pipeline.cluster.here.worker import TaskState, current_worker, memory_limit
 from tilewright.pipeline.cluster.pool import make_room
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
 from tilewright.pipeline.cluster.watch import threads_of, workers_held
@@ -274,3 +276,40 @@ def test_threads_that_have_ended_are_forgotten() -> None:
             client.submit(make_room, 2, key=f"tile-{i}").result()
         assert client.submit(square, 3, key="last").result() == 9
         assert len(client._threads) <= 2
+
+
+def checked() -> None:
+    end_if_given_up()()
+
+
+def test_what_is_cancelled_as_it_begins_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HereClient(1) as client:
+        worker = client.worker
+        worker.state.tasks["task"] = state = TaskState()
+
+        def cancelled_meanwhile() -> float:
+            state.state = "cancelled"
+            return 1.0
+
+        monkeypatch.setattr(here_worker, "time", SimpleNamespace(time=cancelled_meanwhile))
+        with pytest.raises(CancelledError):
+            worker.call("task", checked)
+        assert state.start_time == 1.0
+
+
+def test_what_was_given_up_is_not_tried_again() -> None:
+    tries.clear()
+    begun = threading.Event()
+
+    def give_up() -> None:
+        tries.append(len(tries))
+        check = end_if_given_up()
+        begun.set()
+        while True:
+            check()
+
+    with HereClient(1) as client:
+        task = client.submit(give_up, key="task", retries=3)
+        assert begun.wait(10)
+    assert task.status == "error"
+    assert tries == [0]
