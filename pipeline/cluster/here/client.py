@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait as futures_wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable, signature
@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilewright.pipeline.cluster.here.worker import HereWorker, TaskState
+from tilewright.pipeline.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,8 @@ class HereClient:
         task = _Task(future, function, arguments, retries)
         with self._lock:
             if self.status == "running" and len(self._threads) - self._left < self.worker.state.nthreads:
-                self._start_thread()
+                with _no_thread_told():
+                    self._start_thread()
             self.worker.state.tasks[key] = TaskState()
             needs = list(future.needs)
             for need in needs:
@@ -373,6 +375,18 @@ def is_here(client: object) -> bool:
     return isinstance(client, HereClient)
 
 
+@contextmanager
+def _no_thread_told() -> Iterator[None]:
+    """ClusterError where the system has no thread for this block."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ClusterError(
+            f"no thread of this process could be started for its work ({error}); allow more threads (ulimit -u) or more"
+            " memory (ulimit -v), or set threads_per_worker, in a profile, to fewer"
+        ) from error
+
+
 class _Answers:
     """The thread that answers questions, with an event loop of its own, as a worker of Dask's has: once a question has
     attached it to a GPU, all later ones find it so."""
@@ -404,10 +418,17 @@ class _Answers:
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=self._run, args=(self._loop,), name="tilewright-answers", daemon=True
-                ).start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=self._run, args=(loop,), name="tilewright-answers", daemon=True
+                )
+                try:
+                    with _no_thread_told():
+                        thread.start()
+                except ClusterError:
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -313,3 +313,20 @@ def test_what_was_given_up_is_not_tried_again() -> None:
         assert begun.wait(10)
     assert task.status == "error"
     assert tries == [0]
+
+
+def test_a_system_without_a_thread_left_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_to_start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    says = r"no thread .* \(can't start new thread\); allow more threads \(ulimit -u\)"
+    with HereClient(1) as client:
+        monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+        with pytest.raises(ClusterError, match=says):
+            client.submit(square, 3, key="task")
+        for _ in range(2):
+            with pytest.raises(ClusterError, match=says):
+                client.run(square, 3)
+        monkeypatch.undo()
+        assert client.run(square, 3) == {client.worker.address: 9}
+        assert client.submit(square, 3, key="task").result() == 9
