@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -185,6 +186,32 @@ def test_of_damaged_chunks_none_is_taken_that_no_core_takes(tmp_path: Path, code
             read.read(found)
             assert outcome.found[read.target].tobytes() == found.tobytes()
     assert 100 < len(failed) < 400
+
+
+@pytest.mark.parametrize("next_one", ["encoded", "as it is"])
+@pytest.mark.parametrize("block", [1, 3, 6])
+def test_a_later_block_that_is_refused_takes_no_other_chunk_with_it(
+    tmp_path: Path, block: int, next_one: str
+) -> None:
+    """Of a chunk of Blosc, blocks have been listed by then; the next chunk's may be frames of Zstandard, or none."""
+    data = numbers((40, 160), "f4")
+    if next_one == "as it is":
+        data[10:20] = np.random.default_rng(0).random((10, 160))
+    codec = numcodecs.Blosc("zstd", 5, numcodecs.Blosc.NOSHUFFLE, 1024)
+    array = zarr.create_array(
+        tmp_path / "a", shape=data.shape, chunks=(10, 160), dtype="f4", zarr_format=2, compressors=codec
+    )
+    array[:] = data
+    path = chunk_file(array, (0, 0))
+    stored = bytearray(path.read_bytes())
+    begins = np.frombuffer(bytes(stored[16 : 16 + 4 * 7]), np.uint32)
+    stored[begins[block] + 4] ^= 1  # of the frame's magic number
+    path.write_bytes(stored)
+    slot = PretendedSlot(4, 2**16)
+    outcome = Outcome(array, (slice(0, 40), slice(0, 160)), [slot], threads=1, cores=gpu_is_sooner)
+    assert outcome.errors == []
+    assert outcome.failed == [0]
+    np.testing.assert_array_equal(outcome.found[10:], data[10:])
 
 
 def damaged(stored: bytes, rng: np.random.Generator, how: int) -> bytes:
