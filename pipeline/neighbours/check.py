@@ -182,12 +182,13 @@ def recompute(
     def compare(panel: slice) -> list[_Part]:
         given_up()
         start, stop = first + panel.start, first + panel.stop
-        held = items_of(work.b, work.of, start, stop) if whole else None
+        held = items_of(work.b, work.of, start, stop, check=given_up) if whole else None
 
         def some(part: slice, elements: slice) -> np.ndarray:
             if held is not None:
                 return held[part, elements]
-            return items_of(work.b, work.of, start + part.start, start + part.stop, elements)
+            begin, end = start + part.start, start + part.stop
+            return items_of(work.b, work.of, begin, end, elements, check=given_up)
 
         return [
             _compared(
