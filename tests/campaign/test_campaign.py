@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -219,6 +220,26 @@ def test_what_was_run_is_told_where_a_campaign_is_interrupted(tmp_path: Path) ->
         lane.kill()
     assert [case["seed"] for case in cases] == [3]
     assert failed == ["it was interrupted while 1 of 1 lanes were at work"]
+
+
+@pytest.mark.parametrize("end", [processes.end, processes.finish])
+@pytest.mark.parametrize("how", ["runs", "ended", "ended and waited for"])
+def test_no_signal_goes_to_a_process_that_was_waited_for(
+    end: Callable[[int], None], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another's by then: a campaign starts tens of thousands of processes."""
+    child = os.posix_spawn("/bin/sleep", ["sleep", "60" if how == "runs" else "0"], {})
+    if how != "runs":
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    if how == "ended and waited for":
+        assert processes.wait(child) == 0
+    sent: list[int] = []
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: (sent.append(pid), kill(pid, number)))
+    end(child)
+    assert sent == ([child] if how == "runs" else [])
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child, 0)
 
 
 def test_cuts_that_cannot_be_made_are_told_of_with_the_reason() -> None:
