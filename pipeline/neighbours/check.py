@@ -346,8 +346,8 @@ class _Judged:
             return [f"item {item} is its own neighbour"]
         stated = self._stated(report.values[there])
         keys, allowed = self._keys[there], self._allowed[there]
-        if np.isnan(keys).any():
-            place = int(np.flatnonzero(np.isnan(keys))[0])
+        if (nothing := np.isnan(keys) | np.isnan(stated)).any():
+            place = int(np.flatnonzero(nothing)[0])
             return [f"item {item} and item {columns[place]} of B have no value, but are reported"]
         with np.errstate(all="ignore"):
             off = np.where(np.isinf(allowed), 0.0, np.abs(stated - keys) / np.maximum(allowed, 1e-300))
