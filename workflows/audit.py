@@ -77,12 +77,6 @@ def audit(
 
     Examples
     --------
-    >>> tw.matmul("A.zarr", "B.zarr", "C.zarr")  # doctest: +SKIP
-    >>> tw.audit("C.zarr").passed  # doctest: +SKIP
-    True
-
-    Examples
-    --------
     >>> import numpy as np
     >>> import tilewright as tw
     >>> run = tw.matmul(np.ones((4, 3)), np.ones((3, 5)), "product.zarr")

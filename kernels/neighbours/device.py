@@ -87,6 +87,14 @@ def supports(a: np.dtype, b: np.dtype, depth: int, metric: MetricName, columns: 
     return a == b and a in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))
 
 
+def tensor_kinds(a: np.dtype, b: np.dtype, precision: PrecisionName) -> tuple[str, str] | None:
+    """The operand types of Hopper's tensor cores for rows of these dtypes; None where these do not take them."""
+    if a in KINDS and b in KINDS:
+        return KINDS[a], KINDS[b]
+    asked = ASKED.get(precision)
+    return None if asked is None else (asked, asked)
+
+
 def _fits_int32(a: np.dtype, b: np.dtype, depth: int, metric: MetricName) -> bool:
     """`sums_fit`, for sums of 32 bits: of so many rows one after the other, sums of 64 bits hold them."""
     return sums_fit(a, b, depth << 32, metric)
@@ -198,10 +206,7 @@ class _Rows:
         """The operand types of the tensor cores; None where products are made first."""
         if SIMULATOR or capability(current_device()) != HOPPER:
             return None
-        if a in KINDS and b in KINDS:
-            return KINDS[a], KINDS[b]
-        asked = ASKED.get(self._precision)
-        return None if asked is None else (asked, asked)
+        return tensor_kinds(a, b, self._precision)
 
     def _side(self, rows: Any, number: int, factors: Any) -> _Side:
         return _Side(rows, self._planes(rows, number), self._factors(rows, factors))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.choices import DeviceKind
+from tilewright.kernels.choices import DeviceKind, PrecisionName
 from tilewright.kernels.neighbours.order import MetricName
 
 _HOST, _DEVICE = "tilewright.kernels.neighbours.host", "tilewright.kernels.neighbours.device"
@@ -28,6 +28,12 @@ def finds_on_gpu(
         return False
     found: bool = importlib.import_module(_DEVICE).supports(a, b, depth, metric, columns, k or 1)
     return found
+
+
+def compares_once(dtype: np.dtype, precision: PrecisionName) -> bool:
+    """Whether a GPU may compare rows of this dtype among themselves once each pair, in bands: its tensor cores take
+    them, if it is one of Hopper's."""
+    return importlib.import_module(_DEVICE).tensor_kinds(dtype, dtype, precision) is not None
 
 
 def nearest_for(device: DeviceKind) -> Any:

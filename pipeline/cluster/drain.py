@@ -94,5 +94,10 @@ def running_seconds(dask_worker: Any) -> dict[Hashable, float]:
     the worker."""
     now = time.time()
     tasks = dask_worker.state.tasks
-    begun = {key: tasks[key].start_time for key in dask_worker.active_keys if key in tasks}
-    return {key: now - start for key, start in begun.items() if start is not None}
+    # Where work is on threads of this process, tasks begin and end meanwhile.
+    begun = {key: tasks.get(key) for key in tuple(dask_worker.active_keys)}
+    return {
+        key: now - task.start_time
+        for key, task in begun.items()
+        if task is not None and task.start_time is not None
+    }

@@ -258,6 +258,8 @@ def _add_block(
 ) -> int:
     blocks[place, CHUNK], blocks[place, OFFSET], blocks[place, NBYTES] = chunk, offset, nbytes
     blocks[place, TARGET], blocks[place, ROOM], blocks[place, KIND] = target, room, kind
+    if kind != ZSTD:  # a chunk that was refused may have been listed here before
+        blocks[place, FIRST_PART] = blocks[place, PARTS] = 0
     return place + 1
 
 
@@ -439,6 +441,7 @@ def _look(
             stop -= 4
             row[SUFFIX] = _compiled_number(memory, 0, 4)
         if good:
+            before = used[0]
             found = _compiled_look_at(
                 functions[_READ],
                 descriptor,
@@ -457,6 +460,8 @@ def _look(
             if found > 0:
                 row[STORED], row[STORED_NBYTES], row[COUNT] = at, stop - at, found - place
                 place = found
+            else:
+                used[0] = before  # of a chunk that is refused, the first blocks may have been listed
         call1(functions[_CLOSE], descriptor)
     return place
 

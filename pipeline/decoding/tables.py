@@ -1,6 +1,6 @@
 """A batch of encoded chunks as a GPU decodes it: where each chunk's stored bytes go on the device, which blocks are
 decoded from where to where, which checksums are made, and where the wanted part of each chunk ends up. Arithmetic
-alone; `coded_slots.py` has it carried out.
+alone; `slots.py` has it carried out.
 """
 
 from __future__ import annotations

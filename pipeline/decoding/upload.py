@@ -80,6 +80,15 @@ class Batch:
     def wants_help(self) -> bool:
         return not self._all_taken
 
+    def give_up(self) -> None:
+        """Nobody is there any more who would bring it: where that has not begun, whoever was to has failed."""
+        with self._lock:
+            if self._all_taken:
+                return
+            self._all_taken = True
+        self.error = RuntimeError("nobody has brought its stored bytes")
+        self.begun.set()
+
     def results(self) -> list[int]:
         """Wait for the GPU; the numbers of chunks that it did not decode."""
         self.begun.wait()
@@ -173,9 +182,11 @@ class Decoding:
                     upload.told.notify_all()
 
     def finish(self, upload: CodedUpload) -> None:
-        """Wait until nothing of an upload is under way any more."""
+        """Wait until nothing of an upload is under way any more, once every thread has left its ``run``."""
         with self._lock:
             mine = [entry for entry in self._under_way if entry[0] is upload]
+        for _, batch in mine:
+            batch.give_up()
         self._finish(mine)
         with upload.told:
             while upload.finishing:
@@ -191,9 +202,11 @@ class Decoding:
         return True
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for what is under way. No thread brings anything any more."""
         with self._lock:
             entries = list(self._under_way)
+        for _, batch in entries:
+            batch.give_up()
         self._finish(entries)
 
 
@@ -313,19 +326,25 @@ class CodedUpload:
             raise
         self._failed.update(tables.refused)
         self._decoding.add(self, batch)
-        self._open = [other for other in self._open if other.wants_help] + [batch]
+        with self._lock:  # two threads may each begin one
+            self._open = [other for other in self._open if other.wants_help] + [batch]
         return self._clock() - start, 0.0
 
     def tell(self, batch: Batch) -> None:
         """Take note of what became of a batch."""
-        failed = batch.results()
+        try:
+            failed = batch.results()
+        except BaseException:
+            # The thread that gets the error may be one of another upload.
+            self._failed.update(batch.tables.numbers)
+            raise
         self._failed.update(failed)
         if batch.error is None:
             self._pace.took(batch=batch.slot.seconds())
             self._decoding.on_gpu += len(batch.tables.numbers) - len(failed)
 
     def settle(self) -> None:
-        """Wait until nothing of it is under way any more."""
+        """Wait until nothing of it is under way any more, once every `run` has returned."""
         self._decoding.finish(self)
 
     def fail(self, number: int) -> None:

@@ -182,12 +182,13 @@ def recompute(
     def compare(panel: slice) -> list[_Part]:
         given_up()
         start, stop = first + panel.start, first + panel.stop
-        held = items_of(work.b, work.of, start, stop) if whole else None
+        held = items_of(work.b, work.of, start, stop, check=given_up) if whole else None
 
         def some(part: slice, elements: slice) -> np.ndarray:
             if held is not None:
                 return held[part, elements]
-            return items_of(work.b, work.of, start + part.start, start + part.stop, elements)
+            begin, end = start + part.start, start + part.stop
+            return items_of(work.b, work.of, begin, end, elements, check=given_up)
 
         return [
             _compared(
@@ -345,8 +346,8 @@ class _Judged:
             return [f"item {item} is its own neighbour"]
         stated = self._stated(report.values[there])
         keys, allowed = self._keys[there], self._allowed[there]
-        if np.isnan(keys).any():
-            place = int(np.flatnonzero(np.isnan(keys))[0])
+        if (nothing := np.isnan(keys) | np.isnan(stated)).any():
+            place = int(np.flatnonzero(nothing)[0])
             return [f"item {item} and item {columns[place]} of B have no value, but are reported"]
         with np.errstate(all="ignore"):
             off = np.where(np.isinf(allowed), 0.0, np.abs(stated - keys) / np.maximum(allowed, 1e-300))

@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.kernels.choices import DeviceKind
 from tilewright.kernels.neighbours.capacity import mutual_nbytes
-from tilewright.kernels.neighbours.forms import finds_on_gpu
+from tilewright.kernels.neighbours.forms import compares_once, finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
@@ -404,11 +404,12 @@ def _find(
 
     stages = _Stages(listener, total)
     if work.mutual and not finished and plan.tasks > 1:
-        among = _found_by_bands(client, work, plan, stages)
-        if among is not None:
-            keep(0, plan.m, among)
-            return finished
-        listener(Notice("too many items are equally near: each is compared with all"))
+        if compares_once(work.a.dtype.newbyteorder("="), work.precision):
+            among = _found_by_bands(client, work, plan, stages)
+            if among is not None:
+                keep(0, plan.m, among)
+                return finished
+            listener(Notice("too many items are equally near: each is compared with all"))
         work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
         step = ceil_div(plan.m, plan.tasks)
     else:

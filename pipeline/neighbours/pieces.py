@@ -138,7 +138,7 @@ class Pieces:
 
     def settle(self) -> None:
         """Wait until all finished blocks are written. Raises StoreError where one cannot be."""
-        written, self._written = self._written, None
+        written = self._written  # which stays: another thread may wait for it, too
         if written is not None:
             written.result()
 

@@ -82,14 +82,21 @@ class Found:
 
 
 def items_of(
-    array: StoredArray, of: str, first: int, stop: int, elements: slice | None = None, *, threads: int = 1
+    array: StoredArray,
+    of: str,
+    first: int,
+    stop: int,
+    elements: slice | None = None,
+    *,
+    threads: int = 1,
+    check: Callable[[], None] | None = None,
 ) -> np.ndarray:
     """Some items of a matrix, (items, elements), of which each may be a column of it; or a part of each. Read by so
-    many threads."""
+    many threads, until ``check`` raises; by default, while the task that this thread runs is needed."""
     axis = axis_of(of)
     items, along = slice(first, stop), elements or slice(0, int(array.shape[1 - axis]))
     region = (items, along) if axis == 0 else (along, items)
-    check = end_if_given_up()
+    check = check or end_if_given_up()
     if threads > 1:
         block = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
         with ThreadPoolExecutor(threads, initializer=read_while, initargs=(check,)) as pool:
@@ -183,7 +190,7 @@ class _Panels:
         ]
         check = end_if_given_up()
         with ThreadPoolExecutor(1) as reader:
-            ahead = reader.submit(self._panel, starts[0]) if starts else None
+            ahead = reader.submit(self._panel, starts[0], check) if starts else None
             for place, start in enumerate(starts):
                 assert ahead is not None
                 begin = time.perf_counter()
@@ -191,15 +198,15 @@ class _Panels:
                 self.seconds += time.perf_counter() - begin
                 check()
                 more = place + 1 < len(starts)
-                ahead = reader.submit(self._panel, starts[place + 1]) if more else None
+                ahead = reader.submit(self._panel, starts[place + 1], check) if more else None
                 yield start, panel
 
-    def _panel(self, start: int) -> Any:
+    def _panel(self, start: int, check: Callable[[], None]) -> Any:
         work = self._work
 
         def read() -> Any:
             stop = min(start + work.panel_rows, work.n)
-            found = items_of(work.b, work.of, start, stop, threads=work.threads)
+            found = items_of(work.b, work.of, start, stop, threads=work.threads, check=check)
             self.read_nbytes += found.nbytes
             return _placed(work, found)
 

@@ -68,13 +68,13 @@ class Report(ABC):
 
     def to_fragment(self) -> str:
         """The report as a part of another page."""
-        return f'<style>{STYLE}</style><article class="tw-report">{self._body()}</article>'
+        return _encodable(f'<style>{STYLE}</style><article class="tw-report">{self._body()}</article>')
 
     def to_html(self) -> str:
         """The report as a page."""
         # In a script nothing is markup but its own end, and what may begin a comment.
         data = json.dumps(self.to_json(), allow_nan=False).replace("<", "\\u003c")
-        return (
+        return _encodable(
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
             f'<link rel="icon" href="data:,"><title>{escape(self._title())}</title>'
@@ -90,6 +90,11 @@ class Report(ABC):
             f'<p class="tw-note">Made {escape(self._made)}. The data of this page are in it as JSON'
             f" (<code>tilewright-report</code>): all totals exactly{shares}.</p>"
         )
+
+
+def _encodable(page: str) -> str:
+    """With a question mark for each byte of a file's name that is no UTF-8; the data of the page have it exactly."""
+    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 class RunReport(Report):

@@ -98,7 +98,8 @@ class Lane:
 
     def begin(self, work: Work) -> Path:
         """A new case: the folder with the inputs of this work alone, and nothing ordered."""
-        self.orders.role, self.orders.stopped = 0, 0
+        self.orders.role, self.orders.change, self.orders.stopped = 0, 0, 0
+        self.orders.slow_seconds = 0.0
         self.orders.changes[:] = [0, 0, 0]
         self.orders.case += 1
         log_of(self.orders_path).write_text("")

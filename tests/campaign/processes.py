@@ -183,16 +183,21 @@ def send(pid: int, number: int) -> None:
 
 def end(pid: int) -> None:
     """Kill a child and wait for its end."""
-    send(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+    _send_and_wait(pid, signal.SIGKILL)
 
 
 def finish(pid: int) -> None:
     """Ask a child to end, and wait for that."""
-    send(pid, signal.SIGTERM)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+    _send_and_wait(pid, signal.SIGTERM)
+
+
+def _send_and_wait(pid: int, number: int) -> None:
+    with contextlib.suppress(
+        ChildProcessError
+    ):  # it was waited for before: the number may be another's by now
+        if ended(pid) is None:
+            send(pid, number)
+            os.waitpid(pid, 0)
 
 
 def facts_of(pid: int) -> list[str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from tests.campaign import __main__ as campaign
 from tests.campaign import changes, processes, table
 from tests.campaign.damages import DAMAGES, PRODUCTS, REMEDIES, damage_of
 from tests.campaign.kills import TARGETS, count_kill_of, kill_of
+from tests.campaign.lane import Lane
 from tests.campaign.power import cut_of
 from tests.campaign.states import DAMAGES as STATE_DAMAGES
 from tests.campaign.states import state_of
-from tests.campaign.works import COUNTS, differences, entries_in, recorded_tiles
+from tests.campaign.works import COUNTS, WORKS, differences, entries_in, recorded_tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -219,6 +221,42 @@ def test_what_was_run_is_told_where_a_campaign_is_interrupted(tmp_path: Path) ->
         lane.kill()
     assert [case["seed"] for case in cases] == [3]
     assert failed == ["it was interrupted while 1 of 1 lanes were at work"]
+
+
+@pytest.mark.parametrize("end", [processes.end, processes.finish])
+@pytest.mark.parametrize("how", ["runs", "ended", "ended and waited for"])
+def test_no_signal_goes_to_a_process_that_was_waited_for(
+    end: Callable[[int], None], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another's by then: a campaign starts tens of thousands of processes."""
+    child = os.posix_spawn("/bin/sleep", ["sleep", "60" if how == "runs" else "0"], {})
+    if how != "runs":
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    if how == "ended and waited for":
+        assert processes.wait(child) == 0
+    sent: list[int] = []
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: (sent.append(pid), kill(pid, number)))
+    end(child)
+    assert sent == ([child] if how == "runs" else [])
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child, 0)
+
+
+def test_a_case_begins_with_nothing_ordered(tmp_path: Path) -> None:
+    """Else what a case comes to, and how long a command takes by itself, would depend on the case before."""
+    lane = Lane.__new__(Lane)
+    lane.home, lane.work_folder = tmp_path / "home", tmp_path / "case"
+    lane.orders_path = lane.work_folder / "orders"
+    work = next(iter(WORKS.values()))
+    (lane.home / work.name).mkdir(parents=True)
+    lane.work_folder.mkdir()
+    lane.orders = changes.orders_at(lane.orders_path)
+    lane.orders.role = lane.orders.change = lane.orders.stopped = 3
+    lane.orders.slow_seconds = 0.5
+    assert lane.begin(work).is_dir()
+    left = {name: getattr(lane.orders, name) for name in ("role", "change", "stopped", "slow_seconds")}
+    assert left == dict.fromkeys(left, 0)
 
 
 def test_cuts_that_cannot_be_made_are_told_of_with_the_reason() -> None:

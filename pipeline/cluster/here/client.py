@@ -7,6 +7,7 @@ drains and cancels the tasks of a run is the same code for both.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait as futures_wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from inspect import isawaitable, signature
@@ -23,13 +24,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilewright.pipeline.cluster.here.worker import HereWorker, TaskState
+from tilewright.pipeline.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
 """How long tasks that still run are waited for when a client is closed: they were told to give up what they do."""
 INTERRUPTED_SECONDS = 5.0
-"""How long behind Ctrl-C."""
+"""How long behind Ctrl-C, or SIGTERM."""
 
 
 class _Place(threading.local):
@@ -47,6 +49,9 @@ class HereFuture:
     def __init__(self, client: HereClient, key: Hashable) -> None:
         self.client, self.key = client, key
         self.value: ConcurrentFuture[Any] = ConcurrentFuture()
+        self.needs: set[HereFuture] = set()
+        """Those whose results its task uses, until it has ended or was given up."""
+        self.is_released = False
 
     @property
     def status(self) -> str:
@@ -74,9 +79,8 @@ class _Task:
         self, future: HereFuture, function: Callable[..., Any], arguments: tuple[Any, ...], retries: int
     ) -> None:
         self.future, self.function, self.arguments, self.retries = future, function, arguments, retries
-        needs = {argument for argument in arguments if isinstance(argument, HereFuture)}
-        self.left = len(needs)
-        self.needs = needs
+        future.needs = {argument for argument in arguments if isinstance(argument, HereFuture)}
+        self.left = len(future.needs)
 
 
 class HereClient:
@@ -92,8 +96,10 @@ class HereClient:
         self._ready = threading.Condition(self._lock)
         self._queue: deque[_Task] = deque()
         self._needed: dict[HereFuture, int] = {}
-        """How many tasks that have not ended use each future's result."""
+        """How many tasks that have neither ended nor been given up use each future's result."""
         self._threads: list[threading.Thread] = []
+        """Those that have not ended."""
+        self._numbers = itertools.count()
         self._left = 0
         """Of these threads, how many have left their place to another."""
         self._answers = _Answers()
@@ -102,7 +108,8 @@ class HereClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.close(INTERRUPTED_SECONDS if kind is KeyboardInterrupt else CLOSE_SECONDS)
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)  # SIGTERM's is a kind of it
+        self.close(INTERRUPTED_SECONDS if interrupted else CLOSE_SECONDS)
 
     def submit(
         self,
@@ -116,20 +123,22 @@ class HereClient:
         future = HereFuture(self, key)
         task = _Task(future, function, arguments, retries)
         with self._lock:
+            if self.status == "running" and len(self._threads) - self._left < self.worker.state.nthreads:
+                with _no_thread_told():
+                    self._start_thread()
             self.worker.state.tasks[key] = TaskState()
-            for need in task.needs:
+            needs = list(future.needs)
+            for need in needs:
                 self._needed[need] = self._needed.get(need, 0) + 1
-            if len(self._threads) - self._left < self.worker.state.nthreads:
-                self._start_thread()
-        if not task.needs:
+        if not needs:
             self._enqueue(task)
-        for need in task.needs:
+        for need in needs:
             need.value.add_done_callback(partial(self._one_less, task))
         return future
 
     def _start_thread(self) -> None:
         # Daemons: Python's end does not wait for one that does not give up.
-        name = f"tilewright-task-{len(self._threads)}"
+        name = f"tilewright-task-{next(self._numbers)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -152,8 +161,11 @@ class HereClient:
 
     def _enqueue(self, task: _Task) -> None:
         with self._ready:
-            self._queue.append(task)
-            self._ready.notify()
+            if running := self.status == "running":
+                self._queue.append(task)
+                self._ready.notify()
+        if not running:  # what it waited for has ended behind that
+            self.cancel([task.future])
 
     def _work(self) -> None:
         while True:
@@ -166,6 +178,9 @@ class HereClient:
             self._run(task)
             del task  # with what it was given
             if _place.left:
+                with self._lock:
+                    self._threads.remove(threading.current_thread())
+                    self._left -= 1
                 return
 
     def _run(self, task: _Task) -> None:
@@ -184,7 +199,7 @@ class HereClient:
                     found = self.worker.call(future.key, call)
                     break
                 except Exception:
-                    if not left or future.value.cancelled():
+                    if not left or future.value.cancelled() or self.status != "running":
                         raise
             del call
             with suppress(Exception):  # it was cancelled meanwhile
@@ -195,23 +210,36 @@ class HereClient:
         finally:
             with self._lock:
                 self.worker.state.tasks.pop(future.key, None)
-                for need in task.needs:
-                    self._needed[need] -= 1
-                    if not self._needed[need]:
-                        del self._needed[need]
-            task.arguments, task.needs = (), set()
+                self._free_needs(future)
+            task.arguments = ()
+
+    def _free_needs(self, future: HereFuture) -> list[HereFuture]:
+        """Note that its task uses no result any more, and return those that no other task uses either. The lock is
+        held."""
+        free = []
+        for need in future.needs:
+            self._needed[need] -= 1
+            if not self._needed[need]:
+                del self._needed[need]
+                free.append(need)
+        future.needs = set()
+        return free
 
     def cancel(self, futures: Iterable[HereFuture], force: bool = False) -> None:
-        """What has not begun never does; what runs is told that nobody needs it (`reduce.end_if_given_up`)."""
+        """What has not begun never does; what runs is told that nobody needs it (`reduce.end_if_given_up`). So with
+        what was released, and only these would have used."""
         for future in futures:
             with self._lock:
                 state = self.worker.state.tasks.get(future.key)
                 if state is not None:
                     state.state = "cancelled"
+                free = self._free_needs(future)
             future.value.cancel()
+            self.cancel(need for need in free if need.is_released and not need.done())
 
     def _released(self, future: HereFuture) -> None:
         with self._lock:
+            future.is_released = True
             needed = future in self._needed
         if not needed and not future.done():
             self.cancel([future])
@@ -286,10 +314,9 @@ class HereClient:
             for state in self.worker.state.tasks.values():
                 state.state = "cancelled"
             self._ready.notify_all()
-        for task in left:
-            task.future.value.cancel()
+        self.cancel([task.future for task in left])
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._answers.close()
@@ -348,6 +375,18 @@ def is_here(client: object) -> bool:
     return isinstance(client, HereClient)
 
 
+@contextmanager
+def _no_thread_told() -> Iterator[None]:
+    """ClusterError where the system has no thread for this block."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ClusterError(
+            f"no thread of this process could be started for its work ({error}); allow more threads (ulimit -u) or more"
+            " memory (ulimit -v), or set threads_per_worker, in a profile, to fewer"
+        ) from error
+
+
 class _Answers:
     """The thread that answers questions, with an event loop of its own, as a worker of Dask's has: once a question has
     attached it to a GPU, all later ones find it so."""
@@ -379,10 +418,17 @@ class _Answers:
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=self._run, args=(self._loop,), name="tilewright-answers", daemon=True
-                ).start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=self._run, args=(loop,), name="tilewright-answers", daemon=True
+                )
+                try:
+                    with _no_thread_told():
+                        thread.start()
+                except ClusterError:
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -64,7 +64,8 @@ def pause_share() -> float | bool | None:
 class TaskState:
     """A task as its worker knows it, by Dask's names."""
 
-    state: Literal["ready", "executing", "cancelled"] = "ready"
+    state: Literal["ready", "cancelled"] = "ready"
+    """Cancelled once and for good, by any thread: so nothing else is ever noted here."""
     start_time: float | None = None
     """When it began, in seconds since the epoch."""
 
@@ -112,8 +113,8 @@ class HereWorker:
     def call(self, key: Hashable, function: Callable[[], Any]) -> Any:
         """Run a task on this thread, where `current_worker` gives this worker meanwhile."""
         state = self.state.tasks.get(key)
-        if state is not None and state.state == "ready":
-            state.state, state.start_time = "executing", time.time()
+        if state is not None:
+            state.start_time = time.time()
         _of_thread.worker, _of_thread.key = self, key
         self.active_keys.add(key)
         try:

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import dask
 import pytest
 from distributed import Client, LocalCluster
 
-from tilewright.pipeline.cluster.drain import Drain, draining
+from tilewright.pipeline.cluster.drain import Drain, draining, running_seconds
 from tilewright.pipeline.cluster.endings import request_end
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined
 from tilewright.pipeline.events import Event, Waiting
@@ -212,3 +213,24 @@ def test_the_second_sigterm_ends_it_at_once(signals: int) -> None:
     with pytest.raises(Terminated, match="nothing was written"):
         work()
     assert reached == ([0, -1] if signals == 1 else [0])
+
+
+def test_how_long_tasks_run_is_told_while_others_begin_and_end() -> None:
+    """On threads of this process they do so at any moment: without the answer, what is nearly done is given up."""
+    keys = {"first", "second", "third"}
+
+    class Tasks(dict[str, Any]):
+        def _ended(self, key: str) -> Any:
+            keys.discard(key)
+            return self.pop(key, None)
+
+        def __contains__(self, key: object) -> bool:
+            return self._ended(str(key)) is not None
+
+        def get(self, key: str, default: Any = None) -> Any:
+            return self._ended(key) or default
+
+    tasks = Tasks({key: SimpleNamespace(start_time=time.time()) for key in ("first", "second")})
+    tasks["third"] = SimpleNamespace(start_time=None)
+    worker = SimpleNamespace(state=SimpleNamespace(tasks=tasks), active_keys=keys)
+    assert running_seconds(worker).keys() == {"first", "second"}

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import CancelledError
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,9 +16,10 @@ from distributed.system import MEMORY_LIMIT
 
 from tilewright.pipeline.cluster.answers import ask_all, run_on_all
 from tilewright.pipeline.cluster.cluster import open_cluster
-from tilewright.pipeline.cluster.here.client import HereClient, is_here
+from tilewright.pipeline.cluster.here import worker as here_worker
+from tilewright.pipeline.cluster.here.client import CLOSE_SECONDS, INTERRUPTED_SECONDS, HereClient, is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
-from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
+from tilewright.pipeline.cluster.here.worker import TaskState, current_worker, memory_limit
 from tilewright.pipeline.cluster.pool import make_room
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
 from tilewright.pipeline.cluster.watch import threads_of, workers_held
@@ -179,6 +181,152 @@ def test_what_says_more_than_threads_is_a_cluster_of_dask(tmp_path: Path) -> Non
         assert not is_here(client), "graphs of dask are computed by its own scheduler"
 
 
+class Termination(KeyboardInterrupt):
+    """What SIGTERM raises."""
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, Termination])
+def test_a_signal_waits_less_for_tasks_than_other_ends_do(
+    signal: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    client = HereClient(1)
+    monkeypatch.setattr(client, "close", waited.append)
+    with pytest.raises(signal), client:
+        raise signal
+    with client:
+        pass
+    assert waited == [INTERRUPTED_SECONDS, CLOSE_SECONDS]
+
+
 def test_no_task_runs_outside_of_tasks() -> None:
     with pytest.raises(ValueError, match=r"No worker|no task"):
         current_worker()
+
+
+def hold(gate: tuple[threading.Event, threading.Event], place: int) -> int:
+    ran.append(place)
+    begun, go_on = gate
+    begun.set()
+    assert go_on.wait(10)
+    return place
+
+
+ran: list[int] = []
+
+
+def test_parts_of_what_was_given_up_do_not_begin() -> None:
+    """Where a group is given up, so are its parts that nobody else needs: else they would run before the parts of those
+    that are waited for, and behind the end of a run."""
+    ran.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    with HereClient(1) as client:
+        parts = [client.submit(hold, (begun, go_on), place, key=f"part-{place}") for place in range(3)]
+        sums = [client.submit(add, *parts[:2], key="both"), client.submit(add, parts[2], key="third")]
+        for part in parts:
+            part.release()
+        assert begun.wait(10)
+        client.cancel(sums[:1])
+        go_on.set()
+        assert sums[1].result() == 2
+    assert ran == [0, 2]
+    assert [part.status for part in parts] == ["cancelled", "cancelled", "finished"]
+
+
+def test_what_somebody_else_needs_is_not_given_up() -> None:
+    ran.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    with HereClient(1) as client:
+        parts = [client.submit(hold, (begun, go_on), place, key=f"part-{place}") for place in range(3)]
+        sums = [client.submit(add, *parts[:2], key="both"), client.submit(add, parts[1], key="second")]
+        for part in parts[:2]:  # the third is kept by this client
+            part.release()
+        assert begun.wait(10)
+        client.cancel(sums[:1])
+        go_on.set()
+        assert sums[1].result() == 1
+        assert parts[2].result() == 2
+
+
+def test_nothing_begins_once_it_is_closed() -> None:
+    """What waits for a task that still runs then is cancelled, too, and so is what is submitted later."""
+    ran.clear()
+    begun, go_on = threading.Event(), threading.Event()
+    client = HereClient(1)
+    part = client.submit(hold, (begun, go_on), 0, key="part")
+    after = client.submit(hold, (begun, go_on), part, key="after")
+    assert begun.wait(10)
+    closing_it = threading.Thread(target=client.close, daemon=True)
+    closing_it.start()
+    while client.status == "running":
+        pass
+    go_on.set()
+    closing_it.join(10)
+    assert after.status == "cancelled"
+    late = client.submit(hold, (begun, go_on), 1, key="late")
+    with pytest.raises(CancelledError):
+        late.result()
+    assert ran == [0]
+
+
+def test_threads_that_have_ended_are_forgotten() -> None:
+    """A tile on a GPU leaves its place each, and a product may have millions."""
+    with HereClient(1) as client:
+        for i in range(20):
+            client.submit(make_room, 2, key=f"tile-{i}").result()
+        assert client.submit(square, 3, key="last").result() == 9
+        assert len(client._threads) <= 2
+
+
+def checked() -> None:
+    end_if_given_up()()
+
+
+def test_what_is_cancelled_as_it_begins_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HereClient(1) as client:
+        worker = client.worker
+        worker.state.tasks["task"] = state = TaskState()
+
+        def cancelled_meanwhile() -> float:
+            state.state = "cancelled"
+            return 1.0
+
+        monkeypatch.setattr(here_worker, "time", SimpleNamespace(time=cancelled_meanwhile))
+        with pytest.raises(CancelledError):
+            worker.call("task", checked)
+        assert state.start_time == 1.0
+
+
+def test_what_was_given_up_is_not_tried_again() -> None:
+    tries.clear()
+    begun = threading.Event()
+
+    def give_up() -> None:
+        tries.append(len(tries))
+        check = end_if_given_up()
+        begun.set()
+        while True:
+            check()
+
+    with HereClient(1) as client:
+        task = client.submit(give_up, key="task", retries=3)
+        assert begun.wait(10)
+    assert task.status == "error"
+    assert tries == [0]
+
+
+def test_a_system_without_a_thread_left_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_to_start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    says = r"no thread .* \(can't start new thread\); allow more threads \(ulimit -u\)"
+    with HereClient(1) as client:
+        monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+        with pytest.raises(ClusterError, match=says):
+            client.submit(square, 3, key="task")
+        for _ in range(2):
+            with pytest.raises(ClusterError, match=says):
+                client.run(square, 3)
+        monkeypatch.undo()
+        assert client.run(square, 3) == {client.worker.address: 9}
+        assert client.submit(square, 3, key="task").result() == 9

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -187,6 +188,32 @@ def test_of_damaged_chunks_none_is_taken_that_no_core_takes(tmp_path: Path, code
     assert 100 < len(failed) < 400
 
 
+@pytest.mark.parametrize("next_one", ["encoded", "as it is"])
+@pytest.mark.parametrize("block", [1, 3, 6])
+def test_a_later_block_that_is_refused_takes_no_other_chunk_with_it(
+    tmp_path: Path, block: int, next_one: str
+) -> None:
+    """Of a chunk of Blosc, blocks have been listed by then; the next chunk's may be frames of Zstandard, or none."""
+    data = numbers((40, 160), "f4")
+    if next_one == "as it is":
+        data[10:20] = np.random.default_rng(0).random((10, 160))
+    codec = numcodecs.Blosc("zstd", 5, numcodecs.Blosc.NOSHUFFLE, 1024)
+    array = zarr.create_array(
+        tmp_path / "a", shape=data.shape, chunks=(10, 160), dtype="f4", zarr_format=2, compressors=codec
+    )
+    array[:] = data
+    path = chunk_file(array, (0, 0))
+    stored = bytearray(path.read_bytes())
+    begins = np.frombuffer(bytes(stored[16 : 16 + 4 * 7]), np.uint32)
+    stored[begins[block] + 4] ^= 1  # of the frame's magic number
+    path.write_bytes(stored)
+    slot = PretendedSlot(4, 2**16)
+    outcome = Outcome(array, (slice(0, 40), slice(0, 160)), [slot], threads=1, cores=gpu_is_sooner)
+    assert outcome.errors == []
+    assert outcome.failed == [0]
+    np.testing.assert_array_equal(outcome.found[10:], data[10:])
+
+
 def damaged(stored: bytes, rng: np.random.Generator, how: int) -> bytes:
     data = bytearray(stored)
     place = int(rng.integers(len(data)))
@@ -265,6 +292,99 @@ def test_a_gpu_that_refuses_is_an_error(tmp_path: Path) -> None:
     assert [type(error) for error in outcome.errors] == [DriverError]
     assert outcome.failed == list(range(16))
     assert outcome.decoding.take() is slots[0]
+
+
+def uploads_of(path: Path, slots: list[PretendedSlot], bring: Callable[[Any], Any]) -> CodedUpload:
+    """An upload of sixteen chunks in batches of no more than eight."""
+    array = encoded(path, "3 lz4", numbers((40, 64), "f4"), (10, 16))
+    device = np.zeros((40, 64), np.float32)
+    parts, _ = region_uploads(array, (slice(0, 40), slice(0, 64)), device.ctypes.data, 256, coded=True)
+    found = coding_of(array)
+    assert found is not None
+    decoding = Decoding(slots)
+    gpu_is_sooner(decoding.pace(*found))
+    sources: Any = [part.source for part in parts]
+    return CodedUpload(sources, found[0], device.ctypes.data, decoding, bring, lambda *_: (0.0, 0.0), 2)
+
+
+class Brought:
+    """Stored bytes that come, after a while, or not."""
+
+    def __init__(self, come: Callable[[], None] = lambda: None) -> None:
+        self._come = come
+
+    def run(self, lane: Any) -> tuple[float, float]:
+        self._come()
+        return 0.0, 0.0
+
+    def failed(self) -> list[int]:
+        return list(range(8))
+
+
+def begin_next(upload: CodedUpload) -> None:
+    _, taken, slot = upload._take()
+    assert slot is not None
+    upload._begin(taken, slot)
+
+
+def test_batches_that_begin_at_once_are_all_brought(tmp_path: Path) -> None:
+    """A thread lists the one that it begins, while another does."""
+    others: list[threading.Thread] = []
+
+    class Open(list[Any]):
+        """Batches, of which another thread begins one as soon as somebody looks at them."""
+
+        def __iter__(self) -> Any:
+            found = super().__iter__()
+            if not others:
+                others.append(threading.Thread(target=begin_next, args=(upload,)))
+                others[0].start()
+                others[0].join(0.5)
+            return found
+
+    slots = [PretendedSlot(8, 2**16) for _ in range(2)]
+    upload = uploads_of(tmp_path / "a", slots, lambda _: Brought())
+    upload._open = Open()
+    begin_next(upload)
+    others[0].join(10)
+    upload.run(None, None)
+    assert [batch.begun.is_set() for _, batch in upload._decoding._under_way] == [True, True]
+    assert upload.failed() == list(range(16))
+
+
+def test_what_nobody_brings_any_more_is_left_over(tmp_path: Path) -> None:
+    """A thread that began a batch, and failed with another that it helped to bring, leaves it behind: it is not waited
+    for, and the error is seen."""
+
+    def refuse() -> None:
+        raise DriverError("the driver is not there", 999)
+
+    slots = [PretendedSlot(8, 2**16) for _ in range(2)]
+    upload = uploads_of(tmp_path / "a", slots, lambda _: Brought(refuse))
+    for _ in slots:
+        begin_next(upload)
+    with pytest.raises(DriverError):
+        upload.run(None, None)
+    settling = threading.Thread(target=upload.settle, daemon=True)
+    settling.start()
+    settling.join(10)
+    assert not settling.is_alive()
+    assert upload.failed() == list(range(16))
+    assert [upload._decoding.take() for _ in range(3)].count(None) == 1
+
+
+def test_a_batch_whose_results_do_not_come_is_left_over(tmp_path: Path) -> None:
+    """Whoever asks for them gets the error, which may be a thread that loads something else."""
+
+    class Lost(PretendedSlot):
+        def wait(self) -> None:
+            raise DriverError("the driver is not there", 999)
+
+    upload = uploads_of(tmp_path / "a", [Lost(16, 2**16)], lambda _: Brought())
+    upload.run(None, None)
+    with pytest.raises(DriverError):
+        upload._decoding.take()
+    assert upload.failed() == list(range(16))
 
 
 def test_too_little_memory_leaves_chunks_over(tmp_path: Path) -> None:

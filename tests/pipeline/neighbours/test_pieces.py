@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,33 @@ def test_what_was_found_is_given_back_and_kept_for_the_next_run(tmp_path: Path, 
     again = Pieces.begin(tmp_path / "pieces", "digest")
     assert again.finished() == [PIECE, Piece(7, 10, 6, 0)]
     np.testing.assert_array_equal(again.arrays(PIECE)["indices"], FOUND["indices"])
+
+
+def test_two_threads_find_what_is_still_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One puts blocks into the output while the other compares some."""
+    pieces = Pieces.begin(tmp_path / "pieces", "digest")
+    pieces.held_nbytes = 0
+    save, waited, go_on = pieces._save, threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> None:
+        go_on.wait(10)
+        save(*arguments)
+
+    def wait() -> None:
+        waited.set()
+        pieces.settle()
+
+    monkeypatch.setattr(pieces, "_save", slowly)
+    pieces.keep(PIECE, FOUND)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert waited.wait(10)
+    threading.Timer(0.3, go_on.set).start()
+    np.testing.assert_array_equal(pieces.arrays(PIECE)["indices"], FOUND["indices"])
+    waiting.join(10)
+    pieces.close()
 
 
 def test_a_block_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:

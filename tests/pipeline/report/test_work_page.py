@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from itertools import count
@@ -19,6 +20,7 @@ from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkDone, 
 from tilewright.pipeline.report.work_page import WorkReport
 from tilewright.pipeline.report.works import WorkRecorder
 from tilewright.workflows.cli import cli
+from tilewright.workflows.report import write_report
 
 
 def recorded(workers: int, *, read: float, pause: float = 0.0) -> WorkRecorder:
@@ -39,6 +41,18 @@ def recorded(workers: int, *, read: float, pause: float = 0.0) -> WorkRecorder:
 
 def report_of(recorder: WorkRecorder, **more: Any) -> WorkReport:
     return WorkReport("histogram", ["a <&", "b", "c", "d", "e"], {"device": "CPU"}, "told", recorder, **more)
+
+
+def test_names_that_are_no_text_are_shown_and_kept(tmp_path: Path) -> None:
+    """Names of files are bytes, and those of others than UTF-8 are no characters: a page is written all the same."""
+    name, shown = os.fsdecode(b"corpus\xff"), "corpus?"
+    report = WorkReport("histogram", [name], {"device": "CPU"}, f"told of {name}", recorded(1, read=0.25))
+    for place in ("page.html", "data.json"):
+        write_report(report, str(tmp_path / place), overwrite=False)
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert f"histogram of {shown}" in " ".join(Page(page).texts)
+    assert f"told of {shown}" in report.to_fragment()
+    assert data_in(page)["inputs"] == json.loads((tmp_path / "data.json").read_text())["inputs"] == [name]
 
 
 def test_parts_are_added_up() -> None:

@@ -1,0 +1,73 @@
+"""Which items a search on several GPUs compares once each pair."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.pipeline.events import Event, Notice
+from tilewright.pipeline.neighbours import job
+from tilewright.pipeline.neighbours.tasks import Found, Work
+
+
+def work_of(dtype: Any, precision: Any) -> Work:
+    items = np.zeros((100_000, 8), dtype)
+    return Work(
+        a=items,  # type: ignore[arg-type]
+        b=items,  # type: ignore[arg-type]
+        one=True,
+        of="rows",
+        metric="dot",
+        k=3,
+        bound=None,
+        exclude_self=True,
+        once=False,
+        keep=True,
+        precision=precision,
+        panel_rows=100_000,
+        depth=8,
+        holds_b=False,
+        device="cuda",
+        threads=1,
+        key="topk-1",
+        mutual=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "once"),
+    [
+        (np.float16, "full", True),
+        (BFLOAT16, "full", True),
+        (np.int8, "full", True),
+        (np.float32, "tf32", True),
+        (np.float32, "full", False),
+        (np.float32, "split", False),
+    ],
+)
+def test_items_that_no_tensor_core_takes_are_not_read_in_bands(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, precision: Any, once: bool
+) -> None:
+    """No band of them would be compared, and nothing is said of items that are equally near."""
+    searched: list[tuple[bool, tuple[int, int]]] = []
+    said: list[Event] = []
+
+    def search(client: Any, work: Work, ranges: Any, listener: Any, arrived: Any, *others: Any) -> None:
+        searched.extend((work.mutual, each) for each in ranges)
+        for place in range(len(ranges)):
+            arrived(place, Found({}, 0, 0, 0))
+
+    monkeypatch.setattr(job, "_search", search)
+    monkeypatch.setattr(job, "read_unit", lambda array: (1, 8))
+    monkeypatch.setattr(job, "bands_of", lambda *asked: [(0, 70_000), (70_000, 100_000)])
+    plan: Any = SimpleNamespace(m=100_000, tasks=2, workers=2, block_rows=60_000)
+    client: Any = None
+    finished = job._find(client, work_of(dtype, precision), plan, None, job._Total(), said.append)
+    bands = [(True, (0, 70_000)), (True, (70_000, 100_000))] if once else []
+    assert searched == [*bands, (False, (0, 50_000)), (False, (50_000, 100_000))]
+    assert len([event for event in said if isinstance(event, Notice)]) == int(once)
+    assert [piece[:2] for piece in finished] == [(0, 50_000), (50_000, 100_000)]
