@@ -66,6 +66,8 @@ PRODUCTS_NBYTES = 256 * 2**20
 """Of products that are made to be read again."""
 PAIRS_ROOM = 1 << 23
 """Pairs that there is room for at a time, no fewer than rows of a stretch; a span with more is cut."""
+MOST_PAIRS = 2**31 - 1
+"""That are looked at at a time: kernels count those that they find in 32 bits."""
 PADDING = 256
 """Factors behind the last column's: those of a tile."""
 KINDS = {np.dtype(np.float16): "f16", BFLOAT16: "bf16", np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
@@ -507,6 +509,14 @@ def merge(
     )
 
 
+def spans_of(rows: int, columns: int) -> list[tuple[int, int]]:
+    """Spans of columns, first and width, in order, of which each has at most `MOST_PAIRS` with so many rows; all but
+    the last are of whole tiles."""
+    widest = max(1, MOST_PAIRS // rows)
+    widest = widest // STRETCH_UNIT * STRETCH_UNIT or widest
+    return [(start, min(widest, columns - start)) for start in range(0, columns, widest)]
+
+
 class Beyond(_Rows):
     """The pairs of a block of rows of A with rows of B beyond a threshold, as `host.Beyond`, of device arrays."""
 
@@ -565,7 +575,7 @@ class Beyond(_Rows):
         places = max(self._room, 1)
         words = strided_view(memory, (1, places), (8 * places, 8), np.dtype(np.uint64))
         rows_found = strided_view(memory[2 * places :], (places,), (4,), np.dtype(np.int32))
-        pieces = [(0, right.rows.shape[0])]
+        pieces = list(reversed(spans_of(left.rows.shape[0], right.rows.shape[0])))
         while pieces:
             start, width = pieces.pop()
             self._keep(

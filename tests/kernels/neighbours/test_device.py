@@ -61,6 +61,18 @@ def expected(a: np.ndarray, b: np.ndarray, k: int, **options: Any) -> tuple[np.n
     return nearest.result()
 
 
+def test_no_more_pairs_are_looked_at_at_a_time_than_are_counted() -> None:
+    """In 32 bits: 65536 rows with 1.4 million at a density of 5 % have more."""
+    for rows, columns in ((65536, 1_400_000), (65536, 32767), (1, 7), (3, 10), (2**20, 5000), (65536, 0)):
+        spans = device.spans_of(rows, columns)
+        assert [start for start, _ in spans] == [
+            sum(width for _, width in spans[:n]) for n in range(len(spans))
+        ]
+        assert sum(width for _, width in spans) == columns
+        assert all(0 < width * rows < 2**31 for _, width in spans)
+        assert all(width % 256 == 0 for _, width in spans[:-1])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "precision", "metric"), COMPARED)
 def test_the_nearest_are_those_found_on_a_cpu(
@@ -258,10 +270,11 @@ def test_pairs_are_those_found_on_a_cpu(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("most", "pairs"), [("PAIRS_ROOM", 1000), ("MOST_PAIRS", 512 * 300)])
 def test_pairs_that_do_not_fit_are_looked_for_in_parts(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    most: str, pairs: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "PAIRS_ROOM", 1000)
+    monkeypatch.setattr(device, most, pairs)
     monkeypatch.setattr(device, "STRETCH_ROWS", 512)
     b = rows_of(rng, 900, 16, HALF)
     bound = key_bound(0, True, FLOAT, "dot")
