@@ -426,6 +426,13 @@ def table(**columns: Any) -> Any:
     return write
 
 
+def objects_of(*rows: list[float]) -> np.ndarray:
+    """As a column of vectors in a data frame of pandas is."""
+    made = np.empty(len(rows), object)
+    made[:] = [np.array(row) for row in rows]
+    return made
+
+
 CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "cut": (damaged, tw.StoreError, r"cut\.npy has \d+ bytes, and an array of shape .* cut short; save it again"),
     "objects": (objects, tw.StoreError, r"holds objects of Python; save it as an array of numbers"),
@@ -448,6 +455,9 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "nulls": (lists([1.5], None, [2], None), tw.StoreError, r"has 2 missing lists, the first in row 1; leave such"),
     "no lists": (table(vector=["a"], id=[1]), tw.StoreError,
                  r"no column of lists, but vector \(string\), id \(int64\); give one, as"),
+    "rows": (lambda _: objects_of([1.0, 2], [3.0, 4]), tw.DTypeError,
+             r"holds 2 arrays of 2 numbers as objects.*np\.stack\(list\(x\)\)"),
+    "ragged rows": (lambda _: objects_of([1.0, 2], [3.0]), tw.DTypeError, r"holds object; only bool"),
     "texts": (lists(["a"]), tw.DTypeError, r"holds object; only bool"),
     "column": (lambda folder: lists([1])(folder) + "x", tw.StoreError, r"no column xx; it has x, y"),
     "columns": (lambda folder: lists([1])(folder)[:-3], tw.StoreError, r"the columns of lists x, y; give one, as"),
