@@ -72,12 +72,12 @@ TOLD = (
 """The options that say what a Gram matrix is."""
 
 
-def _in_words(value: Any) -> Any:
+def in_words(value: Any) -> Any:
     """An option for `json`: what is an array, or names one, is only said to be given."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _in_words(one) for name, one in value.items()}
+        return {str(name): in_words(one) for name, one in value.items()}
     if isinstance(value, tuple | list) and all(isinstance(one, bool | int | float | str) for one in value):
         return list(value)
     return "given"
@@ -126,7 +126,7 @@ class GramRequest:
         asked = {name: getattr(self, name) for name in TOLD}
         usual = {each.name: each.default for each in fields(self)}
         return {
-            name: _in_words(value)
+            name: in_words(value)
             for name, value in asked.items()
             if name == "of" or not (isinstance(value, type(usual[name])) and value == usual[name])
         }

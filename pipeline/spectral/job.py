@@ -36,7 +36,7 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import on_waiting
 from tilewright.pipeline.gram.job import unchanged
-from tilewright.pipeline.gram.options import Matrices, axis_of
+from tilewright.pipeline.gram.options import Matrices, axis_of, in_words
 from tilewright.pipeline.gram.statistics import Wanted, find_statistics
 from tilewright.pipeline.gram.transforms import check_lines, made_transformed
 from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
@@ -607,11 +607,13 @@ def _attributes(
     options = {
         "k": search.k,
         "of": matrices.of,
+        "sum_over": in_words(request.sum_over),
         "center": request.center,
         "scale": request.scale,
+        "constant": None if request.constant == "error" else request.constant,
         "missing": "mask" if isinstance(matrix.array, Masked) else request.missing,
-        "weights": None if request.weights is None else "given",
-        "sample_weights": None if request.sample_weights is None else "given",
+        "weights": in_words(request.weights),
+        "sample_weights": in_words(request.sample_weights),
         "method": method,
         "tol": search.tol,
         "seed": search.seed,
