@@ -581,7 +581,7 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
     try:
         found = read_vector(name, value if stored else host_array(name, value))
     except StoreError as error:
-        if not words or not isinstance(value, str):
+        if not words or not isinstance(value, str) or "://" in value or os.path.lexists(value):
             raise
         raise OptionError(
             f"{name}={shown(value)} is unknown, and names no stored array; it may be {words}"
@@ -595,6 +595,11 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
     what: these axes are, in words. Raises OptionError or ShapeError.
     """
     if not isinstance(weights, Mapping):
+        if isinstance(weights, str) and weights == COSINE and not os.path.lexists(weights):
+            raise OptionError(
+                f"weights={COSINE!r} is said of an axis: give its name or number too, as {{'lat': {COSINE!r}}}"
+                f" (--weights lat={COSINE}); the axes of {name_of(x)} that are {what} are {', '.join(map(str, axes))}"
+            )
         return weights
     if not weights:
         raise OptionError(f"weights: the mapping is empty; its keys may be axes that are {what}")
@@ -611,8 +616,11 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
             raise OptionError(
                 f"weights[{key!r}]={shown(value)} is no array; give one number for each of its places"
             )
-        cosines = isinstance(value, str) and value == COSINE
-        values = _cosines(x, axis) if cosines else stored_values(f"weights[{key!r}]", value)
+        if isinstance(value, str) and value == COSINE:
+            values = _cosines(x, axis)
+        else:
+            words = f"{COSINE!r}, for the cosines of latitudes, or one number for each place of that axis"
+            values = stored_values(f"weights[{key!r}]", value, words)
         if len(values) != x.shape[axis]:
             raise ShapeError(
                 f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
