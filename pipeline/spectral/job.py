@@ -38,7 +38,7 @@ from tilewright.pipeline.events import on_waiting
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import Matrices, axis_of, in_words
 from tilewright.pipeline.gram.statistics import Wanted, find_statistics
-from tilewright.pipeline.gram.transforms import check_lines, made_transformed
+from tilewright.pipeline.gram.transforms import check_lines, made_transformed, not_finite
 from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
@@ -332,7 +332,7 @@ def eofs(request: EofRequest) -> EofRun:
             of_variables = find_statistics(client, arrays["X"], task.wanted, search.listener)[matrices.of]
             passes.keep_moments(of_variables)
         moments = {matrices.of: of_variables}
-        _check_finite(of_variables, x)
+        _check_finite(matrices, of_variables)
         check_lines(matrices, "X", moments, request.constant)
         anomalies = Anomalies.of(matrices, moments, task.weights, dtype)
         matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell, passes=passes)
@@ -632,15 +632,11 @@ def _attributes(
     }
 
 
-def _check_finite(moments: Moments, x: StoredArray) -> None:
+def _check_finite(matrices: Matrices, moments: Moments) -> None:
     """Raise OptionError where a variable holds NaN or infinities that are not said to be missing."""
     bad = np.flatnonzero(~(np.isfinite(moments.mean) & np.isfinite(moments.second)))
     if len(bad):
-        raise OptionError(
-            f"X: {name_of(x)} holds NaN, infinities, or numbers whose squares exceed double precision, first in"
-            f" variable {bad[0]} ({counted(len(bad), 'variable')} in all); say what stands for a missing number"
-            " (missing='nan', --missing nan), or leave them out"
-        )
+        raise not_finite(matrices, "X", bad, "variable")
 
 
 def _not_finite(role: str, array: StoredArray) -> OptionError:
