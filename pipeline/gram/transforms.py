@@ -173,7 +173,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
             raise OptionError(
                 f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
                 f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
-                f" {role}, or have them count as 0 with constant='zero' (--constant zero)"
+                f" {role}, or {_of_empty(matrices, side)} with constant='zero' (--constant zero)"
             )
     if treatment.scaled is None:
         return
@@ -191,6 +191,15 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
             f" double precision, and cannot have unit variance; leave them out of {role}, or have them count as 0 with"
             " constant='zero' (--constant zero)"
         )
+
+
+def _of_empty(matrices: Matrices, side: str) -> str:
+    """What becomes of lines without any number where they are let pass, in words."""
+    if not matrices.counts_pairs:
+        return "have them count as 0"
+    if side == matrices.of:
+        return "have NaN, as of any element without pairs, in their rows and columns of the result"
+    return "have them left out of all pairs"
 
 
 def not_finite(matrices: Matrices, role: str, bad: np.ndarray, line: str) -> OptionError:

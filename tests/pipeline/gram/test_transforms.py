@@ -279,6 +279,15 @@ def test_lines_without_a_number_are_refused(tmp_path: Path, rng: np.random.Gener
     with pytest.raises(OptionError, match=r"1 row \(2\) of"):
         computed(tmp_path, np.where(np.arange(8)[:, np.newaxis] == 2, 0, 1), center="rows", missing=0)
     computed(tmp_path, x, missing="nan")  # as they are left out, no mean is needed
+    with pytest.raises(
+        OptionError, match=r"6 columns .* or have NaN, as of any element without pairs, in their rows"
+    ):
+        computed(tmp_path, x, center=True, missing="nan", missing_as="pairwise")
+    gone = np.where(np.arange(8)[:, np.newaxis] == 2, np.nan, np.ones_like(x))
+    with pytest.raises(
+        OptionError, match=r"1 row .* or have them left out of all pairs with constant='zero'"
+    ):
+        computed(tmp_path, gone, center="rows", missing="nan", missing_as="pairwise")
 
 
 def test_numbers_that_nobody_said_are_missing_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
