@@ -612,8 +612,8 @@ def _attributes(
         "scale": request.scale,
         "constant": None if request.constant == "error" else request.constant,
         "missing": "mask" if isinstance(matrix.array, Masked) else request.missing,
-        "weights": in_words(request.weights),
-        "sample_weights": in_words(request.sample_weights),
+        "weights": _weights_told(request.weights),
+        "sample_weights": _weights_told(request.sample_weights),
         "method": method,
         "tol": search.tol,
         "seed": search.seed,
@@ -630,6 +630,13 @@ def _attributes(
         "total_variance": anomalies.total,
         "samples": matrices.length,
     }
+
+
+def _weights_told(weights: Any) -> Any:
+    """As `in_words`; of numbers that are listed, which may be many, only that they are given."""
+    if isinstance(weights, Mapping):
+        return {str(axis): _weights_told(one) for axis, one in weights.items()}
+    return "given" if isinstance(weights, tuple | list) else in_words(weights)
 
 
 def _check_finite(matrices: Matrices, moments: Moments) -> None:
