@@ -173,7 +173,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
             raise OptionError(
                 f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
                 f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
-                f" {role}, or {_of_empty(matrices, side)} with constant='zero' (--constant zero)"
+                f" {role}, or {_of_empty(matrices, side)}"
             )
     if treatment.scaled is None:
         return
@@ -194,12 +194,13 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
 
 
 def _of_empty(matrices: Matrices, side: str) -> str:
-    """What becomes of lines without any number where they are let pass, in words."""
+    """How lines without any number are let pass, and what becomes of them, in words."""
+    asked = "with constant='zero' (--constant zero)"
     if not matrices.counts_pairs:
-        return "have them count as 0"
+        return f"have them count as 0 {asked}"
     if side == matrices.of:
-        return "have NaN, as of any element without pairs, in their rows and columns of the result"
-    return "have them left out of all pairs"
+        return f"keep them {asked}: what has no pairs is NaN, and so are their rows and columns of the result"
+    return f"keep them {asked}: no pair has a part in them"
 
 
 def not_finite(matrices: Matrices, role: str, bad: np.ndarray, line: str) -> OptionError:
@@ -208,7 +209,7 @@ def not_finite(matrices: Matrices, role: str, bad: np.ndarray, line: str) -> Opt
     remedy = "say what stands for a missing number (missing='nan', --missing nan), or leave them out"
     if isinstance(missing, int | float) and not isinstance(array, Masked):
         remedy = (
-            f"missing={missing} names no NaN: give missing='nan' (--missing nan), or where both stand for missing"
+            f"missing={missing:g} names no NaN: give missing='nan' (--missing nan), or where both stand for missing"
             " numbers a mask, beside which NaN is missing too"
         )
     return OptionError(
