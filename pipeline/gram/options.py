@@ -72,12 +72,12 @@ TOLD = (
 """The options that say what a Gram matrix is."""
 
 
-def _in_words(value: Any) -> Any:
+def in_words(value: Any) -> Any:
     """An option for `json`: what is an array, or names one, is only said to be given."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _in_words(one) for name, one in value.items()}
+        return {str(name): in_words(one) for name, one in value.items()}
     if isinstance(value, tuple | list) and all(isinstance(one, bool | int | float | str) for one in value):
         return list(value)
     return "given"
@@ -126,7 +126,7 @@ class GramRequest:
         asked = {name: getattr(self, name) for name in TOLD}
         usual = {each.name: each.default for each in fields(self)}
         return {
-            name: _in_words(value)
+            name: in_words(value)
             for name, value in asked.items()
             if name == "of" or not (isinstance(value, type(usual[name])) and value == usual[name])
         }
@@ -581,7 +581,7 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
     try:
         found = read_vector(name, value if stored else host_array(name, value))
     except StoreError as error:
-        if not words or not isinstance(value, str):
+        if not words or not isinstance(value, str) or "://" in value or os.path.lexists(value):
             raise
         raise OptionError(
             f"{name}={shown(value)} is unknown, and names no stored array; it may be {words}"
@@ -595,6 +595,11 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
     what: these axes are, in words. Raises OptionError or ShapeError.
     """
     if not isinstance(weights, Mapping):
+        if isinstance(weights, str) and weights == COSINE and not os.path.lexists(weights):
+            raise OptionError(
+                f"weights={COSINE!r} is said of an axis: give its name or number too, as {{'lat': {COSINE!r}}}"
+                f" (--weights lat={COSINE}); the axes of {name_of(x)} that are {what} are {', '.join(map(str, axes))}"
+            )
         return weights
     if not weights:
         raise OptionError(f"weights: the mapping is empty; its keys may be axes that are {what}")
@@ -611,8 +616,11 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
             raise OptionError(
                 f"weights[{key!r}]={shown(value)} is no array; give one number for each of its places"
             )
-        cosines = isinstance(value, str) and value == COSINE
-        values = _cosines(x, axis) if cosines else stored_values(f"weights[{key!r}]", value)
+        if isinstance(value, str) and value == COSINE:
+            values = _cosines(x, axis)
+        else:
+            words = f"{COSINE!r}, for the cosines of latitudes, or one number for each place of that axis"
+            values = stored_values(f"weights[{key!r}]", value, words)
         if len(values) != x.shape[axis]:
             raise ShapeError(
                 f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"

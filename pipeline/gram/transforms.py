@@ -149,7 +149,8 @@ def wanted_of(matrices: Matrices, role: str, form: Form) -> Wanted | None:
 
 
 def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str) -> None:
-    """Raise OptionError for lines that have no mean, or no variance, where that is needed; it names the first few.
+    """Raise OptionError for lines that have no mean, or no variance, where that is needed; it names the first few. Also
+    for NaN and infinities that would leave no number in C, or that stand beside a number for missing ones.
 
     Lines of which a mask leaves nothing, such as places on land, need none: they count as 0. So do all lines without
     any number where constant ones do.
@@ -157,7 +158,14 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
     constant: as in `options.GramRequest`.
     """
     treatment, name = matrices.treatments[role], name_of(matrices.arrays[role])
-    for side in sorted({*treatment.centered, *filter(None, [treatment.scaled])}):
+    sides = sorted({*treatment.centered, *filter(None, [treatment.scaled])})
+    for side in sides:
+        bad = np.flatnonzero(~np.isfinite(found[side].mean))
+        # Else a variable leaves NaN in its own row and column of C alone, as NumPy has it.
+        everywhere = side == matrices.summed or len(bad) == len(found[side].mean)
+        if len(bad) and (everywhere or isinstance(treatment.missing, int | float)):
+            raise not_finite(matrices, role, bad, side[:-1])
+    for side in sides:
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
@@ -166,7 +174,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
             raise OptionError(
                 f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
                 f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
-                f" {role}, or have them count as 0 with constant='zero' (--constant zero)"
+                f" {role}, or {_of_empty(matrices, side)}"
             )
     if treatment.scaled is None:
         return
@@ -184,6 +192,31 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
             f" double precision, and cannot have unit variance; leave them out of {role}, or have them count as 0 with"
             " constant='zero' (--constant zero)"
         )
+
+
+def _of_empty(matrices: Matrices, side: str) -> str:
+    """How lines without any number are let pass, and what becomes of them, in words."""
+    asked = "with constant='zero' (--constant zero)"
+    if not matrices.counts_pairs:
+        return f"have them count as 0 {asked}"
+    if side == matrices.of:
+        return f"keep them {asked}: what has no pairs is NaN, and so are their rows and columns of the result"
+    return f"keep them {asked}: no pair has a part in them"
+
+
+def not_finite(matrices: Matrices, role: str, bad: np.ndarray, line: str) -> OptionError:
+    """What to raise for lines whose mean, or whose variance, is not finite. line: one of them, in words."""
+    missing, array = matrices.treatments[role].missing, matrices.arrays[role]
+    remedy = "say what stands for a missing number (missing='nan', --missing nan), or leave them out"
+    if isinstance(missing, int | float) and not isinstance(array, Masked):
+        remedy = (
+            f"missing={missing:g} names no NaN: give missing='nan' (--missing nan), or where both stand for missing"
+            " numbers a mask, beside which NaN is missing too"
+        )
+    return OptionError(
+        f"{role}: {name_of(array)} holds NaN, infinities, or numbers whose squares exceed double precision, first in"
+        f" {line} {bad[0]} ({counted(len(bad), line)} in all); {remedy}"
+    )
 
 
 def _named(lines: np.ndarray, side: str) -> str:

@@ -80,6 +80,10 @@ class NeighbourCheck:
             return f"check failed: {self.cause}"
         left = f"; {self.unchecked} overflow and were not compared" if self.unchecked else ""
         error = f"largest error {self.largest_error:.2g} of what rounding may make"
+        if not self.compared:
+            error = "no pair was found of them, so that no value was compared"
+        elif self.compared == self.unchecked:
+            error = "no value was compared"
         return f"verified in {self.seconds:.2f} s: {self.sample}; {error}{left}"
 
     @property

@@ -82,7 +82,9 @@ class NeighbourRequest:
             for name in ("exclude_self", "count_only", "resume", "verify", "overwrite")
         }
         if self.k is None:
-            return replace(self, **options, **_thresholds(self.above, self.below))
+            thresholds = _thresholds(self.above, self.below)
+            _check_parts(thresholds, self.metric)
+            return replace(self, **options, **thresholds)
         k = as_count(self.k)
         if k is None or k < 1:
             raise OptionError(f"k={shown(self.k)}: how many neighbours each row gets, 1 or more")
@@ -109,6 +111,39 @@ def _thresholds(above: Any, below: Any) -> dict[str, Any]:
     except OverflowError:
         threshold = math.inf if number > 0 else -math.inf
     return {"above": None, "below": None, name: threshold}
+
+
+RANGES = {
+    "cosine": (-1.0, 1.0, "a cosine is a number from -1 to 1, and no angle"),
+    "l2": (0.0, math.inf, "a distance is 0 or more"),
+}
+"""By metric: the least and the largest value that a pair can have, and both in words. A dot product may be any number.
+"""
+
+
+def _check_parts(thresholds: Mapping[str, float | None], metric: str) -> None:
+    """Raise OptionError for a threshold that no value of a metric reaches, or every one."""
+    if metric not in RANGES:
+        return
+    least, most, words = RANGES[metric]
+    for name, threshold in thresholds.items():
+        if threshold is None:
+            continue
+        if name == "above":
+            every, none, allowed = threshold <= least, threshold > most, f"more than {least:g}"
+        else:
+            every, none, allowed = threshold >= most, threshold < least, f"{least:g} or more"
+        if every or none:
+            raise OptionError(
+                f"{name}={threshold:g}: {'every' if every else 'no'} pair has such a value by metric={metric!r}, since"
+                f" {words}; give {allowed}{_limit(name, most)}"
+            )
+
+
+def _limit(name: str, most: float) -> str:
+    if math.isinf(most):
+        return ""
+    return f", and {most:g} at most" if name == "above" else f", and less than {most:g}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
@@ -76,6 +76,17 @@ FILE_NAME = "tilewright-ledger.jsonl"
 """The record of finished tiles (`ledger.py`), in the folder of a growing array."""
 CHECKSUMS_NAME = "tilewright-checksums.jsonl"
 """The record of a finished product (`ledger.py`), in its folder."""
+
+OTHER_ENDINGS = {
+    **dict.fromkeys((".csv", ".tsv", ".txt"), "a table of text"),
+    **dict.fromkeys((".parquet", ".pq"), "a file of Parquet"),
+    **dict.fromkeys((".npy", ".npz"), "a file of NumPy"),
+    **dict.fromkeys((".nc", ".nc4"), "a file of NetCDF"),
+    **dict.fromkeys((".h5", ".hdf5", ".h5ad"), "a file of HDF5"),
+    **dict.fromkeys((".feather", ".arrow"), "a file of Arrow"),
+    ".json": "a file of JSON",
+}
+"""Endings of names by which a user asks for another format than Zarr, and what has them, in words."""
 
 MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
@@ -474,7 +485,9 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         )
     path = local_path(target)
     if path is not None:
-        return check_place_free(path, overwrite=overwrite)
+        check_place_free(path, overwrite=overwrite)
+        return check_zarr_ending(target, "a Zarr array")
+    check_zarr_ending(target, "a Zarr array")
     if overwrite:
         return
     try:
@@ -485,6 +498,20 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         raise StoreError(f"output: cannot open {name_of(target)}: {told_of(error)}") from error
     if not isinstance(found, zarr.Array) or not is_unfinished(objects_of(found)):
         raise exists_error(name_of(target))
+
+
+def check_zarr_ending(target: str | os.PathLike[str], what: str) -> None:
+    """Raise StoreError for a name that ends as files of another format do: what is written is a folder of Zarr's.
+
+    what: is written, in words.
+    """
+    name = PurePosixPath(os.fspath(target))
+    ending = name.suffix.lower()
+    if ending in OTHER_ENDINGS:
+        raise StoreError(
+            f"output: {name_of(target)} ends as {OTHER_ENDINGS[ending]} does, and what is written is {what}; name it"
+            f" {name.stem}.zarr, and for {ending} open it by xarray or zarr, and write it from there"
+        )
 
 
 def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = False) -> None:

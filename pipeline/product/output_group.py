@@ -18,6 +18,7 @@ from tilewright.pipeline.product.output import (
     check_growing_place,
     check_no_link,
     check_place_free,
+    check_zarr_ending,
     exists_error,
     growing_folder,
     partial_path,
@@ -78,6 +79,7 @@ def check_local_place(
             " copy it from there"
         )
     _check_free(path, kind, overwrite=overwrite)
+    check_zarr_ending(out, "a Zarr group")
     check_no_link(path)
     if format_around(path) == 2:
         raise StoreError(

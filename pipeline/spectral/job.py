@@ -36,9 +36,9 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import on_waiting
 from tilewright.pipeline.gram.job import unchanged
-from tilewright.pipeline.gram.options import Matrices, axis_of
+from tilewright.pipeline.gram.options import Matrices, axis_of, in_words
 from tilewright.pipeline.gram.statistics import Wanted, find_statistics
-from tilewright.pipeline.gram.transforms import check_lines, made_transformed
+from tilewright.pipeline.gram.transforms import check_lines, made_transformed, not_finite
 from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
@@ -332,7 +332,7 @@ def eofs(request: EofRequest) -> EofRun:
             of_variables = find_statistics(client, arrays["X"], task.wanted, search.listener)[matrices.of]
             passes.keep_moments(of_variables)
         moments = {matrices.of: of_variables}
-        _check_finite(of_variables, x)
+        _check_finite(matrices, of_variables)
         check_lines(matrices, "X", moments, request.constant)
         anomalies = Anomalies.of(matrices, moments, task.weights, dtype)
         matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell, passes=passes)
@@ -607,11 +607,13 @@ def _attributes(
     options = {
         "k": search.k,
         "of": matrices.of,
+        "sum_over": in_words(request.sum_over),
         "center": request.center,
         "scale": request.scale,
+        "constant": None if request.constant == "error" else request.constant,
         "missing": "mask" if isinstance(matrix.array, Masked) else request.missing,
-        "weights": None if request.weights is None else "given",
-        "sample_weights": None if request.sample_weights is None else "given",
+        "weights": _weights_told(request.weights),
+        "sample_weights": _weights_told(request.sample_weights),
         "method": method,
         "tol": search.tol,
         "seed": search.seed,
@@ -630,15 +632,18 @@ def _attributes(
     }
 
 
-def _check_finite(moments: Moments, x: StoredArray) -> None:
+def _weights_told(weights: Any) -> Any:
+    """As `in_words`; of numbers that are listed, which may be many, only that they are given."""
+    if isinstance(weights, Mapping):
+        return {str(axis): _weights_told(one) for axis, one in weights.items()}
+    return "given" if isinstance(weights, tuple | list) else in_words(weights)
+
+
+def _check_finite(matrices: Matrices, moments: Moments) -> None:
     """Raise OptionError where a variable holds NaN or infinities that are not said to be missing."""
     bad = np.flatnonzero(~(np.isfinite(moments.mean) & np.isfinite(moments.second)))
     if len(bad):
-        raise OptionError(
-            f"X: {name_of(x)} holds NaN, infinities, or numbers whose squares exceed double precision, first in"
-            f" variable {bad[0]} ({counted(len(bad), 'variable')} in all); say what stands for a missing number"
-            " (missing='nan', --missing nan), or leave them out"
-        )
+        raise not_finite(matrices, "X", bad, "variable")
 
 
 def _not_finite(role: str, array: StoredArray) -> OptionError:

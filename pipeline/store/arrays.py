@@ -282,7 +282,7 @@ def open_array(
         array, _ = open_given(source, role)
     else:
         check_source(source, role)
-        array = _open_stored(source, ndim, role, growing=growing)
+        array = _open_stored(source, ndim, role, or_more=or_more, growing=growing)
     return _checked(array, role, ndim, or_more=or_more)
 
 
@@ -322,7 +322,7 @@ def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> 
     return array
 
 
-def _open_stored(source: Any, ndim: int, role: str, *, growing: bool) -> zarr.Array[Any]:
+def _open_stored(source: Any, ndim: int, role: str, *, or_more: bool, growing: bool) -> zarr.Array[Any]:
     """Open what is stored at a path or a URL, or take an open array of Zarr. Raises as `open_array`."""
     name = name_of(source)
     try:
@@ -334,7 +334,7 @@ def _open_stored(source: Any, ndim: int, role: str, *, growing: bool) -> zarr.Ar
             raise StoreError(
                 f"{role}: there is no Zarr array at {name}: {_of_chain(os.fspath(source))}; give the path of an array"
             ) from error
-        if there := what_is_there(name, local_path(source), ndim):
+        if there := what_is_there(name, local_path(source), ndim, or_more=or_more):
             raise StoreError(f"{role}: {name} {there}") from error
         if isinstance(error, FileNotFoundError):
             check_bucket(source, role)

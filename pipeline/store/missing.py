@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
+from typing import Any
 
 import zarr
 
@@ -19,6 +20,9 @@ MOST_NAMED = 5
 SPARSE = ("csr_matrix", "csc_matrix")
 """The values of ``encoding-type`` by which anndata marks a group as a sparse matrix."""
 
+NUMBERS = "biufc"
+"""Kinds of dtypes that are taken."""
+
 NPY = b"\x93NUMPY"
 FILES = {
     b"\x89HDF\r\n\x1a\n": ("an HDF5 file", (".h5", ".hdf5", ".h5ad"), "h5py.File({0!r})['NAME']"),
@@ -27,17 +31,18 @@ FILES = {
 """Files that hold arrays and are no Zarr: how they begin, what they are, how their names end, and what reads them."""
 
 
-def what_is_there(text: str, path: Path | None, ndim: int) -> str | None:
+def what_is_there(text: str, path: Path | None, ndim: int, *, or_more: bool = False) -> str | None:
     """What stands at a name, and what to give instead of it, as a message ends behind the name; None where that is
     nothing we know.
 
-    path: the local path that the name is; None for other URLs. ndim: of the array that was wanted.
+    path: the local path that the name is; None for other URLs. ndim: of the array of numbers that was wanted,
+    ``or_more``.
     """
     if path is not None and (file := _file_at(path)) is not None:
         if file.suffix == ".zip" or zipfile.is_zipfile(file):
             return _of_zip(file, path)
         return _of_file(file) if file == path else None
-    return _of_group(text, path, ndim)
+    return _of_group(text, path, ndim, or_more=or_more)
 
 
 def _file_at(path: Path) -> Path | None:
@@ -84,7 +89,7 @@ def _arrays_in_zip(file: Path) -> list[str]:
     return sorted(found, key=_by_depth)
 
 
-def _of_group(text: str, path: Path | None, ndim: int) -> str | None:
+def _of_group(text: str, path: Path | None, ndim: int, *, or_more: bool) -> str | None:
     # Whatever keeps a group from being read, the error is that there is no array.
     with warnings.catch_warnings(action="ignore"), suppress(Exception):
         group = zarr.open_group(openable(text) if path is None else path, mode="r")
@@ -96,15 +101,27 @@ def _of_group(text: str, path: Path | None, ndim: int) -> str | None:
             )
         members = dict(group.members(max_depth=1))
         arrays = {name: node for name, node in members.items() if isinstance(node, zarr.Array)}
-        fitting = [name for name, array in arrays.items() if array.ndim == ndim]
-        which = f"arrays of {ndim} dimension{'s' * (ndim > 1)}" if fitting else "arrays"
-        if names := sorted(fitting or arrays, key=_by_depth):
+        of_numbers = {name: array for name, array in arrays.items() if array.dtype.kind in NUMBERS}
+        fitting = [
+            name
+            for name, array in of_numbers.items()
+            if array.ndim == ndim or (or_more and array.ndim > ndim)
+        ]
+        wanted = f"of numbers of {ndim} dimension{'s' * (ndim > 1)}{' or more' * or_more}"
+        if arrays and not fitting:
+            held = _listed([_described(name, arrays[name]) for name in sorted(arrays, key=_by_depth)], "and")
+            return f"is a Zarr group without an array {wanted}; it has {held}"
+        if names := sorted(fitting, key=_by_depth):
             below = _below(text, names) if path is None else [f"{text.rstrip('/')}/{name}" for name in names]
-            return f"is a Zarr group, not an array; give one of its {which}: {_listed(below, 'or')}"
+            return f"is a Zarr group, not an array; give one of its arrays {wanted}: {_listed(below, 'or')}"
         inner = sorted(set(members) - set(arrays), key=_by_depth)
         held = f", it holds the groups {_listed(inner, 'and')}" if inner else ""
         return f"is a Zarr group without arrays{held}; give the path of an array"
     return None
+
+
+def _described(name: str, array: zarr.Array[Any]) -> str:
+    return f"{name} ({array.dtype}, {' × '.join(map(str, array.shape)) or 'a single number'})"
 
 
 def _below(text: str, names: Sequence[str]) -> list[str]:

@@ -463,6 +463,10 @@ def test_a_file_with_land_is_one_command(
         listener=told.append,
         **asked,
     )
+    history = zarr.open_group(tmp_path / "e", mode="r").attrs["history"]
+    assert "sum_over=time, " in history
+    assert "constant=zero, " in history
+    assert "weights={'lat': 'cos'}, " in history
     gone = np.isnan(values)
     sea = ~gone.all(axis=0)
     area = np.repeat(np.cos(np.deg2rad(made.lat.values)), 4)

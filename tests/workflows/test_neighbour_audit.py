@@ -380,7 +380,9 @@ def test_all_that_a_search_stores_passes(
     inputs = (left,) if one else (left, right)
     items = m if one else n
     tw.topk(left, None if one else right, folder / "near", data.draw(st.integers(1, items)), **options)
-    tw.pairs(left, None if one else right, folder / "pairs", above=data.draw(st.integers(-1, 4)), **options)
+    thresholds = {"dot": st.integers(-1, 4), "cosine": st.sampled_from([-0.5, 0, 1]), "l2": st.integers(1, 4)}
+    above = data.draw(thresholds[options["metric"]])
+    tw.pairs(left, None if one else right, folder / "pairs", above=above, **options)
     for name in ("near", "pairs"):
         found = tw.audit(folder / name, *inputs)
         assert found.passed, str(found)

@@ -71,14 +71,15 @@ def test_neighbours_are_those_of_all_values(
     assert "64 of 1400 items, drawn at random" in str(run)
     assert json.loads(json.dumps(run.to_json()))["plan"]["k"] == 4
 
-    pairs = tw.pairs(left, right, tmp_path / "p.zarr", below=2, **options)
-    wanted_pairs = naive.pairs(values, None, 2, once=not of_two)
+    below = 0.5 if metric == "cosine" else 2
+    pairs = tw.pairs(left, right, tmp_path / "p.zarr", below=below, **options)
+    wanted_pairs = naive.pairs(values, None, below, once=not of_two)
     with xr.open_zarr(tmp_path / "p.zarr") as stored:
         for name, theirs in zip(("row", "column", "value"), wanted_pairs, strict=True):
             assert_array_equal(stored[name], theirs)
     assert isinstance(pairs, tw.PairsRun)
     assert pairs.count == len(wanted_pairs.row)
-    counted = tw.pairs(left, right, below=2, count_only=True, **options)
+    counted = tw.pairs(left, right, below=below, count_only=True, **options)
     assert isinstance(counted, tw.PairsRun)
     assert counted.count == pairs.count
     assert counted.verification is None
@@ -112,9 +113,6 @@ def test_without_out_arrays_come_back(client: Client, rng: np.random.Generator) 
     nothing = tw.pairs(x, above=1e9, cluster=client, device="cpu")
     assert isinstance(nothing, tw.Pairs)
     assert len(nothing.value) == 0
-    impossible = tw.pairs(x, below=-1, metric="l2", cluster=client, device="cpu")
-    assert isinstance(impossible, tw.Pairs)
-    assert len(impossible.value) == 0
 
 
 def test_names_and_coordinates_are_carried_over(
@@ -242,6 +240,28 @@ def test_a_fault_does_not_pass_the_check(
         ({"pairs": True, "above": 1, "below": 2}, tw.OptionError, r"both above and below"),
         ({"pairs": True, "above": float("nan")}, tw.OptionError, r"above=nan: no value is on either side"),
         ({"pairs": True, "below": "near"}, tw.OptionError, r"below='near' is no number"),
+        *(
+            (
+                {"pairs": True, "metric": metric} | threshold,
+                tw.OptionError,
+                f"{which} pair has such a value by metric='{metric}', since {words}",
+            )
+            for metric, threshold, which, words in [
+                (
+                    "cosine",
+                    {"above": 90},
+                    "no",
+                    r"a cosine is a number from -1 to 1.* give more than -1, and 1 at most",
+                ),
+                ("cosine", {"above": -1}, "every", "a cosine"),
+                ("cosine", {"below": 1}, "every", r"a cosine.* give -1 or more, and less than 1"),
+                ("cosine", {"below": -1.5}, "no", "a cosine"),
+                ("cosine", {"above": float("inf")}, "no", "a cosine"),
+                ("l2", {"below": -1}, "no", "a distance is 0 or more; give 0 or more$"),
+                ("l2", {"below": float("inf")}, "every", "a distance"),
+                ("l2", {"above": 0}, "every", "a distance is 0 or more; give more than 0$"),
+            ]
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(

@@ -262,7 +262,8 @@ def pairs(
     Raises
     ------
     TilewrightError
-        As `topk`; OptionError also for no threshold, two, or NaN; OutputError where the disk, or memory, has no room
+        As `topk`; OptionError also for no threshold, two, NaN, or one that no value of the metric can reach, or every
+        one does; OutputError where the disk, or memory, has no room
         for the pairs that are to be expected.
 
     Examples

@@ -19,8 +19,8 @@ import numpy as np
 import xxhash
 import zarr
 
-from tilewright.kernels.numbers import ceil_div, format_nbytes
-from tilewright.pipeline.errors import StoreError
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
+from tilewright.pipeline.errors import DTypeError, StoreError
 from tilewright.pipeline.store.region import chunks_in
 from tilewright.pipeline.store.sources.mapped import (
     Mapped,
@@ -126,6 +126,11 @@ def open_numpy(
             f"{role}: {name} is masked, and its masked numbers would count as they are; fill them (.filled(0)), or of"
             " gram, cov and corr give the mask as missing"
         )
+    if _holds_rows(array):
+        raise DTypeError(
+            f"{role}: {name} holds {counted(len(array), 'array')} of {len(array[0])} numbers as objects of Python; make"
+            " one matrix of them: np.stack(list(x))"
+        )
     dtype = stored_dtype(array.dtype, role, name)
     array = np.asarray(array) if type(array) is not np.memmap else array
     facts = named(dimensions, attributes)
@@ -145,6 +150,16 @@ def open_numpy(
     opened = mapped_array(held.mapped(name, digest, facts), held)
     _held[key] = opened.store  # type: ignore[assignment]
     return opened
+
+
+def _holds_rows(array: np.ndarray) -> bool:
+    """Whether each of its objects is an array or a list of one length, as columns of vectors are in pandas."""
+    if array.dtype.kind != "O" or array.ndim != 1 or not len(array):
+        return False
+    if not all(isinstance(one, np.ndarray | list | tuple) for one in array):
+        return False
+    shapes = {one.shape if isinstance(one, np.ndarray) else (len(one),) for one in array}
+    return len(shapes) == 1 and len(shapes.pop()) == 1
 
 
 def _file_of(array: np.ndarray) -> tuple[str, int, bool] | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError, TilewrightError
 from tilewright.pipeline.store.sources.mapped import mapped_array, stored_dtype
 from tilewright.pipeline.store.sources.memory import SharedMemory
@@ -29,8 +30,9 @@ def is_parquet(path: Path) -> bool:
 def open_column(path: Path, column: str | None, name: str, role: str) -> zarr.Array[Any]:
     """A column of lists, or the only one where none is named, as a matrix; a column of numbers as a vector.
 
-    It takes its size in memory. Raises StoreError where pyarrow is missing, the file has no such column, or something
-    in it is missing; ShapeError for lists of several lengths, DTypeError for what holds no numbers.
+    It takes its size in memory. Of floats that are missing it has NaN, as pandas does, which writes NaN so. Raises
+    StoreError where pyarrow is missing, the file has no such column, or lists or integers in it are missing; ShapeError
+    for lists of several lengths, DTypeError for what holds no numbers.
     """
     try:
         from pyarrow import parquet
@@ -58,9 +60,8 @@ def _column(schema: Any, column: str | None, name: str, role: str) -> str:
     lists = [field.name for field in schema if _is_list(field.type)]
     if len(lists) == 1:
         return str(lists[0])
-    said = (
-        f"the columns of lists {', '.join(lists)}" if lists else f"no column of lists, but {', '.join(names)}"
-    )
+    kinds = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    said = f"the columns of lists {', '.join(lists)}" if lists else f"no column of lists, but {kinds}"
     raise StoreError(f"{role}: {name} has {said}; give one, as {name}::NAME")
 
 
@@ -84,7 +85,7 @@ def _read(file: Any, column: str, name: str, role: str) -> zarr.Array[Any]:
     stored = stored_dtype(dtype, role, name)
     rows, first, width = file.metadata.num_rows, 0, None
     memory = None
-    for part in _parts(file, column, name, role):
+    for part in _parts(file, column, dtype.kind == "f", name, role):
         if _is_list(kind):
             part, found = _lists(part, name, role, first)
         else:
@@ -107,40 +108,66 @@ def _read(file: Any, column: str, name: str, role: str) -> zarr.Array[Any]:
     return mapped_array(memory.mapped(name, memory.digest(), {}), memory)
 
 
-def _parts(file: Any, column: str, name: str, role: str) -> Iterator[Any]:
-    """Stretches of a column, whole in memory. Raises StoreError for missing values."""
+def _parts(file: Any, column: str, floats: bool, name: str, role: str) -> Iterator[Any]:
+    """Stretches of a column, whole in memory. A missing float is NaN. Raises StoreError for other missing values."""
+    for batch in file.iter_batches(columns=[column]):
+        found = batch.column(0)
+        lists = _is_list(found.type)
+        gone, inside = _gaps(found)
+        if (len(gone) and (lists or not floats)) or (len(inside) and not floats):
+            raise _missing(file, column, name, role)
+        yield found if lists else found.to_numpy(zero_copy_only=False)
+
+
+def _gaps(found: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of some values that are missing, and for each number that is missing within a list its row."""
+    gone = np.flatnonzero(np.asarray(found.is_null()))
+    if not _is_list(found.type) or not (flat := found.flatten()).null_count:
+        return gone, np.zeros(0, np.int64)
+    lengths = _lengths(found)
+    lengths[gone] = 0
+    return gone, np.searchsorted(np.cumsum(lengths), np.flatnonzero(np.asarray(flat.is_null())), side="right")
+
+
+def _missing(file: Any, column: str, name: str, role: str) -> StoreError:
+    """What to raise for values that are missing: how many of the whole column, and the first one's row."""
+    rows: list[list[int]] = [[], []]
     row = 0
     for batch in file.iter_batches(columns=[column]):
         found = batch.column(0)
-        if found.null_count:
-            raise StoreError(
-                f"{role}: {name} has {found.null_count} missing values from row {row} on; fill them"
-            )
-        if _is_list(found.type):
-            yield found
-        else:
-            yield found.to_numpy(zero_copy_only=False)
+        for of_kind, places in zip(rows, _gaps(found), strict=True):
+            of_kind += (row + places).tolist()
         row += len(found)
+    gone, inside = rows
+    kind = file.schema_arrow.field(column).type
+    if _is_list(kind) and gone:
+        return StoreError(
+            f"{role}: {name} has {counted(len(gone), 'missing list')}, the first in row {gone[0]}; leave such rows out"
+            " (pandas.DataFrame.dropna), or fill them"
+        )
+    places, items = (inside, kind.value_type) if _is_list(kind) else (gone, kind)
+    return StoreError(
+        f"{role}: {name} has {counted(len(places), 'missing number')}, the first in row {places[0]}, and {items} has no"
+        " NaN; fill them with one that stands for a missing number, or store floats"
+    )
+
+
+def _lengths(part: Any) -> np.ndarray:
+    import pyarrow
+
+    if pyarrow.types.is_fixed_size_list(part.type):
+        return np.full(len(part), part.type.list_size, np.int64)
+    return np.array(part.value_lengths().fill_null(0), np.int64)
 
 
 def _lists(part: Any, name: str, role: str, first: int) -> tuple[np.ndarray, int]:
     """Lists as a matrix, and their length. Raises ShapeError where they have several."""
-    import pyarrow
-
-    flat = part.flatten()
-    if flat.null_count:
-        raise StoreError(
-            f"{role}: {name} has {flat.null_count} missing numbers in lists from row {first} on; fill them"
+    lengths = _lengths(part)
+    width = int(lengths[0]) if len(lengths) else 0
+    other = np.flatnonzero(lengths != width)
+    if len(other):
+        raise ShapeError(
+            f"{role}: {name} has a list of {width} numbers in row {first} and one of {lengths[other[0]]} in row"
+            f" {first + int(other[0])}; a matrix has rows of one length"
         )
-    if pyarrow.types.is_fixed_size_list(part.type):
-        width = int(part.type.list_size)
-    else:
-        lengths = np.asarray(part.value_lengths())
-        width = int(lengths[0]) if len(lengths) else 0
-        other = np.flatnonzero(lengths != width)
-        if len(other):
-            raise ShapeError(
-                f"{role}: {name} has a list of {width} numbers in row {first} and one of {lengths[other[0]]} in row"
-                f" {first + int(other[0])}; a matrix has rows of one length"
-            )
-    return flat.to_numpy(zero_copy_only=False).reshape(len(part), width), width
+    return part.flatten().to_numpy(zero_copy_only=False).reshape(len(part), width), width

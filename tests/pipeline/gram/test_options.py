@@ -187,6 +187,16 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"weights": {"time": "v6.zarr", 0: "v6.zarr"}}, OptionError, "axis 0 of x.zarr is given twice"),
     ({"weights": {0: "v4.zarr"}}, ShapeError, r"weights\[0\]: found 4 numbers; that axis of x.zarr has 6"),
+    (
+        {"weights": {"time": "cosine"}},
+        OptionError,
+        r"weights\['time'\]='cosine' is unknown, and names no stored array; it may be 'cos', for the cosines",
+    ),
+    (
+        {"weights": "cos"},
+        OptionError,
+        r"weights='cos' is said of an axis: .*\(--weights lat=cos\); the axes of x",
+    ),
     ({"weights": {0: 3}}, OptionError, r"weights\[0\]=3 is no array"),
     ({"weights": {0: [1j] * 6}}, OptionError, r"weights\[0\] holds complex numbers"),
     ({"y": "short.zarr"}, ShapeError, "x.zarr has 6 rows and short.zarr has 5; both are summed over"),

@@ -277,5 +277,36 @@ def test_lines_without_a_number_are_refused(tmp_path: Path, rng: np.random.Gener
     ):
         computed(tmp_path, x, center=True, missing="nan")
     with pytest.raises(OptionError, match=r"1 row \(2\) of"):
-        computed(tmp_path, np.where(np.arange(8)[:, np.newaxis] == 2, 0, x), center="rows", missing=0)
+        computed(tmp_path, np.where(np.arange(8)[:, np.newaxis] == 2, 0, 1), center="rows", missing=0)
     computed(tmp_path, x, missing="nan")  # as they are left out, no mean is needed
+    with pytest.raises(
+        OptionError, match=r"6 columns .* or keep them with constant='zero' \(--constant zero\): .* is NaN"
+    ):
+        computed(tmp_path, x, center=True, missing="nan", missing_as="pairwise")
+    gone = np.where(np.arange(8)[:, np.newaxis] == 2, np.nan, np.ones_like(x))
+    with pytest.raises(
+        OptionError, match=r"1 row .* or keep them with constant='zero' \(--constant zero\): no pair"
+    ):
+        computed(tmp_path, gone, center="rows", missing="nan", missing_as="pairwise")
+
+
+def test_numbers_that_nobody_said_are_missing_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Beside a number that stands for missing ones, and where they would leave no number in C."""
+    x = rng.integers(-1, 3, (6, 5)).astype("f4")
+    x[2, [1, 3]] = np.nan
+    where = r"X: .*x.zarr holds NaN, infinities, .*, first in "
+    with pytest.raises(
+        OptionError, match=where + r"column 1 \(2 columns in all\); missing=-1 names no NaN: .* mask"
+    ):
+        computed(tmp_path, x, center=True, scale=True, missing=-1)
+    with pytest.raises(OptionError, match=where + r"row 2 \(1 row in all\); missing=-1 names no NaN"):
+        computed(tmp_path, x, center="rows", divide="2pq", missing=-1)
+    with pytest.raises(
+        OptionError, match=where + r"row 2 \(1 row in all\); say what stands for a missing number"
+    ):
+        computed(tmp_path, x, center="rows")
+    with pytest.raises(OptionError, match=where + r"column 0 \(5 columns in all\); say what stands"):
+        computed(tmp_path, np.where(x == x, np.inf, x), center=True)
+    found = computed(tmp_path, x, center=True)
+    assert np.isnan(found[[1, 3]]).all()
+    assert np.isfinite(found[np.ix_([0, 2, 4], [0, 2, 4])]).all()

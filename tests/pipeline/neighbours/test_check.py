@@ -1,4 +1,4 @@
-"""What a search says of an item is judged by what its pairs come to."""
+"""What a search says of an item is judged by what its pairs come to, and the check says what it has compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tilewright.pipeline.neighbours.check import Reported, _judged, _Part
+from tilewright.pipeline.neighbours.check import NeighbourCheck, Reported, _judged, _Part
 from tilewright.pipeline.neighbours.tasks import Work
 
 
@@ -28,3 +28,15 @@ def test_a_neighbour_without_a_value_is_a_fault(metric: str, allowed: float) -> 
         check = _judged(cast(Work, work), [Reported(2, columns, wrong)], part, 0.0)
         assert not check.passed
         assert check.cause == f"item 2 and item {columns[place]} of B have no value, but are reported"
+
+
+def test_it_says_where_no_value_was_compared() -> None:
+    def said(compared: int, unchecked: int, error: float = 0.0) -> str:
+        return str(NeighbourCheck(True, 3, 3, compared, error, unchecked, "", 0.0))
+
+    begin = "verified in 0.00 s: all 3 items compared with all of B anew; "
+    assert said(0, 0) == f"{begin}no pair was found of them, so that no value was compared"
+    assert said(2, 2) == f"{begin}no value was compared; 2 overflow and were not compared"
+    assert said(2, 1, 0.25) == (
+        f"{begin}largest error 0.25 of what rounding may make; 1 overflow and were not compared"
+    )

@@ -25,6 +25,7 @@ from zarr.storage import LocalStore
 from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedError, StoreError
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product.in_place import check_given_output
+from tilewright.pipeline.product.output_group import check_local_place
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.locks import in_turn, is_locked_by
 from tilewright.pipeline.store.new import groups
@@ -177,6 +178,28 @@ def replace_once_more(final: Path, value: float, *, overwrite: bool = True) -> l
         return output.publish()
     finally:
         output.release()
+
+
+@pytest.mark.parametrize(
+    "name", ["same.csv", "same.parquet", "g.npy", "x.nc", "x.h5", "x.H5/", "s3://none/x.npz"]
+)
+def test_names_of_other_formats_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = rf"output: {name.rstrip('/')}.? ends as .* does, and what is written is a Zarr %s; name it [a-z]+\.zarr, "
+    with pytest.raises(StoreError, match=told % "array"):
+        outputs.check_output_free(name, overwrite=False)
+    if "://" not in name:
+        with pytest.raises(StoreError, match=told % "group"):
+            check_local_place(name, {}, "kind", "pairs", overwrite=False)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["c.zarr", "c", "run.2026", "csv", ".npy"])
+def test_any_other_name_is_taken(name: str, tmp_path: Path) -> None:
+    outputs.check_output_free(tmp_path / name, overwrite=False)
+    check_local_place(tmp_path / name, {}, "kind", "pairs", overwrite=False)
 
 
 def names(folder: Path) -> list[str]:

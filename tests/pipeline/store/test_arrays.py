@@ -81,16 +81,24 @@ def test_of_a_group_the_arrays_are_named_that_would_do(zarr_format: Literal[2, 3
     inner = group.create_group("layers")
     assert "without arrays, it holds the groups layers; give" in refusal(place)
     inner.create_array("counts", shape=(2, 2), dtype="f4")
-    one = f"A: {place} is a Zarr group, not an array; give one of its arrays of 2 dimensions: {place}/layers/counts"
+    which = "give one of its arrays of numbers of 2 dimensions"
+    one = f"A: {place} is a Zarr group, not an array; {which}: {place}/layers/counts"
     assert refusal(place) == one
     group.create_array("x", shape=(2,), dtype="f4")
     assert refusal(str(place)) == one
-    assert refusal(place, 1).endswith(f"arrays of 1 dimension: {place}/x")
-    assert refusal(place, 3).endswith(f"give one of its arrays: {place}/x or {place}/layers/counts")
+    assert refusal(place, 1).endswith(f"arrays of numbers of 1 dimension: {place}/x")
+    has = "x (float32, 2) and layers/counts (float32, 2 × 2)"
+    assert refusal(place, 3).endswith(f"group without an array of numbers of 3 dimensions; it has {has}")
+    group.create_array("names", shape=(2, 2), dtype="S3" if zarr_format == 2 else "str")
+    assert refusal(place) == one, "texts are no numbers"
+    with pytest.raises(
+        StoreError, match=r"arrays of numbers of 1 dimension or more: .*/x or .*/layers/counts$"
+    ):
+        open_array(place, ndim=1, role="A", or_more=True)
     for number in range(6):
         group.create_array(f"m{number}", shape=(2, 2), dtype="f4")
     named = ", ".join(f"{place}/m{number}" for number in range(5))
-    assert refusal(place).endswith(f"arrays of 2 dimensions: {named} or 2 more")
+    assert refusal(place).endswith(f"arrays of numbers of 2 dimensions: {named} or 2 more")
     assert refusal(f"file://{place}/layers/").endswith(f": file://{place}/layers/counts")
 
 
@@ -129,7 +137,7 @@ def test_of_a_zip_file_the_urls_of_its_arrays_are_told(
         "group.zip": "is a ZIP file, in which an array is named by a URL: give zip://x::group.zip or zip://y::group.zip",
         "group.zip/y": "lies in a ZIP file, group.zip, in which an array is named by a URL: give zip://y::group.zip",
         "folder.zip": "is a ZIP file, in which an array is named by a URL: give zip://folder.zarr::folder.zip",
-        "zip://::group.zip": "is a Zarr group, not an array; give one of its arrays of 2 dimensions:"
+        "zip://::group.zip": "is a Zarr group, not an array; give one of its arrays of numbers of 2 dimensions:"
         " zip://x::group.zip or zip://y::group.zip",
         "empty.zip": "is a ZIP file, and there is no Zarr array in it; give the path of an array",
     }.items():
@@ -148,7 +156,7 @@ def test_a_local_path_may_have_two_colons_together(tmp_path: Path, monkeypatch: 
         np.testing.assert_array_equal(open_array(given, ndim=2, role="A")[...], values)
     assert (
         refusal("g::h")
-        == "A: g::h is a Zarr group, not an array; give one of its arrays of 2 dimensions: g::h/x"
+        == "A: g::h is a Zarr group, not an array; give one of its arrays of numbers of 2 dimensions: g::h/x"
     )
     zarr.create_group(tmp_path / "a")  # where the chain leads
     assert refusal("./a::c.zarr") == (

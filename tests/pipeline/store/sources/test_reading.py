@@ -448,6 +448,21 @@ def lists(*rows: Any) -> Any:
     return write
 
 
+def table(**columns: Any) -> Any:
+    def write(folder: Path) -> str:
+        parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
+        return f"{folder}/a.parquet"
+
+    return write
+
+
+def objects_of(*rows: list[float]) -> np.ndarray:
+    """As a column of vectors in a data frame of pandas is."""
+    made = np.empty(len(rows), object)
+    made[:] = [np.array(row) for row in rows]
+    return made
+
+
 CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "cut": (damaged, tw.StoreError, r"cut\.npy has \d+ bytes, and an array of shape .* cut short; save it again"),
     "objects": (objects, tw.StoreError, r"holds objects of Python; save it as an array of numbers"),
@@ -465,8 +480,14 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "unknown": (lambda _: dask.array.from_array(np.arange(4.0), 2)[dask.array.from_array(np.arange(4), 2) > 1][:, None],
                 tw.ShapeError, r"known only once it is computed; call its compute_chunk_sizes"),
     "ragged": (lists([1, 2], [1, 2, 3]), tw.ShapeError, r"list of 2 numbers in row 0 and one of 3 in row 1; a matrix"),
-    "null": (lists([1, None]), tw.StoreError, r"has 1 missing numbers in lists from row 0 on; fill them"),
-    "nulls": (lists([1], None), tw.StoreError, r"has 1 missing values from row 0 on; fill them"),
+    "null": (lists([1, 2], [None, 3], [None, None]), tw.StoreError,
+             r"has 3 missing numbers, the first in row 1, and int64 has no NaN; fill them"),
+    "nulls": (lists([1.5], None, [2], None), tw.StoreError, r"has 2 missing lists, the first in row 1; leave such"),
+    "no lists": (table(vector=["a"], id=[1]), tw.StoreError,
+                 r"no column of lists, but vector \(string\), id \(int64\); give one, as"),
+    "rows": (lambda _: objects_of([1.0, 2], [3.0, 4]), tw.DTypeError,
+             r"holds 2 arrays of 2 numbers as objects.*np\.stack\(list\(x\)\)"),
+    "ragged rows": (lambda _: objects_of([1.0, 2], [3.0]), tw.DTypeError, r"holds object; only bool"),
     "texts": (lists(["a"]), tw.DTypeError, r"holds object; only bool"),
     "column": (lambda folder: lists([1])(folder) + "x", tw.StoreError, r"no column xx; it has x, y"),
     "columns": (lambda folder: lists([1])(folder)[:-3], tw.StoreError, r"the columns of lists x, y; give one, as"),
@@ -480,6 +501,17 @@ def test_what_cannot_be(case: str, tmp_path: Path) -> None:
     make, error, message = CANNOT[case]
     with pytest.raises(error, match=message):
         open_matrix(make(tmp_path), "A")
+
+
+@pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float16(), 2)])
+def test_missing_floats_of_parquet_are_nan(kind: Any, tmp_path: Path) -> None:
+    """As pandas writes and reads NaN."""
+    rows = [[1, None], [None, 2.5], [3, 4]]
+    column = pyarrow.array([[np.float16(x) if x is not None else x for x in row] for row in rows], kind)
+    parquet.write_table(pyarrow.table({"x": column}), tmp_path / "a.parquet", row_group_size=2)
+    found = open_matrix(tmp_path / "a.parquet", "A")
+    np.testing.assert_array_equal(found[:], np.array(rows, float))
+    assert found.dtype.kind == "f"
 
 
 @pytest.mark.parametrize("given", ["1-2", (1, 2, 3), slice(0, 4, 2), 1.5, (0.5, 2)])
