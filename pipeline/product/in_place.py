@@ -30,7 +30,7 @@ from tilewright.pipeline.store.locks import LEASE_NAME, Lease, lock_folder, take
 from tilewright.pipeline.store.new.storage import quietly
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
 from tilewright.pipeline.store.probe import KEY_START
-from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.remote.trouble import told_of
 
 
@@ -104,7 +104,7 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
                 _check_replaceable(objects, url, overwrite)
                 objects.put(UNFINISHED_NAME, UNFINISHED)
             objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
-            array = quietly(lambda: create(openable(url), overwrite=False))
+            array = quietly(lambda: create(store_at(url), overwrite=False))
         except StoreError:
             raise
         except Exception as error:
@@ -182,7 +182,7 @@ def growing_in_place(target: Source) -> zarr.Array[Any] | None:
     try:
         if not is_unfinished(objects_at(os.fspath(target))):
             return None
-        return zarr.open_array(openable(os.fspath(target)), mode="r+")
+        return zarr.open_array(store_at(os.fspath(target)), mode="r+")
     except (FileNotFoundError, *UNREADABLE):
         return None
     except StoreError:

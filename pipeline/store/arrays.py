@@ -27,7 +27,7 @@ from tilewright.pipeline.store.byte_ranges import block_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
-from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, openable, store_at
+from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
 from tilewright.pipeline.store.sources.mapped import MappedStore
@@ -408,7 +408,7 @@ def _opened(source: Source, role: str) -> zarr.Array[Any]:
     if path is None:
         if (found := open_in_file(text, role)) is not None:
             return found
-        return zarr.open_array(openable(text), mode="r")
+        return zarr.open_array(store_at(text), mode="r")
     if (found := open_file(path, text, role)) is not None:
         return found
     for entry in METADATA_FILES:
