@@ -22,6 +22,7 @@ from tilewright.pipeline.store.arrays import (
     UNREADABLE,
     Source,
     anchored,
+    check_chunks,
     name_of,
 )
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
@@ -52,7 +53,9 @@ class InPlace(NamedTuple):
 
 
 def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype."""
+    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype; StoreError for one whose
+    chunks cannot be written."""
+    check_chunks(array, "output")
     if array.read_only:
         raise OutputError(f"output: {name_of(array)} is open for reading only; open it with mode='r+'")
     if tuple(array.shape) != shape:
