@@ -660,7 +660,7 @@ def _selection(array: zarr.Array[Any], part: tuple[slice, ...], target: Any) -> 
     waits for the answer without looking whether anybody still needs it."""
     inner: Any = array.async_array
     # From zarr 3.2 on the array has its grid; metadata of format 2 warn whoever asks them for it.
-    grid = inner._chunk_grid if hasattr(inner, "_chunk_grid") else array.metadata.chunk_grid
+    grid: Any = inner._chunk_grid if hasattr(inner, "_chunk_grid") else array.metadata.chunk_grid
     whole = BasicIndexer(part, array.shape, grid)
     reading: Coroutine[Any, Any, Any] = inner._get_selection(
         whole, prototype=default_buffer_prototype(), out=target
