@@ -22,6 +22,7 @@ from tilewright.pipeline.store.arrays import (
     UNREADABLE,
     Source,
     anchored,
+    check_chunks,
     name_of,
 )
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
@@ -30,7 +31,7 @@ from tilewright.pipeline.store.locks import LEASE_NAME, Lease, lock_folder, take
 from tilewright.pipeline.store.new.storage import quietly
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
 from tilewright.pipeline.store.probe import KEY_START
-from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.remote.trouble import told_of
 
 
@@ -52,7 +53,9 @@ class InPlace(NamedTuple):
 
 
 def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype."""
+    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype; StoreError for one whose
+    chunks cannot be written."""
+    check_chunks(array, "output")
     if array.read_only:
         raise OutputError(f"output: {name_of(array)} is open for reading only; open it with mode='r+'")
     if tuple(array.shape) != shape:
@@ -104,7 +107,7 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
                 _check_replaceable(objects, url, overwrite)
                 objects.put(UNFINISHED_NAME, UNFINISHED)
             objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
-            array = quietly(lambda: create(openable(url), overwrite=False))
+            array = quietly(lambda: create(store_at(url), overwrite=False))
         except StoreError:
             raise
         except Exception as error:
@@ -182,7 +185,7 @@ def growing_in_place(target: Source) -> zarr.Array[Any] | None:
     try:
         if not is_unfinished(objects_at(os.fspath(target))):
             return None
-        return zarr.open_array(openable(os.fspath(target)), mode="r+")
+        return zarr.open_array(store_at(os.fspath(target)), mode="r+")
     except (FileNotFoundError, *UNREADABLE):
         return None
     except StoreError:

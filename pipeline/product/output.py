@@ -67,7 +67,7 @@ from tilewright.pipeline.store.new.groups import (
 )
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage, quietly
 from tilewright.pipeline.store.objects import folder_of, objects_of
-from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.remote.trouble import told_of
 from tilewright.pipeline.store.sessions import Gathered, session_of
 from tilewright.pipeline.transfer.files import exchange, sync_files, sync_folder, with_remedy
@@ -491,7 +491,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     if overwrite:
         return
     try:
-        found = zarr.open(openable(os.fspath(target)), mode="r")
+        found = zarr.open(store_at(os.fspath(target)), mode="r")
     except (FileNotFoundError, BaseZarrError):
         return check_bucket(target, "output")
     except Exception as error:  # a file system of fsspec's may raise anything

@@ -27,7 +27,7 @@ from tilewright.pipeline.store.byte_ranges import block_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
 from tilewright.pipeline.store.missing import what_is_there
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
-from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, openable, store_at
+from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
 from tilewright.pipeline.store.sources.mapped import MappedStore
@@ -289,6 +289,7 @@ def open_array(
 def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> zarr.Array[Any]:
     """An open array that holds numbers in ``ndim`` dimensions, ``or_more``. Raises as `open_array`."""
     name = name_of(array)
+    check_chunks(array, role)
     _check_sides(role, name, array)
     if not isinstance(array.metadata.attributes, Mapping):
         raise StoreError(
@@ -299,11 +300,6 @@ def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> 
         raise ShapeError(
             f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
             f"{' or more' * or_more}"
-        )
-    if any(side == 0 < length for side, length in zip(array.chunks, array.shape, strict=True)):
-        raise StoreError(
-            f"{role}: {name} has shape {array.shape} in chunks of {array.chunks}, which hold no element; write it"
-            " again in chunks of one element or more"
         )
     if array.dtype.kind not in "iufc":
         raise DTypeError(
@@ -401,6 +397,34 @@ def _check_sides(role: str, name: str, array: zarr.Array[Any]) -> None:
             )
 
 
+def _chunks_as_stored(array: zarr.Array[Any]) -> tuple[int, ...]:
+    """Sides of an array's chunks, or shards, as its metadata name them: from 3.4.1 on zarr-python takes a side of 0 for
+    one of 1, so that the array would read as fill values."""
+    stored = getattr(array.metadata, "_stored_document", None)  # what it was read from, where it was mended
+    if stored is None:
+        return array.chunks
+    sides = stored.get("chunks") or stored["chunk_grid"]["configuration"]["chunk_shape"]
+    return tuple(sides)
+
+
+def check_chunks(array: zarr.Array[Any], role: str) -> None:
+    """Raise StoreError for an array whose chunks hold no element, or have several lengths along a side, as zarr-python
+    from 3.2 on writes them if asked to."""
+    try:
+        _ = array.chunks, array.shards
+    except NotImplementedError as error:
+        raise StoreError(
+            f"{role}: the chunks of {name_of(array)} have several lengths along a side (chunk grid 'rectilinear');"
+            " write it again in chunks that all have one shape"
+        ) from error
+    chunks = _chunks_as_stored(array)
+    if any(side == 0 < length for side, length in zip(chunks, array.shape, strict=True)):
+        raise StoreError(
+            f"{role}: {name_of(array)} has shape {array.shape} in chunks of {chunks}, which hold no element; write it"
+            " again in chunks of one element or more"
+        )
+
+
 def _opened(source: Source, role: str) -> zarr.Array[Any]:
     if isinstance(source, zarr.Array):
         return anchored(source)
@@ -408,7 +432,7 @@ def _opened(source: Source, role: str) -> zarr.Array[Any]:
     if path is None:
         if (found := open_in_file(text, role)) is not None:
             return found
-        return zarr.open_array(openable(text), mode="r")
+        return zarr.open_array(store_at(text), mode="r")
     if (found := open_file(path, text, role)) is not None:
         return found
     for entry in METADATA_FILES:

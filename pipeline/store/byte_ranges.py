@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import zarr
+from zarr.abc.buffer import Buffer
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
-from zarr.core.buffer import Buffer
 
 from tilewright.pipeline.store.chunks import (
     ChunkLayout,

@@ -12,7 +12,7 @@ from typing import Any
 
 import zarr
 
-from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.opening import store_at
 
 MOST_NAMED = 5
 """Arrays of a group that a message names, the shallowest first."""
@@ -92,7 +92,7 @@ def _arrays_in_zip(file: Path) -> list[str]:
 def _of_group(text: str, path: Path | None, ndim: int, *, or_more: bool) -> str | None:
     # Whatever keeps a group from being read, the error is that there is no array.
     with warnings.catch_warnings(action="ignore"), suppress(Exception):
-        group = zarr.open_group(openable(text) if path is None else path, mode="r")
+        group = zarr.open_group(store_at(text) if path is None else path, mode="r")
         kind = group.attrs.get("encoding-type")
         if kind in SPARSE:
             return (

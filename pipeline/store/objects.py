@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import zarr
+from zarr.abc.buffer import Buffer
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.core.buffer import Buffer
-from zarr.core.common import concurrent_map
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 from tilewright.kernels.numbers import counted
@@ -108,7 +108,13 @@ class Objects:
             start = self._key("")
             keys = [key async for key in self._store.list_prefix(start)]
             gone = [key for key in keys if key.removeprefix(start) not in kept]
-            await concurrent_map([(key,) for key in gone], self._store.delete, REMOVED_AT_ONCE)
+            turn = asyncio.Semaphore(REMOVED_AT_ONCE)
+
+            async def removed(key: str) -> None:
+                async with turn:
+                    await self._store.delete(key)
+
+            await asyncio.gather(*map(removed, gone))
 
         self._answer(cleared(), "remove", "")
 

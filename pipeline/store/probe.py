@@ -22,8 +22,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import zarr
+from zarr.abc.buffer import Buffer
 from zarr.abc.store import RangeByteRequest, Store
-from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from tilewright.pipeline import pickling as pickle

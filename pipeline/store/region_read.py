@@ -659,9 +659,8 @@ def _selection(array: zarr.Array[Any], part: tuple[slice, ...], target: Any) -> 
     """Reads a part of an array into ``target``, a buffer of zarr's. Its own function for that, `get_basic_selection`,
     waits for the answer without looking whether anybody still needs it."""
     inner: Any = array.async_array
-    grid = getattr(
-        inner, "_chunk_grid", array.metadata.chunk_grid
-    )  # from zarr 3.2 on the metadata's is another kind
+    # From zarr 3.2 on the array has its grid; metadata of format 2 warn whoever asks them for it.
+    grid: Any = inner._chunk_grid if hasattr(inner, "_chunk_grid") else array.metadata.chunk_grid
     whole = BasicIndexer(part, array.shape, grid)
     reading: Coroutine[Any, Any, Any] = inner._get_selection(
         whole, prototype=default_buffer_prototype(), out=target
@@ -695,16 +694,20 @@ def _reading(array: zarr.Array[Any], chunk: tuple[int, ...]) -> Iterator[None]:
     """Raise what reading a chunk raises as an error that names it."""
     try:
         yield
-    except (StoreError, CancelledError):
-        raise  # the array is out of sight, or nobody needs it any more
     except Exception as error:
+        # From 3.3 on zarr asks for the chunks of a shard together, and raises in a group what a store answers.
+        answered = isinstance(error, ExceptionGroup)
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, (StoreError, CancelledError)):
+            raise error  # the array is out of sight, or nobody needs it any more
         if is_out_of_memory(error):
-            raise  # the chunk may be sound
+            raise error  # the chunk may be sound
         unit = zip(chunk, read_unit(array), write_unit(array), strict=True)
         file_name = array.metadata.encode_chunk_key(
             tuple(place * side // whole for place, side, whole in unit)
         )
-        damaged = _is_damage(error, array.store)
+        damaged = not answered and _is_damage(error, array.store)
         advice = DAMAGED if damaged else NOT_ANSWERED
         message = _unreadable(chunk, name_of(array), file_name, array.shards is not None, error, advice)
         if not damaged and is_s3(name_of(array)) and (trouble := trouble_of(error)).kind is not Kind.OTHER:

@@ -19,7 +19,7 @@ from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, joine
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output_group import group_at_url, output_group
 from tilewright.pipeline.store.new.groups import ended
-from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.text.formats.listing import GROUP_KIND
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.transfer.files import with_remedy
@@ -180,7 +180,7 @@ def load_group(path: Path | str) -> tuple[dict[str, Any], np.ndarray | SparseCou
     """
 
     def read() -> tuple[dict[str, Any], np.ndarray | SparseCounts, Tokens | None]:
-        group = zarr.open_group(openable(path) if isinstance(path, str) else path, mode="r")
+        group = zarr.open_group(store_at(path) if isinstance(path, str) else path, mode="r")
         facts: dict[str, Any] = dict(group.attrs)
 
         def array(name: str) -> Any:

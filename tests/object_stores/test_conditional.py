@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from obstore.exceptions import NotSupportedError
 from obstore.store import MemoryStore as ObstoreMemory
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore, ObjectStore
 
 from tilewright.pipeline.store import locks

@@ -29,7 +29,7 @@ from tests.object_stores.proxy import NO_FAULT, Asked, Fault, Proxy, seeded
 from tilewright.pipeline.errors import CorpusError, DocumentError, OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.store.objects import objects_at
-from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.text.saved_counts import check_outputs, save_histogram
 from tilewright.workflows.cli import cli
 
@@ -312,7 +312,7 @@ def test_duplicates_are_found_and_written_there(
     with pytest.raises(OutputExistsError, match="exists"):
         tw.duplicates(url, out=f"{url}-found{ending}")
     if ending == ".zarr":
-        group = zarr.open_group(openable(f"{url}-found.zarr"), mode="r")
+        group = zarr.open_group(store_at(f"{url}-found.zarr"), mode="r")
         np.testing.assert_array_equal(group["cluster"][...], here.cluster)
     else:
         written = objects_at(f"{url}-found{ending}".rpartition("/")[0]).get(

@@ -6,10 +6,15 @@ import asyncio
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
+from zarr.abc.store import RangeByteRequest
 from zarr.buffer import default_buffer_prototype
+from zarr.codecs.numcodecs import BZ2
 from zarr.storage import MemoryStore
 
+from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.remote import patience
 from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
@@ -67,6 +72,27 @@ def test_what_may_pass_is_tried_again_and_said_after_ten_seconds(
         "s3://x/y/k: the storage asks for fewer requests (SlowDown, status 503), for 1" in caplog.messages[0]
     )
     assert "(tilewright.storage-deadline)" in caplog.messages[0]
+
+
+class FailingParts(Failing):
+    """It fails where a part of an object is asked for."""
+
+    async def get(self, *arguments: Any, **options: Any) -> Any:
+        if any(isinstance(one, RangeByteRequest) for one in (*arguments, *options.values())):
+            return await super().get(*arguments, **options)
+        return await MemoryStore.get(self, *arguments, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+def test_the_parts_of_a_shard_are_asked_for_again_whatever_zarr_asks_by() -> None:
+    clock, inner = Clock(), FailingParts([])
+    options: dict[str, Any] = {"chunks": (4, 4), "shards": (8, 8), "compressors": [BZ2()]}
+    zarr.create_array(inner, data=np.ones((8, 8)), **options)
+    array = zarr.open_array(AtUrl(inner, "s3://x/y", store_at, clock.wait, clock), mode="r+")
+    inner.errors = [SlowDownError() for _ in range(3)]
+    np.testing.assert_array_equal(read_region(array, (slice(0, 4), slice(0, 8))), np.ones((4, 8)))
+    assert inner.errors == []
+    assert clock.now > 0
 
 
 def test_it_is_given_up_after_the_deadline() -> None:

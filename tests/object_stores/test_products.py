@@ -29,7 +29,7 @@ from tilewright.pipeline.store import locks
 from tilewright.pipeline.store.arrays import UNFINISHED, UNFINISHED_NAME
 from tilewright.pipeline.store.journal import SEGMENTS_NAME
 from tilewright.pipeline.store.objects import objects_at
-from tilewright.pipeline.store.remote.opening import openable, store_at
+from tilewright.pipeline.store.remote.opening import store_at
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "device_memory": TIGHT}
 FAULTS = (Fault(status=503), Fault(refuse=True), Fault(drop_answer=True), Fault(cut=10), Fault(status=500))
@@ -58,7 +58,7 @@ def factors(rng: np.random.Generator, url: str, proxy: Proxy, small_chunks: None
 
 
 def stored(c: str) -> np.ndarray:
-    return np.asarray(zarr.open_array(openable(c), mode="r")[...])
+    return np.asarray(zarr.open_array(store_at(c), mode="r")[...])
 
 
 def test_a_product_is_read_written_and_checked_there(
@@ -89,7 +89,7 @@ def test_a_product_is_stored_there_as_asked_and_goes_on(factors: Factors, url: s
     run = tw.matmul(a, b, c, dtype="i8", **layout, **OPTIONS)
     assert run.resumed == 1
     np.testing.assert_array_equal(stored(c), expected)
-    found = zarr.open_array(openable(c), mode="r")
+    found = zarr.open_array(store_at(c), mode="r")
     assert (found.chunks, found.shards) == ((4, 4), (16, 16))
     assert tw.audit(c).passed
 

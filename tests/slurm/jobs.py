@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from tests.object_stores.servers import client
-from tilewright.pipeline.store.remote.opening import openable
+from tilewright.pipeline.store.remote.opening import store_at
 
 Chunks = dict[str, tuple[object, object]]
 """By its name, what tells whether a chunk has been stored again: file and time, or tag and time."""
@@ -194,7 +194,8 @@ class Run:
         names = [self.place / "A.zarr", self.place / "B.zarr", self.output]
         if not self.server:
             names[2] = self.place / self.output
-        a, b, c = (np.asarray(zarr.open_array(openable(str(name)), mode="r")[...]) for name in names)
+        places = (store_at(name) if isinstance(name, str) else name for name in names)
+        a, b, c = (np.asarray(zarr.open_array(place, mode="r")[...]) for place in places)
         np.testing.assert_array_equal(c, a @ b)
 
     def goes_on(self, attempt: int = 2) -> dict[str, object]:

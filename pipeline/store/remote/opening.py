@@ -52,11 +52,6 @@ def is_s3(url: str) -> bool:
     return url.startswith(S3_PROTOCOLS) and "::" not in url
 
 
-def openable(url: str) -> Store | str:
-    """What zarr-python opens an array at a URL by: our store for S3, else the URL itself. Raises as `store_at`."""
-    return store_at(url, False) if is_s3(url) else url
-
-
 def endpoint_of_s3() -> str | None:
     """The server that URLs of S3 lead to; None: AWS' own."""
     settings = _Settings.found()

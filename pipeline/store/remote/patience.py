@@ -13,8 +13,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar
 
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import ObjectStore, WrapperStore
 
 from tilewright.pipeline import config
@@ -156,6 +156,12 @@ class AtUrl(WrapperStore[Store]):
     ) -> list[Buffer | None]:
         wanted = list(key_ranges)
         return await self.asked(lambda: self._store.get_partial_values(prototype, wanted), "")
+
+    def get_ranges(self, key: str, *arguments: Any, **options: Any) -> Any:
+        """Stretches of an object, as zarr from 3.3 on asks for the chunks of a shard: by `get`, where `WrapperStore`
+        would leave them to the store beneath, and so ask once."""
+        asking: Any = Store
+        return asking.get_ranges(self, key, *arguments, **options)
 
     async def exists(self, key: str) -> bool:
         return await self.asked(lambda: self._store.exists(key), key)

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import zarr
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
 
 from tilewright.pipeline.errors import DTypeError, StoreError
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import zarr
-from zarr.core.array import AsyncArray
+from zarr import AsyncArray
 
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError

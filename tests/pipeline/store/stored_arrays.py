@@ -11,6 +11,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.codecs.numcodecs import LZ4, Zlib
+from zarr.storage import FsspecStore
 
 KINDS: dict[str, dict[str, Any]] = {
     "v3-plain": {"zarr_format": 3, "compressors": None},
@@ -95,7 +96,7 @@ def any_way(kind: str, target: Path, data: np.ndarray, chunks: tuple[int, ...]) 
 
 def as_remote(folder: Path) -> zarr.Array[Any]:
     """A stored array by way of fsspec, as at the URLs of servers."""
-    return zarr.open_array(f"file://{folder}", mode="r")
+    return zarr.open_array(FsspecStore.from_url(f"file://{folder}"), mode="r")
 
 
 def chunk_file(array: zarr.Array[Any], chunk: tuple[int, ...]) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from zarr.experimental.cache_store import CacheStore
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore, ZipStore
 
+import tilewright as tw
 from tests.pipeline.store.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.product.output import check_output_free, create_output
@@ -35,6 +37,7 @@ from tilewright.pipeline.store.arrays import (
 from tilewright.pipeline.store.region_read import read_region
 
 
+@pytest.mark.filterwarnings("ignore:.*The stored chunk shape")
 def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"A: there is no Zarr array at .*nope"):
         open_array(tmp_path / "nope", ndim=2, role="A")
@@ -65,6 +68,58 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "dates", shape=(2, 2), chunks=(1, 1), dtype="M8[s]", zarr_format=2)
     with pytest.raises(DTypeError, match=r"datetime64"):
         open_array(tmp_path / "dates", ndim=2, role="A")
+
+
+@pytest.mark.filterwarnings("ignore:.*The stored chunk shape")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_chunks_without_an_element_are_neither_read_nor_written(
+    zarr_format: Literal[2, 3], tmp_path: Path
+) -> None:
+    """Of an array without elements they are; such were written by zarr-python 2."""
+    file = tmp_path / "x" / {2: ".zarray", 3: "zarr.json"}[zarr_format]
+
+    def opened(rows: int, mode: Any = "r") -> zarr.Array[Any]:
+        zarr.create_array(
+            tmp_path / "x",
+            shape=(rows, 4),
+            chunks=(2, 2),
+            dtype="f4",
+            zarr_format=zarr_format,
+            overwrite=True,
+        )
+        # The side of chunks, and no other.
+        file.write_text(re.sub(r'("chunk\w+": \[\s*)2', r"\g<1>0", file.read_text()))
+        return zarr.open_array(tmp_path / "x", mode=mode)
+
+    match = (
+        r"x has shape \(4, 4\) in chunks of \(0, 2\), which hold no element; write it again in chunks of one"
+    )
+    with pytest.raises(StoreError, match=f"A: .*{match}"):
+        open_array(opened(4), ndim=2, role="A")
+    with pytest.raises(StoreError, match=f"output: .*{match}"):
+        tw.matmul(np.ones((4, 3), "f4"), np.ones((3, 4), "f4"), opened(4, "r+"), device="cpu")
+    assert open_array(opened(0), ndim=2, role="A").shape == (0, 4)
+
+
+@pytest.mark.skipif(
+    "rectilinear_chunks" not in zarr.config.get("array"), reason="zarr-python has such chunks from 3.2 on"
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_chunks_of_several_lengths_are_neither_read_nor_written(sharded: bool, tmp_path: Path) -> None:
+    lengths: Any = [[1, 2, 3], [4]]
+    options = {"chunks": (1, 2), "shards": lengths} if sharded else {"chunks": lengths}
+    match = (
+        r"the chunks of .*x have several lengths along a side \(chunk grid 'rectilinear'\); write it again in"
+    )
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        array = zarr.create_array(tmp_path / "x", shape=(6, 4), dtype="f4", **options)
+        for source in (array, tmp_path / "x"):
+            with pytest.raises(StoreError, match=f"A: {match}"):
+                open_array(source, ndim=2, role="A")
+        with pytest.raises(StoreError, match=f"output: {match}"):
+            tw.matmul(np.ones((6, 3), "f4"), np.ones((3, 4), "f4"), array, device="cpu")
+    with pytest.raises(StoreError, match="Rectilinear chunk grids"):
+        open_array(tmp_path / "x", ndim=2, role="A")
 
 
 def refusal(source: Any, ndim: int = 2) -> str:

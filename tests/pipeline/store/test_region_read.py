@@ -20,7 +20,9 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs.abc import Codec
-from zarr.storage import FsspecStore
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.codecs.numcodecs import BZ2
+from zarr.storage import FsspecStore, LocalStore
 
 import tilewright as tw
 from tests.kernels.gemm.pipes import pipe_at
@@ -36,6 +38,7 @@ from tests.pipeline.store.stored_arrays import (
 )
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.store import region_read
+from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.chunks import decode, find_chunk, layout_of
 from tilewright.pipeline.store.region_read import read_region, read_targets, region_reads
 from tilewright.pipeline.threads import run_all
@@ -427,6 +430,40 @@ def test_a_store_that_does_not_give_a_chunk_is_to_be_looked_at(
         f" {type(error).__name__}: {error}; see that the storage answers, and lets you read, and run it again"
     )
     assert not isinstance(raised.value, DamagedError)
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+@pytest.mark.parametrize(
+    "error", [ServerError(503, "x"), PermissionError(13, "no"), OSError(5, "no answer")], ids=repr
+)
+@pytest.mark.parametrize("store", [LocalStore, FsspecStore])
+def test_a_part_of_a_shard_that_zarr_is_not_given_is_not_damaged(
+    error: Exception, store: type[Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a codec that zarr alone decodes; from 3.3 on it raises what it is answered in a group."""
+    array = zarr.create_array(
+        tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), shards=(8, 8), dtype="f4", compressors=[BZ2()]
+    )
+    array[...] = np.ones((8, 8), "f4")
+    if store is FsspecStore:
+        array = as_remote(tmp_path / "x.zarr")
+    get: Any = store.get
+
+    async def refuse(asked: Any, *arguments: Any, **options: Any) -> Any:
+        if any(isinstance(one, RangeByteRequest) for one in (*arguments, *options.values())):
+            raise error
+        return await get(asked, *arguments, **options)
+
+    monkeypatch.setattr(store, "get", refuse)
+    with pytest.raises(StoreError) as raised:
+        read_region(array, (slice(0, 8), slice(0, 8)))
+    name = name_of(array)
+    assert str(raised.value) == (
+        f"chunk (0, 0) of {name} cannot be read (in shard {name}/c/0/0): {type(error).__name__}: {error}; see that the"
+        " storage answers, and lets you read, and run it again"
+    )
+    assert not isinstance(raised.value, DamagedError)
+    assert raised.value.__cause__ is error
 
 
 def test_what_a_server_refuses_ends_a_product_with_our_error(
