@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
@@ -132,9 +132,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         sys.modules["torch"].cuda.empty_cache()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    keep_from_the_collector()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is made here stays, and the collector of cycles went through it again and again: it took a quarter of
+    the collection of tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        keep_from_the_collector()
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_runtest_teardown")
