@@ -45,6 +45,10 @@ NEEDS = {"gpu": 1, "multigpu": 2}
 
 FSYNC = os.fsync
 
+OBJECTS_BETWEEN_COLLECTIONS = 10_000
+"""New objects, less those that have gone, after which Python's collector of cycles looks at the new ones; else 700.
+It took a fifteenth of the tests' time: compilers make many objects, and hardly any cycles."""
+
 LIMIT_SECONDS = 300
 """A test that takes longer hangs: its process ends then, with the stack of every thread. ``--timeout`` sets another."""
 SLOW_LIMIT_SECONDS = 1800
@@ -141,6 +145,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         keep_from_the_collector()
 
 
