@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
@@ -44,6 +44,10 @@ settings.load_profile("tilewright")
 NEEDS = {"gpu": 1, "multigpu": 2}
 
 FSYNC = os.fsync
+
+OBJECTS_BETWEEN_COLLECTIONS = 10_000
+"""New objects, less those that have gone, after which Python's collector of cycles looks at the new ones; else 700.
+It took a fifteenth of the tests' time: compilers make many objects, and hardly any cycles."""
 
 LIMIT_SECONDS = 300
 """A test that takes longer hangs: its process ends then, with the stack of every thread. ``--timeout`` sets another."""
@@ -132,9 +136,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         sys.modules["torch"].cuda.empty_cache()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    keep_from_the_collector()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is made here stays, and the collector of cycles went through it again and again: it took a quarter of
+    the collection of tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+        keep_from_the_collector()
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_runtest_teardown")

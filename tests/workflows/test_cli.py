@@ -1252,35 +1252,33 @@ NEVER_FOR_SHORT_WORK = (
 """What each takes longer to import than a small product takes to compute."""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["matmul", "a.zarr", "a.zarr", "c.zarr"],
-        ["matmul", "a.zarr", "a.zarr", "c.zarr", "--no-verify"],
-        ["gram", "a.zarr", "c.zarr"],
-        ["plan", "a.zarr", "a.zarr"],
-        ["--help"],
-    ],
-    ids=" ".join,
-)
-def test_a_short_command_on_the_cpu_imports_neither_distributed_nor_numba(
-    here: Path, words: list[str]
-) -> None:
+def test_short_commands_on_the_cpu_import_neither_distributed_nor_numba(here: Path) -> None:
+    """One after the other in one process, which the last ends as it ends the process of a command."""
     store("a.zarr", np.arange(36, dtype=np.float32).reshape(6, 6))
+    commands = [
+        ["--help"],
+        ["plan", "a.zarr", "a.zarr"],
+        ["gram", "a.zarr", "gram.zarr"],
+        ["matmul", "a.zarr", "a.zarr", "unverified.zarr", "--no-verify"],
+    ]
     script = (
-        "import atexit, sys\n"
-        f"never = {NEVER_FOR_SHORT_WORK}\n"
-        "atexit.register(lambda: print([name for name in never if name in sys.modules], file=sys.stderr))\n"
-        f"from tilewright.workflows.cli import main\nmain('tilewright', {words})\n"
+        "import atexit, sys\nfrom click.testing import CliRunner\nfrom tilewright.workflows.cli import cli, main\n"
+        f"imported = lambda: [name for name in {NEVER_FOR_SHORT_WORK} if name in sys.modules]\n"
+        "atexit.register(lambda: print(imported(), file=sys.stderr))\n"
+        f"for command in {commands}:\n"
+        "    result = CliRunner().invoke(cli, command)\n"
+        "    assert result.exit_code == 0, result.output\n"
+        "    assert not imported(), (command, imported())\n"
+        "main('tilewright', ['matmul', 'a.zarr', 'a.zarr', 'verified.zarr'])\n"
     )
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
     assert result.stderr.splitlines()[-1] == "[]"
-    if "c.zarr" in words:
-        a = np.arange(36, dtype=np.float64).reshape(6, 6)
-        expected = a.T @ a if words[0] == "gram" else a @ a
-        np.testing.assert_array_equal(zarr.open_array("c.zarr", mode="r")[:], expected.astype(np.float32))
+    a = np.arange(36, dtype=np.float64).reshape(6, 6)
+    for name, expected in (("gram", a.T @ a), ("unverified", a @ a), ("verified", a @ a)):
+        found = zarr.open_array(f"{name}.zarr", mode="r")[:]
+        np.testing.assert_array_equal(found, expected.astype(np.float32))
 
 
 @pytest.mark.parametrize(

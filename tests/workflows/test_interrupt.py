@@ -17,12 +17,14 @@ import dask
 import numpy as np
 import pytest
 import zarr
+from click.testing import CliRunner
 from distributed import Client
 
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.product.output import replaced_path
 from tilewright.workflows.bench.e2e import cluster_of
+from tilewright.workflows.cli import cli
 from tilewright.workflows.console import Interrupted, Outputs, Terminated, Termination, interruptible
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
@@ -51,7 +53,12 @@ def interrupted(*arguments: str, cwd: Path, **environment: str) -> subprocess.Co
     ],
 )
 def test_a_product_that_was_stopped_goes_on(
-    tmp_path: Path, rng: np.random.Generator, profile: str, by: str, word: str
+    tmp_path: Path,
+    rng: np.random.Generator,
+    profile: str,
+    by: str,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = rng.integers(0, 99, (1024, 64))
     array = zarr.create_array(
@@ -69,13 +76,9 @@ def test_a_product_that_was_stopped_goes_on(
     )
     assert told is not None, result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "c.zarr.partial"]
-    again = subprocess.run(
-        [str(Path(sys.executable).with_name("tilewright")), *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert again.returncode == 0, again.stderr
+    monkeypatch.chdir(tmp_path)
+    again = CliRunner().invoke(cli, command)
+    assert again.exit_code == 0, again.stderr
     report = json.loads(again.stdout)
     assert STOP_AFTER <= int(told[1]) <= report["resumed"] < report["plan"]["tile_count"] == int(told[2])
     np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "c.zarr"))[...], values @ values.T)
@@ -97,7 +100,7 @@ def test_a_histogram_without_a_file_to_write_leaves_nothing(tmp_path: Path) -> N
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "SIGKILL"])
 @pytest.mark.parametrize("state", [False, True])
 def test_a_histogram_that_was_stopped_goes_on(
-    tmp_path: Path, rng: np.random.Generator, by: str, state: bool
+    tmp_path: Path, rng: np.random.Generator, by: str, state: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = rng.integers(0, 256, 400_000, np.uint8)
     data.tofile(tmp_path / "text")
@@ -111,10 +114,10 @@ def test_a_histogram_that_was_stopped_goes_on(
         assert told is not None, result.stderr
         assert STOP_AFTER <= int(told[1]) < int(told[2])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder, "text"])
-    again = interrupted(
-        *command, cwd=tmp_path, UNITS_UNTIL_INTERRUPT="0", DASK_TILEWRIGHT__PIECE_NBYTES=pieces
-    )
-    assert again.returncode == 0, again.stderr
+    monkeypatch.chdir(tmp_path)
+    with dask.config.set({"tilewright.piece-nbytes": int(pieces)}):
+        again = CliRunner().invoke(cli, command)
+    assert again.exit_code == 0, again.stderr
     counts = json.loads((tmp_path / "f.json").read_text())["counts"]
     np.testing.assert_array_equal(counts, np.bincount(data, minlength=256))
     assert (tmp_path / folder).exists() == state

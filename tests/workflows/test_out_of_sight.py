@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import tilewright as tw
 from tilewright.pipeline.errors import StoreError
 
 
 @pytest.fixture(scope="module")
-def distant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A client whose worker is a process that runs in another folder."""
-    with (
-        LocalCluster(n_workers=1, processes=True, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
-        client.run(os.chdir, str(tmp_path_factory.mktemp("elsewhere")))
-        yield client
+def distant(processes: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client whose workers are processes that run in another folder."""
+    (before,) = set(processes.run(os.getcwd).values())
+    processes.run(os.chdir, str(tmp_path_factory.mktemp("elsewhere")))
+    yield processes
+    processes.run(os.chdir, before)
 
 
 def put(name: str, data: np.ndarray, compressed: bool = False) -> zarr.Array[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,12 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.cpu import thin
+
+
+@pytest.fixture(autouse=True)
+def numba_is_there() -> None:
+    """Where nothing has imported it yet, NumPy serves the first blocks of a process."""
+    importlib.import_module("numba")
 
 
 def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator) -> None:
