@@ -78,9 +78,11 @@ def pipes_among(paths: Iterable[Any]) -> list[str]:
 def _is_pipe(path: Any) -> bool:
     if path == STANDARD_INPUT:
         return True
+    if not isinstance(path, str | bytes | os.PathLike):  # a number would be an open file
+        return False
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
-    except (OSError, TypeError, ValueError):
+    except (OSError, ValueError):
         return False  # whoever lists the corpus says what is wrong with it
 
 

@@ -49,3 +49,13 @@ def test_a_state_of_a_pipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is not there any more for the next run"):
         tw.histogram(pipe, device="cpu", state=tmp_path / "state")
     writer.join()
+
+
+def test_the_number_of_an_open_pipe_is_no_name() -> None:
+    reading, writing = os.pipe()
+    try:
+        with without_pipes(["a", reading]) as (paths, names):
+            assert paths == ["a", reading] and not names
+    finally:
+        os.close(reading)
+        os.close(writing)
