@@ -55,7 +55,8 @@ def test_the_number_of_an_open_pipe_is_no_name() -> None:
     reading, writing = os.pipe()
     try:
         with without_pipes(["a", reading]) as (paths, names):
-            assert paths == ["a", reading] and not names
+            assert paths == ["a", reading]
+            assert not names
     finally:
         os.close(reading)
         os.close(writing)
