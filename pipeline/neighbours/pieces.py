@@ -134,7 +134,8 @@ class Pieces:
     def _save(self, name: str, piece: Piece, arrays: dict[str, np.ndarray]) -> None:
         data = io.BytesIO()
         np.savez(data, **{FACTS: np.array([piece.found, piece.nan_rows])}, **arrays)  # type: ignore[arg-type]
-        self._write(name, data.getbuffer())
+        with data.getbuffer() as view:  # an error would keep it, with the file that it belongs to
+            self._write(name, view)
 
     def settle(self) -> None:
         """Wait until all finished blocks are written. Raises StoreError where one cannot be."""

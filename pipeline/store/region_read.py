@@ -662,10 +662,9 @@ def _selection(array: zarr.Array[Any], part: tuple[slice, ...], target: Any) -> 
     # From zarr 3.2 on the array has its grid; metadata of format 2 warn whoever asks them for it.
     grid: Any = inner._chunk_grid if hasattr(inner, "_chunk_grid") else array.metadata.chunk_grid
     whole = BasicIndexer(part, array.shape, grid)
-    reading: Coroutine[Any, Any, Any] = inner._get_selection(
-        whole, prototype=default_buffer_prototype(), out=target
-    )
-    return reading
+    found: Coroutine[Any, Any, Any]
+    found = inner._get_selection(whole, prototype=default_buffer_prototype(), out=target)
+    return found
 
 
 def _read_through_zarr(array: zarr.Array[Any], chunk: tuple[int, ...], wanted: Wanted) -> None:
@@ -699,10 +698,8 @@ def _reading(array: zarr.Array[Any], chunk: tuple[int, ...]) -> Iterator[None]:
         answered = isinstance(error, ExceptionGroup)
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
-        if isinstance(error, (StoreError, CancelledError)):
-            raise error  # the array is out of sight, or nobody needs it any more
-        if is_out_of_memory(error):
-            raise error  # the chunk may be sound
+        if isinstance(error, (StoreError, CancelledError)) or is_out_of_memory(error):
+            raise error  # the array is out of sight, nobody needs it any more, or the chunk may be sound
         unit = zip(chunk, read_unit(array), write_unit(array), strict=True)
         file_name = array.metadata.encode_chunk_key(
             tuple(place * side // whole for place, side, whole in unit)

@@ -295,13 +295,13 @@ def test_sources_that_cannot_be_read_are_no_failed_connection(monkeypatch: pytes
 
 
 def test_other_libraries_are_named_with_both_versions() -> None:
-    pickles = dict(identity.code_here().pickles) | {"zarr": "3.4", "Python": "3.13"}
-    whole = dict(identity.code_here().installed) | {"zarr": "3.4.1", "Python": "3.13.2"}
+    pickles = dict(identity.code_here().pickles) | {"zarr": "2.18", "Python": "3.10"}
+    whole = dict(identity.code_here().installed) | {"zarr": "2.18.7", "Python": "3.10.2"}
     other = replace(identity.code_here(), pickles=tuple(pickles.items()), installed=tuple(whole.items()))
     assert other != identity.code_here()
     ours = dict(identity.code_here().installed)
     text = str(answers._other_code([identity.Differs("tcp://host:1", other)]))
-    assert text.startswith("worker tcp://host:1 has Python 3.13.2 and zarr 3.4.1, and this process")
+    assert text.startswith("worker tcp://host:1 has Python 3.10.2 and zarr 2.18.7, and this process")
     assert f"Python {ours['Python']} and zarr {ours['zarr']}; what passes between them is pickled" in text
     more = [identity.Differs(f"tcp://host:{number}", other) for number in range(5)]
     assert ", 2 other workers other versions, too, and this process " in str(answers._other_code(more))
