@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +40,6 @@ from tilewright.pipeline.store.arrays import (
     local_path,
     metadata_name,
     name_of,
-    zip_mode,
 )
 from tilewright.pipeline.store.attributes import Names
 from tilewright.pipeline.store.chunks import (
@@ -65,6 +64,7 @@ from tilewright.pipeline.store.new.groups import (
     make_groups,
     metadata_in,
 )
+from tilewright.pipeline.store.new.names import check_no_zip, check_zarr_ending
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage, quietly
 from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.remote.opening import store_at
@@ -76,17 +76,6 @@ FILE_NAME = "tilewright-ledger.jsonl"
 """The record of finished tiles (`ledger.py`), in the folder of a growing array."""
 CHECKSUMS_NAME = "tilewright-checksums.jsonl"
 """The record of a finished product (`ledger.py`), in its folder."""
-
-OTHER_ENDINGS = {
-    **dict.fromkeys((".csv", ".tsv", ".txt"), "a table of text"),
-    **dict.fromkeys((".parquet", ".pq"), "a file of Parquet"),
-    **dict.fromkeys((".npy", ".npz"), "a file of NumPy"),
-    **dict.fromkeys((".nc", ".nc4"), "a file of NetCDF"),
-    **dict.fromkeys((".h5", ".hdf5", ".h5ad"), "a file of HDF5"),
-    **dict.fromkeys((".feather", ".arrow"), "a file of Arrow"),
-    ".json": "a file of JSON",
-}
-"""Endings of names by which a user asks for another format than Zarr, and what has them, in words."""
 
 MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
@@ -473,11 +462,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     check_source(target, "output")
     if isinstance(target, zarr.Array):
         return
-    if os.fspath(target).rstrip("/").endswith(".zip") and zip_mode(target) is None:
-        raise StoreError(
-            f"output: {name_of(target)} names a ZIP file, which one writer alone can write to, and each task would be"
-            " another; name a folder, such as C.zarr, and pack it once it is whole"
-        )
+    check_no_zip(target)
     if is_bare_chain(target):
         raise StoreError(
             f"output: {name_of(target)} has `::`, which is read as a chain of URLs; choose a local path without it, or"
@@ -486,9 +471,8 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     path = local_path(target)
     if path is not None:
         check_place_free(path, overwrite=overwrite)
-        return check_zarr_ending(target, "a Zarr array")
     check_zarr_ending(target, "a Zarr array")
-    if overwrite:
+    if path is not None or overwrite:
         return
     try:
         found = zarr.open(store_at(os.fspath(target)), mode="r")
@@ -498,20 +482,6 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         raise StoreError(f"output: cannot open {name_of(target)}: {told_of(error)}") from error
     if not isinstance(found, zarr.Array) or not is_unfinished(objects_of(found)):
         raise exists_error(name_of(target))
-
-
-def check_zarr_ending(target: str | os.PathLike[str], what: str) -> None:
-    """Raise StoreError for a name that ends as files of another format do: what is written is a folder of Zarr's.
-
-    what: is written, in words.
-    """
-    name = PurePosixPath(os.fspath(target))
-    ending = name.suffix.lower()
-    if ending in OTHER_ENDINGS:
-        raise StoreError(
-            f"output: {name_of(target)} ends as {OTHER_ENDINGS[ending]} does, and what is written is {what}; name it"
-            f" {name.stem}.zarr, and for {ending} open it by xarray or zarr, and write it from there"
-        )
 
 
 def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = False) -> None:

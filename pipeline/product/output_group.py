@@ -18,7 +18,6 @@ from tilewright.pipeline.product.output import (
     check_growing_place,
     check_no_link,
     check_place_free,
-    check_zarr_ending,
     exists_error,
     growing_folder,
     partial_path,
@@ -37,6 +36,7 @@ from tilewright.pipeline.store.arrays import (
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
 from tilewright.pipeline.store.new.groups import format_around, make_groups, metadata_in
+from tilewright.pipeline.store.new.names import check_zarr_ending
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.store.region import StoredArray
@@ -79,7 +79,7 @@ def check_local_place(
             " copy it from there"
         )
     _check_free(path, kind, overwrite=overwrite)
-    check_zarr_ending(out, "a Zarr group")
+    check_zarr_ending(path, "a Zarr group")
     check_no_link(path)
     if format_around(path) == 2:
         raise StoreError(

@@ -131,24 +131,24 @@ def _gaps(found: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _missing(file: Any, column: str, name: str, role: str) -> StoreError:
     """What to raise for values that are missing: how many of the whole column, and the first one's row."""
-    rows: list[list[int]] = [[], []]
+    gone: list[int] = []
+    inside: list[int] = []
     row = 0
     for batch in file.iter_batches(columns=[column]):
         found = batch.column(0)
-        for of_kind, places in zip(rows, _gaps(found), strict=True):
-            of_kind += (row + places).tolist()
+        for rows, places in zip((gone, inside), _gaps(found), strict=True):
+            rows += (row + places).tolist()
         row += len(found)
-    gone, inside = rows
     kind = file.schema_arrow.field(column).type
     if _is_list(kind) and gone:
         return StoreError(
             f"{role}: {name} has {counted(len(gone), 'missing list')}, the first in row {gone[0]}; leave such rows out"
             " (pandas.DataFrame.dropna), or fill them"
         )
-    places, items = (inside, kind.value_type) if _is_list(kind) else (gone, kind)
+    numbers, items = (inside, kind.value_type) if _is_list(kind) else (gone, kind)
     return StoreError(
-        f"{role}: {name} has {counted(len(places), 'missing number')}, the first in row {places[0]}, and {items} has no"
-        " NaN; fill them with one that stands for a missing number, or store floats"
+        f"{role}: {name} has {counted(len(numbers), 'missing number')}, the first in row {numbers[0]}, and {items} has"
+        " no NaN; fill them with one that stands for a missing number, or store floats"
     )
 
 
