@@ -32,7 +32,8 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
-from tilewright.pipeline.store.attributes import dimension_names, place_of_coordinates
+from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.coordinates import along_axis
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.opening import InMemory
@@ -626,22 +627,21 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
 
 
 def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
-    """The cosines of the coordinates of an axis, which are latitudes in degrees, beside the array in its group or its
-    file. Raises OptionError where there are none, or they are no latitudes."""
+    """The cosines of the coordinates of an axis, which are latitudes, in degrees unless their units say otherwise.
+    Raises OptionError where there are none, or they are no latitudes."""
     name = dimension_names(x)[axis]
     said = f"weights: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
     if name is None:
         raise OptionError(f"{said}, which has no name by which they would be found; give one number for each")
-    place = place_of_coordinates(x, axis)
-    try:
-        latitudes = stored_values("weights", place) if place is not None else None
-    except StoreError:
-        latitudes = None
-    if latitudes is None or len(latitudes) != x.shape[axis]:
+    found = along_axis(x, axis)
+    if found is None:
         raise OptionError(
-            f"{said}, and no coordinates {name} of that length lie beside it; give one number for each"
+            f"{said}, and it has no coordinates {name} of that length beside it; give one number for each"
         )
-    if latitudes.dtype.kind == "c" or not (np.abs(latitudes) <= RIGHT_ANGLE).all():
+    if found.values.dtype.kind not in "iuf":
+        raise OptionError(f"{said}, and the coordinates {name} are no real numbers; give one number for each")
+    latitudes = found.values.astype(np.float64)
+    if not (np.abs(latitudes) <= RIGHT_ANGLE).all():
         raise OptionError(f"{said}, and the coordinates {name} are not all from -90 to 90 degrees")
     return np.maximum(np.cos(np.deg2rad(latitudes)), 0.0)
 

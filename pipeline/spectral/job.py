@@ -43,7 +43,6 @@ from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
 from tilewright.pipeline.product.output import partial_path
-from tilewright.pipeline.provenance import coordinates_along
 from tilewright.pipeline.spectral import eof_group
 from tilewright.pipeline.spectral.krylov import (
     AsymmetricError,
@@ -65,7 +64,8 @@ from tilewright.pipeline.spectral.options import (
 from tilewright.pipeline.spectral.passes import Passes, are_kept, digest_of
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, name_of
-from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
+from tilewright.pipeline.store.attributes import FLATTENED, dimension_names
+from tilewright.pipeline.store.coordinates import along_side, left_behind, made_with_coordinates
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.sources.dasks import any_pending
@@ -356,7 +356,12 @@ def eofs(request: EofRequest) -> EofRun:
         names = dimension_names(x)
         summed = axis_of(matrices.summed)
         dimensions = eof_group.Dimensions.of(names[summed], names[1 - summed])
-        sides = {dimensions.samples: made_of(x, summed), dimensions.variables: made_of(x, 1 - summed)}
+        sides = {
+            dimensions.samples: made_with_coordinates(x, summed),
+            dimensions.variables: made_with_coordinates(x, 1 - summed),
+        }
+        for left in left_behind((x, 0), (x, 1)):
+            tell.say(left)
         flattened = {name: made for name, made in sides.items() if made is not None}
         eof_group.write_group(
             growing,
@@ -376,8 +381,8 @@ def eofs(request: EofRequest) -> EofRun:
             _attributes(request, matrices, matrix, anomalies, "gram" if task.whole else "krylov")
             | ({FLATTENED: flattened} if flattened else {}),
             {
-                dimensions.samples: coordinates_along(x, summed),
-                dimensions.variables: coordinates_along(x, 1 - summed),
+                dimensions.samples: along_side(x, summed),
+                dimensions.variables: along_side(x, 1 - summed),
             },
         )
     return EofRun(
