@@ -47,6 +47,24 @@ ALLELES = "2pq"
 COSINE = "cos"
 """In place of the weights of an axis: the cosines of its latitudes."""
 RIGHT_ANGLE = 90
+ANGLE_ROUNDING = 1e-6
+"""What a pole may lie beyond that, as a share of it, in coordinates of single precision."""
+DEGREES = frozenset(
+    [
+        "degrees_north",
+        "degree_north",
+        "degrees_N",
+        "degree_N",
+        "degreesN",
+        "degreeN",
+        "degrees",
+        "degree",
+        "deg",
+        "°",
+    ]
+)
+"""The units of latitudes by CF's conventions, and those that UDUNITS has for the same."""
+RADIANS = frozenset(["radians", "radian", "rad"])
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 Constant: TypeAlias = Literal["error", "zero"]
@@ -640,9 +658,18 @@ def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
         )
     if found.values.dtype.kind not in "iuf":
         raise OptionError(f"{said}, and the coordinates {name} are no real numbers; give one number for each")
-    latitudes = found.values.astype(np.float64)
-    if not (np.abs(latitudes) <= RIGHT_ANGLE).all():
-        raise OptionError(f"{said}, and the coordinates {name} are not all from -90 to 90 degrees")
+    units = found.attributes.get("units") or "degrees"
+    if units not in DEGREES | RADIANS:
+        raise OptionError(
+            f"{said}, and the coordinates {name} have units={shown(units)}; latitudes are in degrees_north or radians:"
+            " mend that attribute, or give one number for each"
+        )
+    angles = found.values.astype(np.float64)
+    latitudes = np.rad2deg(angles) if units in RADIANS else angles
+    if not (np.abs(latitudes) <= RIGHT_ANGLE * (1 + ANGLE_ROUNDING)).all():
+        raise OptionError(
+            f"{said}, and the coordinates {name} are not all from -90 to 90 degrees (units={units!r})"
+        )
     return np.maximum(np.cos(np.deg2rad(latitudes)), 0.0)
 
 

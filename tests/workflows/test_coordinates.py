@@ -216,3 +216,31 @@ def test_packed_coordinates_are_unpacked(tmp_path: Path, sst: xarray.DataArray) 
     x = as_netcdf(tmp_path, sst, encoding=how)
     tw.eofs(x, tmp_path / "e.zarr", k=2, sum_over="time", weights={"lat": "cos"}, **HERE)
     np.testing.assert_array_equal(xarray.open_zarr(tmp_path / "e.zarr").lat, np.repeat(LAT, 4))
+
+
+@pytest.mark.parametrize("kind", ["zarr 3", "netcdf", "memory"])
+@pytest.mark.parametrize("units", ["degrees_north", "radians"])
+def test_latitudes_have_the_units_that_they_say(
+    units: str, kind: str, sst: xarray.DataArray, tmp_path: Path
+) -> None:
+    lat = np.array([-90.0, 0.0, 60.0])
+    stored = np.deg2rad(lat).astype("f4") if units == "radians" else lat
+    x = sst.assign_coords(lat=("lat", stored, {"units": units}))
+    asked: dict[str, Any] = {"k": 2, "sum_over": "time", **HERE}
+    run = tw.eofs(SOURCES[kind](tmp_path, x), tmp_path / "e", weights={"lat": "cos"}, **asked)
+    given = tw.eofs(sst, tmp_path / "f", weights={"lat": np.maximum(np.cos(np.deg2rad(lat)), 0)}, **asked)
+    np.testing.assert_allclose(run.values, given.values, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        ("degrees_east", "have units='degrees_east'; latitudes are in degrees_north or radians"),
+        ("m", "have units='m'"),
+        ("radians", r"are not all from -90 to 90 degrees \(units='radians'\)"),
+    ],
+)
+def test_other_units_are_no_latitudes(units: str, message: str, sst: xarray.DataArray) -> None:
+    x = sst.assign_coords(lat=("lat", LAT, {"units": units}))
+    with pytest.raises(tw.OptionError, match=message):
+        tw.eofs(x, k=1, sum_over="time", weights={"lat": "cos"}, **HERE)
