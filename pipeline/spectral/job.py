@@ -335,6 +335,7 @@ def eofs(request: EofRequest) -> EofRun:
         _check_finite(of_variables, x)
         check_lines(matrices, "X", moments, request.constant)
         anomalies = Anomalies.of(matrices, moments, task.weights, dtype)
+        _check_varies(anomalies, matrices, of_variables)
         matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell, passes=passes)
         matrix.spent.passes += 1
         if not passes.reused:
@@ -476,6 +477,33 @@ class Anomalies:
             "factor": getattr(self.transform, f"{side}_factors"),
         }
         return {name: vector for name, vector in found.items() if vector is not None}
+
+
+def _check_varies(anomalies: Anomalies, matrices: Matrices, moments: Moments) -> None:
+    """Raise OptionError where nothing varies: any vectors would do for EOFs of that, and mean nothing."""
+    # Of one number throughout, the mean may be rounded, so that squares are left.
+    varies = not matrices.treatments["X"].centered or bool(
+        (moments.least != moments.most)[moments.count > 0].any()
+    )
+    if anomalies.total > 0 and varies:
+        return
+    x = matrices.arrays["X"]
+    there, all_ = int(moments.count.sum()), math.prod(x.shape)
+    if isinstance(x, Masked):
+        why = (
+            f" the mask leaves {there} of {all_} numbers, and it is to be True where one is missing: if it says where"
+            " they are there, invert it (~mask)"
+        )
+    elif matrices.treatments["X"].missing is not None:
+        why = f" {there} of {all_} numbers are not missing: give another number for those that are (missing)"
+    elif matrices.treatments["X"].centered:
+        why = " each variable is one number throughout: give other data, or center=False for EOFs of what is there"
+    else:
+        why = " all numbers are 0: give other data"
+    raise OptionError(
+        f"X: nothing varies in {name_of(x)}: the total variance of its {len(moments.mean)} variables is 0, so that"
+        f" there are no EOFs;{why}"
+    )
 
 
 def _modes(
