@@ -109,7 +109,7 @@ def open_dask(
         dtype = stored_dtype(array.dtype.newbyteorder("="), role, name)
         pending = Pending(array, SharedMemory(shape, dtype, role, name), f"{role}: {name}")
         _opened[array.name] = pending
-    mapped = pending.memory.mapped(name, pending.digest, named(dimensions, attributes))
+    mapped = pending.memory.mapped(name, pending.digest, named(dimensions, attributes, array.dtype))
     return with_coordinates(mapped_array(mapped, pending), coordinates)
 
 

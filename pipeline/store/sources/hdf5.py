@@ -184,7 +184,7 @@ def read_dataset(dataset: Any, role: str, name: str) -> zarr.Array[Any]:
 
 def _mapped(dataset: Any, path: str, variable: str, name: str, role: str) -> Mapped | None:
     dtype = stored_dtype(dataset.dtype, role, name)
-    attributes = named(_dimensions(dataset), _attributes(dataset))
+    attributes = named(_dimensions(dataset), _attributes(dataset), dataset.dtype)
     fill = dataset.fillvalue
     if dataset.chunks is None:
         offset = dataset.id.get_offset()

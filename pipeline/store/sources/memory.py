@@ -130,7 +130,7 @@ def open_numpy(
         )
     dtype = stored_dtype(array.dtype, role, name)
     array = np.asarray(array) if type(array) is not np.memmap else array
-    facts = named(dimensions, attributes)
+    facts = named(dimensions, attributes, array.dtype)
     if (file := _file_of(array)) is not None:
         path, offset, column_major = file
         opened = mapped_array(

@@ -15,6 +15,7 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
 from tilewright.pipeline.store.sources.beside import coordinates_with, with_coordinates
 from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
+from tilewright.pipeline.store.sources.mapped import BOOL
 from tilewright.pipeline.store.sources.memory import free_nbytes, open_numpy
 from tilewright.pipeline.store.sources.npy import is_npy, open_npy
 from tilewright.pipeline.transfer.files import first_bytes
@@ -157,7 +158,8 @@ def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
 
 
 def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
-    """An array of bool as one of bytes, 0 and 1, which is how it is stored; any other as it is."""
+    """An array of bool as one of bytes, 0 and 1, which is how it is stored, and of which an attribute says so
+    (`BOOL`); any other as it is."""
     if array.dtype.kind != "b":
         return array
     inner, metadata = array.async_array, array.metadata
@@ -166,6 +168,12 @@ def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
         facts |= {"dtype": "|u1", "fill_value": None if array.fill_value is None else int(array.fill_value)}
     else:
         facts |= {"data_type": "uint8", "fill_value": int(array.fill_value)}
+    facts["attributes"] = {**array.attrs.asdict(), **BOOL}
     renamed: Any = type(metadata).from_dict(facts)
     bytes_of = zarr.Array(AsyncArray(metadata=renamed, store_path=inner.store_path, config=inner.config))
     return with_coordinates(bytes_of, coordinates_with(array))
+
+
+def holds_bool(array: zarr.Array[Any]) -> bool:
+    """Whether the bytes of an open array are bool: as `with_bytes_for_bool` has them, or xarray in NetCDF."""
+    return array.dtype.str[1:] in ("i1", "u1") and array.attrs.asdict().items() >= BOOL.items()
