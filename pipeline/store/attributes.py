@@ -17,7 +17,7 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.region import Flattened, Section, StoredArray, unmasked
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked, whole_of
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -86,7 +86,8 @@ def packing_notice(
     """One sentence for the user of an array of which readers make other numbers than are stored; None for any other.
 
     written: it is an output, in which a product is stored. missing: the number that counts as missing, where one does:
-    an array whose attributes say no more than that is read as they say.
+    an array whose attributes say no more than that is read as they say; of one beside a mask only the numbers tell
+    whether what they say is covered.
     """
     reading = _read(array)
     if not reading.found:
@@ -94,6 +95,8 @@ def packing_notice(
     codes = set(reading.values) if not reading.unclear and set(reading.found) <= set(MASKS) else set()
     if missing is not None and codes == {missing}:
         return None
+    if codes and isinstance(whole_of(array), Masked) and not written:
+        return None  # the mask may cover them all: those outside of it are counted (`masked_caution`)
     doubt = ""
     if reading.unclear:
         doubt = f" ({' and '.join(reading.unclear)} cannot be understood for {array.dtype})"

@@ -20,6 +20,7 @@ import tilewright as tw
 from tests.pipeline.gram import naive
 from tests.workflows.products import Stopped, stop_after
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError, StoreError
+from tilewright.pipeline.events import Caution, Event
 from tilewright.pipeline.gram import masks
 from tilewright.workflows.cli import cli
 
@@ -260,3 +261,40 @@ def test_what_is_no_mask_is_named_as_it_is(tmp_path: Path, rng: np.random.Genera
     for mask, error, message in wrong:
         with pytest.raises(error, match=message):
             tw.cov(path, tmp_path / "c", sum_over="time", missing=mask)
+
+
+@pytest.mark.parametrize("work", ["cov", "eofs"])
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+@pytest.mark.parametrize("dtype", ["f4", "i2"])
+def test_only_what_a_mask_leaves_is_worth_a_caution(
+    dtype: str, kind: str, work: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Of numbers that the file says stand for missing ones."""
+    x, land = (rng.standard_normal((30, 6, 8)) * 50).astype(dtype), rng.random((6, 8)) < 0.4
+    x[:, land] = -999
+    data = xarray.DataArray(
+        x, dims=["time", "lat", "lon"], name="sst", attrs={"_FillValue": x.dtype.type(-999)}
+    )
+    if kind == "zarr":
+        path: Any = naive.put(tmp_path / "x.zarr", x, (7, 4, 5), dimension_names=["time", "lat", "lon"])
+        zarr.open_array(path).attrs["_FillValue"] = -999
+    else:
+        data.to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
+        path = f"{tmp_path / 'x.nc'}::sst"
+    less = land.copy()
+    less[tuple(np.argwhere(land)[0])] = False
+    for number, (mask, left) in enumerate(((land, 0), (less, 30))):
+        seen: list[Event] = []
+        options: dict[str, Any] = {
+            "missing": mask,
+            "cluster": client,
+            "device": "cpu",
+            "listener": seen.append,
+        }
+        if work == "cov":
+            tw.cov(path, out=tmp_path / f"c{number}", sum_over="time", **options)
+        else:
+            tw.eofs(path, tmp_path / f"e{number}", k=2, sum_over="time", **options)
+        told = [one.message for one in seen if isinstance(one, Caution) and "_FillValue" in one.message]
+        assert bool(told) == (left > 0), told
+        assert all(f"{left} elements of" in one for one in told)
