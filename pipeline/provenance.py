@@ -4,7 +4,7 @@ coordinates of its sides."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,13 +71,22 @@ def record_provenance(
 
 
 def record_sides(
-    array: zarr.Array[Any], factors: Mapping[str, StoredArray], transposed: tuple[bool, bool]
+    arrays: Iterable[zarr.Array[Any]], factors: Mapping[str, StoredArray], transposed: tuple[bool, bool]
 ) -> None:
-    """Write the coordinates of flattened sides into the attributes of a finished array that has no name yet. Not
-    before: its attributes go along with every task. Raises what zarr does."""
+    """Write the coordinates of flattened sides into the attributes of finished arrays that have no name yet. Not
+    before: an array's attributes go along with every task. Raises what zarr does."""
     found = flattened_with_coordinates(factors["A"], factors["B"], *transposed)
-    if found is not None:
-        _add_attributes(array, found)
+    for array in arrays if found is not None else ():
+        _add_attributes(array, found or {})
+
+
+def first_attributes(
+    path: Path | None, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> dict[str, Any] | None:
+    """Those of a new array for C, of its flattened sides. path: where it is on a local disk: there `record_sides` adds
+    the coordinates at the end; others have no name to wait for, and get them at once."""
+    made = flattened_with_coordinates if path is None else flattened_sides
+    return made(a, b, transpose_a, transpose_b)
 
 
 def _said(verification: Verification | None) -> str:

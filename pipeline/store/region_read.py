@@ -287,8 +287,7 @@ def _mask_parts(
         whole = mask.whole()
         return {key: whole[extent] for key, extent in wanted.items()}
     parts = {
-        key: np.empty([part.stop - part.start for part in extent], mask.dtype.newbyteorder("="))
-        for key, extent in wanted.items()
+        key: np.empty([one.stop - one.start for one in extent], mask.dtype) for key, extent in wanted.items()
     }
     pieces: dict[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]] = {}
     for key, extent in wanted.items():
