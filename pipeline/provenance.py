@@ -4,27 +4,21 @@ coordinates of its sides."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
-from zarr.errors import BaseZarrError
 
 from tilewright import __version__
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.check.verify import Verification
-from tilewright.pipeline.errors import TilewrightError
-from tilewright.pipeline.store.arrays import UNREADABLE, name_of, open_array
-from tilewright.pipeline.store.attributes import (
-    coordinates_beside,
-    dimension_names,
-    place_of_coordinates,
-    product_names,
-)
+from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.attributes import flattened_sides, product_names
 from tilewright.pipeline.store.chunks import METADATA_NAMES
+from tilewright.pipeline.store.coordinates import flattened_with_coordinates, for_zarr, left_behind, of_side
 from tilewright.pipeline.store.journal import write_whole
 from tilewright.pipeline.store.new.groups import (
     carry_coordinates,
@@ -33,7 +27,7 @@ from tilewright.pipeline.store.new.groups import (
     renew_consolidated,
 )
 from tilewright.pipeline.store.objects import folder_of
-from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.region import Section, StoredArray
 from tilewright.pipeline.store.sources.mapped import ATTRIBUTES_NAME
 
 PROVENANCE = "tilewright"
@@ -76,6 +70,25 @@ def record_provenance(
     _add_attributes(array, {PROVENANCE: facts, "history": history})
 
 
+def record_sides(
+    arrays: Iterable[zarr.Array[Any]], factors: Mapping[str, StoredArray], transposed: tuple[bool, bool]
+) -> None:
+    """Write the coordinates of flattened sides into the attributes of finished arrays that have no name yet. Not
+    before: an array's attributes go along with every task. Raises what zarr does."""
+    found = flattened_with_coordinates(factors["A"], factors["B"], *transposed)
+    for array in arrays if found is not None else ():
+        _add_attributes(array, found or {})
+
+
+def first_attributes(
+    path: Path | None, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> dict[str, Any] | None:
+    """Those of a new array for C, of its flattened sides. path: where it is on a local disk: there `record_sides` adds
+    the coordinates at the end; others have no name to wait for, and get them at once."""
+    made = flattened_with_coordinates if path is None else flattened_sides
+    return made(a, b, transpose_a, transpose_b)
+
+
 def _said(verification: Verification | None) -> str:
     return "not verified" if verification is None else f"verified in {counted(verification.rounds, 'round')}"
 
@@ -108,69 +121,16 @@ def settle_in_group(
     final: Path, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
 ) -> list[str]:
     """Make a product that has its name by now, in a group of Zarr, complete for readers of that: the coordinates of its
-    sides, as far as they lie beside A and B, and consolidated metadata. Nothing where it is in no group. Returns a
-    sentence for what could not be done."""
+    sides, as far as A and B have them, and consolidated metadata. Nothing where it is in no group. Returns a sentence
+    for what could not be done, and for coordinates that are lost in any case."""
+    told = left_behind((a, int(transpose_a)), (b, int(not transpose_b)))
     if format_around(final) is None:
-        return []
+        return told if flattened_sides(a, b, transpose_a, transpose_b) else []
     values: dict[str, np.ndarray] = {}
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, Mapping[str, Any]] = {}
     names = product_names(a, b, transpose_a, transpose_b) or ()
     for name, (factor, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
-        found = None if name is None else coordinates_of(factor, side)
+        found = None if name is None else of_side(factor, side)
         if name is not None and found is not None:
-            values[name], attributes[name] = found
-    return carry_coordinates(final, values, attributes) + renew_consolidated(final, values)
-
-
-def coordinates_of(array: StoredArray, side: int) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """The coordinates of a side that is one axis of a stored array, and their attributes; None where there are none."""
-    name, view, base = dimension_names(array)[side], unmasked(array), base_of(array)
-    axis = side
-    if isinstance(view, Flattened):
-        axes = (view.rows, view.columns)[side]
-        if len(axes) > 1:
-            return None
-        axis = axes[0]
-    place = None if name is None else coordinates_beside(base, name, base.shape[axis])
-    if place is None:
-        return None
-    try:
-        found = zarr.open_array(place, mode="r")
-        values, attributes = np.asarray(found[:]), found.attrs.asdict()
-    except (OSError, BaseZarrError, *UNREADABLE):
-        return None
-    first, last = (array.rows, array.columns)[side] if isinstance(array, Section) else (0, len(values))
-    return values[first:last], {name: one for name, one in attributes.items() if name != "_ARRAY_DIMENSIONS"}
-
-
-SAID_OF_COORDINATES = ("units", "calendar", "long_name", "standard_name", "axis", "positive")
-"""Attributes of coordinates that go with them."""
-
-
-def coordinates_along(array: StoredArray, side: int) -> dict[str, tuple[np.ndarray, dict[str, Any]]]:
-    """By name, the coordinates of each axis that a side of a matrix is made of, as many as the side is long, and what
-    is said of them: as far as they lie beside the array, in its group or its file."""
-    view, base = unmasked(array), base_of(array)
-    axes = (view.rows, view.columns)[side] if isinstance(view, Flattened) else (side,)
-    names, shape = dimension_names(base), tuple(base.shape[axis] for axis in axes)
-    first, last = (
-        (array.rows, array.columns)[side]
-        if isinstance(array, Section)
-        else (0, int(np.prod(shape, dtype=int)))
-    )
-    found: dict[str, tuple[np.ndarray, dict[str, Any]]] = {}
-    for number, axis in enumerate(axes):
-        name, place = names[axis], place_of_coordinates(base, axis)
-        if name is None or place is None:
-            continue
-        try:
-            stored = open_array(place, ndim=1, role=name)
-            values, attributes = np.asarray(stored[:]), stored.attrs.asdict()
-        except (OSError, BaseZarrError, TilewrightError, *UNREADABLE):
-            continue
-        if values.shape != (base.shape[axis],):
-            continue
-        along = np.broadcast_to(values.reshape([-1 if at == number else 1 for at in range(len(axes))]), shape)
-        said = {key: attributes[key] for key in SAID_OF_COORDINATES if isinstance(attributes.get(key), str)}
-        found[name] = along.reshape(-1)[first:last], said
-    return found
+            values[name], attributes[name] = for_zarr(found.values), found.attributes
+    return told + carry_coordinates(final, values, attributes) + renew_consolidated(final, values)

@@ -14,9 +14,11 @@ import zarr
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError, StoreError
 from tilewright.pipeline.gram.axes import axes_text
-from tilewright.pipeline.store.arrays import UNREADABLE, name_of
+from tilewright.pipeline.store.arrays import name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, base_of
+from tilewright.pipeline.store.sources.dasks import pending_of
+from tilewright.pipeline.store.sources.opening import holds_bool, is_given_array
 
 HELD_ELEMENTS = 2**23
 """Masks of up to so many elements, a megabyte of bits, go along with every task; larger ones are read where they are
@@ -63,67 +65,57 @@ def given_masks(value: Any) -> GivenMasks | None:
 
 def _may_be_mask(value: Any) -> bool:
     """Whether an argument is, or names, an array, and no single number."""
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0
+    if is_given_array(value):
+        return len(value.shape) > 0
     return isinstance(value, str | os.PathLike | zarr.Array | list | tuple)
 
 
 def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str) -> Masked:
-    """A matrix beside its mask.
+    """A matrix beside its mask, which is opened as every array is.
 
     Raises
     ------
     OptionError
-        Nothing is stored under the name that is given; or a mask in memory is too large to go along with tasks.
+        Nothing is stored under the name that is given, or it is no array.
+    StoreError
+        What is stored there cannot be read.
     DTypeError
         It holds no bool.
     ShapeError
         It has neither the array's shape nor one that broadcasts to it.
     """
     mask = _opened(given)
-    if mask.dtype != np.bool_:
+    called = "the mask" if isinstance(given, np.ndarray | list | tuple) else name_of(mask)
+    if not holds_bool(mask):
         raise DTypeError(
-            f"missing: {_called(mask)} holds {mask.dtype}; a mask holds bool, True where an element of {role} is"
-            " missing"
+            f"missing: {called} holds {mask.dtype}; a mask holds bool, True where an element of {role} is"
+            " missing: compare it (mask != 0), or store it so"
         )
-    axes = _axes(mask, base_of(array), role)
-    small = mask.size <= HELD_ELEMENTS
-    if isinstance(mask, zarr.Array):
-        return Masked(array, HeldMask.of(_read(mask)) if small else mask, axes)
-    if not small:
-        raise OptionError(
-            f"missing: a mask of {' × '.join(map(str, mask.shape))} elements in memory would go along with every task,"
-            f" and has more than {HELD_ELEMENTS}; store it as a Zarr array, and give its path"
-        )
-    return Masked(array, HeldMask.of(mask), axes)
+    axes = _axes(mask, called, base_of(array), role)
+    # An array of dask has its numbers once there is a cluster.
+    small = mask.size <= HELD_ELEMENTS and pending_of(mask) is None
+    return Masked(array, HeldMask.of(_read(mask) != 0) if small else mask, axes)
 
 
-def _opened(given: Any) -> zarr.Array[Any] | np.ndarray:
-    if isinstance(given, str | os.PathLike | zarr.Array):
+def _opened(given: Any) -> zarr.Array[Any]:
+    if isinstance(given, list | tuple):
         try:
-            return _opened_at(given)
-        except StoreError as error:
-            if isinstance(given, zarr.Array) or os.path.exists(given) or "://" in os.fspath(given):
-                raise
-            raise OptionError(
-                f"missing={shown(given)} is neither a number nor 'nan', and names no stored mask"
-            ) from error
+            given = np.asarray(given)
+        except ValueError as error:
+            raise OptionError(f"missing={shown(given)} is no array; give a mask of bool") from error
     try:
-        return np.asarray(given)
-    except ValueError as error:
-        raise OptionError(f"missing={shown(given)} is no array; give a mask of bool") from error
+        return open_array(given, ndim=1, role="missing", or_more=True)
+    except StoreError as error:
+        if not isinstance(given, str | os.PathLike) or _is_something(os.fspath(given)):
+            raise
+        raise OptionError(
+            f"missing={shown(given)} is neither a number nor 'nan', and names no stored mask"
+        ) from error
 
 
-def _opened_at(given: Any) -> zarr.Array[Any]:
-    if isinstance(given, zarr.Array):
-        return given
-    try:
-        found = zarr.open_array(given, mode="r")
-    except FileNotFoundError as error:
-        raise StoreError(f"missing: there is no Zarr array at {given}") from error
-    except (OSError, *UNREADABLE) as error:
-        raise StoreError(f"missing: cannot open {given}: {error}") from error
-    return found
+def _is_something(name: str) -> bool:
+    """Whether a name is that of a file, or what is in one, or a URL."""
+    return "://" in name or any(map(os.path.exists, (name, name.rpartition("::")[0])))
 
 
 def _read(mask: zarr.Array[Any]) -> np.ndarray:
@@ -133,23 +125,18 @@ def _read(mask: zarr.Array[Any]) -> np.ndarray:
         raise StoreError(f"missing: cannot read {name_of(mask)}: {error}") from error
 
 
-def _called(mask: zarr.Array[Any] | np.ndarray) -> str:
-    return name_of(mask) if isinstance(mask, zarr.Array) else "the mask"
-
-
-def _axes(mask: zarr.Array[Any] | np.ndarray, array: zarr.Array[Any], role: str) -> tuple[int, ...]:
+def _axes(mask: zarr.Array[Any], called: str, array: zarr.Array[Any], role: str) -> tuple[int, ...]:
     """The array's axis for each axis of the mask: by the names of dimensions where all of the mask's are the array's,
     else the last ones, as NumPy broadcasts."""
     axes = tuple(range(array.ndim - mask.ndim, array.ndim))
-    if isinstance(mask, zarr.Array):
-        names, ours = dimension_names(mask), dimension_names(array)
-        if None not in names and len({*names}) == len(names) and {*names} <= {*ours}:
-            axes = tuple(ours.index(name) for name in names)
+    names, ours = dimension_names(mask), dimension_names(array)
+    if None not in names and len({*names}) == len(names) and {*names} <= {*ours}:
+        axes = tuple(ours.index(name) for name in names)
     if mask.ndim > array.ndim or any(
         side not in (1, array.shape[axis]) for side, axis in zip(mask.shape, axes, strict=True)
     ):
         raise ShapeError(
-            f"missing: {_called(mask)} has shape {tuple(mask.shape)}, and {role}, {name_of(array)}, {array.shape}; a"
+            f"missing: {called} has shape {tuple(mask.shape)}, and {role}, {name_of(array)}, {array.shape}; a"
             " mask has the same, or broadcasts to it along its last axes or those of its dimensions' names: the axes of"
             f" {role} are {axes_text(array)}"
         )

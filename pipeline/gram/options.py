@@ -32,7 +32,8 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
-from tilewright.pipeline.store.attributes import dimension_names, place_of_coordinates
+from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.coordinates import along_axis
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.opening import InMemory
@@ -46,6 +47,24 @@ ALLELES = "2pq"
 COSINE = "cos"
 """In place of the weights of an axis: the cosines of its latitudes."""
 RIGHT_ANGLE = 90
+ANGLE_ROUNDING = 1e-6
+"""What a pole may lie beyond that, as a share of it, in coordinates of single precision."""
+DEGREES = frozenset(
+    [
+        "degrees_north",
+        "degree_north",
+        "degrees_N",
+        "degree_N",
+        "degreesN",
+        "degreeN",
+        "degrees",
+        "degree",
+        "deg",
+        "°",
+    ]
+)
+"""The units of latitudes by CF's conventions, and those that UDUNITS has for the same."""
+RADIANS = frozenset(["radians", "radian", "rad"])
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 Constant: TypeAlias = Literal["error", "zero"]
@@ -634,23 +653,31 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
 
 
 def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
-    """The cosines of the coordinates of an axis, which are latitudes in degrees, beside the array in its group or its
-    file. Raises OptionError where there are none, or they are no latitudes."""
+    """The cosines of the coordinates of an axis, which are latitudes, in degrees unless their units say otherwise.
+    Raises OptionError where there are none, or they are no latitudes."""
     name = dimension_names(x)[axis]
     said = f"weights: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
     if name is None:
         raise OptionError(f"{said}, which has no name by which they would be found; give one number for each")
-    place = place_of_coordinates(x, axis)
-    try:
-        latitudes = stored_values("weights", place) if place is not None else None
-    except StoreError:
-        latitudes = None
-    if latitudes is None or len(latitudes) != x.shape[axis]:
+    found = along_axis(x, axis)
+    if found is None:
         raise OptionError(
-            f"{said}, and no coordinates {name} of that length lie beside it; give one number for each"
+            f"{said}, and it has no coordinates {name} of that length beside it; give one number for each"
         )
-    if latitudes.dtype.kind == "c" or not (np.abs(latitudes) <= RIGHT_ANGLE).all():
-        raise OptionError(f"{said}, and the coordinates {name} are not all from -90 to 90 degrees")
+    if found.values.dtype.kind not in "iuf":
+        raise OptionError(f"{said}, and the coordinates {name} are no real numbers; give one number for each")
+    units = found.attributes.get("units") or "degrees"
+    if units not in DEGREES | RADIANS:
+        raise OptionError(
+            f"{said}, and the coordinates {name} have units={shown(units)}; latitudes are in degrees_north or radians:"
+            " mend that attribute, or give one number for each"
+        )
+    angles = found.values.astype(np.float64)
+    latitudes = np.rad2deg(angles) if units in RADIANS else angles
+    if not (np.abs(latitudes) <= RIGHT_ANGLE * (1 + ANGLE_ROUNDING)).all():
+        raise OptionError(
+            f"{said}, and the coordinates {name} are not all from -90 to 90 degrees (units={units!r})"
+        )
     return np.maximum(np.cos(np.deg2rad(latitudes)), 0.0)
 
 

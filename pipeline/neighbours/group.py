@@ -22,9 +22,9 @@ from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides
 from tilewright.pipeline.neighbours.pieces import Piece, Pieces
 from tilewright.pipeline.product.output import MARK_NAME
 from tilewright.pipeline.product.output_group import is_of_kind
-from tilewright.pipeline.provenance import PROVENANCE, coordinates_of, named
+from tilewright.pipeline.provenance import PROVENANCE, named
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.attributes import made_of
+from tilewright.pipeline.store.coordinates import for_zarr, made_with_coordinates, of_side
 from tilewright.pipeline.store.new.groups import ended, metadata_in
 from tilewright.pipeline.transfer.files import with_remedy
 
@@ -128,11 +128,12 @@ def _write_neighbours(
 
 def _carry_coordinates(group: zarr.Group, sides: Sides, name: str) -> None:
     """Those of A's items, where they lie beside A, or what its items are made of."""
-    found = coordinates_of(sides.a, axis_of(sides.of))
+    found = of_side(sides.a, axis_of(sides.of))
     if found is None or name in group:
         return
-    values, attributes = found
-    group.create_array(name, data=values, dimension_names=[name], attributes=attributes, fill_value=0)
+    group.create_array(
+        name, data=for_zarr(found.values), dimension_names=[name], attributes=dict(found.attributes)
+    )
 
 
 def _write_pairs(group: zarr.Group, sides: Sides, pieces: Pieces, finished: list[Piece]) -> None:
@@ -201,7 +202,7 @@ def _attributes(
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     told = ", ".join(f"{role} = {name}" for role, name in names.items())
     checked = "not verified" if check is None else f"verified by {check.rows} items"
-    made = made_of(sides.a, axis_of(sides.of))
+    made = made_with_coordinates(sides.a, axis_of(sides.of))
     return {
         KINDS[request.work]: said,
         PROVENANCE: {

@@ -94,12 +94,12 @@ from tilewright.pipeline.product.request import (
     open_factors,
     plan_for,
 )
-from tilewright.pipeline.provenance import record_provenance, settle_in_group
+from tilewright.pipeline.provenance import first_attributes, record_provenance, record_sides, settle_in_group
 from tilewright.pipeline.report.timeline import Recorder
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
-from tilewright.pipeline.store.attributes import flattened_sides, masks_of, product_names
+from tilewright.pipeline.store.attributes import masks_of, product_names
 from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
@@ -525,6 +525,7 @@ def _fill(
         if output.final is not None and job.repair is None:
             made = factors.made(checked.factors.precision, product.device)
             record_provenance(output.array, factors.roles, factors.transposed, made, verification)
+            record_sides(arrays_of(output).values(), factors.roles, factors.transposed)
         if ledger is not None and request.durability == "none":
             tell.say(
                 "C was not forced to disk (--durability none): until the system does so, a power cut may take parts of"
@@ -533,12 +534,9 @@ def _fill(
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(keeping.removed, durable=request.durability == "full"):
             tell.say(left)
-        for left in (
-            []
-            if output.final is None
-            else settle_in_group(output.final, factors.a, factors.b, *factors.transposed)
-        ):
-            tell.say(left)
+        if output.final is not None:
+            for left in settle_in_group(output.final, factors.a, factors.b, *factors.transposed):
+                tell.say(left)
     return replace(
         run,
         timeline=Recorder.of(request.listener).timeline(),
@@ -745,7 +743,7 @@ def _open_output(
         "storage": factors.storage,
         "compressed": store.is_compressed(factors.a),
         "dimension_names": product_names(factors.a, factors.b, *factors.transposed),
-        "attributes": flattened_sides(factors.a, factors.b, *factors.transposed),
+        "attributes": first_attributes(path, factors.a, factors.b, *factors.transposed),
     }
     output = create_output(out, (plan.m, plan.n), factors.dtype, plan.c_unit, overwrite=overwrite, **options)
     return created_with_counts(output, counts, plan.c_unit, overwrite=overwrite, **options), None

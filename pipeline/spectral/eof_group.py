@@ -18,8 +18,10 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output import MARK_NAME
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.coordinates import for_zarr
 from tilewright.pipeline.store.new.groups import ended
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.sources.beside import Coordinates
 from tilewright.pipeline.transfer.files import with_remedy
 
 KIND = "tilewright_eofs"
@@ -93,12 +95,12 @@ def write_group(
     samples: int,
     dtype: np.dtype,
     attributes: Mapping[str, Any],
-    coordinates: Mapping[str, Mapping[str, tuple[np.ndarray, Mapping[str, Any]]]],
+    coordinates: Mapping[str, Mapping[str, Coordinates]],
 ) -> None:
     """Fill a growing group.
 
     vectors: by name, one number an EOF, or a variable. components: k × variables. scores: blocks of rows, in order.
-    coordinates: by dimension, then by name, with what is said of them.
+    coordinates: by dimension, then by name.
     Raises StoreError where the place cannot be written.
     """
     count = components.shape[0]
@@ -136,10 +138,11 @@ def write_group(
             row += len(block)
         others = []
         for dimension, named in coordinates.items():
-            for name, (vector, about) in named.items():
+            for name, one in named.items():
                 if name in group:
                     continue
-                array(name, vector.shape, vector.dtype, (dimension,), **about)[...] = vector
+                vector = for_zarr(one.values)
+                array(name, vector.shape, vector.dtype, (dimension,), **one.attributes)[...] = vector
                 others += [name] * (name != dimension)
         if others:  # xarray takes these for coordinates too
             group.update_attributes({"coordinates": " ".join(others)})

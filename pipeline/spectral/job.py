@@ -43,7 +43,6 @@ from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
 from tilewright.pipeline.product.output import partial_path
-from tilewright.pipeline.provenance import coordinates_along
 from tilewright.pipeline.spectral import eof_group
 from tilewright.pipeline.spectral.krylov import (
     AsymmetricError,
@@ -65,7 +64,8 @@ from tilewright.pipeline.spectral.options import (
 from tilewright.pipeline.spectral.passes import Passes, are_kept, digest_of
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, name_of
-from tilewright.pipeline.store.attributes import FLATTENED, dimension_names, made_of
+from tilewright.pipeline.store.attributes import FLATTENED, dimension_names
+from tilewright.pipeline.store.coordinates import along_side, left_behind, made_with_coordinates
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.sources.dasks import any_pending
@@ -335,6 +335,7 @@ def eofs(request: EofRequest) -> EofRun:
         _check_finite(matrices, of_variables)
         check_lines(matrices, "X", moments, request.constant)
         anomalies = Anomalies.of(matrices, moments, task.weights, dtype)
+        _check_varies(anomalies, matrices, of_variables)
         matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell, passes=passes)
         matrix.spent.passes += 1
         if not passes.reused:
@@ -356,7 +357,12 @@ def eofs(request: EofRequest) -> EofRun:
         names = dimension_names(x)
         summed = axis_of(matrices.summed)
         dimensions = eof_group.Dimensions.of(names[summed], names[1 - summed])
-        sides = {dimensions.samples: made_of(x, summed), dimensions.variables: made_of(x, 1 - summed)}
+        sides = {
+            dimensions.samples: made_with_coordinates(x, summed),
+            dimensions.variables: made_with_coordinates(x, 1 - summed),
+        }
+        for left in left_behind((x, 0), (x, 1)):
+            tell.say(left)
         flattened = {name: made for name, made in sides.items() if made is not None}
         eof_group.write_group(
             growing,
@@ -376,8 +382,8 @@ def eofs(request: EofRequest) -> EofRun:
             _attributes(request, matrices, matrix, anomalies, "gram" if task.whole else "krylov")
             | ({FLATTENED: flattened} if flattened else {}),
             {
-                dimensions.samples: coordinates_along(x, summed),
-                dimensions.variables: coordinates_along(x, 1 - summed),
+                dimensions.samples: along_side(x, summed),
+                dimensions.variables: along_side(x, 1 - summed),
             },
         )
     return EofRun(
@@ -471,6 +477,33 @@ class Anomalies:
             "factor": getattr(self.transform, f"{side}_factors"),
         }
         return {name: vector for name, vector in found.items() if vector is not None}
+
+
+def _check_varies(anomalies: Anomalies, matrices: Matrices, moments: Moments) -> None:
+    """Raise OptionError where nothing varies: any vectors would do for EOFs of that, and mean nothing."""
+    # Of one number throughout, the mean may be rounded, so that squares are left.
+    varies = not matrices.treatments["X"].centered or bool(
+        (moments.least != moments.most)[moments.count > 0].any()
+    )
+    if anomalies.total > 0 and varies:
+        return
+    x = matrices.arrays["X"]
+    there, all_ = int(moments.count.sum()), math.prod(x.shape)
+    if isinstance(x, Masked):
+        why = (
+            f" the mask leaves {there} of {all_} numbers, and it is to be True where one is missing: if it says where"
+            " they are there, invert it (~mask)"
+        )
+    elif matrices.treatments["X"].missing is not None:
+        why = f" {there} of {all_} numbers are not missing: give another number for those that are (missing)"
+    elif matrices.treatments["X"].centered:
+        why = " each variable is one number throughout: give other data, or center=False for EOFs of what is there"
+    else:
+        why = " all numbers are 0: give other data"
+    raise OptionError(
+        f"X: nothing varies in {name_of(x)}: the total variance of its {len(moments.mean)} variables is 0, so that"
+        f" there are no EOFs;{why}"
+    )
 
 
 def _modes(

@@ -30,6 +30,7 @@ from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredA
 from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
+from tilewright.pipeline.store.sources.beside import coordinates_with, with_coordinates
 from tilewright.pipeline.store.sources.mapped import MappedStore
 from tilewright.pipeline.store.sources.opening import (
     InMemory,
@@ -212,7 +213,7 @@ def in_store(array: zarr.Array[Any], store: Any) -> zarr.Array[Any]:
     opened with."""
     inner = copy.copy(array.async_array)
     object.__setattr__(inner, "store_path", StorePath(store, array.path))
-    return zarr.Array(inner)
+    return with_coordinates(zarr.Array(inner), coordinates_with(array))
 
 
 def metadata_name(array: StoredArray) -> str:

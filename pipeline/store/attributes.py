@@ -9,18 +9,15 @@ import reprlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import zarr
-from zarr.storage import LocalStore
 
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
-from tilewright.pipeline.store.arrays import UNREADABLE, name_of, place_of
-from tilewright.pipeline.store.region import Flattened, Section, StoredArray, unmasked
+from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked, whole_of
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -89,7 +86,8 @@ def packing_notice(
     """One sentence for the user of an array of which readers make other numbers than are stored; None for any other.
 
     written: it is an output, in which a product is stored. missing: the number that counts as missing, where one does:
-    an array whose attributes say no more than that is read as they say.
+    an array whose attributes say no more than that is read as they say; of one beside a mask only the numbers tell
+    whether what they say is covered.
     """
     reading = _read(array)
     if not reading.found:
@@ -97,6 +95,8 @@ def packing_notice(
     codes = set(reading.values) if not reading.unclear and set(reading.found) <= set(MASKS) else set()
     if missing is not None and codes == {missing}:
         return None
+    if codes and isinstance(whole_of(array), Masked) and not written:
+        return None  # the mask may cover them all: those outside of it are counted (`masked_caution`)
     doubt = ""
     if reading.unclear:
         doubt = f" ({' and '.join(reading.unclear)} cannot be understood for {array.dtype})"
@@ -418,8 +418,7 @@ def flattened_sides(
 
 def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
     """What a side of a matrix, its rows (0) or columns (1), is made of: the names and lengths of several axes, the last
-    one fastest, and the places of the vectors of their coordinates, as far as these are found beside the array. None
-    where it is one axis."""
+    one fastest. None where it is one axis."""
     array = unmasked(array)
     if not isinstance(array, Flattened):
         return None
@@ -427,38 +426,7 @@ def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
     if len(axes) < 2:
         return None
     base, names = array.array, dimension_names(array.array)
-    places = {
-        name: coordinates_beside(base, name, base.shape[axis])
-        for axis in axes
-        if (name := names[axis]) is not None
-    }
     return {
         "dimensions": [names[axis] or f"axis_{axis}" for axis in axes],
         "shape": [base.shape[axis] for axis in axes],
-        "coordinates": {name: place for name, place in places.items() if place is not None},
     }
-
-
-def coordinates_beside(array: zarr.Array[Any], name: str, length: int) -> str | None:
-    """Where the coordinates of a dimension are: a vector of its name and length in the group that the array lies in, in
-    local files; None where there is none."""
-    if not isinstance(array.store, LocalStore):
-        return None
-    path = Path(place_of(array)).parent / name
-    try:
-        found = zarr.open_array(path, mode="r")
-    except (OSError, *UNREADABLE):
-        return None
-    return str(path) if found.shape == (length,) else None
-
-
-def place_of_coordinates(array: zarr.Array[Any], axis: int) -> str | None:
-    """By what name the coordinates of an axis may be opened, in the group or the file that the array lies in; None
-    where the axis has no name, or local files hold none of its length."""
-    name = dimension_names(array)[axis]
-    if name is None:
-        return None
-    file, found, variable = name_of(array).rpartition("::")
-    if found:
-        return f"{file}::{variable.rpartition('/')[0]}/{name}"
-    return coordinates_beside(array, name, array.shape[axis])

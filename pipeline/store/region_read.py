@@ -287,14 +287,14 @@ def _mask_parts(
         whole = mask.whole()
         return {key: whole[extent] for key, extent in wanted.items()}
     parts = {
-        key: np.empty([part.stop - part.start for part in extent], bool) for key, extent in wanted.items()
+        key: np.empty([one.stop - one.start for one in extent], mask.dtype) for key, extent in wanted.items()
     }
     pieces: dict[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]] = {}
     for key, extent in wanted.items():
         for piece in chunks_in(extent, _chunk_unit(mask)):
             pieces.setdefault(piece.chunk, []).append((piece.inside, parts[key][piece.target]))
     _reader(mask, in_loops=False)(list(pieces.items()))
-    return parts
+    return {key: part != 0 for key, part in parts.items()}
 
 
 def read_targets(array: StoredArray, region: Sequence[slice]) -> list[tuple[slice, ...]]:

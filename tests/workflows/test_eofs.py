@@ -512,3 +512,36 @@ def test_cosines_are_of_latitudes_that_are_there(
         over = 0 if axis != "time" else 1
         with pytest.raises(tw.OptionError, match=message):
             tw.eofs(source, k=1, sum_over=over, weights={axis: "cos"}, cluster=client)
+
+
+@pytest.mark.parametrize("method", ["gram", "krylov"])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("mask", r"the mask leaves 0 of 360 numbers.*invert it \(~mask\)"),
+        ("constant", r"each variable is one number throughout"),
+        ("zeros", r"all numbers are 0"),
+        ("code", r"0 of 360 numbers are not missing"),
+    ],
+)
+def test_what_does_not_vary_has_no_eofs(
+    how: str, message: str, method: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = {
+        "mask": field(rng, 30, 12, "f4"),
+        "constant": np.full((30, 12), 0.1, "f4") * np.arange(1, 13, dtype="f4"),
+        "zeros": np.zeros((30, 12), "f4"),
+        "code": np.full((30, 12), -999, "f4"),
+    }[how]
+    options: dict[str, Any] = {
+        "mask": {"missing": np.ones((30, 12), bool)},
+        "constant": {},
+        "zeros": {"center": False},
+        "code": {"missing": -999, "constant": "zero"},
+    }[how]
+    with pytest.raises(tw.OptionError, match=message):
+        tw.eofs(
+            put(tmp_path / "x", x), tmp_path / "e", k=2, method=method, cluster=client, device="cpu",
+            **options,
+        )  # fmt: skip
+    assert not (tmp_path / "e").exists()

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.array
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import xarray
 import zarr
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
@@ -17,6 +20,7 @@ import tilewright as tw
 from tests.pipeline.gram import naive
 from tests.workflows.products import Stopped, stop_after
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError, StoreError
+from tilewright.pipeline.events import Caution, Event
 from tilewright.pipeline.gram import masks
 from tilewright.workflows.cli import cli
 
@@ -182,8 +186,6 @@ def test_what_is_no_mask_is_refused(tmp_path: Path, rng: np.random.Generator) ->
             tw.gram(path, tmp_path / "c.zarr", missing=missing)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(masks, "HELD_ELEMENTS", 10)
-        with pytest.raises(OptionError, match="has more than 10; store it as a Zarr array"):
-            tw.gram(path, tmp_path / "c.zarr", missing=np.zeros((6, 4), bool))
         with pytest.raises(OutputError, match="is also A's mask"):
             tw.gram(path, mask, missing=mask, overwrite=True)
     assert not (tmp_path / "c.zarr").exists()
@@ -201,3 +203,98 @@ def test_a_mask_is_named_on_the_command_line(tmp_path: Path, rng: np.random.Gene
     np.testing.assert_allclose(
         zarr.open_array(tmp_path / "c.zarr")[...][np.ix_(sea, sea)], expected, atol=1e-5
     )
+
+
+def masks_of_land(folder: Path, land: np.ndarray) -> dict[str, Any]:
+    """One mask in every way in which arrays are given."""
+    named = xarray.DataArray(land.T, dims=["lon", "lat"], name="land")  # by its dimensions' names
+    named.to_dataset().to_zarr(folder / "land2.zarr", consolidated=False, zarr_format=2)
+    named.to_dataset().to_netcdf(folder / "land.nc", engine="h5netcdf")
+    np.save(folder / "land.npy", land)
+    with h5py.File(folder / "land.h5", "w") as file:
+        file["land"] = land
+    return {
+        "DataArray": named,
+        "DataArray of Zarr": xarray.open_zarr(folder / "land2.zarr", consolidated=False)["land"],
+        "DataArray of NetCDF": xarray.open_dataset(folder / "land.nc", engine="h5netcdf")["land"],
+        "dask": dask.array.from_array(land, chunks=(2, 3)),
+        "DataArray of dask": named.chunk({"lat": 2}),
+        "Zarr": folder / "land2.zarr" / "land",
+        "open Zarr": zarr.open_array(folder / "land2.zarr" / "land"),
+        "NetCDF": f"{folder / 'land.nc'}::land",
+        "HDF5": f"{folder / 'land.h5'}::land",
+        "data set": h5py.File(folder / "land.h5")["land"],
+        "npy": folder / "land.npy",
+        "mapped": np.load(folder / "land.npy", mmap_mode="r"),
+        "lists": land.tolist(),
+        "numpy": land,
+    }
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_masks_are_given_as_arrays_are(
+    held: bool, client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not held:
+        monkeypatch.setattr(masks, "HELD_ELEMENTS", 0)
+    path, _, x, land = field(rng, tmp_path)
+    flat, sea = x.reshape(30, -1).astype("f8"), ~land.reshape(-1)
+    expected = np.cov(flat, rowvar=False) * np.outer(sea, sea)
+    for kind, mask in masks_of_land(tmp_path, land).items():
+        found = tw.cov(path, sum_over="time", missing=mask, cluster=client, device="cpu")
+        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=kind)
+
+
+def test_what_is_no_mask_is_named_as_it_is(tmp_path: Path, rng: np.random.Generator) -> None:
+    path, _, _, land = field(rng, tmp_path)
+    masks_of_land(tmp_path, land)
+    wrong: list[tuple[Any, type[tw.TilewrightError], str]] = [
+        (f"{tmp_path / 'land.nc'}::sea", StoreError, r"sea is not in that file; it has the arrays /land"),
+        (xarray.DataArray(land.astype("i1"), dims=["lat", "lon"]), DTypeError, r"holds int8; a mask holds"),
+        (
+            xarray.DataArray(land[:3], dims=["lat", "lon"]),
+            ShapeError,
+            r"DataArray of shape \(3, 8\) has shape",
+        ),
+        (tmp_path / "nothing", OptionError, "names no stored mask"),
+    ]
+    for mask, error, message in wrong:
+        with pytest.raises(error, match=message):
+            tw.cov(path, tmp_path / "c", sum_over="time", missing=mask)
+
+
+@pytest.mark.parametrize("work", ["cov", "eofs"])
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+@pytest.mark.parametrize("dtype", ["f4", "i2"])
+def test_only_what_a_mask_leaves_is_worth_a_caution(
+    dtype: str, kind: str, work: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Of numbers that the file says stand for missing ones."""
+    x, land = (rng.standard_normal((30, 6, 8)) * 50).astype(dtype), rng.random((6, 8)) < 0.4
+    x[:, land] = -999
+    data = xarray.DataArray(
+        x, dims=["time", "lat", "lon"], name="sst", attrs={"_FillValue": x.dtype.type(-999)}
+    )
+    if kind == "zarr":
+        path: Any = naive.put(tmp_path / "x.zarr", x, (7, 4, 5), dimension_names=["time", "lat", "lon"])
+        zarr.open_array(path).attrs["_FillValue"] = -999
+    else:
+        data.to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
+        path = f"{tmp_path / 'x.nc'}::sst"
+    less = land.copy()
+    less[tuple(np.argwhere(land)[0])] = False
+    for number, (mask, left) in enumerate(((land, 0), (less, 30))):
+        seen: list[Event] = []
+        options: dict[str, Any] = {
+            "missing": mask,
+            "cluster": client,
+            "device": "cpu",
+            "listener": seen.append,
+        }
+        if work == "cov":
+            tw.cov(path, out=tmp_path / f"c{number}", sum_over="time", **options)
+        else:
+            tw.eofs(path, tmp_path / f"e{number}", k=2, sum_over="time", **options)
+        told = [one.message for one in seen if isinstance(one, Caution) and "_FillValue" in one.message]
+        assert bool(told) == (left > 0), told
+        assert all(f"{left} elements of" in one for one in told)

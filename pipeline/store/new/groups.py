@@ -50,7 +50,7 @@ def in_format(
 
 
 def carry_coordinates(
-    final: Path, sides: Mapping[str, np.ndarray], attributes: Mapping[str, Any]
+    final: Path, sides: Mapping[str, np.ndarray], attributes: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
     """Store the coordinates of a new array's dimensions beside it, in the group that it lies in, so that xarray finds
     them: those that are not there yet.
@@ -64,11 +64,11 @@ def carry_coordinates(
         place = final.with_name(name)
         if os.path.lexists(place):
             continue
-        named: dict[str, Any] = {"dimension_names": [name]} if zarr_format == 3 else {}
+        named: dict[str, Any] = {"dimension_names": [name]} if zarr_format == 3 else {"fill_value": None}
         own = dict(attributes.get(name, {})) | ({DIMENSIONS: [name]} if zarr_format == 2 else {})
         create = partial(
             zarr.create_array, place.absolute(), data=values, zarr_format=zarr_format, attributes=own,
-            fill_value=None if zarr_format == 2 else 0, **named,
+            **named,
         )  # fmt: skip
         try:
             with suppress(ContainsArrayError, ContainsGroupError):  # another run was quicker

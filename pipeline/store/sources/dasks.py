@@ -21,6 +21,7 @@ import zarr
 
 from tilewright.pipeline.errors import ShapeError, StoreError
 from tilewright.pipeline.store.region import Masked, StoredArray, base_of, whole_of
+from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import MappedStore, mapped_array, named, stored_dtype
 from tilewright.pipeline.store.sources.memory import SharedMemory
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 BLOCKS_A_THREAD = 2
 
-_opened: WeakValueDictionary[str, MappedStore] = WeakValueDictionary()
+_opened: WeakValueDictionary[str, Pending] = WeakValueDictionary()
 """By dask's names, which say what is computed: an array that is given twice is computed once."""
 
 
@@ -37,7 +38,9 @@ class Pending:
     """Memory for an array that is still to be computed."""
 
     def __init__(self, array: Any, memory: SharedMemory, called: str) -> None:
-        self._array, self._memory, self._called = array, memory, called
+        self._array, self.memory, self._called = array, memory, called
+        # What it holds is not known, so that a later run compares it with what was read.
+        self.digest = f"dask {uuid.uuid4().hex}"
         self.is_computed = False
 
     def compute(self, client: Client) -> None:
@@ -74,7 +77,7 @@ class Pending:
                     slice(edge[one], edge[one + 1]) for edge, one in zip(edges, place, strict=True)
                 )
                 try:
-                    self._memory.write(region, np.asarray(future.result()))
+                    self.memory.write(region, np.asarray(future.result()))
                 except Exception as error:  # whatever the graph's functions raise
                     client.cancel(list(under_way))
                     raise StoreError(
@@ -109,7 +112,12 @@ def is_dask(source: Any) -> bool:
 
 
 def open_dask(
-    array: Any, role: str, name: str, dimensions: Any = None, attributes: Mapping[str, Any] | None = None
+    array: Any,
+    role: str,
+    name: str,
+    dimensions: Any = None,
+    attributes: Mapping[str, Any] | None = None,
+    coordinates: Mapping[str, Coordinates] | None = None,
 ) -> zarr.Array[Any]:
     """An array of dask as an array of Zarr, whose numbers are there after `computed_on`. It takes its size in memory,
     which processes of this host share.
@@ -121,18 +129,14 @@ def open_dask(
         raise ShapeError(
             f"{role}: {name} has a shape that is known only once it is computed; call its compute_chunk_sizes() first"
         )
-    store = _opened.get(array.name)
-    if store is not None:
-        return zarr.open_array(store, mode="r", zarr_format=2)
-    shape = tuple(int(side) for side in array.shape)
-    dtype = stored_dtype(array.dtype.newbyteorder("="), role, name)
-    memory = SharedMemory(shape, dtype, role, name)
-    # What it holds is not known, so that a later run compares it with what was read.
-    digest = f"dask {uuid.uuid4().hex}"
-    mapped = memory.mapped(name, digest, named(dimensions, attributes))
-    opened = mapped_array(mapped, Pending(array, memory, f"{role}: {name}"))
-    _opened[array.name] = opened.store  # type: ignore[assignment]
-    return opened
+    pending = _opened.get(array.name)
+    if pending is None:
+        shape = tuple(int(side) for side in array.shape)
+        dtype = stored_dtype(array.dtype.newbyteorder("="), role, name)
+        pending = Pending(array, SharedMemory(shape, dtype, role, name), f"{role}: {name}")
+        _opened[array.name] = pending
+    mapped = pending.memory.mapped(name, pending.digest, named(dimensions, attributes, array.dtype))
+    return with_coordinates(mapped_array(mapped, pending), coordinates)
 
 
 def computed_on(client: Client, arrays: Iterable[StoredArray]) -> None:

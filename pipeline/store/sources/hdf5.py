@@ -19,6 +19,7 @@ import xxhash
 import zarr
 
 from tilewright.pipeline.errors import StoreError, TilewrightError
+from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import (
     ABSENT,
     Mapped,
@@ -27,6 +28,7 @@ from tilewright.pipeline.store.sources.mapped import (
     stored_dtype,
     unit_of,
 )
+from tilewright.pipeline.store.sources.memory import open_numpy
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MOST_USER_NBYTES = 2**20
@@ -75,9 +77,9 @@ def is_dataset(source: Any) -> bool:
     return kind.__module__.startswith("h5py.") and kind.__name__ == "Dataset"
 
 
-def open_variable(path: Path, variable: str | None, name: str, role: str) -> zarr.Array[Any] | Any:
-    """An array in a file: as an array of Zarr, or h5py's values of it, NumPy's array, where its bytes do not lie in
-    this file as they are.
+def open_variable(path: Path, variable: str | None, name: str, role: str) -> zarr.Array[Any]:
+    """An array in a file as an array of Zarr: of h5py's values in memory, where its bytes do not lie in this file as
+    they are.
 
     Raises StoreError where h5py is missing, the file has no array of that name, ``variable`` is None and it has not
     exactly one, or one has filters that are not read; DTypeError for one that holds no numbers.
@@ -92,7 +94,9 @@ def open_variable(path: Path, variable: str | None, name: str, role: str) -> zar
     try:
         with h5py.File(path, "r") as file:
             found = _found(file, variable, name, role)
-            return open_dataset(found, role, name if variable else f"{name}::{found.name}", path.absolute())
+            called = name if variable else f"{name}::{found.name}"
+            opened = open_dataset(found, role, called, path.absolute())
+            return read_dataset(found, role, called) if opened is None else opened
     except TilewrightError:  # some are of OSError too
         raise
     except OSError as error:
@@ -151,7 +155,7 @@ def _listed(file: Any) -> str:
 
 def open_dataset(
     dataset: Any, role: str, name: str | None = None, path: Path | None = None
-) -> zarr.Array[Any] | np.ndarray | None:
+) -> zarr.Array[Any] | None:
     """h5py's data set as an array of Zarr; None where its bytes lie in no local file as they are, so that only h5py
     gives its values. Raises as `open_variable`."""
     if not dataset:
@@ -166,21 +170,21 @@ def open_dataset(
     if file.mode != "r":
         file.flush()
     if dataset.is_virtual or dataset.external or not place.is_file() or dataset.size in (0, None):
-        return _values(dataset) if path is not None else None
+        return None
     mapped = _mapped(dataset, str(place), variable, name, role)
-    if mapped is None:
-        return _values(dataset) if path is not None else None
-    return mapped_array(mapped)
+    return None if mapped is None else with_coordinates(mapped_array(mapped), _coordinates(dataset))
 
 
-def _values(dataset: Any) -> np.ndarray:
-    found: np.ndarray = dataset[...]
-    return found
+def read_dataset(dataset: Any, role: str, name: str) -> zarr.Array[Any]:
+    """h5py's values of a data set in memory, as an array of Zarr. Raises as `memory.open_numpy`."""
+    return open_numpy(
+        dataset[...], role, name, _dimensions(dataset), _attributes(dataset), _coordinates(dataset)
+    )
 
 
 def _mapped(dataset: Any, path: str, variable: str, name: str, role: str) -> Mapped | None:
     dtype = stored_dtype(dataset.dtype, role, name)
-    attributes = named(_dimensions(dataset), _attributes(dataset))
+    attributes = named(_dimensions(dataset), _attributes(dataset), dataset.dtype)
     fill = dataset.fillvalue
     if dataset.chunks is None:
         offset = dataset.id.get_offset()
@@ -296,6 +300,25 @@ def _dimensions(dataset: Any) -> list[str | None]:
         scale = dimension[0].name if len(dimension) else None
         names.append(scale.rsplit("/", 1)[-1] if scale else dimension.label or None)
     return names
+
+
+def _coordinates(dataset: Any) -> dict[str, Coordinates]:
+    """The scales of its dimensions, by the names that `_dimensions` gives them, wherever in the file they lie; of a
+    dimension with a label alone what has that name in the same group."""
+    found = {}
+    for dimension, side in zip(dataset.dims, dataset.shape or (), strict=False):
+        scale = dimension[0] if len(dimension) else dataset.parent.get(dimension.label or "")
+        if getattr(scale, "shape", None) != (side,) or not scale.name or _is_bare_dimension(scale):
+            continue
+        values = scale.asstr()[...] if _is_text(scale) else scale[...]
+        found[scale.name.rsplit("/", 1)[-1]] = Coordinates(values, _attributes(scale))
+    return found
+
+
+def _is_text(dataset: Any) -> bool:
+    import h5py
+
+    return h5py.check_string_dtype(dataset.dtype) is not None
 
 
 def _attributes(dataset: Any) -> dict[str, Any]:

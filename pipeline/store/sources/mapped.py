@@ -299,9 +299,18 @@ def unit_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(sides))
 
 
-def named(dimensions: Sequence[Any] | None, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """An array's attributes, with the names of its dimensions as xarray keeps them in format 2."""
+BOOL = {"dtype": "bool"}
+"""The attribute by which xarray tells that integers are bool, where a format has none."""
+
+
+def named(
+    dimensions: Sequence[Any] | None, attributes: Mapping[str, Any] | None = None, dtype: Any = None
+) -> dict[str, Any]:
+    """An array's attributes, with the names of its dimensions as xarray keeps them in format 2. dtype: as it was given;
+    bool, which is read as bytes, is told by `BOOL`."""
     found = dict(attributes or {})
+    if dtype is not None and np.dtype(dtype).kind == "b":
+        found |= BOOL
     if dimensions and all(isinstance(name, str) for name in dimensions):
         found[DIMENSIONS] = list(dimensions)
     return found

@@ -22,9 +22,9 @@ import zarr
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import DTypeError, StoreError
 from tilewright.pipeline.store.region import chunks_in
+from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import (
     Mapped,
-    MappedStore,
     mapped_array,
     named,
     sight_of,
@@ -34,9 +34,6 @@ from tilewright.pipeline.store.sources.mapped import (
 
 COPIED_NBYTES = 4 * 2**20
 """Bytes that are copied at a time."""
-
-_held: WeakValueDictionary[tuple[str, tuple[int, ...], str], MappedStore] = WeakValueDictionary()
-"""What lies in memory now, by digest, shape and dtype: the same numbers lie there once, and are one array."""
 
 
 class SharedMemory:
@@ -101,12 +98,17 @@ class SharedMemory:
         self.close()
 
 
+_held: WeakValueDictionary[tuple[str, tuple[int, ...], str], SharedMemory] = WeakValueDictionary()
+"""What lies in memory now, by digest, shape and dtype: the same numbers lie there once, and are one array."""
+
+
 def open_numpy(
     array: np.ndarray,
     role: str,
     name: str | None = None,
     dimensions: Any = None,
     attributes: Mapping[str, Any] | None = None,
+    coordinates: Mapping[str, Coordinates] | None = None,
 ) -> zarr.Array[Any]:
     """An array in memory, or of a mapped file, as an array of Zarr.
 
@@ -133,23 +135,19 @@ def open_numpy(
         )
     dtype = stored_dtype(array.dtype, role, name)
     array = np.asarray(array) if type(array) is not np.memmap else array
-    facts = named(dimensions, attributes)
+    facts = named(dimensions, attributes, array.dtype)
     if (file := _file_of(array)) is not None:
         path, offset, column_major = file
-        return mapped_array(
+        opened = mapped_array(
             Mapped(path, path, array.shape, dtype, unit_of(array.shape), offset, column_major=column_major,
                    variable=f"at {offset}", attributes=facts)
         )  # fmt: skip
+        return with_coordinates(opened, coordinates)
     held = SharedMemory(array.shape, dtype, role, name)
     held.write([slice(0, side) for side in array.shape], array)
     digest = held.digest()
-    key = digest, array.shape, dtype.str
-    store = _held.get(key)
-    if store is not None and store.mapped.attributes == facts:
-        return zarr.open_array(store, mode="r", zarr_format=2)
-    opened = mapped_array(held.mapped(name, digest, facts), held)
-    _held[key] = opened.store  # type: ignore[assignment]
-    return opened
+    held = _held.setdefault((digest, array.shape, dtype.str), held)
+    return with_coordinates(mapped_array(held.mapped(name, digest, facts), held), coordinates)
 
 
 def _holds_rows(array: np.ndarray) -> bool:

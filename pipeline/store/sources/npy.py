@@ -11,7 +11,7 @@ import zarr
 from numpy.lib import format as npy_format
 
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store.sources.mapped import Mapped, mapped_array, stored_dtype, unit_of
+from tilewright.pipeline.store.sources.mapped import Mapped, mapped_array, named, stored_dtype, unit_of
 from tilewright.pipeline.transfer.files import first_bytes
 
 MAGIC = b"\x93NUMPY"
@@ -46,6 +46,13 @@ def open_npy(path: Path, name: str, role: str) -> zarr.Array[Any]:
         )
     return mapped_array(
         Mapped(
-            str(path.absolute()), name, tuple(shape), found, unit_of(shape), offset, column_major=column_major
+            str(path.absolute()),
+            name,
+            tuple(shape),
+            found,
+            unit_of(shape),
+            offset,
+            column_major=column_major,
+            attributes=named(None, None, dtype),
         )
     )

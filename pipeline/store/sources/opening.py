@@ -13,7 +13,9 @@ from zarr import AsyncArray
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
+from tilewright.pipeline.store.sources.beside import coordinates_with, with_coordinates
 from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
+from tilewright.pipeline.store.sources.mapped import BOOL
 from tilewright.pipeline.store.sources.memory import free_nbytes, open_numpy
 from tilewright.pipeline.store.sources.npy import is_npy, open_npy
 from tilewright.pipeline.transfer.files import first_bytes
@@ -64,24 +66,28 @@ def open_given(source: Any, role: str, *, cuts: bool = False) -> tuple[zarr.Arra
         return open_numpy(source, role), None
     if hdf5.is_dataset(source):
         found = hdf5.open_dataset(source, role)
-        return (found, None) if isinstance(found, zarr.Array) else (_by_values(source, role), None)
+        if found is None:
+            _check_room(source, role)
+            found = hdf5.read_dataset(source, role, described(source))
+        return found, None
     if xarrays.is_data_array(source):
         place = xarrays.stored(source)
+        along = xarrays.coordinates(source, None if place is None or not cuts else place.cut)
         if place is not None and (cuts or place.cut is None):
             if place.array is not None:
-                return with_bytes_for_bool(place.array), place.cut
+                return with_coordinates(with_bytes_for_bool(place.array), along), place.cut
             if place.file is not None:
                 path, variable = place.file
                 array = hdf5.open_variable(path, variable, f"{path}::{variable}", role)
-                if isinstance(array, zarr.Array):
-                    return array, place.cut
+                return with_coordinates(array, along), place.cut
         variable = xarrays.variable_of(source)
         if place is None and type(variable._data).__module__.startswith("dask.array"):
             held = variable._data
-            return open_dask(held, role, xarrays.name_of(source), variable.dims, variable.attrs), None
+            named = xarrays.name_of(source)
+            return open_dask(held, role, named, variable.dims, variable.attrs, along), None
         _check_room(source, role)
         held = open_numpy(
-            xarrays.values(source), role, xarrays.name_of(source), variable.dims, variable.attrs
+            xarrays.values(source), role, xarrays.name_of(source), variable.dims, variable.attrs, along
         )
         return held, None
     if is_dask(source):
@@ -120,7 +126,7 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
     if is_npy(path):
         return open_npy(path, name, role)
     if hdf5.is_hdf5(path):
-        return _of_hdf5(path, None, name, role)
+        return hdf5.open_variable(path, None, name, role)
     if is_classic(path):
         raise StoreError(
             f"{role}: {name} is a file of NetCDF 3, which is not read here: open it with xarray"
@@ -148,16 +154,12 @@ def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
     path = Path(file)
     if parquet.is_parquet(path):
         return parquet.open_column(path, variable, name, role)
-    return _of_hdf5(path, variable, name, role) if hdf5.is_hdf5(path) else None
-
-
-def _of_hdf5(path: Path, variable: str | None, name: str, role: str) -> zarr.Array[Any]:
-    found = hdf5.open_variable(path, variable, name, role)
-    return found if isinstance(found, zarr.Array) else open_numpy(found, role, name)
+    return hdf5.open_variable(path, variable, name, role) if hdf5.is_hdf5(path) else None
 
 
 def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
-    """An array of bool as one of bytes, 0 and 1, which is how it is stored; any other as it is."""
+    """An array of bool as one of bytes, 0 and 1, which is how it is stored, and of which an attribute says so
+    (`BOOL`); any other as it is."""
     if array.dtype.kind != "b":
         return array
     inner, metadata = array.async_array, array.metadata
@@ -166,5 +168,12 @@ def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
         facts |= {"dtype": "|u1", "fill_value": None if array.fill_value is None else int(array.fill_value)}
     else:
         facts |= {"data_type": "uint8", "fill_value": int(array.fill_value)}
+    facts["attributes"] = {**array.attrs.asdict(), **BOOL}
     renamed: Any = type(metadata).from_dict(facts)
-    return zarr.Array(AsyncArray(metadata=renamed, store_path=inner.store_path, config=inner.config))
+    bytes_of = zarr.Array(AsyncArray(metadata=renamed, store_path=inner.store_path, config=inner.config))
+    return with_coordinates(bytes_of, coordinates_with(array))
+
+
+def holds_bool(array: zarr.Array[Any]) -> bool:
+    """Whether the bytes of an open array are bool: as `with_bytes_for_bool` has them, or xarray in NetCDF."""
+    return array.dtype.str[1:] in ("i1", "u1") and array.attrs.asdict().items() >= BOOL.items()

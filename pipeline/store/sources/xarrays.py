@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import zarr
 
+from tilewright.pipeline.store.sources.beside import Coordinates
+
 WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray", "ImplicitToExplicitIndexingAdapter")
 """Those that change nothing."""
 
@@ -88,6 +90,21 @@ def _cut(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int],
             return None
         found.append((start, max(start, stop)))
     return tuple(found)
+
+
+def coordinates(source: Any, cut: tuple[tuple[int, int], ...] | None = None) -> dict[str, Coordinates] | None:
+    """The coordinates of a DataArray's dimensions, as many as these are long; None of a Variable, which has none.
+
+    cut: what it is of the array that is read in its place, as `Stored` has it."""
+    held = getattr(source, "coords", None)
+    if held is None:
+        return None
+    firsts = [0] * source.ndim if cut is None else [first for first, _ in cut]
+    return {
+        str(name): Coordinates(np.asarray(held[name].values), dict(held[name].attrs), first)
+        for name, first in zip(source.dims, firsts, strict=True)
+        if name in held and held[name].dims == (name,)
+    }
 
 
 def values(source: Any) -> np.ndarray:

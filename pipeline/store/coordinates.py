@@ -1,0 +1,237 @@
+"""Coordinates of arrays: where they are, as Zarr stores them, and which ones the sides of a matrix have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore
+
+from tilewright.kernels.arguments import shown
+from tilewright.pipeline.store.arrays import UNREADABLE, name_of, place_of
+from tilewright.pipeline.store.attributes import (
+    DIMENSIONS,
+    FLATTENED,
+    MASKS,
+    dimension_names,
+    flattened_sides,
+    made_of,
+    product_names,
+)
+from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.sources.beside import Coordinates, coordinates_with
+
+LEFT_BEHIND = (
+    DIMENSIONS,
+    *MASKS,
+    "scale_factor",
+    "add_offset",
+    "bounds",
+    "climatology",
+    "coordinates",
+    "dtype",
+)
+"""Attributes that do not go along: those by which stored numbers are decoded, which is done here, and those that name
+other arrays."""
+
+EPOCH = "1970-01-01"
+STEPS = {"days": "D", "hours": "h", "minutes": "m", "seconds": "s", "milliseconds": "ms", "microseconds": "us",
+         "nanoseconds": "ns"}  # fmt: skip
+"""By CF's names of units of time, the longest first, NumPy's."""
+FINEST = "nanoseconds"
+
+
+def along_axis(array: zarr.Array[Any], axis: int) -> Coordinates | None:
+    """The coordinates of an axis of a stored array, one for each place: those that it has brought along, else the
+    vector of the dimension's name and length in its group, in local files. None where there are none."""
+    name, length = dimension_names(array)[axis], int(array.shape[axis])
+    if name is None:
+        return None
+    carried = coordinates_with(array)
+    found = _beside(array, name) if carried is None else carried.get(name)
+    if found is None:
+        return None
+    values, attributes = _as_zarr_has(*found[:2])
+    if carried is not None and len(values) < length:  # some of its places are read
+        values = _padded(values, found.first, length)
+    return Coordinates(values, attributes) if values.shape == (length,) else None
+
+
+def _padded(values: np.ndarray, first: int, length: int) -> np.ndarray:
+    """Coordinates of some places of an axis as those of all, where others are never looked at."""
+    if values.ndim != 1 or first + len(values) > length:
+        return values
+    whole = np.zeros(length, values.dtype)
+    whole[first : first + len(values)] = values
+    return whole
+
+
+def _beside(array: zarr.Array[Any], name: str) -> Coordinates | None:
+    if not isinstance(array.store, LocalStore):
+        return None
+    try:
+        found = zarr.open_array(Path(place_of(array)).parent / name, mode="r")
+        return Coordinates(np.asarray(found[:]), found.attrs.asdict()) if found.ndim == 1 else None
+    except (OSError, BaseZarrError, *UNREADABLE):
+        return None
+
+
+def _as_zarr_has(values: np.ndarray, attributes: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+    """Coordinates as numbers or text, and what is said of them, for JSON: packed ones unpacked, times counted from a
+    date in CF's words. Other objects stay what they are, which Zarr does not store."""
+    values = np.asarray(values)
+    scale, offset = (attributes.get(name) for name in ("scale_factor", "add_offset"))
+    if values.dtype.kind in "iuf" and (scale is not None or offset is not None):
+        with suppress(TypeError, ValueError):  # what should be numbers is none
+            values = values * float(1 if scale is None else scale) + float(0 if offset is None else offset)
+    said = {
+        str(name): json.loads(json.dumps(one, default=_plain))
+        for name, one in attributes.items()
+        if name not in LEFT_BEHIND and not (isinstance(one, float | np.floating) and one != one)
+    }
+    if values.dtype.kind in "mM":
+        values, times = _counted(values)
+        said |= times
+    elif values.dtype.kind in "STO":
+        values = _as_text(values)
+    elif values.dtype.kind in "iufc":
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return values, said
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _counted(values: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:
+    """Times, or spans of time, in the longest unit of which all are whole numbers; those with one that is not a time
+    stay what they are."""
+    if np.isnat(values).any():
+        return values.astype(object), {}
+    kind = values.dtype.kind
+    unit = next(
+        unit for unit, step in STEPS.items()
+        if unit == FINEST or (values.astype(f"{kind}8[{step}]") == values).all()
+    )  # fmt: skip
+    counts = values.astype(f"{kind}8[{STEPS[unit]}]").astype(np.int64)
+    if kind == "m":
+        return counts, {"units": unit}
+    return counts, {"units": f"{unit} since {EPOCH}", "calendar": "proleptic_gregorian"}
+
+
+def _as_text(values: np.ndarray) -> np.ndarray:
+    """Text of any kind of NumPy's as its own of a fixed width; other objects as they are."""
+    found = values.tolist()
+    try:
+        texts = [one.decode() if isinstance(one, bytes) else one for one in found]
+    except UnicodeDecodeError:
+        return values
+    if values.ndim != 1 or not all(isinstance(one, str) for one in texts):
+        return values.astype(object)
+    return np.array(texts, dtype=np.str_)
+
+
+def is_stored(values: np.ndarray) -> bool:
+    """Whether Zarr stores such coordinates."""
+    return values.dtype.kind != "O"
+
+
+def for_zarr(values: np.ndarray) -> np.ndarray:
+    """Coordinates as they are given to Zarr: text in NumPy's strings of variable width, where it has these, since
+    format 3 does not define those of a fixed width."""
+    if values.dtype.kind == "U" and hasattr(np.dtypes, "StringDType"):
+        return values.astype(np.dtypes.StringDType())
+    return values
+
+
+def of_sides(array: StoredArray, side: int) -> dict[str, Coordinates]:
+    """By name, the coordinates of each axis that a side of a matrix is made of, one for each place of the axis."""
+    base, names = base_of(array), dimension_names(base_of(array))
+    return {
+        str(names[axis]): found
+        for axis in axes_of(array, side)
+        if (found := along_axis(base, axis)) is not None
+    }
+
+
+def axes_of(array: StoredArray, side: int) -> tuple[int, ...]:
+    """The axes of the stored array that a side of a matrix is made of."""
+    view = unmasked(array)
+    return (view.rows, view.columns)[side] if isinstance(view, Flattened) else (side,)
+
+
+def along_side(array: StoredArray, side: int) -> dict[str, Coordinates]:
+    """By name, the coordinates of each axis that a side of a matrix is made of, as many as the side is long: those that
+    Zarr stores."""
+    base, axes = base_of(array), axes_of(array, side)
+    names, shape = dimension_names(base), tuple(base.shape[axis] for axis in axes)
+    first, last = _span(array, side, int(np.prod(shape, dtype=int)))
+    found = {}
+    for number, axis in enumerate(axes):
+        one = along_axis(base, axis)
+        if one is None or not is_stored(one.values):
+            continue
+        ahead, behind = (int(np.prod(some, dtype=int)) for some in (shape[:number], shape[number + 1 :]))
+        along = np.tile(np.repeat(one.values, behind), ahead)
+        found[str(names[axis])] = Coordinates(along[first:last], one.attributes)
+    return found
+
+
+def of_side(array: StoredArray, side: int) -> Coordinates | None:
+    """The coordinates of a side that is one axis of a stored array, and that Zarr stores; None where there are none."""
+    axes = axes_of(array, side)
+    found = along_axis(base_of(array), axes[0]) if len(axes) == 1 else None
+    if found is None or not is_stored(found.values):
+        return None
+    first, last = _span(array, side, len(found.values))
+    return Coordinates(found.values[first:last], found.attributes)
+
+
+def _span(array: StoredArray, side: int, length: int) -> tuple[int, int]:
+    return (array.rows, array.columns)[side] if isinstance(array, Section) else (0, length)
+
+
+def made_with_coordinates(array: StoredArray, side: int) -> dict[str, Any] | None:
+    """As `attributes.made_of`, with the coordinates of each axis, by its name, and what is said of them."""
+    made = made_of(array, side)
+    if made is None:
+        return None
+    found = {name: one for name, one in of_sides(array, side).items() if is_stored(one.values)}
+    return made | {
+        "coordinates": {name: one.values.tolist() for name, one in found.items()},
+        "attributes": {name: dict(one.attributes) for name, one in found.items() if one.attributes},
+    }
+
+
+def flattened_with_coordinates(
+    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> dict[str, Any] | None:
+    """As `attributes.flattened_sides`, with the coordinates of the axes."""
+    made = flattened_sides(a, b, transpose_a, transpose_b)
+    if made is None:
+        return None
+    names = product_names(a, b, transpose_a, transpose_b) or ()
+    sides = zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=True)
+    return {FLATTENED: {name: made_with_coordinates(*one) for name, one in sides if name in made[FLATTENED]}}
+
+
+def left_behind(*sides: tuple[StoredArray, int]) -> list[str]:
+    """A sentence for each vector of coordinates along these sides that Zarr does not store."""
+    told = {}
+    for array, side in sides:
+        for name, one in of_sides(array, side).items():
+            if not is_stored(one.values):
+                odd = next((each for each in one.values.tolist() if not isinstance(each, str)), None)
+                told[name_of(array), name] = (
+                    f"the coordinates {name} of {name_of(array)} hold {shown(odd)}, which is neither a number, a time"
+                    " nor a text, and are left out of the result; give others (assign_coords) to have them there"
+                )
+    return list(told.values())
