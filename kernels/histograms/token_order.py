@@ -6,12 +6,21 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
-from tilewright.kernels.cpu.vectors import load_byte, load_word, store_byte, store_word, swapped
+from tilewright.kernels.cpu.vectors import (
+    load_byte,
+    load_word,
+    prefetch,
+    store_byte,
+    store_word,
+    swapped,
+)
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import CODE_BITS
 
 INSERTED = 12
 """Runs of so few tokens are sorted by insertion."""
+AHEAD = 8
+"""Tokens whose bytes are fetched from memory while others are written."""
 STEP = 8
 """Bytes of tokens that are compared and copied at a time."""
 
@@ -235,6 +244,8 @@ def _gather(data, nbytes, starts, lengths, counts, order, to_data, to_offsets, t
     place = 0
     to = to_data.ctypes.data
     for number in range(len(order)):
+        if number + AHEAD < len(order):
+            prefetch(data + starts[order[number + AHEAD]])
         token = order[number]
         start = starts[token]
         n = lengths[token]
@@ -390,35 +401,44 @@ def rising(data, offsets, first):  # type: ignore[no-untyped-def]
 
 @kept
 @njit(nogil=True)
-def ngram_texts(keys, n, bits, data, starts, lengths, joined, out, offsets):  # type: ignore[no-untyped-def]
+def ngram_texts(low, high, n, bits, data, starts, lengths, joined, out, offsets):  # type: ignore[no-untyped-def]
     """Write n-grams as text into ``out``, and where each ends into ``offsets``, if ``out`` has a length; returns how
     many bytes they take.
 
-    The unit of number u is ``data[starts[u]:starts[u] + lengths[u]]`` where there are starts, else the code point u in
-    UTF-8, or for 8 bits the byte u. ``joined`` puts a blank between units.
+    Keys are the numbers of n units, of ``bits`` bits each: 64 bits of it in ``low``, the others in ``high``, which may
+    have no length. The unit of number u is ``data[starts[u]:starts[u] + lengths[u]]`` where there are starts, else the
+    code point u in UTF-8, or for 8 bits the byte u. ``joined`` puts a blank between units.
     """
     place = 0
     write = len(out) > 0
+    wide = len(high) > 0
     unit_mask = (uint64(1) << uint64(bits)) - uint64(1)
-    for entry in range(len(keys)):
+    words = data.ctypes.data
+    to = out.ctypes.data
+    for entry in range(len(low)):
+        k0 = low[entry]
+        k1 = high[entry] if wide else uint64(0)
         for k in range(n):
-            low = bits * (n - 1 - k)
-            if low >= 64:
-                unit = keys[entry, 1] >> uint64(low - 64)
+            shift = bits * (n - 1 - k)
+            if shift >= 64:
+                unit = k1 >> uint64(shift - 64)
             else:
-                unit = keys[entry, 0] >> uint64(low)
-                if low + bits > 64:
-                    unit |= keys[entry, 1] << uint64(64 - low)
+                unit = k0 >> uint64(shift)
+                if shift + bits > 64:
+                    unit |= k1 << uint64(64 - shift)
             u = np.int64(unit & unit_mask)
             if len(starts):
                 if joined and k:
                     if write:
                         out[place] = 0x20
                     place += 1
+                length = lengths[u]
                 if write:
-                    for byte in range(lengths[u]):
-                        out[place + byte] = data[starts[u] + byte]
-                place += lengths[u]
+                    start = starts[u]
+                    _copy(
+                        to + place, words + start, length, min(len(data) - start, len(out) - place) - length
+                    )
+                place += length
             elif bits < CODE_BITS or u < 0x80:
                 if write:
                     out[place] = u

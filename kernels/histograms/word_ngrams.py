@@ -1,0 +1,121 @@
+"""N-grams of words counted by sorting: words are numbered in the order of their bytes, so that n-grams of numbers are
+in the order of theirs.
+
+Where half of the n-grams are new ones, a table of them outgrows the cache, and would have to be sorted in the end.
+Sorting all that occur takes less, and their texts are written one behind the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.histograms.radix import sort_keys, sort_pairs
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.token_order import in_order, ngram_texts
+
+NO_WORD = 0xFFFFFFFF
+"""Among numbers of words: a document ends here."""
+BLANK = 0x20
+
+
+@kept
+@njit(nogil=True)
+def _keys_of(words, ranks, n, bits, low, high):  # type: ignore[no-untyped-def]
+    """Write the keys of all n-grams: 64 low bits, and the others into ``high`` if it has a length. Returns how many."""
+    k0 = uint64(0)
+    k1 = uint64(0)
+    width = n * bits
+    one = uint64(1)
+    mask_0 = ~uint64(0)
+    mask_1 = uint64(0)
+    if width < 64:
+        mask_0 = (one << uint64(width)) - one
+    elif width > 64:
+        mask_1 = (one << uint64(width - 64)) - one
+    have = 0
+    keys = 0
+    for place in range(len(words)):
+        word = words[place]
+        if word == NO_WORD:
+            have = 0
+            continue
+        k1 = (k1 << uint64(bits) | k0 >> uint64(64 - bits)) & mask_1
+        k0 = (k0 << uint64(bits) | uint64(ranks[word])) & mask_0
+        have += 1
+        if have >= n:
+            low[keys] = k0
+            if len(high):
+                high[keys] = k1
+            keys += 1
+    return keys
+
+
+@kept
+@njit(nogil=True)
+def _run_lengths(low, high, counts):  # type: ignore[no-untyped-def]
+    """Keep one of equal keys, which are neighbours, and write how many there were. Returns how many are kept."""
+    last = -1
+    wide = len(high) > 0
+    for place in range(len(low)):
+        if last >= 0 and low[last] == low[place] and (not wide or high[last] == high[place]):
+            counts[last] += 1
+        else:
+            last += 1
+            low[last] = low[place]
+            if wide:
+                high[last] = high[place]
+            counts[last] = 1
+    return last + 1
+
+
+def count_word_ngrams(
+    words: np.ndarray, n: int, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> tuple[Tokens, np.ndarray]:
+    """The n-grams of words as a list in order, and their counts, int64.
+
+    words: uint32, their numbers in the order of the text, `NO_WORD` between documents; word w is
+    ``data[starts[w]:starts[w] + lengths[w]]``, and two may be the same. n-grams of their ranks have at most 128 bits.
+    """
+    known, _, ranks = in_order(data, starts, lengths, np.zeros(len(starts), np.int64))
+    bits = max(1, (len(known) - 1).bit_length())
+    low = np.empty(len(words), np.uint64)
+    high = np.empty(len(words) if n * bits > 64 else 0, np.uint64)
+    used = _keys_of(words, ranks.astype(np.uint32), n, bits, low, high)
+    low = low[:used]
+    if len(high):
+        low, high = sort_pairs(low, high[:used], 64)
+        high, low = sort_pairs(high, low, n * bits - 64)
+    else:
+        low = sort_keys(low, n * bits)
+    counts = np.empty(used, np.int64)
+    used = _run_lengths(low, high, counts)
+    counts = counts[:used].copy()
+    tokens = ngram_texts_of(
+        low[:used], high[:used], n, bits, known.data, known.offsets[:-1], np.diff(known.offsets), joined=True
+    )
+    if known.data.size and int(known.data.min()) <= BLANK:
+        # Folding has put a blank into a word: n-grams may be out of order, and two may read the same.
+        tokens, counts, _ = in_order(tokens.data, tokens.offsets[:-1], np.diff(tokens.offsets), counts)
+    return tokens, counts
+
+
+def ngram_texts_of(
+    low: np.ndarray,
+    high: np.ndarray,
+    n: int,
+    bits: int,
+    data: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    joined: bool,
+) -> Tokens:
+    """The n-grams whose keys these are; ``high`` may have no length, where all is 0."""
+    given = (low, high, n, bits, data, starts, lengths, joined)
+    offsets = np.zeros(len(low) + 1, np.int64)
+    texts = np.empty(ngram_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
+    if len(texts):
+        ngram_texts(*given, texts, offsets)
+    return Tokens(texts, offsets)
