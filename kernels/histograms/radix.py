@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.numbers import ceil_div
 
 DIGIT_BITS = 9
 """Places that are written to at the same time, 2 to the power of: a line of each fits the first cache."""
@@ -84,15 +85,16 @@ def _sort_pairs(keys, values, other, other_values, passes):  # type: ignore[no-u
     return moved
 
 
-def sort_keys(keys: np.ndarray, bits: int) -> np.ndarray:
-    """Keys, uint64, of so many bits, in order; the array itself may be overwritten."""
+def sort_keys(keys: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys, uint64, of so many bits, in order; they may lie where they were, or in another array. Returns that with
+    them, and the one whose contents are of no use any more."""
     other = np.empty_like(keys)
-    return other if _sort_keys(keys, other, -(-bits // DIGIT_BITS)) else keys
+    moved = _sort_keys(keys, other, ceil_div(bits, DIGIT_BITS))
+    return (other, keys) if moved else (keys, other)
 
 
 def sort_pairs(keys: np.ndarray, values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys, as above, and the values, uint64, beside them: those of equal keys keep their order."""
     other, other_values = np.empty_like(keys), np.empty_like(values)
-    if _sort_pairs(keys, values, other, other_values, -(-bits // DIGIT_BITS)):
-        return other, other_values
-    return keys, values
+    moved = _sort_pairs(keys, values, other, other_values, ceil_div(bits, DIGIT_BITS))
+    return (other, other_values) if moved else (keys, values)

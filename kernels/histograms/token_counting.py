@@ -32,10 +32,10 @@ from tilewright.kernels.histograms.scanning import (
 )
 from tilewright.kernels.histograms.token_kinds import MOST_N, TokenKind, word_table
 from tilewright.kernels.histograms.token_lists import Tokens
-from tilewright.kernels.histograms.token_order import in_order, merged, packed
+from tilewright.kernels.histograms.token_order import in_order, merged, ngram_texts_of, packed
 from tilewright.kernels.histograms.token_table import Table
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
-from tilewright.kernels.histograms.word_ngrams import NO_WORD, count_word_ngrams, ngram_texts_of
+from tilewright.kernels.histograms.word_ngrams import NO_WORD, count_word_ngrams
 
 UNIT_BITS = {"byte": 8, "character": CODE_BITS, "word": 25}
 """Bits of a unit's number in the key of an n-gram."""

@@ -57,8 +57,8 @@ def _compare(lo_a, a, n, lo_b, b, m):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _copy(to, start, n, spare):  # type: ignore[no-untyped-def]
-    """Copy n bytes. ``spare``: so many more may be read behind them, and written."""
+def copy_bytes(to, start, n, spare):  # type: ignore[no-untyped-def]
+    """Copy n bytes from one address to another. ``spare``: so many more may be read behind them, and written."""
     if spare >= STEP:
         for k in range(0, n, STEP):
             store_word(to + k, load_word(start + k))
@@ -255,7 +255,7 @@ def _gather(data, nbytes, starts, lengths, counts, order, to_data, to_offsets, t
                 to_counts[tokens - 1] += counts[token]
                 rank[token] = tokens - 1
                 continue
-        _copy(to + place, data + start, n, min(nbytes - start, len(to_data) - place) - n)
+        copy_bytes(to + place, data + start, n, min(nbytes - start, len(to_data) - place) - n)
         place += n
         to_counts[tokens] = counts[token]
         rank[token] = tokens
@@ -290,7 +290,7 @@ def _pack(data, nbytes, starts, lengths, to_data, to_offsets):  # type: ignore[n
     to = to_data.ctypes.data
     for token in range(len(starts)):
         n = lengths[token]
-        _copy(to + place, data + starts[token], n, min(nbytes - starts[token], len(to_data) - place) - n)
+        copy_bytes(to + place, data + starts[token], n, min(nbytes - starts[token], len(to_data) - place) - n)
         place += n
         to_offsets[token + 1] = place
 
@@ -342,7 +342,9 @@ def merge_lists(  # type: ignore[no-untyped-def]
         n = np.int64(0)
         if which <= 0:
             n = a_offsets[i + 1] - a_offsets[i]
-            _copy(to + place, lo_a + a_offsets[i], n, min(len(a) - a_offsets[i], len(to_data) - place) - n)
+            copy_bytes(
+                to + place, lo_a + a_offsets[i], n, min(len(a) - a_offsets[i], len(to_data) - place) - n
+            )
             count = a_counts[i]
             i += 1
             if i < len(a_counts):
@@ -350,7 +352,7 @@ def merge_lists(  # type: ignore[no-untyped-def]
         if which >= 0:
             if which > 0:
                 n = b_offsets[j + 1] - b_offsets[j]
-                _copy(
+                copy_bytes(
                     to + place, lo_b + b_offsets[j], n, min(len(b) - b_offsets[j], len(to_data) - place) - n
                 )
             count += b_counts[j]
@@ -435,7 +437,7 @@ def ngram_texts(low, high, n, bits, data, starts, lengths, joined, out, offsets)
                 length = lengths[u]
                 if write:
                     start = starts[u]
-                    _copy(
+                    copy_bytes(
                         to + place, words + start, length, min(len(data) - start, len(out) - place) - length
                     )
                 place += length
@@ -464,3 +466,23 @@ def ngram_texts(low, high, n, bits, data, starts, lengths, joined, out, offsets)
         if write:
             offsets[entry + 1] = place
     return place
+
+
+def ngram_texts_of(
+    low: np.ndarray,
+    high: np.ndarray,
+    n: int,
+    bits: int,
+    data: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    joined: bool,
+) -> Tokens:
+    """The n-grams whose keys these are; ``high`` may have no length, where all is 0."""
+    given = (low, high, n, bits, data, starts, lengths, joined)
+    offsets = np.zeros(len(low) + 1, np.int64)
+    texts = np.empty(ngram_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
+    if len(texts):
+        ngram_texts(*given, texts, offsets)
+    return Tokens(texts, offsets)

@@ -13,7 +13,7 @@ from numba import njit, uint64
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.histograms.radix import sort_keys, sort_pairs
 from tilewright.kernels.histograms.token_lists import Tokens
-from tilewright.kernels.histograms.token_order import in_order, ngram_texts
+from tilewright.kernels.histograms.token_order import copy_bytes, in_order
 
 NO_WORD = 0xFFFFFFFF
 """Among numbers of words: a document ends here."""
@@ -70,6 +70,69 @@ def _run_lengths(low, high, counts):  # type: ignore[no-untyped-def]
     return last + 1
 
 
+@kept
+@njit(nogil=True)
+def _texts(low, high, n, bits, data, edges, out, offsets):  # type: ignore[no-untyped-def]
+    """As `token_order.ngram_texts`, of words ``data[edges[w]:edges[w + 1]]``, with a blank between two. Of keys in
+    order, neighbours mostly begin alike: what they have in common is copied from the one before."""
+    write = len(out) > 0
+    wide = len(high) > 0
+    one = uint64(1)
+    unit_mask = (one << uint64(bits)) - one
+    begin_mask = ~unit_mask
+    words = data.ctypes.data
+    to = out.ctypes.data
+    place = np.int64(0)
+    begin = np.int64(0)  # bytes of the first n - 1 words, with the blanks behind them
+    for entry in range(len(low)):
+        k0 = low[entry]
+        k1 = high[entry] if wide else uint64(0)
+        if entry and (k0 ^ low[entry - 1]) & begin_mask == 0 and (not wide or k1 == high[entry - 1]):
+            if write:
+                start = offsets[entry - 1]
+                copy_bytes(to + place, to + start, begin, min(place - start, len(out) - place) - begin)
+        else:
+            begin = np.int64(0)
+            for k in range(n - 1):
+                shift = bits * (n - 1 - k)
+                if shift >= 64:
+                    unit = k1 >> uint64(shift - 64)
+                else:
+                    unit = k0 >> uint64(shift)
+                    if shift + bits > 64:
+                        unit |= k1 << uint64(64 - shift)
+                word = np.int64(unit & unit_mask)
+                start = edges[word]
+                length = edges[word + 1] - start
+                if write:
+                    here = place + begin
+                    copy_bytes(
+                        to + here, words + start, length, min(len(data) - start, len(out) - here) - length
+                    )
+                    out[here + length] = BLANK
+                begin += length + 1
+        word = np.int64(k0 & unit_mask)
+        start = edges[word]
+        length = edges[word + 1] - start
+        place += begin
+        if write:
+            copy_bytes(to + place, words + start, length, min(len(data) - start, len(out) - place) - length)
+        place += length
+        if write:
+            offsets[entry + 1] = place
+    return place
+
+
+def _texts_of(low: np.ndarray, high: np.ndarray, n: int, bits: int, words: Tokens) -> Tokens:
+    """The n-grams whose keys these are, in order, as a list."""
+    given = (low, high, n, bits, words.data, words.offsets)
+    offsets = np.zeros(len(low) + 1, np.int64)
+    texts = np.empty(_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
+    if len(texts):
+        _texts(*given, texts, offsets)
+    return Tokens(texts, offsets)
+
+
 def count_word_ngrams(
     words: np.ndarray, n: int, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> tuple[Tokens, np.ndarray]:
@@ -87,35 +150,14 @@ def count_word_ngrams(
     if len(high):
         low, high = sort_pairs(low, high[:used], 64)
         high, low = sort_pairs(high, low, n * bits - 64)
+        counts = np.empty(used, np.int64)
     else:
-        low = sort_keys(low, n * bits)
-    counts = np.empty(used, np.int64)
+        low, spare = sort_keys(low, n * bits)
+        counts = spare.view(np.int64)
     used = _run_lengths(low, high, counts)
     counts = counts[:used].copy()
-    tokens = ngram_texts_of(
-        low[:used], high[:used], n, bits, known.data, known.offsets[:-1], np.diff(known.offsets), joined=True
-    )
+    tokens = _texts_of(low[:used], high[:used], n, bits, known)
     if known.data.size and int(known.data.min()) <= BLANK:
         # Folding has put a blank into a word: n-grams may be out of order, and two may read the same.
         tokens, counts, _ = in_order(tokens.data, tokens.offsets[:-1], np.diff(tokens.offsets), counts)
     return tokens, counts
-
-
-def ngram_texts_of(
-    low: np.ndarray,
-    high: np.ndarray,
-    n: int,
-    bits: int,
-    data: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    joined: bool,
-) -> Tokens:
-    """The n-grams whose keys these are; ``high`` may have no length, where all is 0."""
-    given = (low, high, n, bits, data, starts, lengths, joined)
-    offsets = np.zeros(len(low) + 1, np.int64)
-    texts = np.empty(ngram_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
-    if len(texts):
-        ngram_texts(*given, texts, offsets)
-    return Tokens(texts, offsets)
