@@ -126,7 +126,7 @@ def _sift(keys, order, first, at, last):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _heap_sort(keys, order, first, last):  # type: ignore[no-untyped-def]
+def heap_sort(keys, order, first, last):  # type: ignore[no-untyped-def]
     for at in range(first + (last - first) // 2 - 1, first - 1, -1):
         _sift(keys, order, first, at, last)
     for end in range(last - 1, first, -1):
@@ -156,7 +156,7 @@ def sort_by_keys(keys, order, first, last):  # type: ignore[no-untyped-def]
         depth = stack[used, 2]
         while last - first > INSERTED:
             if depth == 0:
-                _heap_sort(keys, order, first, last)
+                heap_sort(keys, order, first, last)
                 first = last
                 break
             depth -= 1
