@@ -48,6 +48,8 @@ PIECE_NBYTES = 32 << 20
 SLOW_NBYTES = 4 << 20
 """What peers count that take longer than a second for the rest."""
 SLOWEST_NBYTES = 1 << 18
+LEAST_NBYTES = 1 << 20
+"""Of a piece, of which there is one before anything is timed."""
 DOCUMENT_NBYTES = 4 << 10
 KINDS = (
     *("byte", "bigram", "codepoint", "word", "line"),
@@ -70,7 +72,8 @@ Count = Callable[[Path, Kind | TokenKind, int], int]
 def ours(path: Path, kind: Kind | TokenKind, nbytes: int, reading: Reading = USUAL) -> int:
     total = total_for(1, kind.bins if isinstance(kind, Kind) else None, per_document=False, allowed=2 << 30)
     done = 0
-    for piece in cut_pieces(list_corpus([path], reading=reading).documents, PIECE_NBYTES):
+    piece_nbytes = min(PIECE_NBYTES, max(nbytes, LEAST_NBYTES))
+    for piece in cut_pieces(list_corpus([path], reading=reading).documents, piece_nbytes):
         if done >= nbytes:
             break
         part, _ = count_piece(piece, kind, "cpu", False, PIECE_NBYTES, 1, reading=reading)
@@ -154,7 +157,7 @@ def peers_of(kind: Kind | TokenKind) -> dict[str, tuple[Count, int | None]]:
     found: dict[str, tuple[Count, int | None]] = {}
     unit, n = (kind.unit, kind.n) if isinstance(kind, TokenKind) else (kind.name, 1)
     if unit in ("byte", "bigram"):
-        found["NumPy"] = by_numpy, SLOW_NBYTES if n > 3 else None
+        found["NumPy"] = by_numpy, SLOW_NBYTES if n > 2 else None
     if unit != "bigram" and (unit, n) != ("byte", 1):
         found["Counter"] = by_counter, SLOW_NBYTES
     if unit in ("word", "line", "character") and find_spec("polars"):

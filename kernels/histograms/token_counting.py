@@ -310,7 +310,7 @@ class TokenCounter:
             return True
         if self._sorts and self._words is not None and self._words.used > MOST_NUMBERED:
             return True
-        return nbytes > MOST_TABLE_NBYTES
+        return nbytes >= MOST_TABLE_NBYTES
 
     def _scan(self, data: np.ndarray, at: int, limit: int, ends: bool) -> tuple[int, int]:
         unit = self._kind.unit
