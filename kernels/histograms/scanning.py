@@ -27,7 +27,7 @@ from tilewright.kernels.cpu.vectors import (
     word_mask,
 )
 from tilewright.kernels.histograms.host import character_at, whole_characters
-from tilewright.kernels.histograms.token_table import (
+from tilewright.kernels.histograms.tables.token_table import (
     BATCH,
     ENTRIES,
     SCRATCH,

@@ -15,7 +15,6 @@ from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.histograms.packed_table import PackedTable
 from tilewright.kernels.histograms.scanning import (
     DONE,
     FULL,
@@ -30,10 +29,11 @@ from tilewright.kernels.histograms.scanning import (
     step_at,
     word_end,
 )
+from tilewright.kernels.histograms.tables.packed_table import PackedTable
+from tilewright.kernels.histograms.tables.token_table import Table
 from tilewright.kernels.histograms.token_kinds import MOST_N, TokenKind, word_table
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_order import in_order, merged, ngram_texts_of, packed
-from tilewright.kernels.histograms.token_table import Table
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
 from tilewright.kernels.histograms.word_ngrams import NO_WORD, count_word_ngrams
 

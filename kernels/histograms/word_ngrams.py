@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
-from tilewright.kernels.histograms.radix import sort_keys, sort_pairs
+from tilewright.kernels.histograms.tables.radix import sort_keys, sort_pairs
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_order import copy_bytes, in_order
 

@@ -18,7 +18,7 @@ from tilewright.pipeline.room import Room
 from tilewright.pipeline.text.sparse_counts import SparseCounts, narrowest
 
 if TYPE_CHECKING:
-    from tilewright.kernels.histograms.token_table import Table
+    from tilewright.kernels.histograms.tables.token_table import Table
 
 MOST_BINS_OF_ARRAYS = 256
 """Kinds with more bins than this have sparse rows where each document has one."""
@@ -314,7 +314,7 @@ def _renumbered(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> tu
 
 
 def _new_table() -> Table:
-    from tilewright.kernels.histograms.token_table import (
+    from tilewright.kernels.histograms.tables.token_table import (
         Table,  # needs Numba, which few clients have a use for
     )
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from tests.kernels.histograms.naive_tokens import is_word, naive_tokens
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.histograms import packed_table, radix, token_counting, token_order
+from tilewright.kernels.histograms import token_counting, token_order
+from tilewright.kernels.histograms.tables import packed_table, radix
+from tilewright.kernels.histograms.tables.token_table import Table
 from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts
 from tilewright.kernels.histograms.token_kinds import MARGIN, TokenKind, any_kind_named, word_table
 from tilewright.kernels.histograms.token_order import in_order
-from tilewright.kernels.histograms.token_table import Table
 from tilewright.kernels.histograms.tokens import KINDS
 
 PLAIN = ["word", "line", *(f"ngram:{n}{unit}" for n in (2, 5) for unit in ("", ":character", ":byte"))]

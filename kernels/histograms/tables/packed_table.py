@@ -12,7 +12,7 @@ from numba import njit, uint32, uint64
 
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.cpu.vectors import prefetch
-from tilewright.kernels.histograms.radix import sort_pairs
+from tilewright.kernels.histograms.tables.radix import sort_pairs
 
 SLOT_NBYTES = 16
 FIRST_SLOTS = 1 << 12
