@@ -132,3 +132,29 @@ def trailing_zeros(typing: Any, mask: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), build
+
+
+@intrinsic
+def swapped(typing: Any, word: Any) -> Any:
+    """Eight bytes, uint64, in the opposite order."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bswap(arguments[0])
+
+    return types.uint64(types.uint64), build
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Have the line of the cache at an address fetched, which may be any: a hint, so that nothing waits or fails."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _place(builder, arguments[0], ir.IntType(8))
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        hint = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        # To be written, kept in all levels, data.
+        builder.call(hint, [place, *(ir.Constant(number, value) for value in (1, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), build

@@ -17,9 +17,9 @@ from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.cpu.vectors import load_word, store_byte, store_word
 from tilewright.kernels.duplicates.hashing import LOOPS
 from tilewright.kernels.histograms.scanning import DONE, FULL, scan_words
+from tilewright.kernels.histograms.tables.token_table import Table
 from tilewright.kernels.histograms.token_counting import as_counted
 from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
-from tilewright.kernels.histograms.token_table import Table
 
 SLACK = 8
 """Bytes that are copied at a time."""

@@ -17,9 +17,27 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
-from tilewright.kernels.cpu.vectors import LANES, break_mask, high_mask, load_byte, trailing_zeros, word_mask
+from tilewright.kernels.cpu.vectors import (
+    LANES,
+    break_mask,
+    high_mask,
+    load_byte,
+    load_int,
+    trailing_zeros,
+    word_mask,
+)
 from tilewright.kernels.histograms.host import character_at, whole_characters
-from tilewright.kernels.histograms.token_table import add_at, entry_of, key_entry
+from tilewright.kernels.histograms.tables.token_table import (
+    BATCH,
+    ENTRIES,
+    SCRATCH,
+    add_at,
+    begin_of,
+    count_batch,
+    fetch_key,
+    key_entry,
+    put_in_batch,
+)
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
 
 DONE, MORE, ROOM, FULL = range(4)
@@ -89,6 +107,19 @@ def _of_words(block, two, three, four, letters):  # type: ignore[no-untyped-def]
     return mask
 
 
+@njit(nogil=True)
+def _count(table, tokens, lo, end, units, m):  # type: ignore[no-untyped-def]
+    """Count the tokens of a batch, and put their entries into ``units`` from place m on where it has a length. Returns
+    how many had room, and the place behind the last unit."""
+    done = count_batch(table, tokens, lo, end)
+    if len(units):
+        entries = load_int(table + SCRATCH) + ENTRIES
+        for k in range(done):
+            units[m + k] = load_int(entries + 8 * k)
+        m += done
+    return done, m
+
+
 @kept
 @njit(nogil=True)
 def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[no-untyped-def]
@@ -103,6 +134,7 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
     start = i
     block = i
     following = i  # the first byte behind the last character that is not ASCII
+    waiting = 0  # words that are in the batch
     while block < hi and (inside or block < limit):
         size = hi - block
         if size >= LANES:
@@ -153,6 +185,9 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
             edges &= edges - uint64(1)
             if not inside:
                 if p >= limit:
+                    done, m = _count(table, waiting, lo, end, units, m)
+                    if done < waiting:
+                        return ROOM, begin_of(table, done), m
                     return DONE, p, m
                 start = p
                 inside = True
@@ -161,29 +196,30 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
                 p = block + trailing_zeros(edges)
                 edges &= edges - uint64(1)
             inside = False
-            if wanted and m == wanted:
-                return FULL, start, m
-            entry = entry_of(table, start, p - start, lo, end)
-            if entry < 0:
-                return ROOM, start, m
-            add_at(table, entry, 1)
-            if wanted:
-                units[m] = entry
-                m += 1
+            full = wanted and m + waiting >= wanted
+            if full or waiting == BATCH:
+                done, m = _count(table, waiting, lo, end, units, m)
+                if done < waiting:
+                    return ROOM, begin_of(table, done), m
+                if full:
+                    return FULL, start, m
+                waiting = 0
+            put_in_batch(table, waiting, start, p - start)
+            waiting += 1
         # A character that ends behind the block is of the word that is under way, or of none.
         block = max(block + size, following)
+    done, m = _count(table, waiting, lo, end, units, m)
+    if done < waiting:
+        return ROOM, begin_of(table, done), m
     if inside:
         if not final:
             return MORE, start, m
-        if wanted and m == wanted:
+        if wanted and m >= wanted:
             return FULL, start, m
-        entry = entry_of(table, start, hi - start, lo, end)
-        if entry < 0:
+        put_in_batch(table, 0, start, hi - start)
+        done, m = _count(table, 1, lo, end, units, m)
+        if done < 1:
             return ROOM, start, m
-        add_at(table, entry, 1)
-        if wanted:
-            units[m] = entry
-            m += 1
         return DONE, hi, m
     if hi < limit and not final:
         return MORE, hi, m  # a character that is cut off, or nothing
@@ -198,6 +234,7 @@ def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
     end = hi
     start = i
     block = i
+    waiting = 0  # lines that are in the batch
     while block < hi and start < limit:
         size = hi - block
         if size >= LANES:
@@ -213,27 +250,33 @@ def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
             if p < start:
                 continue  # the line feed behind a carriage return
             if start >= limit:
-                return DONE, start
+                break
             after = p + 1
             if load_byte(p) == 13:
                 if after < hi:
                     if load_byte(after) == 10:
                         after += 1
                 elif not final:
-                    return MORE, start
-            entry = entry_of(table, start, p - start, lo, end)
-            if entry < 0:
-                return ROOM, start
-            add_at(table, entry, 1)
+                    block = hi  # what is behind the carriage return is not there yet
+                    break
+            if waiting == BATCH:
+                done = count_batch(table, waiting, lo, end)
+                if done < waiting:
+                    return ROOM, begin_of(table, done)
+                waiting = 0
+            put_in_batch(table, waiting, start, p - start)
+            waiting += 1
             start = after
         block += LANES
+    done = count_batch(table, waiting, lo, end)
+    if done < waiting:
+        return ROOM, begin_of(table, done)
     if start < hi and start < limit:
         if not final:
             return MORE, start
-        entry = entry_of(table, start, hi - start, lo, end)
-        if entry < 0:
+        put_in_batch(table, 0, start, hi - start)
+        if count_batch(table, 1, lo, end) < 1:
             return ROOM, start
-        add_at(table, entry, 1)
         start = hi
     if start < limit and not final:
         return MORE, start
@@ -285,7 +328,18 @@ def count_ngrams(table, units, first, last, n, bits, rolling):  # type: ignore[n
         mask_0 = (one << uint64(width)) - one
         mask_1 = uint64(0)
     place = first
+    fetched = first
+    next_1 = k1
+    next_0 = k0
     while place < last:
+        if place == fetched:
+            # The slots of the next ones are fetched from memory at the same time.
+            fetched = min(last, place + BATCH)
+            for ahead in range(place, fetched):
+                next_1 = (next_1 << uint64(bits) | next_0 >> uint64(64 - bits)) & mask_1
+                next_0 = (next_0 << uint64(bits) | uint64(units[ahead])) & mask_0
+                if have + ahead - place >= n - 1:
+                    fetch_key(table, next_0, next_1)
         new_1 = (k1 << uint64(bits) | k0 >> uint64(64 - bits)) & mask_1
         new_0 = (k0 << uint64(bits) | uint64(units[place])) & mask_0
         if have >= n - 1:

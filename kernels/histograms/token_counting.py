@@ -17,6 +17,7 @@ from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms.scanning import (
     DONE,
+    FULL,
     MORE,
     ROOM,
     count_ngrams,
@@ -28,11 +29,13 @@ from tilewright.kernels.histograms.scanning import (
     step_at,
     word_end,
 )
-from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
-from tilewright.kernels.histograms.token_lists import Tokens, joined
-from tilewright.kernels.histograms.token_order import ngram_texts, packed
-from tilewright.kernels.histograms.token_table import Table
+from tilewright.kernels.histograms.tables.packed_table import PackedTable
+from tilewright.kernels.histograms.tables.token_table import Table
+from tilewright.kernels.histograms.token_kinds import MOST_N, TokenKind, word_table
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.token_order import in_order, merged, ngram_texts_of, packed
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
+from tilewright.kernels.histograms.word_ngrams import NO_WORD, count_word_ngrams
 
 UNIT_BITS = {"byte": 8, "character": CODE_BITS, "word": 25}
 """Bits of a unit's number in the key of an n-gram."""
@@ -43,6 +46,13 @@ STRIDE_NBYTES = 2**22
 """Bytes that are counted between two looks at how large the tables are."""
 MOST_TABLE_NBYTES = 2**28
 """What the tables of a counter may take before it begins new ones, and keeps of the old only tokens and counts."""
+MOST_KEY_BITS = 64
+"""Bits of the keys of n-grams of bytes and characters that are counted in a `PackedTable`."""
+FIRST_WORDS = 1 << 12
+MOST_SORTED = {2: 1 << 23, 3: 1 << 23, 4: 1 << 22, 5: 1 << 22}
+"""By n, the most words whose n-grams are sorted at a time: with their keys, twice, they take 160 MiB."""
+MOST_NUMBERED = 1 << 20
+"""Different words from which on a stretch is the last before they are numbered anew: five numbers fit 128 bits."""
 
 _NONE = np.empty(0, np.uint32)
 _NO_PLACES = np.empty(0, np.int64)
@@ -53,7 +63,7 @@ class TokenCounts:
     """What documents hold, all of them together."""
 
     tokens: Tokens
-    """In no particular order, and the same one may be there several times."""
+    """A list in order."""
     counts: np.ndarray
     """int64[tokens], each more than 0."""
 
@@ -120,7 +130,12 @@ class TokenCounter:
         self._bits = UNIT_BITS.get(kind.unit, 0)
         by_bytes = kind.unit in ("word", "line")
         self._words = Table(with_bytes=True) if by_bytes else None
-        self._grams = Table(with_bytes=False) if kind.n > 1 else None
+        is_packed = kind.n > 1 and not by_bytes and not rows and kind.n * self._bits <= MOST_KEY_BITS
+        self._packed = PackedTable(kind.n, self._bits) if is_packed else None
+        self._sorts = kind.n > 1 and by_bytes and not rows
+        self._sorted = _room_for_words(FIRST_WORDS if self._sorts else 0)
+        self._sorted_used = 0
+        self._grams = Table(with_bytes=False) if kind.n > 1 and not is_packed and not self._sorts else None
         self._letters = word_table() if kind.unit == "word" else np.empty(0, np.uint8)
         self._units = np.empty(UNITS, np.uint32) if kind.n > 1 and kind.unit != "byte" else _NONE
         self._rolling = np.zeros(3, np.uint64)
@@ -137,6 +152,11 @@ class TokenCounter:
     def begin(self) -> None:
         """What comes next is of another document."""
         self._rolling[:] = 0
+        if self._packed is not None:
+            self._packed.begin()
+        if self._under_way():
+            self._sorted[self._sorted_used] = NO_WORD
+            self._sorted_used += 1
         self._tail = self._tail[:0]
 
     def stretch(self, data: np.ndarray, *, ends: bool) -> int:
@@ -171,7 +191,7 @@ class TokenCounter:
             data = np.concatenate([data, behind])
             step *= 4
         wanted = self._kind.n - 1
-        if not wanted or int(self._rolling[2]) == 0:
+        if not wanted or not self._units_under_way():
             return
         # N-grams that begin here end with units that do not.
         while True:
@@ -192,14 +212,54 @@ class TokenCounter:
     def take(self) -> TokenCounts:
         """All counts so far, which are forgotten. A document may be under way."""
         self._set_aside()
-        taken, self._taken = self._taken, []
-        return TokenCounts(
-            joined([part.tokens for part in taken]), np.concatenate([part.counts for part in taken])
-        )
+        while len(self._taken) > 1:
+            self._merge_last()
+        return self._taken.pop()
 
     def _set_aside(self) -> None:
-        self._taken.append(TokenCounts(self._tokens(), self._table.counts[: self._table.used].copy()))
+        """Forget what the tables hold, but for its tokens and counts."""
+        self._taken.append(self._counts())
         self._forget()
+        # Lists of about the same length are merged, so that each token is merged a few times; all, once they are taken.
+        while len(self._taken) > 1 and len(self._taken[-2].counts) < 2 * len(self._taken[-1].counts):
+            self._merge_last()
+
+    def _merge_last(self) -> None:
+        a, b = self._taken[-2:]
+        self._taken[-2:] = [TokenCounts(*merged(a.tokens, a.counts, b.tokens, b.counts))]
+
+    def _counts(self) -> TokenCounts:
+        kind = self._kind
+        if self._packed is not None:
+            keys, counts = self._packed.in_order()
+            nothing = np.empty(0, np.uint8), _NO_PLACES, _NO_PLACES
+            texts = ngram_texts_of(keys, keys[:0], kind.n, self._bits, *nothing, joined=False)
+            return TokenCounts(texts, counts)
+        if self._words is not None and (self._sorts or kind.n == 1):
+            used = self._words.used
+            words = as_counted(
+                kind, self._words.bytes_used, self._words.starts[:used], self._words.lengths[:used]
+            )
+            if self._sorts:
+                return TokenCounts(*count_word_ngrams(self._sorted[: self._sorted_used], kind.n, *words))
+            tokens, counts, _ = in_order(*words, self._words.counts[:used])
+            return TokenCounts(tokens, counts)
+        tokens = self._tokens()
+        tokens, counts, _ = in_order(
+            tokens.data, tokens.offsets[:-1], np.diff(tokens.offsets), self._table.counts[: self._table.used]
+        )
+        return TokenCounts(tokens, counts)
+
+    def _under_way(self) -> bool:
+        """Whether words that are sorted are of the document that is under way."""
+        used = self._sorted_used
+        return used > 0 and self._sorted[used - 1] != NO_WORD
+
+    def _units_under_way(self) -> bool:
+        """Whether there were units of the document, so that n-grams go on behind them."""
+        if self._packed is not None:
+            return self._packed.under_way > 0
+        return self._under_way() if self._sorts else int(self._rolling[2]) > 0
 
     def take_rows(self) -> tuple[Tokens, Rows]:
         """The rows so far, which are forgotten, and the tokens that they are of. No document is under way."""
@@ -227,9 +287,13 @@ class TokenCounter:
         """Count the tokens that begin in ``data[at:limit]``; returns where the first begins that is not counted."""
         while at < limit:
             why, at = self._scan(data, at, min(limit, at + STRIDE_NBYTES), ends)
-            if not self._with_rows and self._nbytes() > MOST_TABLE_NBYTES:
+            if not self._with_rows and self._has_enough():
                 self._set_aside()
-            if self._words is not None and self._words.used > MOST_WORDS - STRIDE_NBYTES and self._kind.n > 1:
+            if (
+                self._grams is not None
+                and self._words is not None
+                and self._words.used > MOST_WORDS - STRIDE_NBYTES
+            ):
                 raise OptionError(
                     f"documents of one piece have more than {self._words.used} different words, and n-grams of each"
                     f" document may be of {MOST_WORDS}; count them for all documents together"
@@ -238,8 +302,15 @@ class TokenCounter:
                 break
         return at
 
-    def _nbytes(self) -> int:
-        return sum(table.nbytes for table in (self._words, self._grams) if table is not None)
+    def _has_enough(self) -> bool:
+        """Whether what the tables hold is to be set aside."""
+        tables = (self._words, self._grams, self._packed)
+        nbytes = sum(table.nbytes for table in tables if table is not None)
+        if self._packed is not None and self._packed.is_full:
+            return True
+        if self._sorts and self._words is not None and self._words.used > MOST_NUMBERED:
+            return True
+        return nbytes >= MOST_TABLE_NBYTES
 
     def _scan(self, data: np.ndarray, at: int, limit: int, ends: bool) -> tuple[int, int]:
         unit = self._kind.unit
@@ -258,6 +329,13 @@ class TokenCounter:
                 assert table is not None
                 if unit == "line":
                     why, at = scan_lines(table.address, at, hi, limit, ends)
+                elif self._sorts:
+                    room = self._sorted[: len(self._sorted) - MOST_N]
+                    why, at, self._sorted_used = scan_words(
+                        table.address, at, hi, limit, ends, letters, room, self._sorted_used
+                    )
+                    if why == FULL:
+                        self._make_room_for_words()
                 else:
                     why, at, m = scan_words(table.address, at, hi, limit, ends, letters, self._units, 0)
                 if why == ROOM:
@@ -267,7 +345,24 @@ class TokenCounter:
             if why in (DONE, MORE):
                 return int(why), int(at) - lo
 
+    def _make_room_for_words(self) -> None:
+        """More room for words that are sorted, up to what is sorted at a time; then they are."""
+        room = len(self._sorted) - MOST_N
+        if room >= MOST_SORTED[self._kind.n]:
+            self._set_aside()
+            return
+        more = _room_for_words(2 * room)
+        more[: self._sorted_used] = self._sorted[: self._sorted_used]
+        self._sorted = more
+
     def _count_units(self, units: np.ndarray, first: int, last: int) -> None:
+        if self._packed is not None:
+            self._packed.count(units, first, last)
+            return
+        if self._sorts:
+            self._sorted[self._sorted_used : self._sorted_used + last - first] = units[first:last]
+            self._sorted_used += last - first
+            return
         table = self._grams
         assert table is not None
         while first < last:
@@ -307,35 +402,36 @@ class TokenCounter:
             )
         if self._grams is None:
             return packed(data, starts, lengths)
-        keys, kind = self._grams.keys(), self._kind
-        given = (keys, kind.n, self._bits, data, starts, lengths, kind.unit == "word")
-        offsets = np.zeros(len(keys) + 1, np.int64)
-        texts = np.empty(ngram_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
-        if len(texts):
-            ngram_texts(*given, texts, offsets)
-        return Tokens(texts, offsets)
+        low, high = self._grams.keys()
+        joined = self._kind.unit == "word"
+        return ngram_texts_of(low, high, self._kind.n, self._bits, data, starts, lengths, joined=joined)
 
     def _forget(self) -> None:
         """Begin with empty tables, of the same document if one is under way."""
         words = self._words
         if self._grams is not None:
             self._grams = Table(with_bytes=False)
+        if self._packed is not None:
+            self._packed = self._packed.emptied()
         if words is None:
             return
         self._words = Table(with_bytes=True)
-        have = min(int(self._rolling[2]), self._kind.n - 1)
-        if self._kind.n == 1 or not have:
+        if not self._sorts:
             return
         # The last words' n-grams go on: their numbers are those of the new table.
-        key = int(self._rolling[0]) << 64 | int(self._rolling[1])
-        before = [key >> self._bits * (have - 1 - k) & (MOST_WORDS - 1) for k in range(have)]
+        last = self._sorted[max(0, self._sorted_used - self._kind.n + 1) : self._sorted_used]
+        ends = np.flatnonzero(last == NO_WORD)
+        before = last[ends[-1] + 1 :] if len(ends) else last
         texts = [words.arena[words.starts[u] : words.starts[u] + words.lengths[u]].tobytes() for u in before]
         tokens = Tokens.of(texts)
-        entries = self._words.add(tokens.data, tokens.offsets, np.zeros(have, np.int64))
-        key = 0
-        for entry in entries.tolist():
-            key = key << self._bits | entry
-        self._rolling[:] = key >> 64, key & (2**64 - 1), have
+        self._sorted_used = 0
+        entries = self._words.add(tokens.data, tokens.offsets, np.zeros(len(texts), np.int64))
+        self._count_units(entries, 0, len(entries))
+
+
+def _room_for_words(count: int) -> np.ndarray:
+    """uint32: with room for a boundary between documents, and for the words with which the last n-grams end."""
+    return np.empty(count + MOST_N, np.uint32)
 
 
 def as_counted(

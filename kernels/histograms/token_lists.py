@@ -41,6 +41,13 @@ class Tokens:
         np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)), out=offsets[1:])
         return cls(np.frombuffer(b"".join(tokens), np.uint8), offsets)
 
+    def between(self, first: int, last: int) -> Tokens:
+        """Those from one place to another, of the same memory if these are all."""
+        if first == 0 and last == len(self):
+            return self
+        offsets = self.offsets[first : last + 1]
+        return Tokens(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
+
     def chosen(self, which: np.ndarray) -> Tokens:
         """Some of them, in their order. which: bool[tokens]."""
         lengths = np.diff(self.offsets)

@@ -6,65 +6,195 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
-from tilewright.kernels.cpu.vectors import load_byte, load_word
+from tilewright.kernels.cpu.vectors import (
+    load_byte,
+    load_word,
+    prefetch,
+    store_byte,
+    store_word,
+    swapped,
+)
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import CODE_BITS
 
 INSERTED = 12
 """Runs of so few tokens are sorted by insertion."""
+AHEAD = 8
+"""Tokens whose bytes are fetched from memory while others are written."""
+STEP = 8
+"""Bytes of tokens that are compared and copied at a time."""
 
 
 @njit(nogil=True)
-def _compare(a, n, b, m):  # type: ignore[no-untyped-def]
-    """Negative, 0 or positive as the n bytes at address a come before, are, or come after the m bytes at b."""
+def _prefix(lo, start, n):  # type: ignore[no-untyped-def]
+    """The first eight of the n bytes at an address as a number that grows as they do, with zeros for those missing.
+    ``lo`` is where what may be read begins."""
+    if n >= STEP:
+        return swapped(load_word(start))
+    if n <= 0:
+        return uint64(0)
+    if start - lo >= STEP - n:
+        return swapped(load_word(start + n - STEP)) << uint64(64 - 8 * n)
+    key = uint64(0)
+    for k in range(n):
+        key |= uint64(load_byte(start + k)) << uint64(56 - 8 * k)
+    return key
+
+
+@njit(nogil=True)
+def _compare(lo_a, a, n, lo_b, b, m):  # type: ignore[no-untyped-def]
+    """Negative, 0 or positive as the n bytes at address a come before, are, or come after the m bytes at b. What may be
+    read begins at ``lo_a`` and ``lo_b``."""
     shorter = min(n, m)
     k = 0
-    while k + 8 <= shorter and load_word(a + k) == load_word(b + k):
-        k += 8
     while k < shorter:
-        if load_byte(a + k) != load_byte(b + k):
-            return load_byte(a + k) - load_byte(b + k)
-        k += 1
+        left = _prefix(lo_a, a + k, shorter - k)
+        right = _prefix(lo_b, b + k, shorter - k)
+        if left != right:
+            return np.int64(-1) if left < right else np.int64(1)
+        k += STEP
     return np.int64(n - m)
 
 
 @njit(nogil=True)
-def _prefix(start, n):  # type: ignore[no-untyped-def]
-    """The first eight of the n bytes at an address as a number that grows as they do, with zeros for those missing."""
-    key = uint64(0)
-    for k in range(min(n, 8)):
-        key |= uint64(load_byte(start + k)) << uint64(56 - 8 * k)
-    return key
+def copy_bytes(to, start, n, spare):  # type: ignore[no-untyped-def]
+    """Copy n bytes from one address to another. ``spare``: so many more may be read behind them, and written."""
+    if spare >= STEP:
+        for k in range(0, n, STEP):
+            store_word(to + k, load_word(start + k))
+    else:
+        for k in range(n):
+            store_byte(to + k, load_byte(start + k))
 
 
 @kept
 @njit(nogil=True)
 def _prefixes(data, starts, lengths, keys):  # type: ignore[no-untyped-def]
     for token in range(len(starts)):
-        keys[token] = _prefix(data + starts[token], lengths[token])
+        keys[token] = _prefix(data, data + starts[token], lengths[token])
 
 
 @njit(nogil=True)
-def _insert(data, starts, lengths, order, first, last):  # type: ignore[no-untyped-def]
-    """Sort ``order[first:last]`` by the tokens' bytes, by insertion."""
+def _insert(data, starts, lengths, depth, order, first, last):  # type: ignore[no-untyped-def]
+    """Sort ``order[first:last]`` by the tokens' bytes from ``depth`` on, by insertion."""
     for place in range(first + 1, last):
         token = order[place]
-        start = data + starts[token]
+        start = data + starts[token] + depth
+        n = lengths[token] - depth
         at = place
         while at > first:
             before = order[at - 1]
-            if _compare(data + starts[before], lengths[before], start, lengths[token]) <= 0:
+            if _compare(data, data + starts[before] + depth, lengths[before] - depth, data, start, n) <= 0:
                 break
             order[at] = before
             at -= 1
         order[at] = token
 
 
+@njit(nogil=True)
+def _insert_keys(keys, order, first, last):  # type: ignore[no-untyped-def]
+    for place in range(first + 1, last):
+        key = keys[place]
+        token = order[place]
+        at = place
+        while at > first and keys[at - 1] > key:
+            keys[at] = keys[at - 1]
+            order[at] = order[at - 1]
+            at -= 1
+        keys[at] = key
+        order[at] = token
+
+
+@njit(nogil=True)
+def _sift(keys, order, first, at, last):  # type: ignore[no-untyped-def]
+    """Let the entry at ``at`` of the heap from ``first`` to ``last`` sink to its place."""
+    key = keys[at]
+    token = order[at]
+    while True:
+        below = first + 2 * (at - first) + 1
+        if below >= last:
+            break
+        if below + 1 < last and keys[below + 1] > keys[below]:
+            below += 1
+        if keys[below] <= key:
+            break
+        keys[at] = keys[below]
+        order[at] = order[below]
+        at = below
+    keys[at] = key
+    order[at] = token
+
+
+@njit(nogil=True)
+def heap_sort(keys, order, first, last):  # type: ignore[no-untyped-def]
+    for at in range(first + (last - first) // 2 - 1, first - 1, -1):
+        _sift(keys, order, first, at, last)
+    for end in range(last - 1, first, -1):
+        keys[first], keys[end] = keys[end], keys[first]
+        order[first], order[end] = order[end], order[first]
+        _sift(keys, order, first, first, end)
+
+
+@njit(nogil=True)
+def sort_by_keys(keys, order, first, last):  # type: ignore[no-untyped-def]
+    """Sort ``keys[first:last]``, uint64, and their entries in ``order`` with them: quicksort, and a heap's where that
+    does not get on."""
+    stack = np.empty((64, 3), np.int64)
+    used = 1
+    stack[0, 0] = first
+    stack[0, 1] = last
+    depth = 0
+    length = last - first
+    while length:
+        length >>= 1
+        depth += 2
+    stack[0, 2] = depth
+    while used:
+        used -= 1
+        first = stack[used, 0]
+        last = stack[used, 1]
+        depth = stack[used, 2]
+        while last - first > INSERTED:
+            if depth == 0:
+                heap_sort(keys, order, first, last)
+                first = last
+                break
+            depth -= 1
+            a = keys[first]
+            b = keys[(first + last) >> 1]
+            c = keys[last - 1]
+            pivot = max(min(a, b), min(max(a, b), c))
+            i = first
+            j = last - 1
+            while i <= j:
+                while keys[i] < pivot:
+                    i += 1
+                while keys[j] > pivot:
+                    j -= 1
+                if i <= j:
+                    keys[i], keys[j] = keys[j], keys[i]
+                    order[i], order[j] = order[j], order[i]
+                    i += 1
+                    j -= 1
+            # The longer half waits, so that the stack is never longer than its logarithm.
+            if j + 1 - first < last - i:
+                stack[used, 0] = i
+                stack[used, 1] = last
+                last = j + 1
+            else:
+                stack[used, 0] = first
+                stack[used, 1] = j + 1
+                first = i
+            stack[used, 2] = depth
+            used += 1
+        _insert_keys(keys, order, first, last)
+
+
 @kept
 @njit(nogil=True)
-def _sort_runs(data, starts, lengths, keys, order):  # type: ignore[no-untyped-def]
-    """Sort an order by the first eight bytes, ``keys``, by the others, too: eight bytes after eight, as far as tokens
-    are alike. ``data`` is an address."""
+def _sort_tokens(data, starts, lengths, keys, order):  # type: ignore[no-untyped-def]
+    """Sort an order, 0, 1, 2 and so on, by the tokens' bytes: eight bytes after eight, as far as tokens are alike.
+    ``keys`` are the `_prefixes`, ``data`` is an address."""
     # Runs of tokens whose first bytes are alike, so many of them: first, last, depth.
     runs = np.empty((len(order) // 2 + 2, 3), np.int64)
     used = 1
@@ -77,58 +207,55 @@ def _sort_runs(data, starts, lengths, keys, order):  # type: ignore[no-untyped-d
         last = runs[used, 1]
         depth = runs[used, 2]
         if last - first <= INSERTED:
-            _insert(data, starts, lengths, order, first, last)
+            _insert(data, starts, lengths, depth, order, first, last)
             continue
         if depth:
-            here = order[first:last].copy()
-            below = np.empty(last - first, np.uint64)
-            for place in range(last - first):
-                token = here[place]
-                below[place] = _prefix(data + starts[token] + depth, lengths[token] - depth)
-                keys[token] = below[place]
-            sorted_places = np.argsort(below)
-            for place in range(last - first):
-                order[first + place] = here[sorted_places[place]]
+            for place in range(first, last):
+                token = order[place]
+                keys[place] = _prefix(data, data + starts[token] + depth, lengths[token] - depth)
+        sort_by_keys(keys, order, first, last)
         begin = first
         while begin < last:
             end = begin + 1
+            key = keys[begin]
             longest = lengths[order[begin]]
-            while end < last and keys[order[end]] == keys[order[begin]]:
+            while end < last and keys[end] == key:
                 longest = max(longest, lengths[order[end]])
                 end += 1
             if end - begin > 1:
-                if longest <= depth + 8:
+                if longest <= depth + STEP:
                     # Alike, but for zeros at the end.
-                    here = order[begin:end].copy()
-                    sorted_places = np.argsort(lengths[here])
-                    for place in range(end - begin):
-                        order[begin + place] = here[sorted_places[place]]
+                    for place in range(begin, end):
+                        keys[place] = uint64(lengths[order[place]])
+                    sort_by_keys(keys, order, begin, end)
                 else:
                     runs[used, 0] = begin
                     runs[used, 1] = end
-                    runs[used, 2] = depth + 8
+                    runs[used, 2] = depth + STEP
                     used += 1
             begin = end
 
 
 @kept
 @njit(nogil=True)
-def _gather(data, starts, lengths, counts, order, to_data, to_offsets, to_counts, rank):  # type: ignore[no-untyped-def]
+def _gather(data, nbytes, starts, lengths, counts, order, to_data, to_offsets, to_counts, rank):  # type: ignore[no-untyped-def]
     """Write the tokens in order, equal ones as one. Returns how many, and how many bytes."""
     tokens = 0
     place = 0
+    to = to_data.ctypes.data
     for number in range(len(order)):
+        if number + AHEAD < len(order):
+            prefetch(data + starts[order[number + AHEAD]])
         token = order[number]
         start = starts[token]
         n = lengths[token]
         if tokens:
             begin = to_offsets[tokens - 1]
-            if _compare(to_data.ctypes.data + begin, place - begin, data.ctypes.data + start, n) == 0:
+            if place - begin == n and _compare(to, to + begin, n, data, data + start, n) == 0:
                 to_counts[tokens - 1] += counts[token]
                 rank[token] = tokens - 1
                 continue
-        for k in range(n):
-            to_data[place + k] = data[start + k]
+        copy_bytes(to + place, data + start, n, min(nbytes - start, len(to_data) - place) - n)
         place += n
         to_counts[tokens] = counts[token]
         rank[token] = tokens
@@ -144,24 +271,27 @@ def in_order(
     each token that was given its place there."""
     keys = np.empty(len(starts), np.uint64)
     _prefixes(data.ctypes.data, starts, lengths, keys)
-    order = np.argsort(keys)
-    _sort_runs(data.ctypes.data, starts, lengths, keys, order)
+    order = np.arange(len(starts))
+    _sort_tokens(data.ctypes.data, starts, lengths, keys, order)
     to_data = np.empty(int(lengths.sum()), np.uint8)
     to_offsets = np.zeros(len(starts) + 1, np.int64)
     to_counts = np.empty(len(starts), np.int64)
     rank = np.empty(len(starts), np.int64)
-    tokens, nbytes = _gather(data, starts, lengths, counts, order, to_data, to_offsets, to_counts, rank)
+    tokens, nbytes = _gather(
+        data.ctypes.data, len(data), starts, lengths, counts, order, to_data, to_offsets, to_counts, rank
+    )
     return Tokens(to_data[:nbytes], to_offsets[: tokens + 1]), to_counts[:tokens], rank
 
 
 @kept
 @njit(nogil=True)
-def _pack(data, starts, lengths, to_data, to_offsets):  # type: ignore[no-untyped-def]
+def _pack(data, nbytes, starts, lengths, to_data, to_offsets):  # type: ignore[no-untyped-def]
     place = 0
+    to = to_data.ctypes.data
     for token in range(len(starts)):
-        for k in range(lengths[token]):
-            to_data[place + k] = data[starts[token] + k]
-        place += lengths[token]
+        n = lengths[token]
+        copy_bytes(to + place, data + starts[token], n, min(nbytes - starts[token], len(to_data) - place) - n)
+        place += n
         to_offsets[token + 1] = place
 
 
@@ -169,7 +299,7 @@ def packed(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Tokens:
     """The tokens ``data[starts[i]:starts[i] + lengths[i]]``, in their order."""
     to_data = np.empty(int(lengths.sum()), np.uint8)
     to_offsets = np.zeros(len(starts) + 1, np.int64)
-    _pack(data, starts, lengths, to_data, to_offsets)
+    _pack(data.ctypes.data, len(data), starts, lengths, to_data, to_offsets)
     return Tokens(to_data, to_offsets)
 
 
@@ -183,32 +313,52 @@ def merge_lists(  # type: ignore[no-untyped-def]
     j = 0
     tokens = 0
     place = 0
+    lo_a = a.ctypes.data
+    lo_b = b.ctypes.data
+    to = to_data.ctypes.data
+    left = uint64(0)
+    right = uint64(0)
+    if len(a_counts):
+        left = _prefix(lo_a, lo_a + a_offsets[0], a_offsets[1] - a_offsets[0])
+    if len(b_counts):
+        right = _prefix(lo_b, lo_b + b_offsets[0], b_offsets[1] - b_offsets[0])
     while i < len(a_counts) or j < len(b_counts):
         if i == len(a_counts):
             which = 1
         elif j == len(b_counts):
             which = -1
+        elif left != right:
+            which = -1 if left < right else 1
         else:
             which = _compare(
-                a.ctypes.data + a_offsets[i],
+                lo_a,
+                lo_a + a_offsets[i],
                 a_offsets[i + 1] - a_offsets[i],
-                b.ctypes.data + b_offsets[j],
+                lo_b,
+                lo_b + b_offsets[j],
                 b_offsets[j + 1] - b_offsets[j],
             )
         count = np.int64(0)
+        n = np.int64(0)
         if which <= 0:
             n = a_offsets[i + 1] - a_offsets[i]
-            for k in range(n):
-                to_data[place + k] = a[a_offsets[i] + k]
+            copy_bytes(
+                to + place, lo_a + a_offsets[i], n, min(len(a) - a_offsets[i], len(to_data) - place) - n
+            )
             count = a_counts[i]
             i += 1
+            if i < len(a_counts):
+                left = _prefix(lo_a, lo_a + a_offsets[i], a_offsets[i + 1] - a_offsets[i])
         if which >= 0:
-            n = b_offsets[j + 1] - b_offsets[j]
             if which > 0:
-                for k in range(n):
-                    to_data[place + k] = b[b_offsets[j] + k]
+                n = b_offsets[j + 1] - b_offsets[j]
+                copy_bytes(
+                    to + place, lo_b + b_offsets[j], n, min(len(b) - b_offsets[j], len(to_data) - place) - n
+                )
             count += b_counts[j]
             j += 1
+            if j < len(b_counts):
+                right = _prefix(lo_b, lo_b + b_offsets[j], b_offsets[j + 1] - b_offsets[j])
         place += n
         to_counts[tokens] = count
         tokens += 1
@@ -216,37 +366,81 @@ def merge_lists(  # type: ignore[no-untyped-def]
     return tokens, place
 
 
+def merged(a: Tokens, a_counts: np.ndarray, b: Tokens, b_counts: np.ndarray) -> tuple[Tokens, np.ndarray]:
+    """Two lists that are in order as one, and its counts, int64."""
+    most = len(a) + len(b)
+    data, offsets = np.empty(len(a.data) + len(b.data), np.uint8), np.zeros(most + 1, np.int64)
+    counts = np.empty(most, np.int64)
+    tokens, nbytes = merge_lists(
+        a.data, a.offsets, a_counts, b.data, b.offsets, b_counts, data, offsets, counts
+    )
+    return Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens]
+
+
 @kept
 @njit(nogil=True)
-def ngram_texts(keys, n, bits, data, starts, lengths, joined, out, offsets):  # type: ignore[no-untyped-def]
+def rising(data, offsets, first):  # type: ignore[no-untyped-def]
+    """Behind token ``first``, the first token that does not come after the one before it, or how many there are."""
+    lo = data.ctypes.data
+    place = first + 1
+    while place < len(offsets) - 1:
+        start = offsets[place]
+        if (
+            _compare(
+                lo,
+                lo + offsets[place - 1],
+                start - offsets[place - 1],
+                lo,
+                lo + start,
+                offsets[place + 1] - start,
+            )
+            >= 0
+        ):
+            break
+        place += 1
+    return place
+
+
+@kept
+@njit(nogil=True)
+def ngram_texts(low, high, n, bits, data, starts, lengths, joined, out, offsets):  # type: ignore[no-untyped-def]
     """Write n-grams as text into ``out``, and where each ends into ``offsets``, if ``out`` has a length; returns how
     many bytes they take.
 
-    The unit of number u is ``data[starts[u]:starts[u] + lengths[u]]`` where there are starts, else the code point u in
-    UTF-8, or for 8 bits the byte u. ``joined`` puts a blank between units.
+    Keys are the numbers of n units, of ``bits`` bits each: 64 bits of it in ``low``, the others in ``high``, which may
+    have no length. The unit of number u is ``data[starts[u]:starts[u] + lengths[u]]`` where there are starts, else the
+    code point u in UTF-8, or for 8 bits the byte u. ``joined`` puts a blank between units.
     """
     place = 0
     write = len(out) > 0
+    wide = len(high) > 0
     unit_mask = (uint64(1) << uint64(bits)) - uint64(1)
-    for entry in range(len(keys)):
+    words = data.ctypes.data
+    to = out.ctypes.data
+    for entry in range(len(low)):
+        k0 = low[entry]
+        k1 = high[entry] if wide else uint64(0)
         for k in range(n):
-            low = bits * (n - 1 - k)
-            if low >= 64:
-                unit = keys[entry, 1] >> uint64(low - 64)
+            shift = bits * (n - 1 - k)
+            if shift >= 64:
+                unit = k1 >> uint64(shift - 64)
             else:
-                unit = keys[entry, 0] >> uint64(low)
-                if low + bits > 64:
-                    unit |= keys[entry, 1] << uint64(64 - low)
+                unit = k0 >> uint64(shift)
+                if shift + bits > 64:
+                    unit |= k1 << uint64(64 - shift)
             u = np.int64(unit & unit_mask)
             if len(starts):
                 if joined and k:
                     if write:
                         out[place] = 0x20
                     place += 1
+                length = lengths[u]
                 if write:
-                    for byte in range(lengths[u]):
-                        out[place + byte] = data[starts[u] + byte]
-                place += lengths[u]
+                    start = starts[u]
+                    copy_bytes(
+                        to + place, words + start, length, min(len(data) - start, len(out) - place) - length
+                    )
+                place += length
             elif bits < CODE_BITS or u < 0x80:
                 if write:
                     out[place] = u
@@ -272,3 +466,23 @@ def ngram_texts(keys, n, bits, data, starts, lengths, joined, out, offsets):  # 
         if write:
             offsets[entry + 1] = place
     return place
+
+
+def ngram_texts_of(
+    low: np.ndarray,
+    high: np.ndarray,
+    n: int,
+    bits: int,
+    data: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    joined: bool,
+) -> Tokens:
+    """The n-grams whose keys these are; ``high`` may have no length, where all is 0."""
+    given = (low, high, n, bits, data, starts, lengths, joined)
+    offsets = np.zeros(len(low) + 1, np.int64)
+    texts = np.empty(ngram_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
+    if len(texts):
+        ngram_texts(*given, texts, offsets)
+    return Tokens(texts, offsets)

@@ -6,6 +6,7 @@ them; what is more goes to files (`room.py`): tokens as lists in order, which ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,10 +18,13 @@ from tilewright.pipeline.room import Room
 from tilewright.pipeline.text.sparse_counts import SparseCounts, narrowest
 
 if TYPE_CHECKING:
-    from tilewright.kernels.histograms.token_table import Table
+    from tilewright.kernels.histograms.tables.token_table import Table
 
 MOST_BINS_OF_ARRAYS = 256
 """Kinds with more bins than this have sparse rows where each document has one."""
+
+MOST_RUNS = 64
+"""Lists in order that are told apart in what is added; if there are more, they are sorted."""
 
 Found = tuple[np.ndarray | SparseCounts, Tokens | None]
 """Counts, and for tokens that were not known beforehand what they are of."""
@@ -82,56 +86,84 @@ class ArrayTotal:
 
 
 class TokenTotal:
-    """Tokens of all documents together."""
+    """Tokens of all documents together: lists in order, of which those of about the same length are merged."""
 
     def __init__(self, nbytes: int, room: Room | None = None) -> None:
-        """nbytes: memory for the table, and as much again for what is in order."""
-        self._most = nbytes
+        """nbytes: memory for lists; what is more lies in files. As much again may be taken while two are merged."""
         self._room = Room(nbytes) if room is None else room
-        self._table = _new_table()
-        self._lists: list[tuple[Tokens, np.ndarray]] = []
+        self._lists: list[_List] = []
 
     def add(self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, tokens: Tokens | None) -> None:
+        from tilewright.kernels.histograms.token_order import rising
+
         assert tokens is not None
         counts = np.zeros(len(tokens), np.int64)
         counts[columns] = values
-        self._table.add(tokens.data, tokens.offsets, counts)
-        if self._table.nbytes > self._most:
-            self._put_in_order()
+        # A worker's threads give a list each, one behind the other.
+        first, many = 0, 0
+        while first < len(tokens):
+            last = rising(tokens.data, tokens.offsets, first)
+            many += 1
+            if many > MOST_RUNS:
+                tokens, counts = _sorted(tokens.between(first, len(tokens)), counts[first:])
+                first = 0
+                last = len(tokens)
+            self.add_list(tokens.between(first, last), counts[first:last])
+            first = last
 
     def add_list(self, tokens: Tokens, counts: np.ndarray) -> None:
         """Add a list that is in order."""
-        self._lists.append((tokens, counts))
-
-    def _put_in_order(self) -> None:
-        tokens, counts, _ = listed(self._table)
-        self._table = _new_table()
+        before = self._room.spilled
         kept = Tokens(self._room.kept(tokens.data), self._room.kept(tokens.offsets))
-        self._lists.append((kept, self._room.kept(counts)))
+        kept_counts = self._room.kept(counts)
+        nbytes = tokens.nbytes + counts.nbytes - (self._room.spilled - before)
+        self._lists.append(_List(kept, kept_counts, nbytes))
         # Lists of about the same length are merged, so that there are few, and each token is merged a few times.
-        while len(self._lists) > 1 and len(self._lists[-2][0]) < 2 * len(self._lists[-1][0]):
+        while len(self._lists) > 1 and len(self._lists[-2].tokens) < 2 * len(self._lists[-1].tokens):
             self._merge_last()
 
     def _merge_last(self) -> None:
         from tilewright.kernels.histograms.token_order import merge_lists
 
-        (a, a_counts), (b, b_counts) = self._lists[-2:]
-        most = len(a) + len(b)
-        data = self._room.array(len(a.data) + len(b.data), np.uint8)
+        a, b = self._lists[-2:]
+        most = len(a.tokens) + len(b.tokens)
+        before = self._room.spilled
+        data = self._room.array(len(a.tokens.data) + len(b.tokens.data), np.uint8)
         offsets, counts = self._room.array(most + 1, np.int64), self._room.array(most, np.int64)
+        taken = data.nbytes + offsets.nbytes + counts.nbytes - (self._room.spilled - before)
         offsets[0] = 0
         tokens, nbytes = merge_lists(
-            a.data, a.offsets, a_counts, b.data, b.offsets, b_counts, data, offsets, counts
+            a.tokens.data,
+            a.tokens.offsets,
+            a.counts,
+            b.tokens.data,
+            b.tokens.offsets,
+            b.counts,
+            data,
+            offsets,
+            counts,
         )
-        self._lists[-2:] = [(Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens])]
+        merged = _List(Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens], taken)
+        self._lists[-2:] = [merged]
+        self._room.given_back(a.nbytes + b.nbytes)
 
     def result(self, order: np.ndarray | None = None) -> Found:
-        if self._table.used or not self._lists:
-            self._put_in_order()
         while len(self._lists) > 1:
             self._merge_last()
-        tokens, counts = self._lists.pop()
-        return counts, tokens
+        if not self._lists:
+            return np.empty(0, np.int64), Tokens.none()
+        found = self._lists.pop()
+        return found.counts, found.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class _List:
+    """Tokens in order, and their counts."""
+
+    tokens: Tokens
+    counts: np.ndarray
+    nbytes: int
+    """Of the room's memory that it takes."""
 
 
 class RowTotal:
@@ -282,11 +314,18 @@ def _renumbered(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> tu
 
 
 def _new_table() -> Table:
-    from tilewright.kernels.histograms.token_table import (
+    from tilewright.kernels.histograms.tables.token_table import (
         Table,  # needs Numba, which few clients have a use for
     )
 
     return Table(with_bytes=True)
+
+
+def _sorted(tokens: Tokens, counts: np.ndarray) -> tuple[Tokens, np.ndarray]:
+    from tilewright.kernels.histograms.token_order import in_order
+
+    found, sums, _ = in_order(tokens.data, tokens.offsets[:-1], np.diff(tokens.offsets), counts)
+    return found, sums
 
 
 def listed(table: Table) -> tuple[Tokens, np.ndarray, np.ndarray]:
@@ -312,5 +351,5 @@ def total_for(rows: int, bins: int | None, *, per_document: bool, allowed: int) 
     if per_document and (bins is None or bins > MOST_BINS_OF_ARRAYS):
         return RowTotal(rows, bins, allowed)
     if bins is None:
-        return TokenTotal(allowed // 4)
+        return TokenTotal(2 * (allowed // 4))
     return ArrayTotal(rows, bins, per_document=per_document, allowed=allowed)

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from tests.kernels.histograms.naive_tokens import is_word, naive_tokens
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.histograms import token_counting
+from tilewright.kernels.histograms import token_counting, token_order
+from tilewright.kernels.histograms.tables import packed_table, radix
+from tilewright.kernels.histograms.tables.token_table import Table
 from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts
 from tilewright.kernels.histograms.token_kinds import MARGIN, TokenKind, any_kind_named, word_table
 from tilewright.kernels.histograms.token_order import in_order
-from tilewright.kernels.histograms.token_table import Table
 from tilewright.kernels.histograms.tokens import KINDS
 
 PLAIN = ["word", "line", *(f"ngram:{n}{unit}" for n in (2, 5) for unit in ("", ":character", ":byte"))]
@@ -120,6 +121,123 @@ def test_tables_that_are_full_are_set_aside(by: str, monkeypatch: pytest.MonkeyP
     counter.begin()
     counter.stretch(np.frombuffer(data, np.uint8), ends=True)
     assert as_counter(counter.take()) == naive_tokens(data, kind)
+
+
+def counted(data: bytes, kind: TokenKind, step: int = 10**9) -> TokenCounts:
+    """What a document holds that comes in stretches; checks that it is in order."""
+    counter = TokenCounter(kind)
+    counter.begin()
+    text = np.frombuffer(data, np.uint8)
+    for start in range(0, max(1, len(text)), step):
+        counter.stretch(text[start : start + step], ends=start + step >= len(text))
+    found = counter.take()
+    assert list(found.tokens) == sorted(set(found.tokens))
+    return found
+
+
+@pytest.mark.parametrize("by", ["ngram:2", "ngram:3", "ngram:4", "ngram:5"])
+@settings(max_examples=6)
+@given(
+    numbers=st.lists(st.integers(0, 40), max_size=80),
+    most=st.integers(6, 12),  # more than the words that are kept for the n-grams behind them
+    numbered=st.integers(1, 9),
+    step=st.integers(1, 50),
+)
+def test_words_are_sorted_some_at_a_time(
+    by: str, numbers: list[int], most: int, numbered: int, step: int
+) -> None:
+    """N-grams go on where the room for words is full, and where they are numbered anew; in several documents."""
+    kind = any_kind_named(by)
+    assert isinstance(kind, TokenKind)
+    data = b" ".join(b"w%d" % number for number in numbers)
+    counter = TokenCounter(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_counting, "FIRST_WORDS", 1)
+        patch.setattr(token_counting, "MOST_SORTED", dict.fromkeys(range(2, 6), most))
+        patch.setattr(token_counting, "MOST_NUMBERED", numbered)
+        patch.setattr(token_counting, "STRIDE_NBYTES", step)
+        counter = TokenCounter(kind)
+        for document in (data, b"", data[: len(data) // 2]):
+            counter.begin()
+            counter.stretch(np.frombuffer(document, np.uint8), ends=True)
+        found = counter.take()
+    assert as_counter(found) == naive_tokens(data, kind) + naive_tokens(data[: len(data) // 2], kind)
+    assert list(found.tokens) == sorted(set(found.tokens))
+
+
+def test_numbers_of_many_words_take_more_than_64_bits(rng: np.random.Generator) -> None:
+    data = b" ".join(b"w%d" % number for number in rng.integers(0, 9000, 30_000).tolist())
+    for by in ("ngram:4", "ngram:5"):
+        kind = any_kind_named(by)
+        assert isinstance(kind, TokenKind)
+        assert as_counter(counted(data, kind)) == naive_tokens(data, kind)
+
+
+def test_words_that_fold_into_several_keep_their_order() -> None:
+    """U+FDFA is four words with blanks between them in NFKC: n-grams of it may read as others do."""
+    kind = any_kind_named("ngram:2", normalise="NFKC")
+    assert isinstance(kind, TokenKind)
+    folded = unicodedata.normalize("NFKC", "\ufdfa")
+    text = f"\ufdfa a {folded} a صلى \ufdfa صلى b \ufdfa".encode()
+    assert as_counter(counted(text, kind)) == naive_tokens(text, kind)
+
+
+@pytest.mark.parametrize("by", ["ngram:2:byte", "ngram:3:byte", "ngram:3:character", "ngram:2:character"])
+@settings(max_examples=10)
+@given(data=texts, step=st.integers(1, 60))
+def test_small_units_have_a_count_each(by: str, data: bytes, step: int) -> None:
+    kind = any_kind_named(by)
+    assert isinstance(kind, TokenKind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_table, "LEAST_DIRECT", 20)
+        assert as_counter(counted(data * 2, kind, step)) == naive_tokens(data * 2, kind)
+
+
+def test_counts_are_set_aside_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_table, "MOST_DIRECT", 64)
+    monkeypatch.setattr(token_counting, "STRIDE_NBYTES", 50)
+    kind = any_kind_named("ngram:3:byte")
+    assert isinstance(kind, TokenKind)
+    data = bytes(range(97, 123)) * 20
+    assert as_counter(counted(data, kind)) == naive_tokens(data, kind)
+
+
+def test_packed_tables_grow(rng: np.random.Generator) -> None:
+    for by in ("ngram:4:byte", "ngram:5:byte", "ngram:3:character", "ngram:4:character"):
+        kind = any_kind_named(by)
+        assert isinstance(kind, TokenKind)
+        data = rng.integers(0, 256, 20_000).astype(np.uint8).tobytes()
+        assert as_counter(counted(data, kind)) == naive_tokens(data, kind)
+
+
+@pytest.mark.parametrize("bits", [1, 9, 10, 54, 64])
+def test_keys_are_sorted_by_digits(bits: int, rng: np.random.Generator) -> None:
+    keys = rng.integers(0, 1 << bits, 5000, dtype=np.uint64, endpoint=False) >> rng.integers(
+        0, bits, 5000
+    ).astype("u8")
+    values = np.arange(len(keys), dtype=np.uint64)
+    expected = np.argsort(keys, kind="stable")
+    found, order = radix.sort_pairs(keys.copy(), values, bits)
+    np.testing.assert_array_equal(found, keys[expected])
+    np.testing.assert_array_equal(order, expected)
+    np.testing.assert_array_equal(radix.sort_keys(keys.copy(), bits)[0], keys[expected])
+
+
+@pytest.mark.parametrize("shape", ["random", "alike", "rising", "falling", "organ"])
+def test_keys_are_sorted_whatever_their_order(shape: str, rng: np.random.Generator) -> None:
+    count = 3000
+    keys = {
+        "random": rng.integers(0, 1 << 63, count).astype(np.uint64),
+        "alike": np.full(count, 7, np.uint64),
+        "rising": np.arange(count, dtype=np.uint64),
+        "falling": np.arange(count, dtype=np.uint64)[::-1].copy(),
+        "organ": np.concatenate([np.arange(count // 2), np.arange(count // 2)[::-1]]).astype(np.uint64),
+    }[shape]
+    for sort in (token_order.sort_by_keys, token_order.heap_sort):
+        found, order = keys.copy(), np.arange(count)
+        sort(found, order, 0, count)
+        np.testing.assert_array_equal(found, np.sort(keys))
+        np.testing.assert_array_equal(keys[order], found)
 
 
 def test_tokens_of_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tilewright.pipeline.text.histogram import Histogram, added
 from tilewright.pipeline.text.kept_counts import State, open_counts
 from tilewright.pipeline.text.saved_counts import save_histogram
 from tilewright.pipeline.text.sparse_counts import SparseCounts
-from tilewright.pipeline.text.totals import RowTotal, TokenTotal
+from tilewright.pipeline.text.totals import MOST_RUNS, RowTotal, TokenTotal
 
 BY = ["word", "line", "ngram:2", "ngram:3:character", "ngram:4:byte"]
 TEXTS = [
@@ -260,6 +260,26 @@ def test_lists_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> None:
         expected.update(dict(zip(texts, values.tolist(), strict=True)))
     counts, found = total.result()
     assert room.spilled > 0
+    assert found is not None
+    assert list(found) == sorted(expected)
+    assert dict(zip(found, counts.tolist(), strict=True)) == expected  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("runs", [1, 5, MOST_RUNS + 3])
+def test_lists_are_added_in_any_order(runs: int, rng: np.random.Generator) -> None:
+    """One behind the other, as a worker's threads give them, or mixed, as older states kept them."""
+    expected: Counter[bytes] = Counter()
+    total = TokenTotal(1 << 20)
+    for _ in range(3):
+        texts = [
+            b"%d" % number for _ in range(runs) for number in sorted(rng.integers(0, 99, 9).tolist(), key=str)
+        ]
+        texts += [b"", b"x" * 9]
+        values = rng.integers(1, 9, len(texts))
+        total.add(np.zeros(len(texts), np.int64), np.arange(len(texts)), values, Tokens.of(texts))
+        for text, value in zip(texts, values.tolist(), strict=True):
+            expected[text] += value
+    counts, found = total.result()
     assert found is not None
     assert list(found) == sorted(expected)
     assert dict(zip(found, counts.tolist(), strict=True)) == expected  # type: ignore[union-attr]

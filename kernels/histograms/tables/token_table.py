@@ -15,10 +15,20 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
-from tilewright.kernels.cpu.vectors import load_byte, load_int, load_word, store_byte, store_int, store_word
+from tilewright.kernels.cpu.vectors import (
+    load_byte,
+    load_int,
+    load_word,
+    prefetch,
+    store_byte,
+    store_int,
+    store_word,
+)
 
 SLOT_NBYTES = 32
-"""Key, number of the entry plus 1, and eight bytes that are not used: no slot lies on two lines of the cache."""
+"""Key, number of the entry plus 1, and where its bytes lie: no slot lies on two lines of the cache."""
+BATCH = 64
+"""Tokens that are looked for together: their slots are fetched from memory at the same time."""
 FIRST_SLOTS = 1 << 12
 FIRST_ARENA = 1 << 16
 LONG = 16
@@ -38,10 +48,13 @@ LONG = 16
     USED,
     ARENA_USED,
     TOUCHED_USED,
-) = range(0, 104, 8)
+    SCRATCH,
+) = range(0, 112, 8)
 """Where the numbers of `Table.state` lie, in bytes: addresses of the table's arrays, how large they are, and how much
 of them is used. The slots are ``2 ** (64 - shift)``, and the mask is one less."""
-STATE_NUMBERS = 13
+STATE_NUMBERS = 14
+_BEGINS, _LENGTHS, _KEYS_0, _KEYS_1, _PLACES, ENTRIES = range(0, 48 * BATCH, 8 * BATCH)
+"""Where the arrays of a batch lie in the scratch memory: tokens, their keys, slots and entries."""
 
 _MIX_1 = 0x9E3779B97F4A7C15
 _MIX_2 = 0xC2B2AE3D27D4EB4F
@@ -111,46 +124,124 @@ def _same_bytes(a, b, n):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _new_slot(at, k0, k1, entry):  # type: ignore[no-untyped-def]
+def _new_slot(at, k0, k1, entry, place):  # type: ignore[no-untyped-def]
     store_word(at, k0)
     store_word(at + 8, k1)
     store_int(at + 16, entry + 1)
+    store_int(at + 24, place)
 
 
 @njit(nogil=True)
-def entry_of(table, start, n, lo, hi):  # type: ignore[no-untyped-def]
-    """The entry of the token of the n bytes at ``start``, in a text from ``lo`` to ``hi``: a new one if need be; -1
-    where there is no room for that. ``table`` is the address of its `Table.state`."""
-    k0, k1 = _key_of(start, n, lo, hi)
+def _entry_at(table, at, k0, k1, start, n):  # type: ignore[no-untyped-def]
+    """The entry of the token of the n bytes at ``start``, whose keys these are, and whose search begins at the slot
+    ``at``: a new one if need be; -1 where there is no room for that."""
     slots = load_int(table + SLOTS)
-    mask = load_int(table + MASK)
-    j = _slot_of(k0, k1, load_word(table + SHIFT))
-    at = slots + j * SLOT_NBYTES
+    end = slots + (load_int(table + MASK) + 1) * SLOT_NBYTES
     found = load_int(at + 16)
     while found:
-        if load_word(at) == k0 and load_word(at + 8) == k1:
-            entry = found - 1
-            if n < LONG:
-                return entry
-            place = load_int(load_int(table + STARTS) + 8 * entry)
-            if _same_bytes(start, load_int(table + ARENA) + place, n):
-                return entry
-        j = (j + 1) & mask
-        at = slots + j * SLOT_NBYTES
+        if (
+            load_word(at) == k0
+            and load_word(at + 8) == k1
+            and (n < LONG or _same_bytes(start, load_int(table + ARENA) + load_int(at + 24), n))
+        ):
+            return found - 1
+        at += SLOT_NBYTES
+        if at == end:
+            at = slots
         found = load_int(at + 16)
     entry = load_int(table + USED)
     place = load_int(table + ARENA_USED)
     if entry >= load_int(table + ROOM) or place + n > load_int(table + ARENA_ROOM):
         return np.int64(-1)
-    _new_slot(at, k0, k1, entry)
+    _new_slot(at, k0, k1, entry, place)
     store_int(load_int(table + STARTS) + 8 * entry, place)
     store_int(load_int(table + LENGTHS) + 8 * entry, n)
     arena = load_int(table + ARENA) + place
-    for k in range(n):
-        store_byte(arena + k, load_byte(start + k))
+    if n < 8:
+        for k in range(n):
+            store_byte(arena + k, load_byte(start + k))
+    else:
+        for k in range(0, n - 8, 8):
+            store_word(arena + k, load_word(start + k))
+        store_word(arena + n - 8, load_word(start + n - 8))
     store_int(table + USED, entry + 1)
     store_int(table + ARENA_USED, place + n)
     return entry
+
+
+@njit(nogil=True)
+def add_at(table, entry, count):  # type: ignore[no-untyped-def]
+    """Add to the count of an entry; `Table.touched` lists the entries whose counts are not zero."""
+    place = load_int(table + COUNTS) + 8 * entry
+    before = load_int(place)
+    if before == 0:
+        touched = load_int(table + TOUCHED_USED)
+        store_int(load_int(table + TOUCHED) + 8 * touched, entry)
+        store_int(table + TOUCHED_USED, touched + 1)
+    store_int(place, before + count)
+
+
+@njit(nogil=True)
+def put_in_batch(table, k, start, n):  # type: ignore[no-untyped-def]
+    """Have the n bytes at ``start`` be token k of the next batch. ``table`` is the address of its `Table.state`."""
+    scratch = load_int(table + SCRATCH) + 8 * k
+    store_int(scratch + _BEGINS, start)
+    store_int(scratch + _LENGTHS, n)
+
+
+@njit(nogil=True)
+def begin_of(table, k):  # type: ignore[no-untyped-def]
+    """Where token k of the batch begins."""
+    return load_int(load_int(table + SCRATCH) + 8 * k + _BEGINS)
+
+
+@kept
+@njit(nogil=True)
+def count_batch(table, tokens, lo, hi):  # type: ignore[no-untyped-def]
+    """Count the tokens of the batch, in a text from ``lo`` to ``hi``, and put their entries into the scratch memory.
+    Returns the first that there is no room for, or how many there are."""
+    scratch = load_int(table + SCRATCH)
+    slots = load_int(table + SLOTS)
+    shift = load_word(table + SHIFT)
+    some_long = False
+    for at in range(scratch, scratch + 8 * tokens, 8):
+        n = load_int(at + _LENGTHS)
+        k0, k1 = _key_of(load_int(at + _BEGINS), n, lo, hi)
+        slot = slots + _slot_of(k0, k1, shift) * SLOT_NBYTES
+        prefetch(slot)
+        store_word(at + _KEYS_0, k0)
+        store_word(at + _KEYS_1, k1)
+        store_int(at + _PLACES, slot)
+        some_long |= n >= LONG
+    if some_long:
+        arena = load_int(table + ARENA)
+        for at in range(scratch, scratch + 8 * tokens, 8):
+            if load_int(at + _LENGTHS) >= LONG:
+                prefetch(arena + load_int(load_int(at + _PLACES) + 24))
+    for k in range(tokens):
+        at = scratch + 8 * k
+        entry = _entry_at(
+            table,
+            load_int(at + _PLACES),
+            load_word(at + _KEYS_0),
+            load_word(at + _KEYS_1),
+            load_int(at + _BEGINS),
+            load_int(at + _LENGTHS),
+        )
+        if entry < 0:
+            return k
+        add_at(table, entry, 1)
+        store_int(at + ENTRIES, entry)
+    return tokens
+
+
+@njit(nogil=True)
+def _entry_of(table, start, n, lo, hi):  # type: ignore[no-untyped-def]
+    """The entry of the token of the n bytes at ``start``, in a text from ``lo`` to ``hi``: a new one if need be; -1
+    where there is no room for that."""
+    k0, k1 = _key_of(start, n, lo, hi)
+    at = load_int(table + SLOTS) + _slot_of(k0, k1, load_word(table + SHIFT)) * SLOT_NBYTES
+    return _entry_at(table, at, k0, k1, start, n)
 
 
 @njit(nogil=True)
@@ -170,21 +261,15 @@ def key_entry(table, k0, k1):  # type: ignore[no-untyped-def]
     entry = load_int(table + USED)
     if entry >= load_int(table + ROOM):
         return np.int64(-1)
-    _new_slot(at, k0, k1, entry)
+    _new_slot(at, k0, k1, entry, 0)
     store_int(table + USED, entry + 1)
     return entry
 
 
 @njit(nogil=True)
-def add_at(table, entry, count):  # type: ignore[no-untyped-def]
-    """Add to the count of an entry; `Table.touched` lists the entries whose counts are not zero."""
-    place = load_int(table + COUNTS) + 8 * entry
-    before = load_int(place)
-    if before == 0:
-        touched = load_int(table + TOUCHED_USED)
-        store_int(load_int(table + TOUCHED) + 8 * touched, entry)
-        store_int(table + TOUCHED_USED, touched + 1)
-    store_int(place, before + count)
+def fetch_key(table, k0, k1):  # type: ignore[no-untyped-def]
+    """Have the slot of a key fetched from memory, for a `key_entry` that comes later."""
+    prefetch(load_int(table + SLOTS) + _slot_of(k0, k1, load_word(table + SHIFT)) * SLOT_NBYTES)
 
 
 @kept
@@ -198,7 +283,7 @@ def _rehash(old, slots, shift):  # type: ignore[no-untyped-def]
         j = _slot_of(old[at], old[at + 1], shift)
         while slots[4 * j + 2] != 0:
             j = (j + 1) & mask
-        for k in range(3):
+        for k in range(4):
             slots[4 * j + k] = old[at + k]
 
 
@@ -208,7 +293,7 @@ def _add_tokens(table, data, nbytes, offsets, values, first, entries):  # type: 
     """Add ``values`` to the counts of tokens from number ``first`` on; returns the first that there is no room for."""
     for token in range(first, len(offsets) - 1):
         n = offsets[token + 1] - offsets[token]
-        entry = entry_of(table, data + offsets[token], n, data, data + nbytes)
+        entry = _entry_of(table, data + offsets[token], n, data, data + nbytes)
         if entry < 0:
             return token
         entries[token] = entry
@@ -220,13 +305,14 @@ def _add_tokens(table, data, nbytes, offsets, values, first, entries):  # type: 
 @kept
 @njit(nogil=True)
 def _keys(slots, used):  # type: ignore[no-untyped-def]
-    """The keys of all entries, uint64[(entries, 2)]."""
-    keys = np.empty((used, 2), np.uint64)
+    """The keys of all entries: their lower and their upper 64 bits."""
+    low = np.empty(used, np.uint64)
+    high = np.empty(used, np.uint64)
     for at in range(0, len(slots), 4):
         if slots[at + 2]:
-            keys[np.int64(slots[at + 2]) - 1, 0] = slots[at]
-            keys[np.int64(slots[at + 2]) - 1, 1] = slots[at + 1]
-    return keys
+            low[np.int64(slots[at + 2]) - 1] = slots[at]
+            high[np.int64(slots[at + 2]) - 1] = slots[at + 1]
+    return low, high
 
 
 class Table:
@@ -242,6 +328,7 @@ class Table:
         self.starts = np.zeros(room if with_bytes else 0, np.int64)
         self.lengths = np.zeros(room if with_bytes else 0, np.int64)
         self.arena = np.zeros(FIRST_ARENA if with_bytes else 0, np.uint8)
+        self._scratch = np.zeros(6 * BATCH, np.int64)
         self._describe()
 
     def _describe(self) -> None:
@@ -258,6 +345,7 @@ class Table:
             (ARENA_ROOM, len(self.arena)),
             (COUNTS, self.counts.ctypes.data),
             (TOUCHED, self.touched.ctypes.data),
+            (SCRATCH, self._scratch.ctypes.data),
         ):
             self.state[place // 8] = number
 
@@ -308,10 +396,10 @@ class Table:
                 self.make_room()
         return entries
 
-    def keys(self) -> np.ndarray:
-        """uint64[(entries, 2)]."""
-        found: np.ndarray = _keys(self._slots, self.used)
-        return found
+    def keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """Their lower and their upper 64 bits, uint64[entries] each."""
+        low, high = _keys(self._slots, self.used)
+        return low, high
 
     def take_row(self) -> tuple[np.ndarray, np.ndarray]:
         """The entries whose counts are not zero, ascending, and their counts, which become zero."""

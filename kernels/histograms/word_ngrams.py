@@ -1,0 +1,163 @@
+"""N-grams of words counted by sorting: words are numbered in the order of their bytes, so that n-grams of numbers are
+in the order of theirs.
+
+Where half of the n-grams are new ones, a table of them outgrows the cache, and would have to be sorted in the end.
+Sorting all that occur takes less, and their texts are written one behind the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.histograms.tables.radix import sort_keys, sort_pairs
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.token_order import copy_bytes, in_order
+
+NO_WORD = 0xFFFFFFFF
+"""Among numbers of words: a document ends here."""
+BLANK = 0x20
+
+
+@kept
+@njit(nogil=True)
+def _keys_of(words, ranks, n, bits, low, high):  # type: ignore[no-untyped-def]
+    """Write the keys of all n-grams: 64 low bits, and the others into ``high`` if it has a length. Returns how many."""
+    k0 = uint64(0)
+    k1 = uint64(0)
+    width = n * bits
+    one = uint64(1)
+    mask_0 = ~uint64(0)
+    mask_1 = uint64(0)
+    if width < 64:
+        mask_0 = (one << uint64(width)) - one
+    elif width > 64:
+        mask_1 = (one << uint64(width - 64)) - one
+    have = 0
+    keys = 0
+    for place in range(len(words)):
+        word = words[place]
+        if word == NO_WORD:
+            have = 0
+            continue
+        k1 = (k1 << uint64(bits) | k0 >> uint64(64 - bits)) & mask_1
+        k0 = (k0 << uint64(bits) | uint64(ranks[word])) & mask_0
+        have += 1
+        if have >= n:
+            low[keys] = k0
+            if len(high):
+                high[keys] = k1
+            keys += 1
+    return keys
+
+
+@kept
+@njit(nogil=True)
+def _run_lengths(low, high, counts):  # type: ignore[no-untyped-def]
+    """Keep one of equal keys, which are neighbours, and write how many there were. Returns how many are kept."""
+    last = -1
+    wide = len(high) > 0
+    for place in range(len(low)):
+        if last >= 0 and low[last] == low[place] and (not wide or high[last] == high[place]):
+            counts[last] += 1
+        else:
+            last += 1
+            low[last] = low[place]
+            if wide:
+                high[last] = high[place]
+            counts[last] = 1
+    return last + 1
+
+
+@kept
+@njit(nogil=True)
+def _texts(low, high, n, bits, data, edges, out, offsets):  # type: ignore[no-untyped-def]
+    """As `token_order.ngram_texts`, of words ``data[edges[w]:edges[w + 1]]``, with a blank between two. Of keys in
+    order, neighbours mostly begin alike: what they have in common is copied from the one before."""
+    write = len(out) > 0
+    wide = len(high) > 0
+    one = uint64(1)
+    unit_mask = (one << uint64(bits)) - one
+    begin_mask = ~unit_mask
+    words = data.ctypes.data
+    to = out.ctypes.data
+    place = np.int64(0)
+    begin = np.int64(0)  # bytes of the first n - 1 words, with the blanks behind them
+    for entry in range(len(low)):
+        k0 = low[entry]
+        k1 = high[entry] if wide else uint64(0)
+        if entry and (k0 ^ low[entry - 1]) & begin_mask == 0 and (not wide or k1 == high[entry - 1]):
+            if write:
+                start = offsets[entry - 1]
+                copy_bytes(to + place, to + start, begin, min(place - start, len(out) - place) - begin)
+        else:
+            begin = np.int64(0)
+            for k in range(n - 1):
+                shift = bits * (n - 1 - k)
+                if shift >= 64:
+                    unit = k1 >> uint64(shift - 64)
+                else:
+                    unit = k0 >> uint64(shift)
+                    if shift + bits > 64:
+                        unit |= k1 << uint64(64 - shift)
+                word = np.int64(unit & unit_mask)
+                start = edges[word]
+                length = edges[word + 1] - start
+                if write:
+                    here = place + begin
+                    copy_bytes(
+                        to + here, words + start, length, min(len(data) - start, len(out) - here) - length
+                    )
+                    out[here + length] = BLANK
+                begin += length + 1
+        word = np.int64(k0 & unit_mask)
+        start = edges[word]
+        length = edges[word + 1] - start
+        place += begin
+        if write:
+            copy_bytes(to + place, words + start, length, min(len(data) - start, len(out) - place) - length)
+        place += length
+        if write:
+            offsets[entry + 1] = place
+    return place
+
+
+def _texts_of(low: np.ndarray, high: np.ndarray, n: int, bits: int, words: Tokens) -> Tokens:
+    """The n-grams whose keys these are, in order, as a list."""
+    given = (low, high, n, bits, words.data, words.offsets)
+    offsets = np.zeros(len(low) + 1, np.int64)
+    texts = np.empty(_texts(*given, np.empty(0, np.uint8), offsets), np.uint8)
+    if len(texts):
+        _texts(*given, texts, offsets)
+    return Tokens(texts, offsets)
+
+
+def count_word_ngrams(
+    words: np.ndarray, n: int, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> tuple[Tokens, np.ndarray]:
+    """The n-grams of words as a list in order, and their counts, int64.
+
+    words: uint32, their numbers in the order of the text, `NO_WORD` between documents; word w is
+    ``data[starts[w]:starts[w] + lengths[w]]``, and two may be the same. n-grams of their ranks have at most 128 bits.
+    """
+    known, _, ranks = in_order(data, starts, lengths, np.zeros(len(starts), np.int64))
+    bits = max(1, (len(known) - 1).bit_length())
+    low = np.empty(len(words), np.uint64)
+    high = np.empty(len(words) if n * bits > 64 else 0, np.uint64)
+    used = _keys_of(words, ranks.astype(np.uint32), n, bits, low, high)
+    low = low[:used]
+    if len(high):
+        low, high = sort_pairs(low, high[:used], 64)
+        high, low = sort_pairs(high, low, n * bits - 64)
+        counts = np.empty(used, np.int64)
+    else:
+        low, spare = sort_keys(low, n * bits)
+        counts = spare.view(np.int64)
+    used = _run_lengths(low, high, counts)
+    counts = counts[:used].copy()
+    tokens = _texts_of(low[:used], high[:used], n, bits, known)
+    if known.data.size and int(known.data.min()) <= BLANK:
+        # Folding has put a blank into a word: n-grams may be out of order, and two may read the same.
+        tokens, counts, _ = in_order(tokens.data, tokens.offsets[:-1], np.diff(tokens.offsets), counts)
+    return tokens, counts
