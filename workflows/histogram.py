@@ -99,7 +99,9 @@ def histogram(
         The field of JSON lines, or the column of Parquet and Arrow, whose texts are the documents; of several, each
         text is a document of its own. Then every file has to be one of these.
     id_field
-        The field, column or header of a WARC's records that identifies a document, for ``Histogram.ids``.
+        The field, column or header of a WARC's records that identifies a document, for ``Histogram.ids``. Files of
+        which no record has it cannot be counted; notices say how many documents have no id, and which ids are of
+        several.
     split_on
         ``line`` or ``paragraph``: what of a text is a document.
     include, exclude

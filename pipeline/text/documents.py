@@ -14,7 +14,7 @@ from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import packed, unpacked
 from tilewright.pipeline.text.fingerprints import NONE
-from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.formats.sources import Found, Remark, Remarks
 from tilewright.pipeline.text.names import Ids, Names, Part, part_of
 
 
@@ -133,7 +133,7 @@ class Counts:
     """How many U+FFFD stand for what could not be decoded; None where that is not known."""
     rows: Rows | None = None
     """Per document; None where those are the piece's files."""
-    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    remarks: Remarks = field(default_factory=dict)
     """`Found.remarks`."""
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be counted, by their places in the piece, and why; all else is of the piece without them."""
@@ -163,7 +163,7 @@ def facts_from(entry: dict[str, Any], documents: int) -> dict[str, Any]:
         "documents": entry.get("found", documents),
         "lost": entry.get("lost"),
         "rows": None if rows is None else Rows.from_json(rows),
-        "remarks": {what: (count, name) for what, (count, name) in entry.get("remarks", {}).items()},
+        "remarks": {what: Remark(*each) for what, each in entry.get("remarks", {}).items()},
     }
 
 

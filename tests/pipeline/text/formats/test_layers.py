@@ -192,6 +192,8 @@ def test_json_lines(
     nbytes: int,
 ) -> None:
     fields = ["text", "title"] if several else ["text"]
+    if lines:  # a file without any identifier is refused
+        lines[0] = ({"id": "first", **lines[0][0]}, *lines[0][1:])
     stored = b"".join(
         json.dumps({**record, "text": text, "title": title}, ensure_ascii=escaped).encode()
         + (b"\r\n\n" if blank else b"\n")
@@ -384,7 +386,7 @@ def test_records_of_warc_files(tmp_path: Path, suffix: str, nbytes: int) -> None
     assert names == [f"x.warc{suffix}:{number}" for number in (2, 3, 4)]
     assert part.rows is not None
     assert part.rows.ids == ["<urn:0>"] * 3
-    assert [count for count, _ in part.remarks.values()] == [1]
+    assert [each.records for each in part.remarks.values()] == [1]
 
 
 def test_json_lines_in_members(client: Client, tmp_path: Path) -> None:
