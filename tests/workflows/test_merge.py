@@ -50,7 +50,12 @@ def test_documents_within_files_load_back(
     lines = [{"id": "a", "text": "Grüße an alle"}, {"text": ""}, {"id": "c", "text": "alle Wörter"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = tw.histogram(
-        tmp_path / "a.jsonl", by=by, per_document=per_document, field="text", id_field="id", cluster=client
+        tmp_path / "a.jsonl",
+        by=by,
+        per_document=per_document,
+        field="text",
+        id_field="id" if per_document else None,
+        cluster=client,
     )
     save_histogram(found, tmp_path / f"f{ending}")
     again = tw.Histogram.load(tmp_path / f"f{ending}")

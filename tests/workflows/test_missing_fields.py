@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 import tilewright as tw
-from tilewright.pipeline.errors import MalformedDocumentError
+from tilewright.pipeline.errors import MalformedDocumentError, OptionError
 from tilewright.pipeline.events import Event, Notice
 
 Counted = tuple[tw.Histogram, list[str]]
@@ -118,3 +118,10 @@ def test_identifiers_of_several_documents_are_told(client: Client, tmp_path: Pat
     path = lines(tmp_path / "b.jsonl", *({"id": each, "text": "a", "title": "b"} for each in "xyz"))
     _, told = counted(client, path, field=["text", "title"], id_field="id")
     assert not any("ids" in each for each in told)
+
+
+def test_identifiers_are_of_documents_alone(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"id": "a", "text": "a"})
+    for count in (tw.histogram, tw.plan_histogram):
+        with pytest.raises(OptionError, match=r"id_field='id' .* add per_document, or leave out id_field"):
+            count(path, field="text", id_field="id")
