@@ -162,7 +162,7 @@ def count_corpus(
         tokens=tokens,
         options=kind.options if isinstance(kind, TokenKind) else {},
         document_count=arrival.documents,
-        undecodable=arrival.lost if kind.name == "codepoint" else None,
+        undecodable=arrival.lost if kind.decodes else None,
         ids=ids if corpus.reading.id_field else None,
         bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
     )

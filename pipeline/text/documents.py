@@ -146,6 +146,7 @@ class Counts:
         return {
             "found": self.documents,
             "lost": self.lost,
+            "tells": True,
             "rows": None if self.rows is None else self.rows.to_json(),
             "remarks": self.remarks,
         }
@@ -159,9 +160,11 @@ def width_of(kind: Kind | TokenKind, tokens: Tokens | None) -> int:
 def facts_from(entry: dict[str, Any], documents: int) -> dict[str, Any]:
     """The arguments of `Counts` in an entry of a record; an entry of an earlier release has none of them."""
     rows = entry.get("rows")
+    # Of tokens, earlier releases kept 0 whatever there was.
+    tells = entry.get("tells", "tokens" not in entry)
     return {
         "documents": entry.get("found", documents),
-        "lost": entry.get("lost"),
+        "lost": entry.get("lost") if tells else None,
         "rows": None if rows is None else Rows.from_json(rows),
         "remarks": {what: Remark(*each) for what, each in entry.get("remarks", {}).items()},
     }

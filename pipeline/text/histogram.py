@@ -67,8 +67,8 @@ class Histogram:
     """How many documents were counted, those within files each; None where a file of an earlier release does not
     say."""
     undecodable: int | None = None
-    """How many of U+FFFD, by code point, stand for bytes that could not be decoded, and not for themselves; None for
-    other kinds, and where a GPU counted."""
+    """How many U+FFFD stand for bytes that could not be decoded, and not for themselves; None for kinds that do not
+    decode, where a GPU counted code points, and where a state of an earlier release does not say."""
     ids: Sequence[str | None] | None = None
     """Per document, what ``id_field`` says of each; None where none was asked for."""
     bad: tuple[tuple[str, str], ...] = ()
