@@ -280,10 +280,24 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
         document_count=_sum([histogram.document_count for histogram in histograms]),
         undecodable=_sum([histogram.undecodable for histogram in histograms]),
         ids=_ids_of(histograms),
-        bad=tuple(each for histogram in histograms for each in histogram.bad),
+        bad=_still_bad(histograms, documents),
         tokens=tokens,
         options=first.options,
     )
+
+
+def _still_bad(histograms: Sequence[Histogram], documents: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The files that were left out of some, but for those that others counted, as once they were restored."""
+    bad = {name: why for histogram in histograms for name, why in histogram.bad}
+    if not bad:
+        return ()
+    for document in documents:
+        bad.pop(document, None)
+        # Of a document within a file, the file's name stands before a colon.
+        end = -1
+        while (end := document.find(":", end + 1)) >= 0:
+            bad.pop(document[:end], None)
+    return tuple(bad.items())
 
 
 def _check_alike(first: Histogram, other: Histogram, what: str) -> None:
