@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,14 @@ def test_identifiers_are_of_documents_alone(tmp_path: Path) -> None:
     for count in (tw.histogram, tw.plan_histogram):
         with pytest.raises(OptionError, match=r"id_field='id' .* add per_document, or leave out id_field"):
             count(path, field="text", id_field="id")
+
+
+def test_a_text_in_an_archive_beside_a_field(client: Client, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        member = tarfile.TarInfo("b.txt")
+        member.size = 5
+        archive.addfile(member, io.BytesIO(b"plain"))
+    with pytest.raises(
+        MalformedDocumentError, match=r"b\.txt:1: .*by itself, without a field, and merge both counts"
+    ):
+        counted(client, tmp_path, field="text")

@@ -201,7 +201,7 @@ class JsonLines:
         if code == loop.NO_OBJECT and self._line == 0:
             return ContentError(
                 f"{loop.FAULTS[code]}: a field is looked for in JSON lines, one object a line",
-                "give JSON lines, Parquet or Arrow, or leave the file out",
+                "leave it out, or count it by itself, without a field, and merge both counts",
                 where,
             )
         if code == loop.ENCODED:
