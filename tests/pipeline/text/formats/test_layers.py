@@ -445,6 +445,13 @@ def test_what_is_counted_as_stored_is_told(client: Client, tmp_path: Path) -> No
     np.testing.assert_array_equal(found.counts[0], dense(naive_counts(inner, "byte"), 256))
 
 
+def test_a_member_of_a_zip_archive_without_a_name(client: Client, tmp_path: Path) -> None:
+    """As damage makes one."""
+    (tmp_path / "a.zip").write_bytes(zipped([("a", b"xyz")], zipfile.ZIP_STORED).replace(b"a", b"\0"))
+    found, _ = counted(client, [tmp_path])
+    assert found.totals.sum() == 3
+
+
 def test_found_keeps_no_rows_unless_asked() -> None:
     found = Found()
     found.ended("", 1000)
