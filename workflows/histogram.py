@@ -99,7 +99,9 @@ def histogram(
         The field of JSON lines, or the column of Parquet and Arrow, whose texts are the documents; of several, each
         text is a document of its own. Then every file has to be one of these.
     id_field
-        The field, column or header of a WARC's records that identifies a document, for ``Histogram.ids``.
+        The field, column or header of a WARC's records that identifies a document, for ``Histogram.ids``; with
+        ``per_document`` alone. Files of which no record has it cannot be counted; notices say how many documents have
+        no id, and which ids are of several.
     split_on
         ``line`` or ``paragraph``: what of a text is a document.
     include, exclude
@@ -340,6 +342,11 @@ def _checked(
     check_choice("on_error", on_error, ON_ERROR, "way with bad files")
     per_document = check_flag("per_document", per_document)
     found = reading_of(**reading)
+    if found.id_field and not per_document:
+        raise OptionError(
+            f"id_field={found.id_field!r} says what identifies each document, and without per_document all of them have"
+            " one count: add per_document, or leave out id_field"
+        )
     keeping = _state_of(state, check_flag("resume", resume))
     kind = any_kind_named(by, casefold=casefold, normalise=normalise)
     return _Asked(kind, found, keeping, per_document)

@@ -74,6 +74,11 @@ class TokenKind:
     after: int = 0
 
     @property
+    def decodes(self) -> bool:
+        """Whether malformed bytes count as U+FFFD."""
+        return self.unit != "byte"
+
+    @property
     def options(self) -> dict[str, str | bool | None]:
         """What two counts must have in common, beside the name, for their tokens to be the same."""
         about: dict[str, str | bool | None] = {}

@@ -85,6 +85,11 @@ class Kind:
                 f"kind {self.name!r} has {self.bins} bins, but kernels count code {self.code} into {bins}"
             )
 
+    @property
+    def decodes(self) -> bool:
+        """Whether malformed bytes count as U+FFFD."""
+        return self.code == CODEPOINT
+
     def skipped(self, counted: int, nbytes: int) -> int:
         """How many of ``nbytes`` bytes have no bin, given the sum of all counts: those above 127 for ascii, all but
         letters for letter. Kinds that leave nothing out give 0."""

@@ -59,11 +59,11 @@ FAULTS = {
     ENCODED: "it begins with bytes of another encoding than UTF-8",
 }
 
-CONSUMED, FILLED, LINES, DOCUMENTS, CODE, PLACE, FIELD, KIND, ABSENT, IDS_FILLED, RECORDS = range(11)
+CONSUMED, FILLED, LINES, DOCUMENTS, CODE, PLACE, FIELD, KIND, IDS_FILLED, RECORDS = range(10)
 """Places in ``state``: bytes of the source and of the target that are done with; lines; documents; how the call ended;
-the offset in the source of a fault; the number of the field that holds no text, and what it holds; documents whose
-field is null or missing; bytes of identifiers; lines with an object."""
-STATE_LENGTH = 11
+the offset in the source of a fault; the number of the field that holds no text, and what it holds; bytes of
+identifiers; lines with an object."""
+STATE_LENGTH = 10
 
 
 @kept
@@ -457,7 +457,7 @@ def newline_from(data, words, skip, i, stop):  # type: ignore[no-untyped-def]
 @njit(nogil=True)
 def texts_of_lines(  # type: ignore[no-untyped-def]
     data, words, skip, start, stop, final, keys, key_edges, fields, target, gap, separator, most,
-    ends, numbers, lost, ids, id_ends, spans, stack, scratch, state,
+    ends, numbers, lost, ids, id_ends, spans, stack, scratch, without, state,
 ):  # fmt: skip
     """Write the texts of the fields of whole lines in ``data[start:stop]`` to the target, one document each.
 
@@ -481,6 +481,8 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
         and where each ends. It is the text, or another value as it is written, and nothing where there is none.
     spans, stack, scratch
         int64[(keys, 3)], uint8[DEEPEST], uint8 of six times the longest key: memory to work in.
+    without
+        int64[(keys, 2)], added to: the lines whose object lacks each key, and those that hold null there.
     state
         int64[STATE_LENGTH], written.
     """
@@ -542,8 +544,6 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
                 filled += length
             elif spans[k, 0] & 15 == TEXT:
                 filled, lost[documents] = _unescape(data, spans[k, 1], spans[k, 2], target, filled)
-            else:
-                state[ABSENT] += 1
             for _ in range(gap):
                 target[filled] = separator
                 filled += 1
@@ -551,6 +551,11 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
             numbers[documents] = line
             id_ends[documents] = state[IDS_FILLED]
             documents += 1
+        for k in range(len(key_edges) - 1):
+            if spans[k, 0] == MISSING:
+                without[k, 0] += 1
+            elif spans[k, 0] == NULL:
+                without[k, 1] += 1
         state[RECORDS] += 1
         line += 1
         i = min(edge + 1, stop)

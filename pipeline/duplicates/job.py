@@ -35,7 +35,8 @@ from tilewright.pipeline.text.corpus import Corpus, Document, Piece, check_uncha
 from tilewright.pipeline.text.counting import LEAST_PIECE_NBYTES
 from tilewright.pipeline.text.documents import Listing
 from tilewright.pipeline.text.formats.listing import TEXT
-from tilewright.pipeline.text.formats.sources import remarks_of
+from tilewright.pipeline.text.formats.sources import Remarks, add_remarks, remarks_of
+from tilewright.pipeline.text.names import notes_on_ids
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class _Arrival:
         self._parts: list[tuple[np.ndarray, np.ndarray, Signed]] = []
         """Of each piece: provisional rows, places of files, and the documents."""
         self.bad: dict[int, str] = {}
-        self.remarks: dict[str, tuple[int, str]] = {}
+        self.remarks: Remarks = {}
 
     def __call__(self, place: int, part: Signed) -> Signed:
         piece = self._pieces[place]
@@ -79,9 +80,7 @@ class _Arrival:
         if piece.documents:
             files = places if part.rows is None else places[part.rows.places]
             self._parts.append((self._listing.rows_of(part.rows, places), files, part))
-        for what, (count, name) in part.remarks.items():
-            before, first = self.remarks.get(what, (0, name))
-            self.remarks[what] = (before + count, first)
+        add_remarks(self.remarks, part.remarks)
         return part
 
     def documents(self, bands: int) -> _Documents:
@@ -160,6 +159,11 @@ def find_duplicates(
     for remark in remarks_of(arrival.remarks):
         listener(Notice(remark))
     documents = arrival.documents(options.bands)
+    if id_field := corpus.reading.id_field:
+        for note in notes_on_ids(
+            documents.names, documents.ids, id_field, max(1, len(corpus.reading.fields))
+        ):
+            listener(Notice(note))
     exact = first_equal(documents.where.digests)
     # Of documents with the same text, the first stands for all.
     compared = np.flatnonzero((exact == np.arange(len(exact))) & documents.shingled)

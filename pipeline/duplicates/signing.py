@@ -17,7 +17,7 @@ from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.corpus import Piece, reading_ahead
 from tilewright.pipeline.text.documents import Rows, are_files, joined, rows_of
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.formats.sources import Found, Remarks
 from tilewright.pipeline.text.pieces import without_bad_files
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Signed:
     """uint64[(bands, documents)]: two documents agree in a band where its keys are the same."""
     signatures: np.ndarray | None
     """uint32[(documents, num_perm)], where they are wanted."""
-    remarks: dict[str, tuple[int, str]]
+    remarks: Remarks
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be read, by their places in the piece, and why; all else is of the piece without them."""
 

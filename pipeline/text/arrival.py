@@ -12,6 +12,7 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.text.corpus import Corpus, Piece
 from tilewright.pipeline.text.documents import Counts, Listing, width_of
+from tilewright.pipeline.text.formats.sources import Remarks, add_remarks
 from tilewright.pipeline.text.kept_counts import Again, counts_in, entry_of
 from tilewright.pipeline.text.totals import Total
 
@@ -65,7 +66,7 @@ class Arrival:
         self.nbytes = self.counted = self.documents = 0
         """Bytes, decoded; tokens in all; documents."""
         self.lost: int | None = 0
-        self.remarks: dict[str, tuple[int, str]] = {}
+        self.remarks: Remarks = {}
 
     def __call__(self, place: int, part: Counts | None) -> Counts:
         piece, again = self._work.pieces[place], self._work.again.get(place)
@@ -115,9 +116,7 @@ class Arrival:
         self.counted += int(part.values.sum())
         self.documents += part.documents
         self.lost = None if self.lost is None or part.lost is None else self.lost + part.lost
-        for what, (count, name) in part.remarks.items():
-            before, first = self.remarks.get(what, (0, name))
-            self.remarks[what] = (before + count, first)
+        add_remarks(self.remarks, part.remarks)
 
 
 STEP = 2**20

@@ -46,6 +46,7 @@ from tilewright.pipeline.text.kept_counts import (
     piece_again,
     what_is_left,
 )
+from tilewright.pipeline.text.names import notes_on_ids
 from tilewright.pipeline.text.pieces import CORES, ROWS_NBYTES, count_piece
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS, Total, total_for
 from tilewright.pipeline.transfer.files import let_a_tick_pass
@@ -144,6 +145,9 @@ def count_corpus(
     order, ids = None, None
     if per_document:
         order, names, ids = arrival.listing.in_order(names, arrival.bad)
+        if id_field := corpus.reading.id_field:
+            for note in notes_on_ids(names, ids, id_field, max(1, len(corpus.reading.fields))):
+                listener(Notice(note))
     elif arrival.bad:
         names = tuple(name for place, name in enumerate(names) if place not in arrival.bad)
     counts, tokens = total.result(order)
@@ -158,7 +162,7 @@ def count_corpus(
         tokens=tokens,
         options=kind.options if isinstance(kind, TokenKind) else {},
         document_count=arrival.documents,
-        undecodable=arrival.lost if kind.name == "codepoint" else None,
+        undecodable=arrival.lost if kind.decodes else None,
         ids=ids if corpus.reading.id_field else None,
         bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
     )

@@ -14,7 +14,7 @@ from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import packed, unpacked
 from tilewright.pipeline.text.fingerprints import NONE
-from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.formats.sources import Found, Remark, Remarks
 from tilewright.pipeline.text.names import Ids, Names, Part, part_of
 
 
@@ -133,7 +133,7 @@ class Counts:
     """How many U+FFFD stand for what could not be decoded; None where that is not known."""
     rows: Rows | None = None
     """Per document; None where those are the piece's files."""
-    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    remarks: Remarks = field(default_factory=dict)
     """`Found.remarks`."""
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be counted, by their places in the piece, and why; all else is of the piece without them."""
@@ -146,6 +146,7 @@ class Counts:
         return {
             "found": self.documents,
             "lost": self.lost,
+            "tells": True,
             "rows": None if self.rows is None else self.rows.to_json(),
             "remarks": self.remarks,
         }
@@ -159,11 +160,13 @@ def width_of(kind: Kind | TokenKind, tokens: Tokens | None) -> int:
 def facts_from(entry: dict[str, Any], documents: int) -> dict[str, Any]:
     """The arguments of `Counts` in an entry of a record; an entry of an earlier release has none of them."""
     rows = entry.get("rows")
+    # Of tokens, earlier releases kept 0 whatever there was.
+    tells = entry.get("tells", "tokens" not in entry)
     return {
         "documents": entry.get("found", documents),
-        "lost": entry.get("lost"),
+        "lost": entry.get("lost") if tells else None,
         "rows": None if rows is None else Rows.from_json(rows),
-        "remarks": {what: (count, name) for what, (count, name) in entry.get("remarks", {}).items()},
+        "remarks": {what: Remark(*each) for what, each in entry.get("remarks", {}).items()},
     }
 
 

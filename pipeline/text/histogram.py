@@ -67,8 +67,8 @@ class Histogram:
     """How many documents were counted, those within files each; None where a file of an earlier release does not
     say."""
     undecodable: int | None = None
-    """How many of U+FFFD, by code point, stand for bytes that could not be decoded, and not for themselves; None for
-    other kinds, and where a GPU counted."""
+    """How many U+FFFD stand for bytes that could not be decoded, and not for themselves; None for kinds that do not
+    decode, where a GPU counted code points, and where a state of an earlier release does not say."""
     ids: Sequence[str | None] | None = None
     """Per document, what ``id_field`` says of each; None where none was asked for."""
     bad: tuple[tuple[str, str], ...] = ()
@@ -280,10 +280,24 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
         document_count=_sum([histogram.document_count for histogram in histograms]),
         undecodable=_sum([histogram.undecodable for histogram in histograms]),
         ids=_ids_of(histograms),
-        bad=tuple(each for histogram in histograms for each in histogram.bad),
+        bad=_still_bad(histograms, documents),
         tokens=tokens,
         options=first.options,
     )
+
+
+def _still_bad(histograms: Sequence[Histogram], documents: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The files that were left out of some, but for those that others counted, as once they were restored."""
+    bad = {name: why for histogram in histograms for name, why in histogram.bad}
+    if not bad:
+        return ()
+    for document in documents:
+        bad.pop(document, None)
+        # Of a document within a file, the file's name stands before a colon.
+        end = -1
+        while (end := document.find(":", end + 1)) >= 0:
+            bad.pop(document[:end], None)
+    return tuple(bad.items())
 
 
 def _check_alike(first: Histogram, other: Histogram, what: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import bisect
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.numbers import counted
 
 Value = TypeVar("Value", str, str | None)
 ENCODING = "utf-8", "surrogateescape"
@@ -146,3 +148,37 @@ class Ids(_Made[str | None]):
 
     def _of_row(self, part: Part, row: int) -> str | None:
         return part.ids and part.ids.at(row)
+
+
+def notes_on_ids(
+    names: Sequence[str], ids: Sequence[str | None] | None, id_field: str, fields: int = 1
+) -> list[str]:
+    """What is to be told of the ids of documents: how many have none, and which are those of several.
+
+    fields: how many documents, one behind the other, a record makes; they have its id together.
+    """
+    if ids is None:
+        none = f"none of {counted(len(names), 'document')} has an id"
+        return [
+            f"{none}: id_field={id_field!r} names a field of JSON lines, a column, or one in a WARC's headers"
+        ]
+    # Ten million texts would take a gigabyte: hashes say which to look at, 0 that there is none.
+    hashes = np.fromiter((0 if each is None else hash(each) or 1 for each in ids), np.int64, len(ids))
+    notes = []
+    if len(without := np.flatnonzero(hashes == 0)):
+        have = "has" if len(without) == 1 else "have"
+        notes.append(
+            f"{len(without)} of {counted(len(ids), 'document')} {have} no id ({id_field!r}), {names[int(without[0])]}"
+            " first"
+        )
+    records = hashes[::fields]
+    values, times = np.unique(records[records != 0], return_counts=True)
+    places = np.flatnonzero(np.isin(records, values[times > 1])) * fields
+    found = Counter(ids[place] for place in places.tolist())
+    if twice := [each for each, number in found.items() if number > 1]:
+        what = "record" if fields > 1 else "document"
+        notes.append(
+            f"{counted(len(twice), 'id')} ({id_field!r}) {'is' if len(twice) == 1 else 'are'} of more than one {what},"
+            f" {twice[0]!r} first"
+        )
+    return notes

@@ -44,7 +44,7 @@ from tilewright.pipeline.text.fingerprints import NONE, Fingerprints
 from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
-from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.formats.sources import Found, Remarks, add_remarks
 from tilewright.pipeline.text.sparse_counts import narrowest
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
@@ -406,11 +406,9 @@ def _counts_of(
     piece: Piece, shares: Sequence[Piece], parts: Sequence[_Part], per_document: bool, kind: Kind | TokenKind
 ) -> tuple[Counts, dict[str, float]]:
     """The counts of a piece from those of its shares."""
-    remarks: dict[str, tuple[int, str]] = {}
+    remarks: Remarks = {}
     for part in parts:
-        for what, (count, name) in part.found.remarks.items():
-            before, first = remarks.get(what, (0, name))
-            remarks[what] = (before + count, first)
+        add_remarks(remarks, part.found.remarks)
     lost = None
     if all(part.lost is not None for part in parts):
         lost = sum(part.found.lost + sum((part.lost or {}).values()) for part in parts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,9 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.text.blocks import Block
 from tilewright.pipeline.text.corpus import Piece, read_range
 from tilewright.pipeline.text.fingerprints import Fingerprints, begin
+
+LONGEST_CHARACTER = 4
+"""Bytes, of UTF-8."""
 
 if TYPE_CHECKING:
     from tilewright.kernels.histograms.token_counting import TokenCounter
@@ -63,15 +66,24 @@ def count_tokens(
     check: Callable[[], None],
 ) -> Entries:
     """Count the tokens of a share, whose blocks have no margins behind them and no separators."""
+    from tilewright.kernels.histograms.replaced import MalformedText, malformed_of_documents
     from tilewright.kernels.histograms.token_counting import TokenCounter
 
     counter = TokenCounter(kind, rows=per_document)
     clock, nbytes = _Clock(), 0
+    malformed, lost = MalformedText(), dict[int, int]()
+
+    def lose(row: int, count: int) -> None:
+        if count:
+            lost[row] = lost.get(row, 0) + count
+
     under_way: int | None = None
 
     def end() -> None:
         counter.stretch(np.empty(0, np.uint8), ends=True)
         counter.end_row()
+        assert under_way is not None
+        lose(under_way, malformed.end(np.empty(0, np.uint8)))
 
     for block in blocks:
         check()
@@ -80,6 +92,11 @@ def count_tokens(
             counter.begin()
             counter.part(block.data[: block.stop], block.start, more=_behind(piece, prints))
             counter.end_row()
+            if kind.decodes:
+                lose(block.first, malformed.stretch(block.data[: block.stop], block.start))
+                # Only where a character begins at its end: what is at a URL takes a request.
+                if malformed.is_cut:
+                    lose(block.first, malformed.end(_behind(piece, None)(LONGEST_CHARACTER - 1)))
         else:
             if under_way is not None and (block.edges is not None or block.first != under_way):
                 end()
@@ -89,17 +106,21 @@ def count_tokens(
                     counter.begin()
                 under_way = block.first
                 counter.stretch(block.data[block.start : block.stop], ends=False)
+                if kind.decodes:
+                    lose(block.first, malformed.stretch(block.data[block.start : block.stop]))
             else:
                 edges = block.edges.tolist()
                 for first, last in itertools.pairwise(edges):
                     counter.begin()
                     counter.stretch(block.data[first:last], ends=True)
                     counter.end_row()
+                if kind.decodes:
+                    lost |= malformed_of_documents(block.data, block.edges, block.first)
         nbytes += block.nbytes
         clock.count += clock.lap()
     if under_way is not None:
         end()
-    return _entries(counter, per_document, nbytes, clock)
+    return replace(_entries(counter, per_document, nbytes, clock), lost=lost)
 
 
 def _entries(counter: TokenCounter, per_document: bool, nbytes: int, clock: _Clock) -> Entries:

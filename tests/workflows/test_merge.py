@@ -50,7 +50,12 @@ def test_documents_within_files_load_back(
     lines = [{"id": "a", "text": "Grüße an alle"}, {"text": ""}, {"id": "c", "text": "alle Wörter"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = tw.histogram(
-        tmp_path / "a.jsonl", by=by, per_document=per_document, field="text", id_field="id", cluster=client
+        tmp_path / "a.jsonl",
+        by=by,
+        per_document=per_document,
+        field="text",
+        id_field="id" if per_document else None,
+        cluster=client,
     )
     save_histogram(found, tmp_path / f"f{ending}")
     again = tw.Histogram.load(tmp_path / f"f{ending}")
@@ -243,3 +248,20 @@ def test_other_files_are_told(tmp_path: Path) -> None:
     for path, error, message in wrong:
         with pytest.raises(error, match=message):
             Histogram.load(path)
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+def test_what_was_bad_and_is_counted_is_bad_no_more(
+    client: Client, tmp_path: Path, per_document: bool
+) -> None:
+    for name, data in {"a.jsonl": b'{"text": "a"}\n', "b.jsonl": b"{", "c.jsonl": b"{"}.items():
+        (tmp_path / name).write_bytes(data)
+    given: dict[str, Any] = {"field": "text", "by": "letter", "cluster": client, "per_document": per_document}
+    first = tw.histogram(tmp_path, on_error="report", **given)
+    assert [Path(name).name for name, _ in first.bad] == ["b.jsonl", "c.jsonl"]
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n')
+    again = tw.histogram([tmp_path / "b.jsonl", tmp_path / "c.jsonl"], on_error="report", **given)
+    for parts in ([first, again], [again, first]):
+        both = added(parts)
+        assert [Path(name).name for name, _ in both.bad] == ["c.jsonl"]
+        assert both.totals.sum() == 2

@@ -11,7 +11,14 @@ import numpy as np
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.sources import NO_ENDS, SEPARATOR, ContentError, Found, Window
+from tilewright.pipeline.text.formats.sources import (
+    NO_ENDS,
+    SEPARATOR,
+    ContentError,
+    Found,
+    Window,
+    null_field,
+)
 
 MOST_DOCUMENTS = 2**14
 LEAST_LINE_NBYTES = 16
@@ -52,7 +59,9 @@ class JsonLines:
         """Lines before the window."""
         self._long: deque[_Long] = deque()
         self._long_done = 0
-        self._records = self._absent = 0
+        self._records = 0
+        self._without = np.zeros((len(keys), 2), np.int64)
+        """Of each field, and of the identifier: the records that lack it, and those in which it is null."""
         self._first: bytes | None = None
 
     def fill(self, target: np.ndarray, gap: int, most: int) -> tuple[int, np.ndarray]:
@@ -98,12 +107,11 @@ class JsonLines:
         loop.texts_of_lines(
             window.data, window.words, window.skip, window.start, window.stop, window.final,
             self._keys, self._edges, len(fields), target, gap, SEPARATOR, most,
-            ends, numbers, lost, ids, id_ends, self._spans, self._stack, self._scratch, state,
+            ends, numbers, lost, ids, id_ends, self._spans, self._stack, self._scratch, self._without, state,
         )  # fmt: skip
         window.start = int(state[loop.CONSUMED])
         count, code = int(state[loop.DOCUMENTS]), int(state[loop.CODE])
         self._records += int(state[loop.RECORDS])
-        self._absent += int(state[loop.ABSENT])
         before, self._line = self._line, self._line + int(state[loop.LINES])
         if code in loop.FAULTS:
             raise self._fault(code)
@@ -193,7 +201,7 @@ class JsonLines:
         if code == loop.NO_OBJECT and self._line == 0:
             return ContentError(
                 f"{loop.FAULTS[code]}: a field is looked for in JSON lines, one object a line",
-                "give JSON lines, Parquet or Arrow, or leave the file out",
+                "leave it out, or count it by itself, without a field, and merge both counts",
                 where,
             )
         if code == loop.ENCODED:
@@ -205,17 +213,27 @@ class JsonLines:
         return ContentError(f"no JSON: {loop.FAULTS[code]} (column {column})", REMEDY, where)
 
     def _check_field(self) -> None:
-        fields = self._reading.fields
-        if self._absent and self._absent == self._records * len(fields):
+        reading, records = self._reading, counted(self._records, "record")
+        lacking, null = (self._without[:, column].tolist() for column in (0, 1))
+        self._without[:], every, self._records = 0, self._records, 0
+        if not every:
+            return
+        if min(lacking[: len(reading.fields)]) == every:
             raise ContentError(
-                f"none of its {counted(self._records, 'record')} has a field {' or '.join(map(repr, fields))}"
+                f"none of its {records} has a field {' or '.join(map(repr, reading.fields))}{_keys_of(self._first)}",
+                "name one that they have",
+            )
+        if reading.id_field and lacking[-1] == every:
+            raise ContentError(
+                f"none of its {records} has a field {reading.id_field!r}, which is to identify them (id_field)"
                 f"{_keys_of(self._first)}",
                 "name one that they have",
             )
-        if self._absent:
-            what = f"records without a field {' or '.join(map(repr, fields))}, counted as empty"
-            self._found.remark(what, self._shown, self._absent)
-        self._absent = self._records = 0
+        for place, field in enumerate(reading.fields):
+            self._found.remark(
+                f"without a field {field!r}, counted as empty", self._shown, records=lacking[place]
+            )
+            self._found.remark(null_field(field), self._shown, records=null[place])
 
 
 def _identifiers(data: bytes, edges: list[int], fields: int) -> list[str | None]:

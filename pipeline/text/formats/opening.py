@@ -118,7 +118,7 @@ def _layers(document: Document, reading: Reading, found: Found, look: Look | Non
         if form == ZIP:
             yield from _members(name, zipped.members(document), reading, found)
         else:
-            yield Table(form, zipped.stored_file(document), found, "", reading)
+            yield Table(form, zipped.stored_file(document), found, "", reading, name)
         if look is not None:  # nothing of it was read in order
             memory = np.empty(min(STEP_NBYTES, document.nbytes), np.uint8)
             for start in range(0, document.nbytes, STEP_NBYTES):
@@ -189,7 +189,7 @@ def _text(layer: _Layer, reading: Reading, found: Found) -> Iterator[Source]:
                 )
         return
     if form == ARROW_STREAM and reading.fields:
-        yield Table(form, StreamFile(head.fill), found, layer.member, reading)
+        yield Table(form, StreamFile(head.fill), found, layer.member, reading, layer.shown)
         return
     encoding = _decoding(form, reading)
     if form is not None and form not in ENCODINGS:

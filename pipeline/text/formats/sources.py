@@ -68,6 +68,21 @@ class Row(NamedTuple):
     """How many U+FFFD of each stand for what could not be decoded, as far as sources know."""
 
 
+class Remark(NamedTuple):
+    """How often something is to be told."""
+
+    count: int
+    """Files, members or documents of which it is told."""
+    name: str
+    """The first of them."""
+    records: int = 0
+    """Records in them of which it is told; 0 where it is told of the whole."""
+
+
+Remarks = dict[str, Remark]
+"""By what is to be told. Of records it is what stands behind their number."""
+
+
 @dataclass
 class Found:
     """What was found while a piece was read."""
@@ -79,8 +94,7 @@ class Found:
     rows: list[Row] = field(default_factory=list)
     documents: int = 0
     lost: int = 0
-    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """What is to be told, how often, and of which file or member first."""
+    remarks: Remarks = field(default_factory=dict)
 
     def ended(
         self,
@@ -98,17 +112,31 @@ class Found:
         if self.keeps_rows:
             self.rows.append(Row(self.place, member, numbers, fields, ids, lost))
 
-    def remark(self, what: str, name: str, count: int = 1) -> None:
-        before, first = self.remarks.get(what, (0, name))
-        self.remarks[what] = (before + count, first)
+    def remark(self, what: str, name: str, *, records: int | None = None) -> None:
+        """Have something told of a file, a member or a document; or of so many of its records, if there are any."""
+        if records is None or records:
+            add_remarks(self.remarks, {what: Remark(1, name, records or 0)})
 
 
-def remarks_of(remarks: dict[str, tuple[int, str]]) -> list[str]:
-    """`Found.remarks` in sentences for people."""
-    return [
-        f"{name} and {counted(count - 1, 'other')}: {what}" if count > 1 else f"{name}: {what}"
-        for what, (count, name) in remarks.items()
-    ]
+def add_remarks(remarks: Remarks, others: Remarks) -> None:
+    """Add what is to be told of other files."""
+    for what, other in others.items():
+        before = remarks.get(what, Remark(0, other.name))
+        remarks[what] = Remark(before.count + other.count, before.name, before.records + other.records)
+
+
+def remarks_of(remarks: Remarks) -> list[str]:
+    """Remarks in sentences for people."""
+    told = []
+    for what, (count, name, records) in remarks.items():
+        named = f"{name} and {counted(count - 1, 'other')}" if count > 1 else name
+        told.append(f"{named}: {counted(records, 'record')} {what}" if records else f"{named}: {what}")
+    return told
+
+
+def null_field(field: str) -> str:
+    """What is told of records whose field is there, and null."""
+    return f"whose field {field!r} is null, counted as empty"
 
 
 class Head:

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import ARROW, ARROW_STREAM, PARQUET
-from tilewright.pipeline.text.formats.sources import NO_ENDS, SEPARATOR, ContentError, Found
+from tilewright.pipeline.text.formats.sources import NO_ENDS, SEPARATOR, ContentError, Found, null_field
 
 ROWS = 1024
 """Rows of a Parquet file that are decoded at a time."""
@@ -76,8 +76,10 @@ def pyarrow_for(form: str) -> Any:
 class Table:
     """The documents of a table."""
 
-    def __init__(self, form: str, file: Any, found: Found, member: str, reading: Reading) -> None:
+    def __init__(self, form: str, file: Any, found: Found, member: str, reading: Reading, shown: str) -> None:
+        """shown: the file and the member, as the user sees them."""
         self._found, self._member, self._reading = found, member, reading
+        self._shown, self._nulls = shown, np.zeros(len(reading.fields), np.int64)
         self._batches = _batches(form, file, reading)
         self._row = 0
         """Rows before the next batch."""
@@ -94,6 +96,9 @@ class Table:
         while self._next == len(self._numbers):
             batch = next(self._batches, None)
             if batch is None:
+                for field, nulls in zip(self._reading.fields, self._nulls.tolist(), strict=True):
+                    self._found.remark(null_field(field), self._shown, records=nulls)
+                self._nulls[:] = 0
                 return 0, NO_ENDS
             self._take(*batch)
         ends = np.empty(min(most, len(self._numbers) - self._next), np.int64)
@@ -115,7 +120,10 @@ class Table:
         self._next, self._done = self._next + int(count), int(done)
         return int(filled), ends[:count]
 
-    def _take(self, data: np.ndarray, edges: np.ndarray, ids: list[str | None] | None) -> None:
+    def _take(
+        self, data: np.ndarray, edges: np.ndarray, ids: list[str | None] | None, nulls: list[int]
+    ) -> None:
+        self._nulls += nulls
         fields = len(self._reading.fields)
         rows = (len(edges) - 1) // fields
         self._data, self._edges = data, edges
@@ -125,12 +133,12 @@ class Table:
         self._next = self._done = 0
 
 
-Batch = tuple[np.ndarray, np.ndarray, list[str | None] | None]
+Batch = tuple[np.ndarray, np.ndarray, list[str | None] | None, list[int]]
 
 
 def _batches(form: str, file: Any, reading: Reading) -> Iterator[Batch]:
     """For each batch of rows: the bytes of its texts, where each begins and the last ends, those of a row behind one
-    another, and the rows' identifiers."""
+    another, the rows' identifiers, and how many rows of each field are null."""
     pyarrow = pyarrow_for(form)
     names = [*reading.fields, *([reading.id_field] if reading.id_field else [])]
     try:
@@ -204,11 +212,12 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
 
 def _texts(pyarrow: Any, batch: Any, reading: Reading) -> Batch:
     wide = pyarrow.large_binary()
-    columns = []
+    columns, nulls = [], []
     for name in reading.fields:
         column = batch.column(name)
         if pyarrow.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        nulls.append(column.null_count)
         columns.append(column.cast(wide).fill_null(b""))
     texts, rows = columns[0], batch.num_rows
     if len(columns) > 1:
@@ -222,7 +231,7 @@ def _texts(pyarrow: Any, batch: Any, reading: Reading) -> Batch:
     ids = None
     if reading.id_field:
         ids = [_as_text(value) for value in batch.column(reading.id_field).to_pylist()]
-    return values, edges, ids
+    return values, edges, ids, nulls
 
 
 def _as_text(value: Any) -> str | None:

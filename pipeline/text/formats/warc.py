@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.sources import ContentError, Found, Head, Part
 
@@ -17,6 +18,8 @@ COUNTED = ("response", "resource", "conversion", "continuation")
 
 MOST_HEADER_NBYTES = 2**20
 STEP_NBYTES = 2**16
+MOST_NAMED = 10
+"""Fields of a header that an error names."""
 
 RESTORE = "restore the file, or count its bytes as they are stored (--raw)"
 
@@ -31,7 +34,8 @@ def records(
     header, in any case.
     """
     text = _Lines(fill)
-    number = passed = 0
+    number = passed = documents = identified = 0
+    first: list[str] = []
     while True:
         line = text.line()
         while line in (b"\r\n", b"\n"):
@@ -72,15 +76,21 @@ def records(
             body: Fill = part.fill
             if fields.get("content-type", "").lower().replace(" ", "").startswith("application/http"):
                 body = _behind_http(part)
-            yield number, fields.get(id_field.lower()) if id_field else None, body
+            identifier = fields.get(id_field.lower()) if id_field else None
+            documents, identified = documents + 1, identified + (identifier is not None)
+            first = first or list(fields)
+            yield number, identifier, body
         else:
             passed += 1
         scratch = np.empty(STEP_NBYTES, np.uint8)
         while part.fill(scratch):
             pass
-    if passed:
-        found.remark(
-            "records of WARC files that hold no text (warcinfo, request, metadata, revisit)", name, passed
+    found.remark("that hold no text (warcinfo, request, metadata, revisit)", name, records=passed)
+    if id_field and documents and not identified:
+        raise ContentError(
+            f"none of its {counted(documents, 'record')} has a field {id_field!r} in its header, which is to identify"
+            f" them (id_field); its first has {', '.join(map(repr, first[:MOST_NAMED]))}",
+            "name one that they have",
         )
 
 

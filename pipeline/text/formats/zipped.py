@@ -102,7 +102,7 @@ def members(document: Document) -> Iterator[tuple[str, Fill]]:
             )
         behind = member.header_offset + _LOCAL.size + member.compress_size
     for member in listed:
-        if member.is_dir():
+        if member.filename.endswith("/"):  # not is_dir, which fails of an empty name before Python 3.11.8
             continue
         try:
             start = _start(document, member)

@@ -241,5 +241,5 @@ def test_remarks_are_told(client: Client, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{}\n')
     seen: list[Event] = []
     find(client, [tmp_path], {"field": "text"}, listener=seen.append)
-    told = f"{tmp_path}/a.jsonl: records without a field 'text', counted as empty"
+    told = f"{tmp_path}/a.jsonl: 1 record without a field 'text', counted as empty"
     assert told in [each.message for each in seen if isinstance(each, Notice)]

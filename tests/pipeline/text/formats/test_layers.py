@@ -192,6 +192,8 @@ def test_json_lines(
     nbytes: int,
 ) -> None:
     fields = ["text", "title"] if several else ["text"]
+    if lines:  # a file without any identifier is refused
+        lines[0] = ({"id": "first", **lines[0][0]}, *lines[0][1:])
     stored = b"".join(
         json.dumps({**record, "text": text, "title": title}, ensure_ascii=escaped).encode()
         + (b"\r\n\n" if blank else b"\n")
@@ -384,7 +386,7 @@ def test_records_of_warc_files(tmp_path: Path, suffix: str, nbytes: int) -> None
     assert names == [f"x.warc{suffix}:{number}" for number in (2, 3, 4)]
     assert part.rows is not None
     assert part.rows.ids == ["<urn:0>"] * 3
-    assert [count for count, _ in part.remarks.values()] == [1]
+    assert [each.records for each in part.remarks.values()] == [1]
 
 
 def test_json_lines_in_members(client: Client, tmp_path: Path) -> None:
@@ -441,6 +443,13 @@ def test_what_is_counted_as_stored_is_told(client: Client, tmp_path: Path) -> No
     ):
         assert expected in words
     np.testing.assert_array_equal(found.counts[0], dense(naive_counts(inner, "byte"), 256))
+
+
+def test_a_member_of_a_zip_archive_without_a_name(client: Client, tmp_path: Path) -> None:
+    """As damage makes one."""
+    (tmp_path / "a.zip").write_bytes(zipped([("a", b"xyz")], zipfile.ZIP_STORED).replace(b"a", b"\0"))
+    found, _ = counted(client, [tmp_path])
+    assert found.totals.sum() == 3
 
 
 def test_found_keeps_no_rows_unless_asked() -> None:
