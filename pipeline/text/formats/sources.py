@@ -71,7 +71,7 @@ class Row(NamedTuple):
 class Remark(NamedTuple):
     """How often something is to be told."""
 
-    count: int
+    places: int
     """Files, members or documents of which it is told."""
     name: str
     """The first of them."""
@@ -122,14 +122,14 @@ def add_remarks(remarks: Remarks, others: Remarks) -> None:
     """Add what is to be told of other files."""
     for what, other in others.items():
         before = remarks.get(what, Remark(0, other.name))
-        remarks[what] = Remark(before.count + other.count, before.name, before.records + other.records)
+        remarks[what] = Remark(before.places + other.places, before.name, before.records + other.records)
 
 
 def remarks_of(remarks: Remarks) -> list[str]:
     """Remarks in sentences for people."""
     told = []
-    for what, (count, name, records) in remarks.items():
-        named = f"{name} and {counted(count - 1, 'other')}" if count > 1 else name
+    for what, (places, name, records) in remarks.items():
+        named = f"{name} and {counted(places - 1, 'other')}" if places > 1 else name
         told.append(f"{named}: {counted(records, 'record')} {what}" if records else f"{named}: {what}")
     return told
 
