@@ -41,6 +41,8 @@ class PretendedSlot:
             *(literals.ctypes.data, len(literals), 0, sequences, 0, count),
         )
         self.batches: list[tuple[int, ...]] = []
+        self.device: np.ndarray | None = None
+        """What it writes to, which somebody has to hold."""
         self.wrong: tuple[int, ...] = ()
         """Frames, or blocks, of the next batches that the GPU does not get right."""
 

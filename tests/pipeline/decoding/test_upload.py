@@ -298,6 +298,8 @@ def uploads_of(path: Path, slots: list[PretendedSlot], bring: Callable[[Any], An
     """An upload of sixteen chunks in batches of no more than eight."""
     array = encoded(path, "3 lz4", numbers((40, 64), "f4"), (10, 16))
     device = np.zeros((40, 64), np.float32)
+    for slot in slots:  # they write there, so that it has to last as long
+        slot.device = device
     parts, _ = region_uploads(array, (slice(0, 40), slice(0, 64)), device.ctypes.data, 256, coded=True)
     found = coding_of(array)
     assert found is not None
