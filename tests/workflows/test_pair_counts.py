@@ -67,6 +67,7 @@ def check_case(clusters: dict[int, Client], folder: Path, data: st.DataObject) -
         "cluster": clusters[draw(st.sampled_from([1, 2, 3]))],
         "device_memory": draw(st.sampled_from([None, TIGHT])),
         "counts": folder / "n.zarr",
+        "constant": "zero",  # of a variable without any number nothing is known
     }
     if draw(st.booleans(), label="a band"):
         before, after = (
@@ -173,6 +174,7 @@ def stopped(client: Client, folder: Path, rng: np.random.Generator) -> tuple[np.
         "x": folder / "x.zarr",
         "out": folder / "c.zarr",
         "counts": folder / "n.zarr",
+        "constant": "zero",  # of a variable without any number nothing is known
         "cluster": client,
         "device_memory": TIGHT,
     }
