@@ -401,6 +401,17 @@ def rising(data, offsets, first):  # type: ignore[no-untyped-def]
     return place
 
 
+@njit(nogil=True)
+def bits_from(low, high, shift, bits):  # type: ignore[no-untyped-def]
+    """The bits from ``shift`` on of a number of 128, ``bits`` of them and others above."""
+    if shift >= 64:
+        return high >> uint64(shift - 64)
+    found = low >> uint64(shift)
+    if shift + bits > 64:
+        found |= high << uint64(64 - shift)
+    return found
+
+
 @kept
 @njit(nogil=True)
 def ngram_texts(low, high, n, bits, data, starts, lengths, joined, out, offsets):  # type: ignore[no-untyped-def]
@@ -422,13 +433,7 @@ def ngram_texts(low, high, n, bits, data, starts, lengths, joined, out, offsets)
         k1 = high[entry] if wide else uint64(0)
         for k in range(n):
             shift = bits * (n - 1 - k)
-            if shift >= 64:
-                unit = k1 >> uint64(shift - 64)
-            else:
-                unit = k0 >> uint64(shift)
-                if shift + bits > 64:
-                    unit |= k1 << uint64(64 - shift)
-            u = np.int64(unit & unit_mask)
+            u = np.int64(bits_from(k0, k1, shift, bits) & unit_mask)
             if len(starts):
                 if joined and k:
                     if write:

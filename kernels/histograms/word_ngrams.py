@@ -13,7 +13,7 @@ from numba import njit, uint64
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.histograms.tables.radix import sort_keys, sort_pairs
 from tilewright.kernels.histograms.token_lists import Tokens
-from tilewright.kernels.histograms.token_order import copy_bytes, in_order
+from tilewright.kernels.histograms.token_order import bits_from, copy_bytes, in_order
 
 NO_WORD = 0xFFFFFFFF
 """Among numbers of words: a document ends here."""
@@ -95,13 +95,7 @@ def _texts(low, high, n, bits, data, edges, out, offsets):  # type: ignore[no-un
             begin = np.int64(0)
             for k in range(n - 1):
                 shift = bits * (n - 1 - k)
-                if shift >= 64:
-                    unit = k1 >> uint64(shift - 64)
-                else:
-                    unit = k0 >> uint64(shift)
-                    if shift + bits > 64:
-                        unit |= k1 << uint64(64 - shift)
-                word = np.int64(unit & unit_mask)
+                word = np.int64(bits_from(k0, k1, shift, bits) & unit_mask)
                 start = edges[word]
                 length = edges[word + 1] - start
                 if write:
