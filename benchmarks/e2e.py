@@ -1,9 +1,10 @@
 """The figures of the whole job in docs/performance.md: Zarr in, Zarr out, on every number of GPUs there is.
 
-    python benchmarks/e2e.py [--compressed] [FOLDER [STORE]]    writes e2e.json, e2e.png and e2e-timeline.png to FOLDER
+    python benchmarks/e2e.py [--compressed] [--n N] [FOLDER [STORE]]
 
-With --compressed chunks go through Zarr's default codec. STORE takes the matrices, by default /dev/shm: on a GPU 64 GiB
-of them at most at a time, and C, half as large. On a machine without a GPU the sides are smaller, and the peer runs on
+writes e2e.json, e2e.png and e2e-timeline.png to FOLDER. With --compressed chunks go through Zarr's default codec; --n
+leaves out the cases of other sides. STORE takes the matrices, by default /dev/shm: on a GPU 64 GiB of them at most at a
+time, and C, half as large. On a machine without a GPU the sides are smaller, and the peer runs on
 NumPy. The files are written anew after each case.
 """
 
@@ -42,17 +43,17 @@ def base_case() -> Case:
 
 def gpu_cases(gpus: int) -> list[Case]:
     """The cases for so many GPUs, those of one size and dtype next to each other."""
-    base, ends = base_case(), tuple(dict.fromkeys((1, gpus)))
-    cases = [replace(base, workers=workers) for workers in dict.fromkeys((1, min(2, gpus), gpus))]
-    cases[-1] = replace(cases[-1], peer_repeats=1)
-    cases += [replace(base, workers=workers, device_memory="4GiB") for workers in ends]
-    for dtype in ("float64", "int64"):
-        cases += [replace(base, dtype=dtype, workers=workers) for workers in ends]
-    large = replace(base, n=65536, repeats=1)
-    cases += [replace(large, workers=workers) for workers in ends]
-    cases += [replace(large, workers=workers, device_memory="4GiB") for workers in ends]
-    cases += [replace(large, dtype="float64", workers=workers) for workers in ends]
-    return cases
+    counts, ends = tuple(dict.fromkeys((1, min(2, gpus), gpus))), tuple(dict.fromkeys((1, gpus)))
+    cases: list[Case] = []
+    for n, repeats in ((32768, 2), (65536, 1)):
+        for dtype in ("float32", "float64", "int64"):
+            base = replace(base_case(), n=n, dtype=dtype, repeats=repeats)
+            few = ends if n > 32768 and dtype != "float32" else counts
+            cases += [replace(base, workers=workers) for workers in few]
+            cases += [replace(base, workers=workers, device_memory="4GiB") for workers in ends]
+            cases += [replace(base, workers=workers, gram=True) for workers in ends]
+    first = replace(base_case(), workers=gpus)
+    return [replace(case, peer_repeats=1) if case == first else case for case in cases]
 
 
 def compressed_cases(workers: int, *, gpu: bool) -> list[Case]:
@@ -76,7 +77,7 @@ def cpu_cases() -> list[Case]:
     ]
 
 
-def main(folder: Path, store: Path, compressed: bool) -> None:
+def main(folder: Path, store: Path, compressed: bool, side: int | None) -> None:
     from tilewright.kernels.gpu.device import devices
     from tilewright.workflows.bench.e2e import report_of, run_e2e
     from tilewright.workflows.bench.timeline import plot_timelines
@@ -90,6 +91,9 @@ def main(folder: Path, store: Path, compressed: bool) -> None:
         cases = compressed_cases(gpus or 2, gpu=bool(gpus))
     else:
         cases = gpu_cases(gpus) if gpus else cpu_cases()
+    cases = [case for case in cases if side in (None, case.n)]
+    if not cases:
+        raise SystemExit(f"no case has sides of {side}")
     for found, detail, timeline in run_e2e(cases, store, gpu=bool(gpus)):
         rows += found
         details.append(detail)
@@ -116,6 +120,7 @@ if __name__ == "__main__":
         "store", nargs="?", type=Path, default="/dev/shm" if Path("/dev/shm").is_dir() else None
     )
     parser.add_argument("--compressed", action="store_true")
+    parser.add_argument("--n", type=int, metavar="N", help="only cases with these sides")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.store) as matrices:
-        main(options.folder, Path(matrices), options.compressed)
+        main(options.folder, Path(matrices), options.compressed, options.n)

@@ -25,6 +25,19 @@ os.environ["DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL"] = "1s"
 os.environ["DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL"] = "2s"
 os.environ["DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL"] = "1s"
 
+
+def begin_with_another_gpu() -> None:
+    """Let the processes of a parallel run begin their numbering of the GPUs at different ones: each sees all of them,
+    and tests that need one take the first."""
+    found = sorted(int(path.name.removeprefix("nvidia")) for path in Path("/dev").glob("nvidia[0-9]*"))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and len(found) > 1:
+        first = int(worker) % len(found)
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, found[first:] + found[:first])))
+
+
+begin_with_another_gpu()  # before anything asks CUDA
+
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
