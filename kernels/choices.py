@@ -25,6 +25,10 @@ DeviceKind: TypeAlias = Literal["cuda", "cpu"]
 """What ``auto`` comes to."""
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 
+GpuName: TypeAlias = Literal["a100", "a100-40gb", "h100", "h100-pcie", "h200", "l40s"]
+GPUS: tuple[GpuName, ...] = get_args(GpuName)
+"""Models that a plan can be asked for where there is none; `pipeline/forecast/hardware.py` has their data sheets."""
+
 PrecisionName: TypeAlias = Literal["full", "split", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 

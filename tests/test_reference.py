@@ -153,7 +153,7 @@ def test_json_of_the_commands_has_the_fields(tmp_path: Path) -> None:
     }
     for title, arguments in titles.items():
         found = run(arguments)
-        if title == "MatmulPlan":
+        if title in ("MatmulPlan", "NeighbourPlan"):
             assert set(found.pop("forecast")) == named_in(section("Forecast"))
         assert set(found) == named_in(section(title)), title
     for title, arguments in {"dot": ["dot", x, x, *cpu], "settings": ["settings", "--json"]}.items():

@@ -23,15 +23,16 @@ from tilewright.workflows.commands.options import (
     divide_help,
     dtype_option,
     durability_option,
+    elsewhere_options,
     epilogue_options,
     factor_options,
     gram_dtype_option,
     json_option,
     memory_option,
+    named_options,
     options,
     outcome_options,
     overwrite_option,
-    plan_only_option,
     precision_option,
     search_options,
     storage_options,
@@ -60,6 +61,7 @@ from tilewright.workflows.console import (
     printing,
     range_options,
     taken,
+    taken_hardware,
     taken_of_product,
     to_json_text,
 )
@@ -107,7 +109,7 @@ def cli() -> None:
 @click.argument("c")
 @options(factor_options, range_options("rows of C", "columns of C"), epilogue_options, dtype_option)
 @options(precision_option, cluster_options, device_option, memory_option)
-@options(plan_only_option, storage_options, outcome_options)
+@options(elsewhere_options, storage_options, outcome_options)
 def matmul(
     a: str,
     b: str,
@@ -135,13 +137,14 @@ def matmul(
     check_report(report, c, plan_only=plan_only, overwrite=overwrite)
     turned = {name: shared[name] for name in ("transpose_a", "transpose_b")}
     left, right = taken_of_product(a, b, rows, columns, **turned)
+    named = taken_hardware(shared, plan_only=plan_only)
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
             asked = {name: shared.pop(name) for name in EPILOGUE}
             shared["storage"] = as_storage(*(shared.pop(name) for name in ("chunks", "shards", "codec")))
-            request = Request(left, right, c, listener=listener, **shared).with_epilogue(**asked)
-            planned = job.plan_only(request)
-        print_plan(planned, left, c, as_json=as_json, **shared)
+            request = Request(left, right, c, listener=listener, hardware=named, **shared)
+            planned = job.plan_only(request.with_epilogue(**asked))
+        print_plan(planned, left, c, as_json=as_json, hardware=named, **shared)
         return
     with storing(c) as listener:
         run = workflow.matmul(left, right, c, listener=listener, **shared)
@@ -162,10 +165,11 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
     arrays = (taken(arrays[0], shared.pop("rows"), shared.pop("columns")), *arrays[1:])
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
+    named = taken_hardware(shared, plan_only=shared["plan_only"])
     if shared.pop("plan_only"):
         with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(name, arrays, listener=listener, **shared)
-        print_plan(planned, arrays[0], arrays[-1], as_json=as_json, **shared)
+            planned = workflow.plan_only(name, arrays, listener=listener, hardware=named, **shared)
+        print_plan(planned, arrays[0], arrays[-1], as_json=as_json, hardware=named, **shared)
         return
     with storing(arrays[-1]) as listener:
         run = getattr(workflow, name)(*arrays, listener=listener, **shared)
@@ -194,7 +198,7 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
 )
 @click.option("--divide", metavar="N", callback=as_number, help=divide_help)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
-@options(plan_only_option, storage_options, outcome_options)
+@options(elsewhere_options, storage_options, outcome_options)
 def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the sums of products of every two columns of X: the Gram matrix, XᵀX. With Y, of X and Y.
 
@@ -209,7 +213,7 @@ def gram(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @options(variables_options)
 @click.option("--divide", metavar="N", default="n-1", show_default=True, callback=as_number, help=divide_help)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
-@options(plan_only_option, storage_options, outcome_options)
+@options(elsewhere_options, storage_options, outcome_options)
 def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the covariances of the columns of X, or of those of X with those of Y."""
     _run_gram("cov", arrays, as_json, **shared)
@@ -218,7 +222,7 @@ def cov(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 @cli.command(cls=JobCommand)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options, constant_option, gram_dtype_option, precision_option, cluster_options)
-@options(device_option, memory_option, plan_only_option, storage_options, outcome_options)
+@options(device_option, memory_option, elsewhere_options, storage_options, outcome_options)
 def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     """Store the correlations of the columns of X, or of those of X with those of Y."""
     _run_gram("corr", arrays, as_json, **shared)
@@ -267,7 +271,7 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the scores.")
 @click.option("--no-resume", is_flag=True, help="Make every pass, also those that a stopped run has made.")
-@options(constant_option, cluster_options, device_option, memory_option, plan_only_option)
+@options(constant_option, cluster_options, device_option, memory_option, elsewhere_options)
 @options(report_option, overwrite_option, json_option)
 def eofs(x: str, out: str, plan_only: bool, report: str | None, as_json: bool, **shared: Any) -> None:
     """Store the leading EOFs of X: the eigenvectors of its covariance matrix, with scores and explained variance.
@@ -282,10 +286,11 @@ def eofs(x: str, out: str, plan_only: bool, report: str | None, as_json: bool, *
     given = taken(x, shared.pop("rows"), shared.pop("columns"))
     for option in ("center", "verify", "resume"):
         shared[option] = not shared.pop(f"no_{option}")
+    named = taken_hardware(shared, plan_only=plan_only)
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(given, out, listener=listener, **shared)
-        print_result(planned, as_json=as_json)
+            planned = workflow.plan_only(given, out, listener=listener, hardware=named, **shared)
+        print_plan(planned, given, out, as_json=as_json, hardware=named, **shared)
         return
     on_interrupt(
         lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
@@ -304,7 +309,7 @@ neighbour_options = options(
                  help="What a pair's value is: the sum of products, that divided by both lengths, or the distance."),
     click.option("--columns", is_flag=True, help="The items are the columns of A and B, not their rows."),
     precision_option, cluster_options, device_option, memory_option,
-    plan_only_option,
+    elsewhere_options,
     click.option("--no-verify", is_flag=True, help="Do not compare a sample of the items with all of B anew."),
     click.option("--no-resume", is_flag=True, help="Search every block, also those that a stopped run has finished."),
     report_option, overwrite_option, json_option,
@@ -325,10 +330,11 @@ def _run_neighbours(
     shared["of"] = "columns" if shared.pop("columns") else "rows"
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
+    named = taken_hardware(shared, plan_only=shared["plan_only"])
     if shared.pop("plan_only"):
         with listening(quiet=is_quiet()) as listener:
-            planned = search.plan_only(*given, listener=listener, **shared)
-        print_result(planned, as_json=as_json)
+            planned = search.plan_only(*given, listener=listener, hardware=named, **shared)
+        print_plan(planned, given[0], out, as_json=as_json, hardware=named, **shared)
         return
     if out is not None:
         on_interrupt(lambda: f"finished blocks are kept beside {out}, and the same command goes on there")
@@ -387,14 +393,16 @@ def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: An
     metavar="SIZE",
     help="Memory of a worker's process; default: this machine's.",
 )
-@options(storage_options, json_option)
+@options(named_options, storage_options, json_option)
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
     from tilewright.workflows.matmul import plan_matmul
 
+    named = taken_hardware(dict(shared)) if shared["gpu"] or shared["rate"] else None
+    del shared["rate"]  # which says how long it takes, not how it is done
     with listening(quiet=is_quiet()) as listener:
         planned = plan_matmul(a, b, listener=listener, **shared)
-    print_plan(planned, a, None, as_json=as_json, **shared)
+    print_plan(planned, a, None, as_json=as_json, hardware=named, **shared)
 
 
 @cli.command(cls=JobCommand)

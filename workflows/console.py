@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import sys
@@ -438,14 +439,45 @@ def print_plan(
     precision: str,
     cluster: Any = None,
     workers: int = 1,
+    hardware: Any = None,
+    verify: bool = True,
     **others: Any,
 ) -> None:
-    """Print a plan of a product, behind what is expected of it in the user's words: how long, how much disk, what
-    limits it, whether it fits. The others are what else was asked for."""
+    """Print a plan, behind what is expected of it in the user's words: how long, how much disk, what limits it, whether
+    it fits. The others are what else was asked for."""
     from tilewright.pipeline.forecast.foresee import foresee
 
-    foreseen = foresee(plan, a, out, precision=precision, cluster=cluster, machines=workers)
+    foreseen = foresee(
+        plan,
+        a,
+        out,
+        precision=precision,
+        cluster=cluster,
+        machines=workers,
+        hardware=hardware,
+        verify=verify,
+    )
     print_result(foreseen, as_json=as_json)
+
+
+def taken_hardware(options: dict[str, Any], *, plan_only: bool = True) -> Any:
+    """The workers that ``--workers``, ``--gpu`` and ``--rate`` name, taken out of the options; None where these are not
+    given. Raises click.UsageError where that is no plan alone, OptionError where another option contradicts them."""
+    given = {name: options.pop(name, None) for name in ("workers", "gpu", "rate")}
+    words = [f"--{name}" for name, value in given.items() if value is not None]
+    if not words:
+        return None
+    if not plan_only:
+        raise click.UsageError(
+            f"{' and '.join(words)} without --plan-only: a plan can be made for workers that are elsewhere; give that"
+            " too, or leave this away and name a profile (--profile), whose workers do the work"
+        )
+    from tilewright.pipeline.forecast.hardware import Hardware
+
+    named = Hardware.named(**given)
+    if named is not None:
+        named.check(options.get("cluster"), options.get("device", "auto"))
+    return named
 
 
 def print_names(names: Iterable[str]) -> None:
@@ -496,6 +528,24 @@ class Number(click.ParamType):
             except (TypeError, ValueError):
                 continue
         return self.fail(f"{value!r} is no number", param, ctx)
+
+
+class Rate(click.ParamType):
+    """Operations a second, as a number or with K, M, G, T or P behind it."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value).strip().removesuffix("op/s").strip()
+        unit = text[-1:].upper()
+        times = 1000.0 ** (1 + "KMGTP".index(unit)) if unit and unit in "KMGTP" else 1.0
+        try:
+            rate = float(text[:-1] if times > 1 else text) * times
+        except ValueError:
+            return self.fail(f"{value!r} is no rate; give operations a second, such as 50T", param, ctx)
+        if not 0 < rate < math.inf:
+            self.fail(f"{value!r}: a worker does some operations a second, and finitely many", param, ctx)
+        return rate
 
 
 class FileName(Text):

@@ -7,12 +7,13 @@ from typing import TypedDict, Unpack, overload
 
 import numpy as np
 
-from tilewright.kernels.arguments import as_count, shown
-from tilewright.kernels.choices import DeviceName, PrecisionName
+from tilewright.kernels.arguments import shown
+from tilewright.kernels.choices import DeviceName, GpuName, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
@@ -22,10 +23,6 @@ from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Durability, Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.new.storage import Sides, as_storage
-
-MOST_WORKERS = 10**6
-"""The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
-fill memory."""
 
 
 class ProductOptions(TypedDict, total=False):
@@ -246,6 +243,7 @@ def plan_matmul(
     chunks: Sides | None = None,
     shards: Sides | None = None,
     codec: str | None = None,
+    gpu: GpuName | None = None,
     listener: Listener = log_notices,
 ) -> MatmulPlan:
     """The plan that ``matmul`` would follow, from nothing but metadata. The listener gets the cautions that ``matmul``
@@ -254,13 +252,14 @@ def plan_matmul(
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
     have (a profile's own cluster is started for that). With ``device="cuda"`` and ``device_memory`` no GPU need be
-    here: a plan for GPUs with so much memory free can be made anywhere. ``alpha``, scales and offsets are as for
-    ``matmul``: by them sums of integers become floats, which a tile needs room for; and so are ``chunks``, ``shards``
-    and ``codec``, by which tiles are cut and encoded.
+    here: a plan for GPUs with so much memory free can be made anywhere; with ``gpu`` (one of ``a100``, ``a100-40gb``,
+    ``h100``, ``h100-pcie``, ``h200``, ``l40s``) each worker has such a GPU, with its memory. ``alpha``, scales and
+    offsets are as for ``matmul``: by them sums of integers become floats, which a tile needs room for; and so are
+    ``chunks``, ``shards`` and ``codec``, by which tiles are cut and encoded.
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
-    many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
-    cluster, a file of profiles without one, or a wrong setting.
+    many, and OptionError for fewer workers than one, more than a million, workers, their memory or a GPU given
+    beside a cluster, an unknown GPU, a file of profiles without one, or a wrong setting.
 
     Examples
     --------
@@ -291,15 +290,14 @@ def plan_matmul(
         column_offset=column_offset,
     )
     request = replace(request, storage=as_storage(chunks, shards, codec))  # of a C that is stored somewhere
-    count = as_count(workers)
-    if count is None or count < 1:
-        raise OptionError(f"workers={shown(workers)}: a product needs a whole number of workers, one or more")
-    if count > MOST_WORKERS:
-        raise OptionError(f"workers={shown(workers)}: a plan is for {MOST_WORKERS} workers at most")
+    named = Hardware.named(workers, gpu) or Hardware()
+    count = named.workers
+    if gpu is not None:
+        named.check(cluster, device)
     if cluster is not None and (count != 1 or host_memory is not None):
-        named = f"workers={count}" if count != 1 else f"host_memory={shown(host_memory)}"
+        given = f"workers={count}" if count != 1 else f"host_memory={shown(host_memory)}"
         raise OptionError(
-            f"{named} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
+            f"{given} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
             " of the two away"
         )
     if cluster is None and cluster_file is not None:
@@ -309,4 +307,4 @@ def plan_matmul(
         )
     if host_memory is not None:
         host_memory = config.as_nbytes(host_memory, "host_memory (--host-memory)")
-    return plan_unplaced(request, count, host_memory, cluster)
+    return plan_unplaced(request, named, host_memory, cluster)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tilewright.kernels.numbers import format_nbytes, format_seconds
+from tilewright.pipeline.forecast.published import Estimate
 from tilewright.pipeline.forecast.rates import LEAST_RUN_SECONDS, Rates
-from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.forecast.workload import Workload
 
 THREADS = {"load": "reading", "compute": "multiplying", "write": "writing"}
 SHORT_SECONDS = 0.5
@@ -42,10 +43,12 @@ class Forecast:
     """What is expected of a plan."""
 
     least_seconds: float | None
-    """Of its tiles, without the check of C; None: no rate is known."""
+    """Of its tiles, or blocks, without the check of what they give; None: no rate is known."""
     most_seconds: float | None
+    command_seconds: tuple[float, float] | None
+    """Between which the whole command takes, with its start and the check; None: not known."""
     source: str
-    """What the rates are of: ``runs``, ``measured``, or ``none``."""
+    """What the rates are of: ``runs``, ``measured``, ``published``, ``given``, or ``none``."""
     runs: int
     """Earlier runs that they are of."""
     floors: dict[str, float | None]
@@ -53,17 +56,22 @@ class Forecast:
     limit: str | None
     """Which of these takes longest."""
     disk_nbytes: int
-    """What C takes at most, before it is encoded."""
+    """What the output takes at most, before it is encoded."""
     disk: Disk | None
-    memory_nbytes: int
-    """Of a worker's process."""
+    memory_nbytes: int | None
+    """Of a worker's process; None: not known."""
     device_nbytes: int
     """Of its GPU's memory; 0 on a CPU."""
     workers: int
+    units: str = "tiles"
+    """What the work is cut into."""
+    output: str = "C"
+    words: str = ""
+    """What an estimate is made from, for people."""
 
     @property
     def fits(self) -> bool:
-        """Whether C fits its disk, as far as that is known. What does not fit into memory has no plan."""
+        """Whether the output fits its disk, as far as that is known. What does not fit into memory has no plan."""
         return self.disk is None or self.disk_nbytes <= self.disk.free_nbytes
 
     @property
@@ -78,46 +86,58 @@ class Forecast:
 
     def table(self) -> list[tuple[str, str]]:
         """Rows of a name and a text, for people."""
-        memory = f"{format_nbytes(self.memory_nbytes)} a worker"
+        taken = []
+        if self.memory_nbytes is not None:
+            taken.append(f"{format_nbytes(self.memory_nbytes)} a worker")
         if self.device_nbytes:
-            memory += f", and {format_nbytes(self.device_nbytes)} on its GPU"
+            taken.append(f"{format_nbytes(self.device_nbytes)} on {'its' if taken else 'each'} GPU")
         where = (
             ""
             if self.disk is None
             else f"; {format_nbytes(self.disk.free_nbytes)} are free in {self.disk.folder}"
         )
+        disk = (
+            f"{format_nbytes(self.disk_nbytes)} for {self.output}, less where it is compressed{where}"
+            if self.disk_nbytes
+            else f"next to nothing for {self.output}"
+        )
         return [
             ("time", self._time()),
             *([("limit", self._limit())] if self.limit is not None else []),
-            ("disk", f"{format_nbytes(self.disk_nbytes)} for C, less where it is compressed{where}"),
-            ("memory", memory),
+            ("disk", disk),
+            *([("memory", ", and ".join(taken))] if taken else []),
             ("verdict", self._verdict()),
         ]
 
     def _time(self) -> str:
         seconds = self.seconds
-        if seconds is None or self.least_seconds is None:
+        if seconds is None or self.least_seconds is None or self.most_seconds is None:
             return (
                 "not known: no run of its kind (these dtypes, as many workers, such a device) has been timed on this"
-                " host; the first one tells"
+                " host; the first one tells. Of GPUs that are elsewhere --gpu NAME or --rate tells"
             )
-        spread = (seconds - self.least_seconds) / seconds if seconds else 0.0
-        about = f"about {format_seconds(seconds)}"
-        if self.most_seconds is not None and self.most_seconds < SHORT_SECONDS:
-            return "less than a second for the tiles; the start of the workers and the check of C come on top"
+        what = f"for the {self.units}"
+        about = f"about {_around(self.least_seconds, self.most_seconds)} {what}"
+        if self.source in ("published", "given"):
+            whole = ""
+            if self.command_seconds is not None:
+                whole = f"; with the start and the check the command takes {_around(*self.command_seconds)}"
+            return f"{about}{whole}: {self.words}"
+        if self.most_seconds < SHORT_SECONDS:
+            return f"less than a second {what}; the start of the workers and the check of {self.output} come on top"
         if self.source == "runs":
             if self.runs == 1:
                 return (
-                    f"{about} for the tiles, by the rates of the one run of its kind that was timed here, so that"
-                    " nobody can say by how much it may be off; the check of C comes on top"
+                    f"about {format_seconds(seconds)} {what}, by the rates of the one run of its kind that was timed"
+                    f" here, so that nobody can say by how much it may be off; the check of {self.output} comes on top"
                 )
             return (
-                f"{about} ± {spread:.0%} for the tiles, by the rates of the last {self.runs} runs of its kind here; the"
-                " check of C comes on top"
+                f"{about}, by the rates of the last {self.runs} runs of its kind here; the check of {self.output} comes"
+                " on top"
             )
         return (
-            f"about {format_seconds(seconds)} ± {spread:.0%} for the tiles, by rates that were measured here; no run of"
-            " its kind has been timed yet, so writing C, the start and the check come on top"
+            f"{about}, by rates that were measured here; no run of its kind has been timed yet, so writing"
+            f" {self.output}, the start and the check come on top"
         )
 
     def _limit(self) -> str:
@@ -131,9 +151,11 @@ class Forecast:
     def _verdict(self) -> str:
         if not self.fits and self.disk is not None:
             lacking = format_nbytes(self.disk_nbytes - self.disk.free_nbytes)
+            compresses = "C compresses" if self.output == "C" else "they compress"
+            it = "C" if self.output == "C" else "them"
             return (
-                f"it may not fit the disk: {lacking} are lacking in {self.disk.folder}, unless C compresses well; free"
-                " some, or store C elsewhere"
+                f"it may not fit the disk: {lacking} are lacking in {self.disk.folder}, unless {compresses} well; free"
+                f" some, or store {it} elsewhere"
             )
         fits = "it fits the memory" + (" and the disk" if self.disk is not None else "")
         if self.limit is None:
@@ -141,28 +163,41 @@ class Forecast:
         faster = {
             "load": "more memory a worker (--device-memory) reads less, faster storage reads sooner",
             "compute": "more or faster devices shorten it, other storage does not",
-            "write": "faster storage for C shortens it",
+            "write": f"faster storage for {self.output} shortens it",
         }
         return f"{fits}; {faster[self.limit]}"
 
 
+def _around(least: float, most: float) -> str:
+    """The middle, and by what share of it both are off."""
+    middle = (least + most) / 2
+    return f"{format_seconds(middle)} ± {(most - least) / 2 / middle if middle else 0.0:.0%}"
+
+
 def forecast_of(
-    plan: MatmulPlan,
+    work: Workload,
     earlier: Sequence[Rates],
     measured: tuple[Rates, Rates] | None,
     disk: Disk | None,
     machines: int = 1,
+    estimate: Estimate | None = None,
 ) -> Forecast:
     """earlier: rates of runs of its kind, of which those of about as much work count. measured: the slowest and the
-    fastest rates of a machine, where there are none; machines: how many share the work then."""
+    fastest rates of a machine, where there are none; machines: how many share the work then. estimate: of workers that
+    are elsewhere, where rates that are known here say nothing."""
     least = most = None
     floors: dict[str, float | None] = dict.fromkeys(THREADS)
     source = "none"
-    sharing = max(1, min(plan.workers, plan.tile_count * plan.k_parts))
-    like = [rates for rates in earlier if rates.is_like(plan)]
+    sharing = work.sharing
+    like = [rates for rates in earlier if rates.is_like(work.operations)]
     runs = 0
-    known = [(rates, _floors(plan, rates, sharing)) for rates in like if rates.ratio is not None]
-    if quick := _quick(plan, like):
+    known = [(rates, _floors(work, rates, sharing)) for rates in like if rates.ratio is not None]
+    command = None
+    if estimate is not None:
+        source, (least, most, floors) = estimate.source, _estimated(work, estimate)
+        around = estimate.around_seconds
+        command = None if around is None else (least + around[0], most + around[1])
+    elif quick := _quick(work, like):
         source, runs, least, most = "runs", len(quick), min(quick), max(quick)
     elif known:
         source, runs = "runs", len(known)
@@ -179,56 +214,91 @@ def forecast_of(
             for name in THREADS
         }
     elif measured is not None:
-        slow, fast = (_floors(plan, rates, max(1, min(machines, sharing))) for rates in measured)
-        slowest, fastest = ([floor for floor in each.values() if floor is not None] for each in (slow, fast))
-        floors = {name: _middle(slow[name], fast[name]) for name in THREADS}
-        if slowest and fastest:  # from all at once, at best, to one after the other, at worst
-            source, least, most = "measured", max(fastest), sum(slowest)
+        slow, fast = (_floors(work, rates, max(1, min(machines, sharing))) for rates in measured)
+        if _known(slow) and _known(fast):  # from all at once, at best, to one after the other, at worst
+            source, least, most = "measured", max(_known(fast)), sum(_known(slow))
+        floors = _middles(slow, fast)
     seconds = {name: floor for name, floor in floors.items() if floor is not None}
     return Forecast(
         least_seconds=least,
         most_seconds=most,
+        command_seconds=command,
         source=source,
         runs=runs,
         floors=floors,
         limit=max(seconds, key=lambda name: seconds[name]) if seconds else None,
-        disk_nbytes=plan.write_nbytes,
+        disk_nbytes=work.disk_nbytes,
         disk=disk,
-        memory_nbytes=plan.host_peak_nbytes,
-        device_nbytes=0 if plan.on_host else plan.device_peak_nbytes,
-        workers=plan.workers,
+        memory_nbytes=work.host_nbytes,
+        device_nbytes=work.device_nbytes,
+        workers=work.workers,
+        units=work.units,
+        output=work.output,
+        words="" if estimate is None else estimate.words,
     )
 
 
-def _quick(plan: MatmulPlan, like: Sequence[Rates]) -> list[float]:
+def _estimated(work: Workload, estimate: Estimate) -> tuple[float, float, dict[str, float | None]]:
+    """The least and the most seconds, and the middles of the floors."""
+    slow, fast = (
+        _floors(replace(work, read_nbytes=nbytes), rates, work.sharing)
+        for rates, nbytes in zip((estimate.slow, estimate.fast), estimate.read_nbytes, strict=True)
+    )
+    at_least, at_most = _known(fast), _known(slow)
+    if estimate.ratio is not None:
+        least, most = estimate.ratio[0] * max(at_least), estimate.ratio[1] * max(at_most)
+    else:
+        least, most = (sum(at_least) if estimate.in_turns else max(at_least)), sum(at_most)
+    return least, most, _middles(slow, fast)
+
+
+def _quick(work: Workload, like: Sequence[Rates]) -> list[float]:
     """Seconds of runs that were mostly start, of as much work or more, where most of these were: nothing else says how
     long a small one takes, and those that took longer, such as the first, which compiles, are the exception."""
     seconds = [
-        rates.seconds for rates in like if rates.seconds is not None and (rates.work or 0) >= plan.operations
+        rates.seconds for rates in like if rates.seconds is not None and (rates.work or 0) >= work.operations
     ]
     if not seconds or statistics.median(seconds) >= LEAST_RUN_SECONDS:
         return []
     return [each for each in seconds if each < LEAST_RUN_SECONDS]
 
 
+Floors = dict[str, float | None]
+"""Seconds of each stage alone."""
+
+
+def _known(floors: Floors) -> list[float]:
+    return [floor for floor in floors.values() if floor is not None]
+
+
+def _middles(slow: Floors, fast: Floors) -> Floors:
+    return {name: _middle(slow[name], fast[name]) for name in THREADS}
+
+
 def _middle(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else (one + other) / 2
 
 
-def _floors(plan: MatmulPlan, rates: Rates, sharing: int) -> dict[str, float | None]:
+def _floors(work: Workload, rates: Rates, sharing: int) -> Floors:
     amounts = {
-        "load": (plan.read_nbytes, rates.read_nbytes),
-        "compute": (plan.operations, rates.operations),
-        "write": (plan.write_nbytes, rates.write_nbytes),
+        "load": (work.read_nbytes, rates.read_nbytes),
+        "compute": (work.operations, rates.operations),
+        "write": (work.write_nbytes, rates.write_nbytes),
     }
     return {name: amount / rate / sharing if rate else None for name, (amount, rate) in amounts.items()}
+
+
+class Plan(Protocol):
+    """A plan of any work, which prints itself."""
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Foreseen:
     """A plan with what is expected of it."""
 
-    plan: MatmulPlan
+    plan: Plan
     forecast: Forecast
 
     def to_json(self) -> dict[str, Any]:

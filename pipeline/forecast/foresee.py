@@ -1,15 +1,23 @@
-"""From a plan to what is expected of it, here: which rates there are, and what the disk has free."""
+"""From a plan to what is expected of it, here or on workers that are named: which rates there are, and what the disk
+has free."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tilewright.kernels.errors import TilewrightError
-from tilewright.pipeline.forecast.forecast import Foreseen, disk_at, forecast_of
-from tilewright.pipeline.forecast.measure import measured_here
-from tilewright.pipeline.forecast.rates import kind_of, remembered
+from tilewright.pipeline.forecast.forecast import THREADS, Disk, Forecast, Foreseen, disk_at, forecast_of
+from tilewright.pipeline.forecast.hardware import Hardware
+from tilewright.pipeline.forecast.measure import measured_here, measured_search
+from tilewright.pipeline.forecast.published import estimate_of
+from tilewright.pipeline.forecast.rates import Rates, kind_of, kind_of_search, remembered
+from tilewright.pipeline.forecast.workload import Workload
+from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.spectral.results import EofPlan
 from tilewright.pipeline.store.arrays import local_path, open_matrix
 
 logger = logging.getLogger(__name__)
@@ -19,32 +27,134 @@ HERE = ("local", "cpu")
 
 
 def foresee(
-    plan: MatmulPlan, a: Any, out: Any, *, precision: str, cluster: Any = None, machines: int = 1
+    plan: MatmulPlan | NeighbourPlan | EofPlan,
+    a: Any,
+    out: Any,
+    *,
+    precision: str,
+    cluster: Any = None,
+    machines: int = 1,
+    hardware: Hardware | None = None,
+    verify: bool = True,
 ) -> Foreseen:
-    """What is expected of a plan for A and, where it is known, C. cluster: the profile that it was made for; None: for
-    so many machines like this one.
+    """What is expected of a plan for A and, where it is known, the output. cluster: the profile that it was made for;
+    None: for so many machines like this one. hardware: workers that a user has named. verify: whether the result is
+    checked.
 
     Rates are those of earlier runs of its kind; where there are none, those of this machine if it is one of CPUs that
-    is planned for, measured now. Nothing fails for want of them: then nothing is said of the time.
+    is planned for, measured now. Of a GPU that is named, or a rate, they follow from that alone. Nothing fails for want
+    of them: then nothing is said of the time.
     """
-    device = _device(plan)
+    here = cluster is None or cluster in HERE
+    if hardware is not None:
+        machines = hardware.workers
+    asked = _Asked(a, precision, here, machines, hardware, verify, _disk(out))
+    if isinstance(plan, EofPlan):
+        return Foreseen(plan, _of_passes(plan, asked))
+    if isinstance(plan, NeighbourPlan):
+        return Foreseen(plan, _of_search(plan, asked))
+    return Foreseen(plan, _of_product(plan, asked))
+
+
+class _Asked(NamedTuple):
+    a: Any
+    precision: str
+    here: bool
+    """Whether this machine's cores, or others like them, are what is planned for."""
+    machines: int
+    hardware: Hardware | None
+    verify: bool
+    disk: Disk | None
+
+
+def _of_product(plan: MatmulPlan, asked: _Asked) -> Forecast:
+    device = _device(plan.on_host)
+    kind = None if device is None else kind_of(plan, device, "full" if plan.on_host else asked.precision)
+    work = Workload.of_product(plan, asked.precision, verify=asked.verify)
+    return _forecast(work, kind, asked, lambda: measured_here(plan, str(kind), open_matrix(asked.a, "A")))
+
+
+def _of_search(plan: NeighbourPlan, asked: _Asked) -> Forecast:
+    device = _device(plan.on_host)
+    precision = "full" if plan.on_host else asked.precision
+    kind = None if device is None else kind_of_search(plan, device, precision)
+    work = Workload.of_search(plan, asked.precision, verify=asked.verify)
+    return _forecast(work, kind, asked, lambda: measured_search(plan, str(kind), open_matrix(asked.a, "A")))
+
+
+def _forecast(
+    work: Workload, kind: str | None, asked: _Asked, measure: Callable[[], tuple[Rates, Rates]]
+) -> Forecast:
+    """kind: of runs with the same rates; None: there is no such device here."""
+    named = asked.hardware
+    if named is not None and (named.gpu is not None or named.rate is not None):
+        return forecast_of(work, [], None, asked.disk, estimate=estimate_of(work, named))
     earlier, measured = [], None
-    if device is not None:
-        kind = kind_of(plan, device, "full" if plan.on_host else precision)
-        earlier = [rates for rates in remembered(kind) if rates.is_like(plan)]
-        if not earlier and plan.on_host and (cluster is None or cluster in HERE) and plan.operations:
+    if kind is not None:
+        earlier = [rates for rates in remembered(kind) if rates.is_like(work.operations)]
+        if not earlier and work.on_host and asked.here and work.operations:
             try:
-                measured = measured_here(plan, kind, open_matrix(a, "A"))
+                measured = measure()
             except (TilewrightError, OSError, MemoryError, ValueError) as error:
                 logger.debug("no rates were measured: %s", error)
+    return forecast_of(work, earlier, measured, asked.disk, asked.machines)
+
+
+def _of_passes(plan: EofPlan, asked: _Asked) -> Forecast:
+    """Of all passes where it is known how many there are; else of one of them in the mean."""
+    products = [_of_product(product, asked._replace(verify=False)) for product in plan.products.values()]
+    *steps, scores = products
+    if plan.least_passes == plan.most_passes:
+        others = plan.least_passes - len(products)
+        cheapest = min(products, key=lambda each: each.seconds or 0.0)
+        parts, times, units = [*products, *[cheapest] * others], 1.0, f"{plan.least_passes} passes over X"
+    else:
+        parts, times = steps, 1.0 / len(steps)
+        units = f"mean pass over X, of which it takes {plan.least_passes} to {plan.most_passes}"
+    return replace(
+        _added(parts, times),
+        command_seconds=None,
+        disk_nbytes=plan.output_nbytes,
+        memory_nbytes=max((each.memory_nbytes or 0 for each in products), default=0),
+        device_nbytes=max(each.device_nbytes for each in products),
+        units=units,
+        output="EOFs and scores",
+        words=scores.words,
+    )
+
+
+def _added(parts: Sequence[Forecast], times: float) -> Forecast:
+    """The sum of some forecasts, each so many times."""
+    floors: dict[str, float | None] = {}
+    for name in THREADS:
+        seconds = [part.floors[name] for part in parts]
+        floors[name] = _sum(seconds, times)
+    known = {name: floor for name, floor in floors.items() if floor is not None}
+    one = next((part for part in parts if part.seconds is None), parts[0])
+    return replace(
+        one,
+        least_seconds=_sum([part.least_seconds for part in parts], times),
+        most_seconds=_sum([part.most_seconds for part in parts], times),
+        runs=min(part.runs for part in parts),
+        floors=floors,
+        limit=max(known, key=lambda name: known[name]) if known else None,
+    )
+
+
+def _sum(seconds: Sequence[float | None], times: float) -> float | None:
+    """None where any of them is not known."""
+    known = [each for each in seconds if each is not None]
+    return times * sum(known) if len(known) == len(seconds) else None
+
+
+def _disk(out: Any) -> Disk | None:
     path = local_path(out) if out is not None else None
-    disk = disk_at(path) if path is not None else None
-    return Foreseen(plan, forecast_of(plan, earlier, measured, disk, machines))
+    return disk_at(path) if path is not None else None
 
 
-def _device(plan: MatmulPlan) -> str | None:
+def _device(on_host: bool) -> str | None:
     """What runs call the device that is planned for, if it is one of this host's."""
-    if plan.on_host:
+    if on_host:
         return "CPU"
     from tilewright.kernels.gpu.device import devices
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.pipeline.forecast import rates
 from tilewright.pipeline.forecast.rates import Rates
+from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.region import StoredArray
@@ -36,11 +37,57 @@ def measured_here(
     if operations is None:
         operations = _multiply_rates(plan, clock)
         rates.remember_measured(kind, *operations)
-    read = _read_rates(plan, a, clock)
+    read = _read_rates(plan.read_threads, a, clock)
     slowest, fastest = (
         Rates(multiplied, each, None) for multiplied, each in zip(operations, read, strict=True)
     )
     return slowest, fastest
+
+
+def measured_search(
+    plan: NeighbourPlan, kind: str, a: StoredArray, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Rates, Rates]:
+    """The same of a search on CPUs: what all cores of this machine compare for a moment, and how fast A is read. Pairs
+    are compared as the nearest are."""
+    operations = rates.measured(kind)
+    if operations is None:
+        operations = _search_rates(plan, a.dtype, clock)
+        rates.remember_measured(kind, *operations)
+    read = _read_rates(max(1, plan.threads // plan.workers), a, clock)
+    slowest, fastest = (
+        Rates(multiplied, each, None) for multiplied, each in zip(operations, read, strict=True)
+    )
+    return slowest, fastest
+
+
+def _search_rates(plan: NeighbourPlan, dtype: np.dtype, clock: Callable[[], float]) -> tuple[float, float]:
+    from tilewright.kernels.neighbours.host import Nearest
+
+    rows, columns, width = (
+        min(side, most) for side, most in ((plan.m, SIDE), (plan.n, 8 * SIDE), (plan.width, SIDE))
+    )
+    numbers = np.random.default_rng(0).integers(0, 100, (rows + columns, width))
+    block, panel = np.split(numbers.astype(dtype.newbyteorder("=")), [rows])
+
+    def search() -> None:
+        nearest = Nearest(block, min(plan.k or 1, columns), metric=plan.metric)
+        nearest.update(panel, 0)
+        nearest.result()
+
+    search()  # compiled
+    return _timed(search, 2 * rows * columns * width, clock)
+
+
+def _timed(work: Callable[[], object], operations: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """The least and the most operations a second."""
+    found = []
+    for _ in range(TIMES):
+        start, times = clock(), 0
+        while clock() - start < MULTIPLY_SECONDS or not times:
+            work()
+            times += 1
+        found.append(operations * times / max(clock() - start, 1e-9))
+    return min(found), max(found)
 
 
 def _multiply_rates(plan: MatmulPlan, clock: Callable[[], float]) -> tuple[float, float]:
@@ -54,18 +101,11 @@ def _multiply_rates(plan: MatmulPlan, clock: Callable[[], float]) -> tuple[float
     )
     multiply = partial(matmul, left, right, dtype=plan.sums, device="cpu")
     multiply()  # compiled, and its memory is there
-    found = []
-    for _ in range(TIMES):
-        start, times = clock(), 0
-        while clock() - start < MULTIPLY_SECONDS or not times:
-            multiply()
-            times += 1
-        found.append(2 * m * n * k * times / max(clock() - start, 1e-9))
-    return min(found), max(found)
+    return _timed(multiply, 2 * m * n * k, clock)
 
 
 def _read_rates(
-    plan: MatmulPlan, a: StoredArray, clock: Callable[[], float]
+    threads: int, a: StoredArray, clock: Callable[[], float]
 ) -> tuple[float, float] | tuple[None, None]:
     """Of whole rows of chunks of A, as far as that is little, by as many threads as a worker has."""
     rows, columns = a.shape
@@ -78,7 +118,7 @@ def _read_rates(
     out = np.zeros((high, wide), a.dtype.newbyteorder("="))
     out.fill(0)  # its memory is there
     found = []
-    with ThreadPoolExecutor(max(1, plan.read_threads)) as pool:
+    with ThreadPoolExecutor(max(1, threads)) as pool:
         for place in range(TIMES):
             first = (rows - high) * place // TIMES // unit * unit
             parts = region_reads(a, (slice(first, first + high), slice(0, wide)))

@@ -6,11 +6,13 @@ import json
 import logging
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.gpu import user_cache
+from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.report.figures import Run, floor_of
 
@@ -46,11 +48,11 @@ class Rates:
     seconds: float | None = None
     """How long its tiles took."""
 
-    def is_like(self, plan: MatmulPlan) -> bool:
+    def is_like(self, operations: int) -> bool:
         """Whether the run was of about as much work: the rates of a small one are those of its start."""
         if self.work is None:
             return False
-        return self.work <= LIKENESS * plan.operations and plan.operations <= LIKENESS * self.work
+        return self.work <= LIKENESS * operations and operations <= LIKENESS * self.work
 
     @classmethod
     def of(cls, run: Run) -> Rates:
@@ -80,17 +82,44 @@ def kind_of(plan: MatmulPlan, device: str, precision: str) -> str:
     return f"{platform.node()}; {device}; {plan.workers}; {dtypes}; {plan.sums.name}; {precision}"
 
 
+def kind_of_search(plan: NeighbourPlan, device: str, precision: str) -> str:
+    """The same of searches for neighbours and pairs."""
+    wanted = "pairs" if plan.k is None else f"{plan.k} nearest"
+    dtypes = f"{plan.items_dtype}; {plan.dtype}"
+    return f"{platform.node()}; {device}; {plan.workers}; {wanted}; {plan.metric}; {dtypes}; {precision}"
+
+
 def remember(run: Run, precision: str) -> None:
     """Keep the rates of a run. Where that cannot be, nothing happens."""
-    if not run.operations:
+    if run.operations:
+        _keep(kind_of(run.plan, run.device, precision), Rates.of(run))
+
+
+def remember_search(
+    plan: NeighbourPlan, device: str, precision: str, stages: Mapping[str, float], seconds: float
+) -> None:
+    """The same of a search that found all of its blocks, in so many seconds. stages: busy seconds of all tasks."""
+    if not plan.operations:
         return
-    rates = Rates.of(run)
-    if run.seconds < LEAST_RUN_SECONDS:
+    read, compute = stages.get("read", 0.0), stages.get("compute", 0.0)
+    floor = max(read, compute) / plan.sharing
+    rates = Rates(
+        operations=_rate(plan.operations, compute),
+        read_nbytes=_rate(plan.read_nbytes, read),
+        write_nbytes=None,
+        ratio=seconds / floor if floor > 0 else None,
+        work=plan.operations,
+        seconds=seconds,
+    )
+    _keep(kind_of_search(plan, device, precision), rates)
+
+
+def _keep(kind: str, rates: Rates) -> None:
+    if rates.seconds is None or rates.seconds < LEAST_RUN_SECONDS:
         rates = Rates(None, None, None, work=rates.work, seconds=rates.seconds)
     elif rates.ratio is not None and rates.ratio > MOST_RATIO:
         return
     kept = _read()
-    kind = kind_of(run.plan, run.device, precision)
     runs = [*kept.pop(kind, []), asdict(rates)][-MOST_RUNS:]
     _write(dict([*kept.items(), (kind, runs)][-MOST_KINDS:]))
 

@@ -18,6 +18,7 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, OptionError, StoreError
 from tilewright.pipeline.events import Notice, on_waiting
+from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.append import (
     appending,
     check_adds_lines,
@@ -264,7 +265,7 @@ def _nothing_to_add(request: GramRequest, matrices: Matrices, product: Request) 
     """Say so; returns the plan of the product, of which nothing is computed."""
     lines = f"{matrices.length} {matrices.summed}"
     request.listener(Notice(f"C has all {lines} of X in it already: nothing is added"))
-    return plan_unplaced(replace(product, listener=lambda event: None), 1, None, None)
+    return plan_unplaced(replace(product, listener=lambda event: None), Hardware(), None, None)
 
 
 def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:

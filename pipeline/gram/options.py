@@ -18,6 +18,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.axes import (
     as_matrix,
     axes_text,
@@ -139,6 +140,8 @@ class GramRequest:
     durability: Durability = "full"
     same_bits: bool = False
     listener: Listener = log_notices
+    hardware: Hardware | None = None
+    """Of a plan: the workers that it is for, where these are not the cluster's."""
 
     def told(self) -> dict[str, Any]:
         """The options that are not as they are by themselves, for `json`: arrays by the word that they were given."""
@@ -193,6 +196,7 @@ class GramRequest:
             "durability": self.durability,
             "same_bits": self.same_bits,
             "listener": self.listener,
+            "hardware": self.hardware,
         }
         return Request(**(options | more))
 

@@ -36,6 +36,7 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
+from tilewright.pipeline.forecast.rates import remember_search
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.check import (
@@ -126,6 +127,8 @@ class _Total:
     read_nbytes: int = 0
     resumed: int = 0
     stages: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Until the last block was found."""
 
 
 @dataclass
@@ -196,6 +199,9 @@ def _searched(request: NeighbourRequest) -> _Searched:
             pieces.settle()
             facts = {"seconds": time.perf_counter() - start, "dtype": plan.dtype, "device": prepared.device}
             complete_group(growing, request, sides, facts, check)
+    if not total.resumed:
+        precision = "full" if plan.on_host else request.precision
+        remember_search(plan, prepared.device, precision, total.stages, total.seconds)
     common = {
         "plan": plan,
         "out": None if path is None else str(request.out),
@@ -215,7 +221,10 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
     tell.warn_once(
         note for role, array in sides.arrays.items() if (note := packing_notice(role, array)) is not None
     )
-    facts = survey(client, request.device)
+    if request.hardware is None:
+        facts = survey(client, request.device)
+    else:
+        facts = request.hardware.facts(request.device, None, request.device_memory)
     kind, name = device_for(facts, request, sides, tell)
     if kind == "cpu" and request.precision != "full":
         tell.warn(
@@ -284,6 +293,7 @@ def planned_on(
         workers=len(facts),
         threads=threads,
         worker_nbytes=_worker_nbytes(facts, request, kind),
+        items_dtype=sides.a.dtype.name,
     )
     if kind == "cuda" and plan.depth < plan.width:
         raise PlanError(
@@ -384,6 +394,7 @@ def _find(
     client: Client, work: Work, plan: NeighbourPlan, pieces: Pieces | None, total: _Total, listener: Listener
 ) -> list[Piece]:
     """Have all blocks searched that are not finished; returns all, in order."""
+    start = time.perf_counter()
     finished = [] if pieces is None else pieces.finished()
     for piece in finished:
         total.count += piece.found
@@ -408,6 +419,7 @@ def _find(
             among = _found_by_bands(client, work, plan, stages)
             if among is not None:
                 keep(0, plan.m, among)
+                total.seconds = time.perf_counter() - start
                 return finished
             listener(Notice("too many items are equally near: each is compared with all"))
         work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
@@ -419,6 +431,7 @@ def _find(
     _search(
         client, work, ranges, stages, lambda place, found: keep(*ranges[place], found), pieces, total.resumed
     )
+    total.seconds = time.perf_counter() - start
     return sorted(finished)
 
 

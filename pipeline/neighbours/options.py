@@ -27,6 +27,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.options import SIDES, Side, axis_of, other
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix, read_unit
 from tilewright.pipeline.store.attributes import dimension_names
@@ -58,6 +59,8 @@ class NeighbourRequest:
     verify: Any = True
     overwrite: Any = False
     listener: Listener = log_notices
+    hardware: Hardware | None = None
+    """Of a plan: the workers that it is for, where these are not the cluster's."""
 
     @property
     def work(self) -> str:

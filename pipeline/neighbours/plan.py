@@ -9,6 +9,7 @@ import itertools
 from dataclasses import asdict, dataclass
 
 from tilewright.kernels.neighbours.capacity import LEAST_MUTUAL_ROWS
+from tilewright.kernels.neighbours.order import MetricName
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError
 
@@ -76,7 +77,7 @@ class NeighbourPlan:
     """Items of B."""
     width: int
     """Elements of an item."""
-    metric: str
+    metric: MetricName
     dtype: str
     """Of sums."""
     k: int | None
@@ -109,6 +110,20 @@ class NeighbourPlan:
     """What a worker may take."""
     output_nbytes: int
     """Before compression."""
+    on_host: bool = True
+    """Whether CPUs compare them."""
+    items_dtype: str = "float32"
+    """Of A, as it is stored."""
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.width // (2 if self.triangle else 1)
+
+    @property
+    def sharing(self) -> int:
+        """Tasks that are done at once: of a GPU one."""
+        return max(1, min(self.tasks, self.threads if self.on_host else self.workers))
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -142,7 +157,14 @@ class NeighbourPlan:
 
 
 def plan_neighbours(
-    asked: Asked, *, metric: str, dtype: str, workers: int, threads: int, worker_nbytes: int
+    asked: Asked,
+    *,
+    metric: MetricName,
+    dtype: str,
+    workers: int,
+    threads: int,
+    worker_nbytes: int,
+    items_dtype: str = "float32",
 ) -> NeighbourPlan:
     """The plan for workers with so many bytes each; threads: tasks that one runs at a time.
 
@@ -231,6 +253,8 @@ def plan_neighbours(
         held_nbytes=stored_b if holds else 0,
         worker_nbytes=worker_nbytes,
         output_nbytes=entries if asked.stores else 0,
+        on_host=not asked.on_gpu,
+        items_dtype=items_dtype,
     )
 
 

@@ -37,8 +37,11 @@ class _Run:
 
     def _lines(self, head: str, found: str) -> str:
         plan = self.plan
-        operations = 2 * plan.m * plan.n * plan.width / (2 if plan.triangle else 1)
-        rate = f", {format_count(operations / self.seconds)}op/s" if self.seconds and not self.resumed else ""
+        rate = (
+            f", {format_count(plan.operations / self.seconds)}op/s"
+            if self.seconds and not self.resumed
+            else ""
+        )
         earlier = f"; {self.resumed} of {plan.tasks} blocks by an earlier run" if self.resumed else ""
         lines = [
             f"{head} in {self.seconds:.2f} s on {self.device} ({plan.metric} in {plan.dtype}){rate}",

@@ -36,6 +36,7 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Teller, on_waiting
+from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, StoredObject, TileReport
@@ -107,7 +108,7 @@ from tilewright.pipeline.store.region import StoredArray, base_of
 from tilewright.pipeline.store.sources.dasks import any_pending, computed_on
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
-from tilewright.pipeline.worker.survey import facts_here, survey
+from tilewright.pipeline.worker.survey import survey
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -253,26 +254,26 @@ def plan_only(request: Request, begun: Past | None = None) -> MatmulPlan:
 
 
 def plan_unplaced(
-    request: Request, workers: int, host_memory: int | None, cluster: Cluster | None
+    request: Request, hardware: Hardware, host: int | None, cluster: Cluster | None
 ) -> MatmulPlan:
-    """The plan of a product of which nobody says where it goes: for the workers of a cluster, or for so many that are
-    as this machine, each with ``host_memory`` bytes. Raises as ``tilewright.plan_matmul``."""
+    """The plan of a product of which nobody says where it goes: for the workers of a cluster, or for those of some
+    hardware, each with ``host`` bytes. Raises as ``tilewright.plan_matmul``."""
     factors = open_factors(request)
     factors.storage.check(None, factors.dtype)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, None, request.precision))
     if note := wrap_note(factors):
         tell.warn(note)
-    if cluster is None:
-        facts = [facts_here(request.device, host_memory, request.device_memory)] * workers
-    else:
-        facts = _survey_for_plan(request, cluster)
+    here = request.device, host, request.device_memory
+    facts = hardware.facts(*here) if cluster is None else _survey_for_plan(request, cluster)
     plan = plan_for(factors, None, facts)
     tell.warn_once(cautions(factors, None, request.precision, facts, plan))
     return plan
 
 
 def _survey_for_plan(request: Request, cluster: Cluster) -> list[WorkerFacts]:
+    if (named := request.hardware) is not None:
+        return named.facts(request.device, None, request.device_memory)
     with (
         open_executor(cluster, request.cluster_file, loops=False) as client,
         workers_held(client, waiting=on_waiting(request.listener, "plan", "ends it")),

@@ -32,6 +32,7 @@ from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.decoding.choice import NO_ROOM, decoding_for
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
 from tilewright.pipeline.plan.decoding import DecodingRoom
@@ -136,6 +137,8 @@ class Request:
     """How C is stored, and ``counts`` too."""
     said: dict[str, Any] = field(default_factory=dict)
     """What C says of itself besides what it is a product of, for `json`: the options of a Gram matrix."""
+    hardware: Hardware | None = None
+    """Of a plan: the workers that it is for, where these are not the cluster's."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.

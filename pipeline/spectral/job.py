@@ -285,6 +285,7 @@ def plan_only(request: EofRequest) -> EofPlan:
         task.fewest,
         most,
         math.prod(x.shape) * x.dtype.itemsize,
+        (task.matrices.length + task.variables) * search.k * task.dtype.itemsize,
         task.dtype.name,
         plans,
     )

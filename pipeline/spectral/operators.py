@@ -189,6 +189,7 @@ class Streamed:
             overwrite=True,
             durability="none",
             listener=listener,
+            hardware=self.search.hardware,
         )
 
     def _store(self, name: str, by: Given, *, again: bool = True, **options: Any) -> Verification | None:

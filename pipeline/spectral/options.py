@@ -16,6 +16,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.options import (
     Constant,
     GramRequest,
@@ -69,6 +70,8 @@ class Search:
     scratch: Any = None
     """A local folder for thin matrices, which all workers see."""
     listener: Listener = log_notices
+    hardware: Hardware | None = None
+    """Of a plan: the workers that it is for, where these are not the cluster's."""
 
     def checked(self) -> Search:
         """The same, once its options are found good."""

@@ -164,6 +164,8 @@ class EofPlan:
     most_passes: int
     pass_nbytes: int
     """Of X, which a pass reads at least once."""
+    output_nbytes: int
+    """Of EOFs and scores."""
     dtype: str
     """What X is multiplied in."""
     products: dict[str, MatmulPlan]

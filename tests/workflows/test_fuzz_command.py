@@ -109,18 +109,27 @@ RIGHT = {
     "NEAR": "near.zarr",
     "WHERE": SHARED,
 }
-NEIGHBOURS = PLACED | {
-    "--metric": st.sampled_from(["dot", "cosine", "l2", "near"]),
-    "--columns": None,
-    "--precision": precisions,
-    "--device": devices,
-    "--device-memory": sizes,
-    "--plan-only": None,
-    "--no-verify": None,
-    "--no-resume": None,
-    "--overwrite": None,
-    "--report": reports,
+ELSEWHERE: dict[str, Any] = {
+    "--gpu": st.sampled_from(["h100", "a100", "h200", "l40s", "H100", "gpu", ""]) | names,
+    "--rate": st.sampled_from(["50T", "1", "0", "-1", "1e400", "nan", "T", "5.5 g", ""]) | names,
+    "--workers": counts,
 }
+NEIGHBOURS = (
+    PLACED
+    | ELSEWHERE
+    | {
+        "--metric": st.sampled_from(["dot", "cosine", "l2", "near"]),
+        "--columns": None,
+        "--precision": precisions,
+        "--device": devices,
+        "--device-memory": sizes,
+        "--plan-only": None,
+        "--no-verify": None,
+        "--no-resume": None,
+        "--overwrite": None,
+        "--report": reports,
+    }
+)
 STORED: dict[str, Any] = {
     "--chunks": st.sampled_from(["4", "3x2", "0x1", "x", "9999999999999"]) | counts,
     "--shards": st.sampled_from(["4", "12x12", "7x7"]) | counts,
@@ -138,6 +147,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--plan-only": None,
             "--no-verify": None,
         }
+        | ELSEWHERE
         | {"--no-resume": None, "--overwrite": None}
         | {"--alpha": scalars, "--beta": scalars, "--report": reports}
         | STORED
@@ -155,6 +165,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
             | {"--device": devices, "--overwrite": None, "--precision": precisions, "--report": reports}
             | STORED
+            | ELSEWHERE
+            | {"--plan-only": None}
             | more,
         )
         for name, more in {
@@ -176,13 +188,16 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--no-verify": None,
         }
         | {"--weights": arrays, "--sample-weights": arrays, "--scratch": names, "--precision": precisions}
-        | {"--device": devices, "--device-memory": sizes, "--method": codes, "--report": reports},
+        | {"--device": devices, "--device-memory": sizes, "--method": codes, "--report": reports}
+        | ELSEWHERE
+        | {"--plan-only": None},
     ),
     "plan": (
         ("A", "B"),
         FACTORS
         | {"--dtype": dtypes, "--device": devices, "--device-memory": sizes, "--workers": counts}
         | {"--host-memory": sizes}
+        | ELSEWHERE
         | STORED,
     ),
     "verify": (("A", "B", "PRODUCT"), FACTORS | PLACED | {"--rounds": counts}),

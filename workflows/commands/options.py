@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 import click
 
-from tilewright.kernels.choices import DEVICES, PRECISIONS
+from tilewright.kernels.choices import DEVICES, GPUS, PRECISIONS
 from tilewright.workflows.commands.reporting import report_option
 from tilewright.workflows.console import (
     SIDES,
     Number,
+    Rate,
     Size,
     as_axes,
     as_number,
@@ -106,6 +107,18 @@ plan_only_option = click.option(
     help="Print the plan that would be followed, what would be kept or refused, and what would be warned of;"
     " write nothing.",
 )
+named_options = options(
+    click.option("--gpu", type=click.Choice(GPUS), help="Plan for workers with such a GPU each, which need not be here:"
+                 " its memory, and its time by the vendor's published rates."),
+    click.option("--rate", type=Rate(), metavar="RATE", help="Plan with so many operations a second of each worker,"
+                 " such as 50T."),
+)  # fmt: skip
+elsewhere_options = options(
+    plan_only_option,
+    click.option("--workers", type=click.IntRange(min=1), metavar="N", help="With --plan-only: for so many workers, in"
+                 " place of a profile's."),
+    named_options,
+)  # fmt: skip
 storage_options = options(
     click.option("--chunks", metavar="ROWSxCOLUMNS", callback=as_stored,
                  help="Sides of the output's chunks, such as 1024x1024, or one number for both; default: what suits the"

@@ -5,19 +5,33 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from click.testing import CliRunner
 
 from tests.pipeline.report.runs import plan_of, run_of
 from tests.workflows.products import put
 from tilewright.pipeline.forecast import rates as module
 from tilewright.pipeline.forecast.forecast import Disk, Foreseen, disk_at, forecast_of
-from tilewright.pipeline.forecast.rates import Rates, kind_of, remember, remember_measured, remembered
+from tilewright.pipeline.forecast.published import START_SECONDS
+from tilewright.pipeline.forecast.rates import (
+    Rates,
+    kind_of,
+    kind_of_search,
+    remember,
+    remember_measured,
+    remember_search,
+    remembered,
+)
+from tilewright.pipeline.forecast.workload import Workload
+from tilewright.pipeline.neighbours.plan import Asked, plan_neighbours
 from tilewright.workflows.cli import cli
 
 PLAN = plan_of((4, 4))  # for four workers
+WORK = Workload.of_product(PLAN)
 
 
 @pytest.fixture
@@ -36,21 +50,21 @@ def test_a_run_like_an_earlier_one_takes_as_long(cache: Path) -> None:
     remember(run, "full")
     (kept,) = remembered(kind)
     assert kept == Rates.of(run)
-    forecast = forecast_of(PLAN, [kept], None, None)
+    forecast = forecast_of(WORK, [kept], None, None)
     assert forecast.seconds == pytest.approx(run.seconds) == 4.0
     assert forecast.limit == "compute"
     assert forecast.floors == pytest.approx({"load": 2.0, "compute": 3.0, "write": 0.4})
     assert "one run of its kind" in str(Foreseen(PLAN, forecast))
     slower = replace(kept, operations=kept.operations / 2 if kept.operations else None)
-    both = forecast_of(PLAN, [kept, slower], None, None)
+    both = forecast_of(WORK, [kept, slower], None, None)
     assert (both.least_seconds, both.most_seconds) == pytest.approx((4.0, 8.0))
     assert "about 6.00 s ± 33% for the tiles, by the rates of the last 2 runs" in str(Foreseen(PLAN, both))
     assert not remembered(kind_of(PLAN, "another GPU", "full"))
     small = replace(kept, work=PLAN.operations // 101, operations=1.0)
-    assert forecast_of(PLAN, [small], None, None).seconds is None, (
+    assert forecast_of(WORK, [small], None, None).seconds is None, (
         "a hundredth of the work is mostly its start"
     )
-    assert forecast_of(PLAN, [small, kept], None, None).seconds == forecast.seconds
+    assert forecast_of(WORK, [small, kept], None, None).seconds == forecast.seconds
 
 
 def test_few_runs_are_kept_and_none_that_waited(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +90,12 @@ def test_a_small_one_takes_as_long_as_most_do_and_not_as_the_first(cache: Path) 
         remember(replace(run, seconds=seconds), "full")
     kept = remembered(kind_of(PLAN, "CPU", "full"))
     assert [rates.operations is None for rates in kept] == [False, True, True, True]
-    forecast = forecast_of(PLAN, kept, None, None)
+    forecast = forecast_of(WORK, kept, None, None)
     assert (forecast.least_seconds, forecast.most_seconds, forecast.runs) == (0.1, 0.3, 3)
     assert "less than a second for the tiles" in str(Foreseen(PLAN, forecast))
-    assert forecast_of(PLAN, kept[:2], None, None).seconds != forecast.seconds, "half of them is not most"
+    assert forecast_of(WORK, kept[:2], None, None).seconds != forecast.seconds, "half of them is not most"
     smaller = [replace(rates, work=PLAN.operations - 1) for rates in kept]
-    assert forecast_of(PLAN, smaller, None, None).runs == 1, (
+    assert forecast_of(WORK, smaller, None, None).runs == 1, (
         "who knows what a larger one takes beside its start"
     )
 
@@ -89,18 +103,18 @@ def test_a_small_one_takes_as_long_as_most_do_and_not_as_the_first(cache: Path) 
 def test_by_measured_rates_it_takes_from_the_longest_part_to_all_of_them() -> None:
     slow = Rates(PLAN.operations / 10, PLAN.read_nbytes / 4, None)
     fast = Rates(PLAN.operations / 8, PLAN.read_nbytes / 2, None)
-    forecast = forecast_of(PLAN, [], (slow, fast), None)
+    forecast = forecast_of(WORK, [], (slow, fast), None)
     assert (forecast.least_seconds, forecast.most_seconds, forecast.runs) == (8.0, 14.0, 0)
     assert forecast.floors == {"load": 3.0, "compute": 9.0, "write": None}
     text = str(Foreseen(PLAN, forecast))
     assert "about 11 s ± 27% for the tiles, by rates that were measured here" in text
     assert "multiplying; alone, and at once on all workers: reading 3.00 s, multiplying 9.00 s" in text
-    shared = forecast_of(PLAN, [], (slow, fast), None, machines=4)
+    shared = forecast_of(WORK, [], (slow, fast), None, machines=4)
     assert shared.least_seconds == 2.0
 
 
 def test_without_rates_nothing_is_said_of_the_time() -> None:
-    forecast = forecast_of(PLAN, [], None, Disk("/data", PLAN.write_nbytes - 1024))
+    forecast = forecast_of(WORK, [], None, Disk("/data", PLAN.write_nbytes - 1024))
     assert forecast.seconds is None
     assert not forecast.fits
     text = str(Foreseen(PLAN, forecast))
@@ -114,6 +128,161 @@ def test_the_disk_is_that_of_the_next_folder_above(tmp_path: Path) -> None:
     assert found is not None
     assert found.folder == str(tmp_path)
     assert found.free_nbytes > 0
+
+
+@pytest.mark.parametrize(
+    ("side", "workers", "measured"),
+    [(32768, 1, (1.47, 1.48)), (32768, 2, (0.81, 0.90)), (32768, 4, (0.50, 0.52)), (65536, 1, (11.2, 11.3)),
+     (65536, 2, (5.70, 5.74)), (65536, 4, (3.01, 3.01))],
+)  # fmt: skip
+def test_products_on_gpus_took_what_is_estimated(
+    tmp_path: Path, side: int, workers: int, measured: tuple[float, float]
+) -> None:
+    """What docs/performance.md has of H200s, "The whole job": tiles alone, in a cluster that is up."""
+    zarr.create_array(tmp_path / "a", shape=(side, side), chunks=(4096, 4096), dtype="f4", compressors=None)
+    product = [str(tmp_path / "a"), str(tmp_path / "a"), "--gpu", "h200", "--workers", str(workers)]
+    forecast = forecast_by("plan", *product)
+    assert (forecast["source"], forecast["workers"]) == ("published", workers)
+    assert forecast["least_seconds"] <= measured[0] <= measured[1] <= forecast["most_seconds"]
+    assert forecast["most_seconds"] <= 2.4 * forecast["least_seconds"], "what says anything says nothing"
+    assert forecast["command_seconds"][0] > forecast["least_seconds"] + 1
+
+
+def test_products_of_encoded_chunks_took_what_is_estimated(tmp_path: Path) -> None:
+    """ "Compressed chunks", of 4096²: on hosts of 32 cores and of 16."""
+    zarr.create_array(tmp_path / "a", shape=(32768, 32768), chunks=(4096, 4096), dtype="f4")
+    forecast = forecast_by("plan", str(tmp_path / "a"), str(tmp_path / "a"), "--gpu", "h200")
+    assert forecast["least_seconds"] <= 1.97 <= 2.67 <= forecast["most_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "job", "with_check"),
+    [(400_000, 384, 0.569, 0.891), (200_000, 768, 0.372, 0.728)],
+)
+def test_searches_on_a_gpu_took_what_is_estimated(
+    tmp_path: Path, rows: int, width: int, job: float, with_check: float
+) -> None:
+    """ "Nearest neighbours" on an H100, in a process that is up."""
+    forecast = forecast_of_search(tmp_path, rows, width)
+    assert forecast["least_seconds"] <= job <= forecast["most_seconds"]
+    least, most = forecast["command_seconds"]
+    assert least - START_SECONDS[0] <= with_check <= most - START_SECONDS[1]
+
+
+def test_a_command_that_searches_took_what_is_estimated(tmp_path: Path) -> None:
+    """10^6 × 384 on an H100, the whole command: 4.4 and 4.6 s, without its check 3.5 and 3.1."""
+    least, most = forecast_of_search(tmp_path, 10**6, 384)["command_seconds"]
+    assert least <= 4.4 <= 4.6 <= most <= 1.6 * least
+    least, most = forecast_of_search(tmp_path, 10**6, 384, "--no-verify")["command_seconds"]
+    assert least <= 3.5 <= most
+
+
+def forecast_of_search(tmp_path: Path, rows: int, width: int, *more: str) -> dict[str, Any]:
+    a = tmp_path / "a"
+    zarr.create_array(
+        a, shape=(rows, width), chunks=(50_000, width), dtype="f2", compressors=None, overwrite=True
+    )
+    return forecast_by(
+        "topk", str(a), str(tmp_path / "o"), "--exclude-self", "--plan-only", "--gpu", "h100", *more
+    )
+
+
+def forecast_by(*words: str) -> dict[str, Any]:
+    made = CliRunner().invoke(cli, [*words, "-q", "--json"])
+    assert made.exit_code == 0, made.output
+    found: dict[str, Any] = json.loads(made.stdout)["forecast"]
+    return found
+
+
+def test_what_was_never_measured_is_less_sure(tmp_path: Path) -> None:
+    """Nor is it where the numbers decide; and a rate that is given is taken."""
+    zarr.create_array(tmp_path / "a", shape=(32768, 32768), chunks=(4096, 4096), dtype="f4", compressors=None)
+    zarr.create_array(tmp_path / "i", shape=(32768, 32768), chunks=(4096, 4096), dtype="i8", compressors=None)
+
+    def spread(name: str, *more: str) -> float:
+        forecast = forecast_by("plan", str(tmp_path / name), str(tmp_path / name), *more)
+        return float(forecast["most_seconds"] / forecast["least_seconds"])
+
+    assert (
+        spread("a", "--gpu", "h200") < 1.5 < spread("a", "--gpu", "a100") < 3 < spread("i", "--gpu", "h200")
+    )
+    given = forecast_by("plan", str(tmp_path / "a"), str(tmp_path / "a"), "--rate", "1P", "--gpu", "h100")
+    assert given["source"] == "given"
+    assert given["floors"]["compute"] == pytest.approx(2 * 32768**3 / 1e15)
+    on_cpus = forecast_by("plan", str(tmp_path / "a"), str(tmp_path / "a"), "--rate", "1t", "--device", "cpu")
+    assert on_cpus["least_seconds"] == pytest.approx(2 * 32768**3 / 1e12)
+    assert on_cpus["command_seconds"] is None
+
+
+def test_searches_and_eofs_say_it_too(tmp_path: Path, rng: np.random.Generator, cache: Path) -> None:
+    a = put(tmp_path / "a.zarr", rng.standard_normal((300, 40)).astype("f4"))
+    for words in (
+        ["topk", "-k", "3"],
+        ["pairs", "--above", "0.5"],
+        ["pairs", "--above", "0.5", "--count-only"],
+    ):
+        command, *options = words
+        out = [] if "--count-only" in options else [str(tmp_path / "o")]
+        made = CliRunner().invoke(
+            cli, [command, str(a), *out, *options, "--plan-only", "--device", "cpu", "-q"]
+        )
+        assert made.exit_code == 0, made.output
+        first = [line.split()[0] for line in made.stdout.splitlines()[:5]]
+        assert first == ["time", "limit", "disk", "memory", "verdict"]
+        assert "less than a second for the blocks" in made.stdout
+    for method, units in (
+        ("gram", "3 passes over X"),
+        ("krylov", "mean pass over X, of which it takes 4 to 100"),
+    ):
+        words = [
+            "eofs",
+            str(a),
+            str(tmp_path / "o"),
+            "-k",
+            "2",
+            "--method",
+            method,
+            "--plan-only",
+            "--device",
+            "cpu",
+        ]
+        made = CliRunner().invoke(cli, [*words, "-q"])
+        assert made.exit_code == 0, made.output
+        assert f"for the {units}" in made.stdout
+        assert forecast_by(*words)["disk_nbytes"] == 2 * (300 + 40) * 4
+
+
+def test_a_search_like_an_earlier_one_takes_as_long(cache: Path) -> None:
+    asked = Asked(10**6, 10**6, 384, True, 10, 0.0, True, (4, 4), 4, 4, (1, 1))
+    plan = plan_neighbours(asked, metric="dot", dtype="float32", workers=2, threads=3, worker_nbytes=2**33)
+    assert (plan.sharing, plan.operations) == (6, 2 * 10**12 * 384)
+    remember_search(plan, "CPU", "full", {"read": 12.0, "compute": 60.0}, 15.0)
+    (kept,) = remembered(kind_of_search(plan, "CPU", "full"))
+    forecast = forecast_of(Workload.of_search(plan), [kept], None, None)
+    assert forecast.seconds == pytest.approx(15.0)
+    assert forecast.floors == pytest.approx({"load": 2.0, "compute": 10.0, "write": None})
+    assert "for the blocks, by the rates of the one run of its kind" in str(Foreseen(plan, forecast))
+    assert not remembered(kind_of_search(replace(plan, k=11), "CPU", "full"))
+
+
+def test_names_are_for_plans_alone(tmp_path: Path) -> None:
+    a = put(tmp_path / "a.zarr", np.ones((8, 8)))
+    for words in (["topk", a, "o"], ["gram", a, "o"], ["eofs", a, "o"], ["matmul", a, a, "o"]):
+        made = CliRunner().invoke(cli, [*map(str, words), "--gpu", "h100"])
+        assert made.exit_code == 2
+        assert "--gpu without --plan-only" in made.stderr
+        made = CliRunner().invoke(cli, [*map(str, words), "--plan-only", "--gpu", "h100", "--device", "cpu"])
+        assert (made.exit_code, "beside device='cpu'" in made.stderr) == (1, True)
+        made = CliRunner().invoke(
+            cli, [*map(str, words), "--plan-only", "--workers", "2", "--profile", "cpu"]
+        )
+        assert (made.exit_code, "workers=2 beside a cluster ('cpu')" in made.stderr) == (1, True)
+    large = ["--gpu", "h100", "--device-memory", "100GB"]
+    made = CliRunner().invoke(cli, ["plan", str(a), str(a), *large])
+    assert (made.exit_code, "has 74.5 GiB; give at most that" in made.stderr) == (1, True)
+    for wrong in ("", "T", "nan", "-1", "1e400", "5 0"):
+        made = CliRunner().invoke(cli, ["plan", str(a), str(a), "--rate", wrong])
+        assert made.exit_code == 2, made.output
 
 
 def test_commands_say_it_first(tmp_path: Path, rng: np.random.Generator, cache: Path) -> None:

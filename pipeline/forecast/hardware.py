@@ -1,0 +1,135 @@
+"""Workers that a user names because they are elsewhere: so many, of a GPU that is known by its data sheet, or of a rate
+that the user knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.kernels.arguments import as_count, check_choice, shown
+from tilewright.kernels.choices import GPUS, DeviceName, GpuName
+from tilewright.kernels.numbers import format_nbytes
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.worker.survey import facts_here
+
+T = 1e12
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the vendor publishes of a GPU: peaks of dense matrices, without sparsity. How fast its memory is does not
+    matter: what a job goes through comes over the bus, which is slower."""
+
+    name: str
+    memory_nbytes: float
+    bus_rate: float
+    """Of the PCI Express bus, bytes a second in one direction: half of what data sheets give."""
+    float16: float
+    """Operations a second of the tensor cores; bfloat16 has the same."""
+    tf32: float
+    float32: float
+    """Of the ordinary cores, which multiply float32 in full."""
+    float64: float
+    """Of the tensor cores where they take float64, else of the ordinary ones."""
+    int8: float
+    measured: bool
+    """Whether `published.py` has its shares from GPUs of this architecture."""
+    sheet: str
+    """Where the figures are from."""
+
+
+_A100 = "NVIDIA A100 Tensor Core GPU, data sheet 1758950 (2021)"
+_A40 = f"{_A100}, for the memory its first edition (2020)"
+_H100 = (
+    "NVIDIA H100 Tensor Core GPU, data sheet 2430615 (2022 to 2023), with sparsity, of which half is taken"
+)
+_H200 = "NVIDIA H200 Tensor Core GPU, data sheet (2023 to 2024), with sparsity, of which half is taken"
+_L40S = "NVIDIA L40S, data sheet (2023); float64, a 64th of float32, by the white paper of NVIDIA's Ada architecture"
+
+MODELS: dict[GpuName, Gpu] = {
+    "a100": Gpu("NVIDIA A100 80 GB", 80 * GB, 32 * GB, 312 * T, 156 * T, 19.5 * T, 19.5 * T, 624 * T, False, _A100),
+    "a100-40gb": Gpu("NVIDIA A100 40 GB", 40 * GB, 32 * GB, 312 * T, 156 * T, 19.5 * T, 19.5 * T, 624 * T, False, _A40),
+    "h100": Gpu("NVIDIA H100 SXM", 80 * GB, 64 * GB, 989 * T, 494 * T, 67 * T, 67 * T, 1979 * T, True, _H100),
+    "h100-pcie": Gpu("NVIDIA H100 PCIe", 80 * GB, 64 * GB, 756 * T, 378 * T, 51 * T, 51 * T, 1513 * T, True, _H100),
+    "h200": Gpu("NVIDIA H200 SXM", 141 * GB, 64 * GB, 989 * T, 494 * T, 67 * T, 67 * T, 1979 * T, True, _H200),
+    "l40s": Gpu("NVIDIA L40S", 48 * GB, 32 * GB, 362 * T, 183 * T, 91.6 * T, 1.43 * T, 733 * T, False, _L40S),
+}  # fmt: skip
+"""By the name that ``--gpu`` takes. Others can be had by ``--rate`` and ``--device-memory``."""
+
+FREE_SHARE = 0.9
+"""Of a GPU's memory, where nothing else runs: the driver and the code of kernels take some."""
+GPU_CORES = 16
+"""Cores of a host for each of its GPUs: those of the hosts that were measured."""
+MOST_WORKERS = 10**6
+"""The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
+fill memory."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Workers that a plan is for."""
+
+    workers: int = 1
+    gpu: Gpu | None = None
+    """Of each; None: they are like this machine, or as ``device`` and ``device_memory`` say."""
+    rate: float | None = None
+    """Operations a second that each multiplies at, as the user says."""
+
+    @classmethod
+    def named(cls, workers: Any = None, gpu: Any = None, rate: Any = None) -> Hardware | None:
+        """What a user says of it; None where that is nothing. Raises OptionError."""
+        if workers is None and gpu is None and rate is None:
+            return None
+        count = as_count(1 if workers is None else workers)
+        if count is None or count < 1:
+            raise OptionError(
+                f"workers={shown(workers)}: a product needs a whole number of workers, one or more"
+            )
+        if count > MOST_WORKERS:
+            raise OptionError(f"workers={shown(workers)}: a plan is for {MOST_WORKERS} workers at most")
+        if gpu is not None:
+            check_choice("gpu", gpu, GPUS)
+        if rate is not None and not (isinstance(rate, int | float) and 0 < rate < math.inf):
+            raise OptionError(
+                f"rate={shown(rate)}: operations a second of one worker, such as 5e13 (--rate 50T)"
+            )
+        return cls(count, None if gpu is None else MODELS[gpu], rate)
+
+    def check(self, cluster: Any, device: DeviceName) -> None:
+        """Raise OptionError where a plan is to be for other workers too."""
+        if cluster not in (None, "local"):
+            raise OptionError(
+                f"{self._words()} beside a cluster ({shown(cluster)}): a plan is for the workers that are found there,"
+                " and what they have; leave one of the two away (--profile, or --workers, --gpu and --rate)"
+            )
+        if self.gpu is not None and device == "cpu":
+            raise OptionError(
+                f"{self._words()} beside device='cpu': say which of them multiplies, and leave the other away (--gpu,"
+                " --device)"
+            )
+
+    def _words(self) -> str:
+        if self.gpu is not None:
+            return f"gpu={self.gpu.name!r}"
+        return f"workers={self.workers}" if self.rate is None else f"rate={self.rate:g}"
+
+    def facts(
+        self, device: str, host_memory: int | None, device_memory: int | str | None
+    ) -> list[WorkerFacts]:
+        """The workers. Of a GPU that is named nothing is asked of this machine; hosts have memory enough unless
+        ``host_memory`` says how much. Raises OptionError where they have not the memory that is asked for."""
+        if self.gpu is None:
+            return [facts_here(device, host_memory, device_memory)] * self.workers
+        asked = config.get("device-memory", device_memory)
+        if asked is not None and asked > self.gpu.memory_nbytes:
+            raise OptionError(
+                f"device_memory={format_nbytes(asked)} (--device-memory): {self.gpu.name} has"
+                f" {format_nbytes(int(self.gpu.memory_nbytes))}; give at most that"
+            )
+        free = int(FREE_SHARE * self.gpu.memory_nbytes)
+        cores = GPU_CORES, GPU_CORES, GPU_CORES * min(self.workers, 8)
+        return [WorkerFacts("cuda", self.gpu.name, free, host_memory, *cores)] * self.workers

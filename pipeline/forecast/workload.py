@@ -1,0 +1,105 @@
+"""What a plan comes to, whatever it is a plan of: operations, bytes, and who shares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.pipeline.neighbours.plan import NeighbourPlan
+from tilewright.pipeline.plan.product import MatmulPlan
+
+ASKED = ("float32", "float64")
+"""What a precision can be asked for."""
+FEW = 16
+"""Neighbours of each item up to which a GPU finds them at nearly its full rate."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The amounts of a plan."""
+
+    arithmetic: str
+    """What is computed, as `published.py` calls it: dtype, precision and, of a search, which rows meet which."""
+    operations: int
+    read_nbytes: int
+    once_nbytes: int
+    """Of what has to be read at least, whoever reads it."""
+    write_nbytes: int
+    sharing: int
+    """Workers, or of a search on CPUs tasks, that work at once."""
+    workers: int
+    on_host: bool
+    host_nbytes: int | None
+    """Of a worker's process; None: not known."""
+    device_nbytes: int
+    """Of its GPU; 0 on a CPU."""
+    disk_nbytes: int
+    check_nbytes: int
+    """What is gone through once more to check the result; 0: it is not checked."""
+    encoded: bool = False
+    """Whether chunks have to be decoded, and C's encoded, by the hosts' cores."""
+    units: str = "tiles"
+    """What it is cut into."""
+    output: str = "C"
+    """What is stored."""
+
+    @property
+    def is_search(self) -> bool:
+        return self.arithmetic.startswith("search ")
+
+    @classmethod
+    def of_product(cls, plan: MatmulPlan, precision: str = "full", *, verify: bool = True) -> Workload:
+        a, b = (np.dtype(name).itemsize for name in (plan.a_dtype, plan.b_dtype))
+        factors = plan.m * plan.k * a + (0 if plan.symmetric else plan.k * plan.n * b)
+        return cls(
+            arithmetic=_named(plan.operands, plan.sums, "full" if plan.on_host else precision),
+            operations=plan.operations,
+            read_nbytes=plan.read_nbytes,
+            once_nbytes=plan.bound_nbytes,
+            write_nbytes=plan.write_nbytes,
+            sharing=max(1, min(plan.workers, plan.tile_count * plan.k_parts)),
+            workers=plan.workers,
+            on_host=plan.on_host,
+            host_nbytes=plan.host_peak_nbytes,
+            device_nbytes=0 if plan.on_host else plan.device_peak_nbytes,
+            disk_nbytes=plan.write_nbytes,
+            check_nbytes=factors + plan.write_nbytes if verify else 0,
+            encoded=bool(plan.decoded_by),
+        )
+
+    @classmethod
+    def of_search(cls, plan: NeighbourPlan, precision: str = "full", *, verify: bool = True) -> Workload:
+        dtype = np.dtype(plan.items_dtype)
+        taken = plan.task_nbytes * (plan.threads // plan.workers if plan.on_host else 1) + plan.held_nbytes
+        if plan.k is None:
+            kind = "pairs"
+        else:
+            kind = "few" if plan.k <= FEW else "many"
+        rows = "once" if plan.triangle else "all"
+        name = _named((dtype, dtype), np.dtype(plan.dtype), "full" if plan.on_host else precision)
+        return cls(
+            arithmetic=f"search {name} {kind} {rows}",
+            operations=plan.operations,
+            read_nbytes=plan.read_nbytes,
+            once_nbytes=plan.least_read_nbytes,
+            write_nbytes=plan.output_nbytes,
+            sharing=plan.sharing,
+            workers=plan.workers,
+            on_host=plan.on_host,
+            host_nbytes=taken if plan.on_host else None,
+            device_nbytes=0 if plan.on_host else taken,
+            disk_nbytes=plan.output_nbytes,
+            check_nbytes=plan.n * plan.width if verify and plan.output_nbytes else 0,
+            units="blocks",
+            output="the pairs" if plan.k is None else "the neighbours",
+        )
+
+
+def _named(operands: tuple[np.dtype, np.dtype], sums: np.dtype, precision: str) -> str:
+    """What is multiplied: a dtype, or the width of integers that are multiplied exactly; and the precision."""
+    if all(dtype.kind in "biu" for dtype in operands):
+        widest = max(dtype.itemsize for dtype in operands)
+        return "int8" if widest == 1 else "int32" if widest <= 4 else "int64"
+    name = operands[0].name if operands[0] == operands[1] else sums.name
+    return name if precision == "full" or name not in ASKED else f"{name} {precision}"
