@@ -17,6 +17,7 @@ from tilewright.workflows.commands.completion import JOB, SETTING
 from tilewright.workflows.commands.job import JobCommand
 from tilewright.workflows.commands.options import (
     EPILOGUE,
+    add_up_option,
     cluster_options,
     constant_option,
     device_option,
@@ -246,6 +247,7 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     help="The axes of the samples, by their dimensions' names or by numbers, with commas between them, in place of"
     " --of.",
 )
+@options(add_up_option)
 @click.option("--no-center", is_flag=True, help="Subtract no means.")
 @click.option("--scale", is_flag=True, help="Divide each variable by its standard deviation.")
 @click.option(

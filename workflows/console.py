@@ -652,7 +652,7 @@ def as_sides(ctx: click.Context, parameter: click.Parameter, value: str | None) 
 
 
 def as_axes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """The axes that follow --sum-over."""
+    """The axes that follow --sum-over or --add-up."""
     return value.split(",") if value is not None and "," in value else value
 
 

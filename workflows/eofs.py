@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.gram.added import added_up
 from tilewright.pipeline.gram.options import Axes, Constant, GivenMissing, Side, Values
 from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
@@ -108,6 +109,7 @@ class EofOptions(TypedDict, total=False):
 
     of: Side
     sum_over: Axes
+    add_up: Axes
     center: bool
     scale: bool
     constant: Constant
@@ -146,6 +148,7 @@ def eofs(
     *,
     of: Side = "columns",
     sum_over: Axes = None,
+    add_up: Axes = None,
     center: bool = True,
     scale: bool = False,
     constant: Constant = "error",
@@ -192,6 +195,8 @@ def eofs(
     of, sum_over
         Which side of X has the variables: ``columns`` or ``rows``; or the axes of the samples, by number or by the
         names of their dimensions, of an X of any number of dimensions. As for ``tilewright.gram``.
+    add_up
+        Axes whose elements are added up first, such as the alleles of a dosage, as for ``tilewright.gram``.
     center, scale
         Whether the mean of each variable is subtracted, and whether it is divided by its standard deviation (n - 1).
     constant
@@ -274,6 +279,8 @@ def eofs(
         scratch=scratch,
         listener=listener,
     )
+    if add_up is not None:
+        x, missing = added_up(x, add_up, missing, "X")
     request = EofRequest(
         x,
         out,
@@ -296,5 +303,8 @@ def eofs(
 
 def plan_only(x: Input, out: Source, **options: Any) -> EofPlan:
     """How `eofs` would go about it; nothing is written to ``out``. options: as it has them. Raises as that."""
+    add_up = options.pop("add_up", None)
+    if add_up is not None:
+        x, options["missing"] = added_up(x, add_up, options.get("missing"), "X")
     search = {name: options.pop(name) for name in Search.__dataclass_fields__ if name in options}
     return job.plan_only(EofRequest(x, out, Search(**search), **options))

@@ -10,11 +10,13 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import zarr
 
+from tilewright.kernels.arguments import shown
 from tilewright.kernels.choices import DeviceName, Divisor, PrecisionName
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram import job
+from tilewright.pipeline.gram.added import added_up
 from tilewright.pipeline.gram.options import (
     Axes,
     Centering,
@@ -45,6 +47,7 @@ class _Options(TypedDict, total=False):
     append: bool
     counts: Source | None
     sum_over: Axes
+    add_up: Axes
     constant: Constant
     dtype: str | np.dtype | None
     precision: PrecisionName
@@ -114,6 +117,7 @@ def gram(
     append: bool = False,
     counts: Source | None = None,
     sum_over: Axes = None,
+    add_up: Axes = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -200,6 +204,10 @@ def gram(
         matrix, which is not stored. Its columns are the side that has X's last axis, its rows the other; ``center`` and
         ``scale`` name them so. C's sides have names such as ``lat_lon``, and its attribute ``flattened`` says what they
         are made of. Y's axes have the same names or numbers.
+    add_up
+        Axes whose elements are added up first, one or a list, such as the two alleles of a dosage along ``ploidy``; X
+        is what is left, in a type that holds all sums, in memory that the host's workers share. A sum with a part that
+        is ``missing``, a number or ``"nan"``, is missing. Without it products are of single elements.
     constant
         What happens where a variable without variance is to be divided by its deviation, or one without any number has
         a mean to be subtracted: ``error``, or ``zero``, by which it counts as 0.
@@ -247,9 +255,10 @@ def gram(
         tw.gram("sst.zarr", "times.zarr", sum_over=["lat", "lon"], center="columns", weights={"lat": np.cos(latitude)})
 
     VanRaden's genomic relationship matrix of samples × variants, with dosages of 0, 1 and 2 and -1 where there is
-    none::
+    none, and the same of (variants, samples, ploidy)::
 
         tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide="2pq")
+        tw.gram("calls.zarr", "grm.zarr", add_up="ploidy", center="rows", missing=-1, divide="2pq")
     """
     return _run(
         x,
@@ -266,6 +275,7 @@ def gram(
         append=append,
         counts=counts,
         sum_over=sum_over,
+        add_up=add_up,
         constant=constant,
         dtype=dtype,
         precision=precision,
@@ -317,6 +327,7 @@ def cov(
     append: bool = False,
     counts: Source | None = None,
     sum_over: Axes = None,
+    add_up: Axes = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -371,6 +382,7 @@ def cov(
         append=append,
         counts=counts,
         sum_over=sum_over,
+        add_up=add_up,
         constant=constant,
         dtype=dtype,
         precision=precision,
@@ -421,6 +433,7 @@ def corr(
     append: bool = False,
     counts: Source | None = None,
     sum_over: Axes = None,
+    add_up: Axes = None,
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -474,6 +487,7 @@ def corr(
         append=append,
         counts=counts,
         sum_over=sum_over,
+        add_up=add_up,
         constant=constant,
         dtype=dtype,
         precision=precision,
@@ -511,6 +525,16 @@ def plan_only(name: str, arrays: Sequence[Any], **options: Any) -> MatmulPlan:
 
 def _request(x: Input, out: Source | None, y: Input | None, options: dict[str, Any]) -> GramRequest:
     stored = {name: options.pop(name) for name in ("chunks", "shards", "codec") if name in options}
+    add_up, missing = options.pop("add_up", None), options.get("missing")
+    if add_up is not None:
+        x, options["missing"] = added_up(x, add_up, missing, "X")
+        if y is not None:
+            y, of_y = added_up(y, add_up, missing, "Y")
+            if of_y != options["missing"]:
+                raise OptionError(
+                    f"add_up={shown(add_up)}: what is missing would be {options['missing']} in X and {of_y} in Y, whose"
+                    " dtypes differ; give both in one (astype)"
+                )
     return GramRequest(x, out, y, storage=as_storage(**stored), **options)
 
 

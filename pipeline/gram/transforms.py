@@ -253,8 +253,8 @@ def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrice
     if len(axes) > 1 and moments.most.max(initial=0) <= 1:
         raise OptionError(
             f"divide={ALLELES!r} is of dosages from 0 to 2, and no number of {name} exceeds 1: along the axes"
-            f" {' and '.join(axes)}, which are summed over, lie the alleles of each dosage. Add these up first, as by"
-            " xarray's x.sum('ploidy'), with what stands for a missing dosage where one of its alleles is missing"
+            f" {' and '.join(axes)}, which are summed over, lie the alleles of each dosage. Add these up first"
+            " (add_up='ploidy', --add-up ploidy), or by xarray, and sum over the others alone"
         )
     divisor = float(2 * math.fsum(frequencies * (1 - frequencies)))
     if not divisor > 0:

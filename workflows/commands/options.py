@@ -149,6 +149,13 @@ outcome_options = options(
     json_option,
 )
 
+add_up_option = click.option(
+    "--add-up",
+    metavar="AXES",
+    callback=as_axes,
+    help="Axes whose elements are added up first, by their dimensions' names or by numbers, with commas between them:"
+    " --add-up ploidy makes dosages of alleles. A sum of which a part is --missing is missing.",
+)
 variables_options = options(
     range_options("rows of X", "columns of X"),
     click.option("--of", type=click.Choice(SIDES), default="columns", show_default=True,
@@ -156,6 +163,7 @@ variables_options = options(
     click.option("--sum-over", metavar="AXES", callback=as_axes,
                  help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
                  " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
+    add_up_option,
     click.option("--missing", metavar="CODE", callback=as_number,
                  help="The number that stands for a missing one, such as -1, or nan; or a stored mask of bool."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,

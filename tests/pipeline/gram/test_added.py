@@ -1,0 +1,125 @@
+"""Axes that are added up before anything else is made of an array."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from distributed import Client
+
+import tilewright as tw
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.gram.added import _sums, add_block
+from tilewright.workflows.cli import cli
+
+
+@pytest.fixture
+def calls(tmp_path: Path, rng: np.random.Generator) -> str:
+    """Of 40 variants, 13 samples, two alleles each; some are not known."""
+    alleles = rng.integers(0, 2, (40, 13, 2)).astype(np.int8)
+    alleles[rng.random(alleles.shape) < 0.1] = -1
+    path = tmp_path / "calls.zarr" / "call_genotype"
+    names = ["variants", "samples", "ploidy"]
+    array = zarr.create_array(path, shape=alleles.shape, chunks=(7, 5, 1), dtype="i1", dimension_names=names)
+    array[:] = alleles
+    zarr.save_array(tmp_path / "calls.zarr" / "samples", np.arange(100, 113))
+    return str(path)
+
+
+def dosages_of(calls: str) -> np.ndarray:
+    alleles = zarr.open_array(calls, mode="r")[:]
+    return np.where((alleles < 0).any(axis=2), -1, alleles.sum(axis=2))
+
+
+OPTIONS = {"center": "rows", "missing": -1, "divide": "2pq"}
+
+
+def test_dosages_follow_from_alleles(tmp_path: Path, calls: str, client: Client) -> None:
+    expected = tw.gram(dosages_of(calls), cluster=client, **OPTIONS)
+    group = zarr.create_group(tmp_path / "g.zarr")
+    tw.gram(calls, None, tmp_path / "g.zarr" / "c", add_up="ploidy", cluster=client, **OPTIONS)
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "g.zarr" / "c")[:], expected, rtol=0, atol=1e-6)
+    assert group["samples"][:].tolist() == list(range(100, 113)), "coordinates go along"
+    scores = tw.eofs(calls, k=2, add_up=[2], of="rows", missing=-1, cluster=client).scores
+    same = tw.eofs(dosages_of(calls), k=2, of="rows", missing=-1, cluster=client).scores
+    np.testing.assert_allclose(scores, same, rtol=0, atol=1e-4)
+
+
+def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
+    words = [
+        "--add-up",
+        "ploidy",
+        "--center",
+        "rows",
+        "--missing",
+        "-1",
+        "--divide",
+        "2pq",
+        "--device",
+        "cpu",
+        "-q",
+    ]
+    out = str(tmp_path / "c")
+    made = CliRunner().invoke(cli, ["gram", calls, out, *words, "--plan-only"])
+    assert made.exit_code == 0, made.output
+    assert "13 × 13" in made.stdout
+    made = CliRunner().invoke(cli, ["gram", calls, out, *words])
+    assert made.exit_code == 0, made.output
+    np.testing.assert_allclose(
+        zarr.open_array(out)[:], tw.gram(dosages_of(calls), **OPTIONS), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "missing", "says"),
+    [
+        ("samples", None, None),
+        ("nothing", None, r"^add_up='nothing' is no axis of .*call_genotype; its axes are 0 \('variants'\)"),
+        (["samples", "ploidy"], None, r"leaves 1 of the 3 axes of .* two at least are left"),
+        ([], None, r"leaves 3 of the 3 axes"),
+        (
+            "ploidy",
+            np.zeros((13, 2), bool),
+            r"beside add_up \(--add-up\): a sum is missing where a part of it is",
+        ),
+        ("ploidy", "mask.zarr", r"^missing='mask.zarr' beside add_up"),
+    ],
+)
+def test_axes_are_named(calls: str, axes: object, missing: object, says: str | None) -> None:
+    if says is None:
+        np.testing.assert_array_equal(
+            tw.gram(calls, add_up=axes), (found := zarr.open_array(calls)[:].sum(1, dtype=int)).T @ found
+        )
+        return
+    with pytest.raises(OptionError, match=says):
+        tw.gram(calls, add_up=axes, missing=missing)
+
+
+def test_a_sum_is_missing_where_a_part_is() -> None:
+    block = np.array([[[1, 2], [2, -1]], [[-1, -1], [0, 0]]], np.int8)
+    assert add_block(block, (2,), -1, np.dtype(np.int16)).tolist() == [[3, -32768], [-32768, 0]]
+    assert add_block(block, (2,), None, np.dtype(np.int16)).tolist() == [[3, 1], [-2, 0]]
+    floats = np.array([[1.5, np.nan], [-9, 1], [2, 3]], np.float32)
+    np.testing.assert_array_equal(
+        add_block(floats, (1,), -9, np.dtype(np.float32)), np.float32([np.nan, np.nan, 5])
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "sums"),
+    [
+        ("i1", 255, "i2"),
+        ("i1", 256, "i4"),
+        ("?", 32767, "i2"),
+        ("u2", 2, "i4"),
+        ("i4", 2, "i8"),
+        ("u8", 1, "i8"),
+        ("f2", 2, "f4"),
+        (">f8", 2, "f8"),
+    ],
+)
+def test_sums_have_a_type_that_holds_them(dtype: str, count: int, sums: str) -> None:
+    assert _sums(np.dtype(dtype), count) == np.dtype(sums)
