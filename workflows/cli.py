@@ -254,7 +254,8 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     "--missing",
     metavar="CODE",
     callback=as_number,
-    help="The number that stands for a missing one, such as -1, or nan, or a stored mask; it counts as the mean.",
+    help="The number that stands for a missing one, such as -1, or nan; attributes: what _FillValue and missing_value"
+    " name; or a stored mask. It counts as the mean.",
 )
 @click.option(
     "--weights",

@@ -160,11 +160,13 @@ def gram(
         What is multiplied by afterwards: True divides each variable by its standard deviation, whose divisor is that of
         ``divide``; ``columns`` or ``rows`` each column, or row. Or factors, given as for ``center``.
     missing
-        What stands for a missing number: a number as it is stored, or ``"nan"``. Or a mask, an array of bool or the
-        path of a stored one, which is True where a number is missing: of X's shape, or one that broadcasts to it along
-        its last axes, or along those that its dimensions' names are of, such as a (lat, lon) mask of land. Of two
-        matrices ``{"X": mask, "Y": mask}``. Beside a mask NaN is missing too; lines of which a mask leaves nothing
-        count as 0. Means and deviations are of numbers that are there.
+        What stands for a missing number: a number as it is stored, or ``"nan"``; or ``"attributes"``, the numbers that
+        X's ``_FillValue`` and ``missing_value`` name, and NaN. Beside a number, or a mask, what these name is missing
+        too, as it is where xarray opens X. Or a mask, an array of bool or the path of a stored one, which is True where
+        a number is missing: of X's shape, or one that broadcasts to it along its last axes, or along those that its
+        dimensions' names are of, such as a (lat, lon) mask of land. Of two matrices ``{"X": mask, "Y": mask}``. Beside
+        a mask NaN is missing too; lines of which a mask leaves nothing count as 0. Means and deviations are of numbers
+        that are there.
     missing_as
         ``mean``: a missing number is taken for the mean that is subtracted, so it counts as 0 once it is centred, and
         without ``center`` as 0. ``pairwise``: each element is formed of the pairs of numbers that are both there, and

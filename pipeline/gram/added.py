@@ -76,10 +76,9 @@ def _sums(dtype: np.dtype, count: int) -> np.dtype:
     """What so many elements are added in, and kept: of integers the narrowest signed type that no sum reaches the least
     number of, or int64, where a sum may wrap as NumPy's does."""
     if dtype.kind in "biu":
-        bounds = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        most = count * max(-int(bounds[0]), int(bounds[1]))
-        types = (np.dtype(each) for each in (np.int16, np.int32, np.int64))
-        return next((each for each in types if most <= np.iinfo(each).max), np.dtype(np.int64))
+        most = 1 if dtype.kind == "b" else max(-int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        types = [np.dtype(name) for name in ("i2", "i4", "i8")]
+        return next((each for each in types if count * most <= np.iinfo(each).max), types[-1])
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype.newbyteorder("=")
 
 

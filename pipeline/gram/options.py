@@ -33,7 +33,7 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
-from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.attributes import dimension_names, missing_codes
 from tilewright.pipeline.store.coordinates import along_axis
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
@@ -85,6 +85,8 @@ Missing: TypeAlias = "int | float | Literal['nan'] | None"
 """The number that stands for a missing element."""
 
 
+ATTRIBUTES = "attributes"
+"""What stands for a missing number where its array's attributes say that."""
 TOLD = (
     "of", "center", "scale", "missing", "missing_as", "divide", "weights", "window", "append", "sum_over", "constant",
     "conjugated",
@@ -306,7 +308,7 @@ def open_matrices(request: GramRequest) -> Matrices:
         that is 0.
     """
     arrays, of, summed, x = _matrices(request)
-    arrays = _beside_masks(request, arrays)
+    arrays, codes = _with_missing(request, arrays)
     axis = axis_of(other(of))
     lengths = {role: int(array.shape[axis]) for role, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -317,7 +319,9 @@ def open_matrices(request: GramRequest) -> Matrices:
     if len(arrays) == 2:
         for name in ("center", "scale"):
             _check_no_values_of_two(name, getattr(request, name), of)
-    treatments = {role: _treatment(request, array, of, role) for role, array in arrays.items()}
+    treatments = {
+        role: replace(_treatment(request, array, of), missing=codes[role]) for role, array in arrays.items()
+    }
     weights = None
     if request.weights is not None:
         given = weights_of_axes(request.weights, x, summed, "summed over")
@@ -437,20 +441,50 @@ def _cut(array: StoredArray, section: Section | None) -> StoredArray:
     return Section(array, rows, columns)
 
 
-def _beside_masks(request: GramRequest, arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
-    """The matrices, with the masks that are given for them. Raises as `masks.open_mask`."""
+def _with_missing(
+    request: GramRequest, arrays: dict[str, StoredArray]
+) -> tuple[dict[str, StoredArray], dict[str, Missing]]:
+    """The matrices, beside what says of their elements that they are missing, and the number that stands for these: of
+    the array as it is then read. Raises as `masks.with_mask` and `_code`."""
     missing = request.missing
-    if not isinstance(missing, GivenMasks):
-        return arrays
-    masks = missing.of(tuple(arrays))
-    return {
-        role: _cut(
-            with_mask(unmasked(array), masks[role], role), array if isinstance(array, Section) else None
-        )
-        if role in masks
-        else array
-        for role, array in arrays.items()
-    }
+    masks = missing.of(tuple(arrays)) if isinstance(missing, GivenMasks) else {}
+    made: dict[str, StoredArray] = {}
+    codes: dict[str, Missing] = {}
+    for role, array in arrays.items():
+        view: zarr.Array[Any] | Flattened | Masked = unmasked(array)
+        code: Missing = None
+        if role in masks:
+            view = with_mask(unmasked(array), masks[role], role)
+            view = replace(view, codes=missing_codes(array))
+        elif missing is not None and not isinstance(missing, GivenMasks):
+            view, code = _with_codes(missing, unmasked(array), role)
+        made[role] = Section(view, array.rows, array.columns) if isinstance(array, Section) else view
+        codes[role] = view.missing if isinstance(view, Masked) else code
+    return made, codes
+
+
+def _with_codes(
+    missing: Any, array: zarr.Array[Any] | Flattened, role: str
+) -> tuple[zarr.Array[Any] | Flattened | Masked, Missing]:
+    """A matrix of which a number is missing, ``"nan"``, or what its attributes name, and the number. What the
+    attributes name is missing beside the number too, as it is where xarray opens the array."""
+    floats = array.dtype.kind in "fc"
+    if missing == ATTRIBUTES:
+        named = missing_codes(array, as_xarray=True)
+        if not named and not floats:
+            raise OptionError(
+                f"missing={ATTRIBUTES!r}: {role}, {name_of(array)}, has no _FillValue or missing_value that"
+                f" {array.dtype} holds; give the number that stands for a missing element (--missing)"
+            )
+        if not named or (len(named) == 1 and not floats):
+            return array, "nan" if floats else int(named[0])
+        return Masked.by_codes(array, named), None
+    code = _code(missing, array, role)
+    others = tuple(one for one in missing_codes(array) if one != code)
+    if not others:
+        return array, code
+    every = others if code is None or code == "nan" else (code, *others)
+    return Masked.by_codes(array, every), None
 
 
 def _is_values(value: Any) -> bool:
@@ -482,11 +516,13 @@ def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
     )
 
 
-def _checked_missing(value: Any) -> Missing | GivenMasks:
+def _checked_missing(value: Any) -> Any:
     if value is None or isinstance(value, GivenMasks):
         return value
     if isinstance(value, str) and value.lower() == "nan":
         return "nan"
+    if isinstance(value, str) and value == ATTRIBUTES and not os.path.lexists(value):
+        return value
     if (found := given_masks(value)) is not None:
         return found
     if isinstance(value, np.ndarray):
@@ -534,7 +570,8 @@ def _check_no_values_of_two(name: str, value: Any, of: str) -> None:
         )
 
 
-def _treatment(request: GramRequest, array: StoredArray, of: str, role: str) -> Treatment:
+def _treatment(request: GramRequest, array: StoredArray, of: str) -> Treatment:
+    """What is made of a matrix's numbers, but for those that are missing."""
     centered, offsets = _sides_of("center", request.center, array, of)
     scaled, factors = _sides_of("scale", request.scale, array, of)
     if scaled and any(side != scaled[0] for side in centered):
@@ -543,12 +580,7 @@ def _treatment(request: GramRequest, array: StoredArray, of: str, role: str) -> 
             f" {scaled[0]} once {other(scaled[0])} are centred are not found in one pass over X; give them as factors"
             f" ({{{scaled[0]!r}: values}})"
         )
-    missing: Missing = None
-    if isinstance(array, Masked):
-        missing = array.missing
-    elif request.missing is not None and not isinstance(request.missing, GivenMasks):
-        missing = _code(request.missing, array, role)
-    return Treatment(centered, offsets, scaled[0] if scaled else None, factors, missing)
+    return Treatment(centered, offsets, scaled[0] if scaled else None, factors)
 
 
 def _sides_of(

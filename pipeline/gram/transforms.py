@@ -25,7 +25,7 @@ from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import dimension_names
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, unmasked
+from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, is_beside_mask, unmasked
 
 EXACT = 2**53
 """Integers up to this are exact in double precision."""
@@ -169,7 +169,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
-        if len(empty) and constant == "error" and not isinstance(matrices.arrays[role], Masked):
+        if len(empty) and constant == "error" and not is_beside_mask(matrices.arrays[role]):
             what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
                 f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"

@@ -35,6 +35,7 @@ from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.region import Masked, whole_of
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,11 @@ def masks_in(factors: Factors) -> dict[str, Masks]:
         known = None
         if transform is not None:
             known = missing_element(transform, array.dtype.newbyteorder("="))
-        values = tuple(value for value in masks.values if known is None or value != known)
+        whole = whole_of(array)
+        missing = whole.codes if isinstance(whole, Masked) else ()
+        values = tuple(
+            value for value in masks.values if (known is None or value != known) and value not in missing
+        )
         if values or masks.least is not None or masks.most is not None:
             found[role] = replace(masks, values=values)
     return found

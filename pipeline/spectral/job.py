@@ -66,7 +66,7 @@ from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eo
 from tilewright.pipeline.store.arrays import Input, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names
 from tilewright.pipeline.store.coordinates import along_side, left_behind, made_with_coordinates
-from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked
+from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, is_beside_mask, unmasked
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.transfer.files import with_remedy
@@ -490,7 +490,7 @@ def _check_varies(anomalies: Anomalies, matrices: Matrices, moments: Moments) ->
         return
     x = matrices.arrays["X"]
     there, all_ = int(moments.count.sum()), math.prod(x.shape)
-    if isinstance(x, Masked):
+    if is_beside_mask(x):
         why = (
             f" the mask leaves {there} of {all_} numbers, and it is to be True where one is missing: if it says where"
             " they are there, invert it (~mask)"
@@ -645,7 +645,7 @@ def _attributes(
         "center": request.center,
         "scale": request.scale,
         "constant": None if request.constant == "error" else request.constant,
-        "missing": "mask" if isinstance(matrix.array, Masked) else request.missing,
+        "missing": "mask" if is_beside_mask(matrix.array) else request.missing,
         "weights": _weights_told(request.weights),
         "sample_weights": _weights_told(request.sample_weights),
         "method": method,

@@ -18,6 +18,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked, whole_of
+from tilewright.pipeline.store.sources.mapped import NETCDF_FILL
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -67,6 +68,8 @@ class _Reading:
     """As in `Masks`."""
     least: Any = None
     most: Any = None
+    default: Any = None
+    """The fill value that netCDF gives where nobody names one; None: there is none."""
 
 
 def packing(array: StoredArray) -> dict[str, Any]:
@@ -92,11 +95,12 @@ def packing_notice(
     reading = _read(array)
     if not reading.found:
         return None
-    codes = set(reading.values) if not reading.unclear and set(reading.found) <= set(MASKS) else set()
+    named = reading.values - {reading.default}
+    codes = named if not reading.unclear and set(reading.found) <= set(MASKS) else set()
     if missing is not None and codes == {missing}:
         return None
     if codes and isinstance(whole_of(array), Masked) and not written:
-        return None  # the mask may cover them all: those outside of it are counted (`masked_caution`)
+        return None  # all of them are missing beside a mask, or another code
     doubt = ""
     if reading.unclear:
         doubt = f" ({' and '.join(reading.unclear)} cannot be understood for {array.dtype})"
@@ -120,6 +124,10 @@ def packing_notice(
     if len(codes) == 1 and missing is None:
         (code,) = codes
         leave_out = f" to leave them out, say missing={shown(code)} (--missing) to gram, cov, corr or eofs;"
+    elif codes and missing is None:
+        leave_out = (
+            " to leave them out, say missing='attributes' (--missing attributes) to gram, cov, corr or eofs;"
+        )
     return (
         f"{has} here its stored numbers are multiplied as they are:{leave_out} to multiply what they stand for, store"
         f" it unpacked {how}"
@@ -135,11 +143,40 @@ def masks_of(array: StoredArray) -> Masks | None:
     names it.
     """
     reading = _read(array)
-    if not reading.masking:
+    if not reading.masking and reading.default is None:
         return None
     values = sorted(reading.values, key=lambda value: (value.real, value.imag))
-    names = _texts({name: reading.found[name] for name in reading.masking})
+    named = {name: reading.found[name] for name in reading.masking}
+    if reading.default is not None:
+        named["netCDF's default fill value"] = reading.default
+    names = _texts(named)
     return Masks(tuple(values), reading.least, reading.most, names, reading.largest)
+
+
+def missing_codes(array: StoredArray, *, as_xarray: bool = False) -> tuple[Any, ...]:
+    """The stored numbers that ``_FillValue`` and ``missing_value`` say stand for missing ones, as the dtype has them,
+    in order: what xarray makes NaN of. Not those beyond ranges, nor netCDF's default fill values, which it leaves.
+
+    as_xarray: also Zarr's own fill value in format 2, which many an array has by whoever wrote it meant nothing.
+    """
+    attributes, dtype = array.attrs.asdict(), array.dtype.newbyteorder("=")
+    reading = _Reading()
+    given = {name: attributes[name] for name in MASKS if attributes.get(name) is not None}
+    if as_xarray and (fill := _zarr_fill(array, given | attributes)) is not None:
+        given[ZARR_FILL] = fill
+    turned = _is_turned(attributes.get(UNSIGNED), dtype)
+    for name, value in given.items():
+        _read_mask(reading, name, value, dtype, turned)
+    return tuple(sorted(reading.values, key=lambda value: (value.real, value.imag)))
+
+
+def _zarr_fill(array: StoredArray, given: Mapping[str, Any]) -> Any:
+    """Zarr's fill value in format 2, where that says anything that the attributes do not; else None."""
+    fill = array.metadata.fill_value if array.metadata.zarr_format == 2 else None
+    fill = fill.item() if isinstance(fill, np.generic) else fill
+    if fill is None or (fill == 0 and DIMENSIONS not in given) or given.get(MASKS[0]) == fill:
+        return None
+    return fill
 
 
 def masked_caution(found: Mapping[str, int], masks: Mapping[str, Masks], result: str) -> str | None:
@@ -176,10 +213,8 @@ def _texts(attributes: Mapping[str, Any]) -> str:
 def _read(array: StoredArray) -> _Reading:
     attributes, dtype = array.attrs.asdict(), array.dtype.newbyteorder("=")
     given = {name: value for name, value in attributes.items() if name != ZARR_FILL and value is not None}
-    if array.metadata.zarr_format == 2 and (fill := array.metadata.fill_value) is not None:
-        fill = fill.item() if isinstance(fill, np.generic) else fill
-        if (fill != 0 or DIMENSIONS in given) and given.get(MASKS[0]) != fill:
-            given[ZARR_FILL] = fill
+    if (fill := _zarr_fill(array, given)) is not None:
+        given[ZARR_FILL] = fill
     reading = _Reading()
     for name, plain in SCALES.items():
         if name in given and _numbers(given[name]) != [plain]:
@@ -194,6 +229,9 @@ def _read(array: StoredArray) -> _Reading:
         _read_ranges(reading, {name: given[name] for name in RANGES if name in given}, dtype, turned)
     if dtype.kind in "iu":
         reading.found |= {name: given[name] for name in FLAGS if name in given}
+    if NETCDF_FILL in given and MASKS[0] not in given:
+        reading.values.add(given[NETCDF_FILL])
+        reading.default = given[NETCDF_FILL]
     return reading
 
 

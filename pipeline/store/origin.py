@@ -123,7 +123,8 @@ def _are_alike(one: Masked, other: Masked) -> bool:
         same = one.mask == other.mask
     else:
         same = is_same_array(one.mask, other.mask)
-    return same and one.axes == other.axes and is_same_array(one.array, other.array)
+    same = same and (one.axes, one.codes) == (other.axes, other.codes)
+    return same and is_same_array(one.array, other.array)
 
 
 def _axes(array: StoredArray) -> tuple[tuple[int, ...], ...] | None:

@@ -305,16 +305,32 @@ class Masked(_Seen):
     axes: tuple[int, ...]
     """For each axis of the mask the axis of the stored array that it lies along: as long as that, or 1 element for all
     of it. Along other axes the mask is the same everywhere."""
+    codes: tuple[int | float | complex, ...] = ()
+    """Stored numbers that are missing too, wherever they are."""
+
+    @classmethod
+    def by_codes(cls, array: zarr.Array[Any] | Flattened, codes: tuple[int | float | complex, ...]) -> Masked:
+        """A matrix of which such numbers are missing, and in floats NaN, and nothing else."""
+        return cls(array, HeldMask.of(np.zeros((), bool)), (), codes)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether anything is missing because of where it lies."""
+        return len(self.mask.shape) > 0
 
     @property
     def dtype(self) -> np.dtype:
         found = self.array.dtype.newbyteorder("=")
-        return np.dtype(WIDER.get(found.str[1:], found))
+        return np.dtype(WIDER.get(found.str[1:], found)) if self.has_mask else found
 
     @property
     def missing(self) -> int | Literal["nan"]:
         """The number that stands for what is missing."""
-        return "nan" if self.dtype.kind in "fc" else int(np.iinfo(self.dtype).min)
+        if self.dtype.kind in "fc":
+            return "nan"
+        if self.has_mask:
+            return int(np.iinfo(self.dtype).min)
+        return int(self.codes[0].real)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -345,6 +361,11 @@ class Masked(_Seen):
         ordered = part.transpose(np.argsort(self.axes))
         sides = dict(zip(sorted(self.axes), ordered.shape, strict=True))
         return ordered.reshape([sides.get(axis, 1) for axis in range(base_of(self).ndim)])
+
+
+def is_beside_mask(array: StoredArray) -> bool:
+    """Whether a mask says what of a matrix is missing, and not only numbers."""
+    return isinstance(array, Masked) and array.has_mask
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def _read_flattened(view: Flattened, read: Reader, region: Sequence[slice], targ
 
 
 def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, target: np.ndarray) -> None:
-    """Read a part of a region, and put what stands for a missing element wherever the mask says so."""
+    """Read a part of a region, and put what stands for a missing element wherever the mask, or a code, says so."""
     stored = array.array.dtype.newbyteorder("=")
     held = target if target.dtype == stored else np.empty(target.shape, stored)
     part.read(held)
@@ -267,11 +267,13 @@ def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, targe
         slice(whole.start + inside.start, whole.start + inside.stop)
         for whole, inside in zip(region, part.target, strict=True)
     ]
-    gone = np.empty(target.shape, bool)
+    gone = np.zeros(target.shape, bool)
     boxes = list(array.boxes(where, gone))
     found = _mask_parts(array.mask, {_key(extent): extent for _, extent in boxes})
     for view, extent in boxes:
         view[...] = array.laid_along(found[_key(extent)])
+    for code in array.codes:
+        gone |= held == np.asarray(code, stored)
     target[gone] = np.nan if array.missing == "nan" else array.missing
 
 

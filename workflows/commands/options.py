@@ -165,7 +165,8 @@ variables_options = options(
                  " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
     add_up_option,
     click.option("--missing", metavar="CODE", callback=as_number,
-                 help="The number that stands for a missing one, such as -1, or nan; or a stored mask of bool."),
+                 help="The number that stands for a missing one, such as -1, or nan; attributes: what _FillValue and"
+                 " missing_value name; or a stored mask of bool."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,

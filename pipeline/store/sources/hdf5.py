@@ -22,6 +22,7 @@ from tilewright.pipeline.errors import StoreError, TilewrightError
 from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import (
     ABSENT,
+    NETCDF_FILL,
     Mapped,
     mapped_array,
     named,
@@ -178,13 +179,18 @@ def open_dataset(
 def read_dataset(dataset: Any, role: str, name: str) -> zarr.Array[Any]:
     """h5py's values of a data set in memory, as an array of Zarr. Raises as `memory.open_numpy`."""
     return open_numpy(
-        dataset[...], role, name, _dimensions(dataset), _attributes(dataset), _coordinates(dataset)
+        dataset[...],
+        role,
+        name,
+        _dimensions(dataset),
+        _attributes(dataset) | _default_fill(dataset),
+        _coordinates(dataset),
     )
 
 
 def _mapped(dataset: Any, path: str, variable: str, name: str, role: str) -> Mapped | None:
     dtype = stored_dtype(dataset.dtype, role, name)
-    attributes = named(_dimensions(dataset), _attributes(dataset), dataset.dtype)
+    attributes = named(_dimensions(dataset), _attributes(dataset) | _default_fill(dataset), dataset.dtype)
     fill = dataset.fillvalue
     if dataset.chunks is None:
         offset = dataset.id.get_offset()
@@ -319,6 +325,26 @@ def _is_text(dataset: Any) -> bool:
     import h5py
 
     return h5py.check_string_dtype(dataset.dtype) is not None
+
+
+USER_DEFINED = 2
+"""What HDF5 says of a fill value that somebody has given (``H5D_FILL_VALUE_USER_DEFINED``)."""
+NETCDF_FILLS = {
+    "i1": -127, "u1": 255, "i2": -32767, "u2": 65535, "i4": -(2**31) + 1, "u4": 2**32 - 1,
+    "i8": -(2**63) + 2, "u8": 2**64 - 2, "f4": float(np.float32(9.96921e36)), "f8": 9.9692099683868690e36,
+}  # fmt: skip
+"""NC_FILL_BYTE and its like: what netCDF-C fills variables by, of each dtype, where nobody names another number."""
+
+
+def _default_fill(dataset: Any) -> dict[str, Any]:
+    """The attribute that says that netCDF has filled a variable by its default; none where its fill value is another,
+    or what HDF5 has by itself."""
+    default = NETCDF_FILLS.get(dataset.dtype.newbyteorder("=").str[1:])
+    if default is None or "_FillValue" in dataset.attrs:
+        return {}
+    filled = dataset.id.get_create_plist().fill_value_defined() == USER_DEFINED
+    same = dataset.fillvalue is not None and dataset.dtype.type(default) == dataset.fillvalue
+    return {NETCDF_FILL: default} if filled and same else {}
 
 
 def _attributes(dataset: Any) -> dict[str, Any]:

@@ -299,6 +299,9 @@ def unit_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(sides))
 
 
+NETCDF_FILL = "_tilewright_netcdf_fill"
+"""The attribute that an open array of a file of HDF5 has where netCDF has filled it by its default, and nobody named
+another: netCDF4-python takes that number for a missing one, and xarray does not."""
 BOOL = {"dtype": "bool"}
 """The attribute by which xarray tells that integers are bool, where a format has none."""
 

@@ -1,0 +1,140 @@
+"""Numbers that attributes say are missing, as xarray and netCDF4-python take them."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray
+import zarr
+
+import tilewright as tw
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.events import Caution
+from tilewright.pipeline.store.attributes import masks_of, missing_codes
+from tilewright.pipeline.store.sources.hdf5 import open_variable
+
+NUMBERS = np.array([[1, -9, 4], [2, 5, -99], [3, -1, 6], [7, 8, 10]])
+
+
+def put(path: Path, dtype: str, **attributes: Any) -> str:
+    names = ["x", "y"]
+    array = zarr.create_array(path, shape=NUMBERS.shape, chunks=(2, 2), dtype=dtype, dimension_names=names)
+    array[:] = NUMBERS
+    array.attrs.update(attributes)
+    return str(path)
+
+
+def by_xarray(numbers: np.ndarray, *codes: int) -> np.ndarray:
+    """The covariances, missing numbers taken for means."""
+    there = np.where(np.isin(numbers, codes), np.nan, numbers.astype(float))
+    centred = np.nan_to_num(there - np.nanmean(there, axis=0))
+    return centred.T @ centred / (len(numbers) - 1)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i8", "f4", "f8"])
+def test_all_that_attributes_name_is_missing_as_it_is_to_xarray(tmp_path: Path, dtype: str) -> None:
+    fill = (
+        -9 if dtype.startswith("i") else base64.b64encode(struct.pack("<d", -9)).decode()
+    )  # as xarray has it
+    a = put(tmp_path / "g.zarr" / "a", dtype, _FillValue=fill, missing_value=-99)
+    zarr.open_group(tmp_path / "g.zarr")
+    with (
+        pytest.warns(xarray.SerializationWarning, match="multiple fill values"),
+        xarray.open_zarr(tmp_path / "g.zarr", consolidated=False) as opened,
+    ):
+        masked = np.isnan(opened.a.values)
+    assert (masked == np.isin(NUMBERS, (-9, -99))).all()
+    expected = by_xarray(NUMBERS, -9, -99)
+    for missing in ("attributes", -9, -99):
+        np.testing.assert_allclose(tw.cov(a, missing=missing), expected, rtol=1e-5)
+    np.testing.assert_allclose(tw.cov(a, missing=-1), by_xarray(NUMBERS, -9, -99, -1), rtol=1e-5)
+    found = tw.cov(a, missing=-1, missing_as="pairwise")
+    assert found[0, 0] == pytest.approx(np.var(NUMBERS[:, 0], ddof=1))
+    mask = NUMBERS == 6
+    np.testing.assert_allclose(tw.cov(a, missing=mask), by_xarray(NUMBERS, -9, -99, 6), rtol=1e-5)
+    scores = tw.eofs(a, k=1, missing="attributes").eigenvalues
+    np.testing.assert_allclose(scores, np.linalg.eigvalsh(expected)[-1:], rtol=1e-4)
+
+
+def test_one_number_is_read_as_ever(tmp_path: Path) -> None:
+    a = put(tmp_path / "a", "i2", missing_value=[-9])
+    said: list[Any] = []
+    found = tw.cov(a, missing="attributes", listener=said.append)
+    np.testing.assert_array_equal(found, tw.cov(a, missing=-9))
+    assert not [event for event in said if isinstance(event, Caution)]
+    b = put(tmp_path / "b", "f4", _FillValue="NaN")
+    np.testing.assert_array_equal(tw.cov(b, missing="attributes"), tw.cov(b, missing="nan"))
+
+
+def test_nan_is_missing_beside_what_attributes_name(tmp_path: Path) -> None:
+    a = put(tmp_path / "a", "f8", _FillValue=-9.0, missing_value=-99.0)
+    array = zarr.open_array(a)
+    array[3, 0] = np.nan
+    numbers = np.where(np.isnan(array[:]), -9, array[:])
+    np.testing.assert_allclose(tw.cov(a, missing="attributes"), by_xarray(numbers, -9, -99))
+
+
+def test_attributes_have_to_name_something(tmp_path: Path) -> None:
+    a = put(tmp_path / "a", "i2")
+    with pytest.raises(
+        OptionError, match=r"^missing='attributes': X, .*, has no _FillValue or missing_value"
+    ):
+        tw.cov(a, missing="attributes")
+
+
+def test_zeros_of_format_2_are_missing_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Many writers leave 0 there and mean nothing; xarray masks it."""
+    array = zarr.create_array(
+        tmp_path / "a", shape=(4, 3), dtype="i2", zarr_format=2, fill_value=0,
+        attributes={"_ARRAY_DIMENSIONS": ["x", "y"]},
+    )  # fmt: skip
+    array[:] = np.where(NUMBERS == 8, 0, NUMBERS)
+    numbers = array[:]
+    path = str(tmp_path / "a")
+    np.testing.assert_allclose(tw.cov(path, missing=-9), by_xarray(numbers, -9), rtol=1e-5)
+    np.testing.assert_allclose(tw.cov(path, missing="attributes"), by_xarray(numbers, 0), rtol=1e-5)
+
+
+def test_a_run_goes_on_with_the_same_codes_alone(tmp_path: Path) -> None:
+    a = put(tmp_path / "a", "i2", _FillValue=-9, missing_value=-99)
+    tw.cov(a, out=tmp_path / "c", missing="attributes")
+    assert zarr.open_array(tmp_path / "c").attrs["tilewright"]["options"]["missing"] == "attributes"
+    assert missing_codes(zarr.open_array(a)) == (-99, -9)
+
+
+@pytest.mark.parametrize(("dtype", "default"), [("i2", -32767), ("f4", 9.969209968386869e36), ("u1", 255)])
+def test_defaults_of_netcdf_are_told_of(tmp_path: Path, dtype: str, default: float) -> None:
+    """netCDF4-python masks them, where nobody names another; xarray does not, nor is it done here. netCDF-C gives the
+    fill value of HDF5 itself, as h5py's fillvalue is; only a variable that has that is filled by it."""
+    path = tmp_path / "a.nc"
+    with h5py.File(path, "w") as file:
+        data = np.arange(12).reshape(4, 3).astype(dtype)
+        data[1, 1] = default
+        file.create_dataset("filled", data=data, fillvalue=np.dtype(dtype).type(default))
+        file.create_dataset("named", data=data, fillvalue=np.dtype(dtype).type(default)).attrs[
+            "_FillValue"
+        ] = 3
+        file.create_dataset("bare", data=data)
+    masks = {
+        name: masks_of(open_variable(path, name, f"{path}::{name}", "A"))
+        for name in ("filled", "named", "bare")
+    }
+    assert masks["bare"] is None
+    assert masks["named"] is not None
+    assert masks["named"].values == (3,)
+    assert masks["filled"] is not None
+    assert masks["filled"].values == (default,)
+    said: list[Any] = []
+    tw.matmul(f"{path}::filled", f"{path}::filled", tmp_path / "c", transpose_b=True, listener=said.append)
+    told = [event.message for event in said if isinstance(event, Caution)]
+    assert told[0].startswith("1 element of A (netCDF's default fill value=")
+    found = tw.cov(f"{path}::filled", missing=default)
+    numbers = np.where(data == data[1, 1], np.nan, data.astype(float))
+    centred = np.nan_to_num(numbers - np.nanmean(numbers, axis=0))
+    np.testing.assert_allclose(found, centred.T @ centred / 3, rtol=1e-5)
