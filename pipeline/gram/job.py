@@ -17,7 +17,7 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, OptionError, StoreError
-from tilewright.pipeline.events import Notice, on_waiting
+from tilewright.pipeline.events import Caution, Notice, on_waiting
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.append import (
     appending,
@@ -30,7 +30,7 @@ from tilewright.pipeline.gram.append import (
     recorded,
 )
 from tilewright.pipeline.gram.options import GramRequest, Matrices, axis_of, open_matrices
-from tilewright.pipeline.gram.statistics import STATISTICS, find_statistics, thin_product
+from tilewright.pipeline.gram.statistics import STATISTICS, find_statistics, likely_missing, thin_product
 from tilewright.pipeline.gram.transforms import (
     NARROW_NBYTES,
     Form,
@@ -121,6 +121,9 @@ def gram(request: GramRequest) -> MatmulRun:
                 for role, want in wanted.items()
             }
             for role, of_role in found.items():
+                missing = matrices.treatments[role].missing
+                if told := likely_missing(role, matrices.arrays[role], missing, of_role):
+                    request.listener(Caution(told))
                 check_lines(matrices, role, of_role, request.constant)
             matrices = with_divisor(matrices, found)
             if form == "exact" and not stays_exact(matrices, found):

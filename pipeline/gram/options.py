@@ -30,6 +30,7 @@ from tilewright.pipeline.gram.axes import (
 )
 from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
 from tilewright.pipeline.product.banded import as_window
+from tilewright.pipeline.product.called import Names
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
@@ -199,6 +200,7 @@ class GramRequest:
             "same_bits": self.same_bits,
             "listener": self.listener,
             "hardware": self.hardware,
+            "names": Names("X", "X" if self.y is None else "Y", "the result"),
         }
         return Request(**(options | more))
 

@@ -8,19 +8,20 @@ and their bits do not depend on how many workers there are.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.passes.moments import Moments, moments_of
 from tilewright.pipeline import config
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.gram.options import SIDES, Missing, axis_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import name_of, read_unit
+from tilewright.pipeline.store.attributes import missing_codes
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region, reads_parts
 from tilewright.pipeline.store.waiting import reading_while
@@ -89,6 +90,30 @@ def find_statistics(
         [_nbytes(array, region) for region in regions],
         listener,
     )
+
+
+LIKELY_CODE = -1
+"""What stands for a missing number in matrices of small counts, such as dosages or calls of alleles."""
+
+
+def likely_missing(
+    role: str, array: StoredArray, missing: Missing, found: Mapping[str, Moments]
+) -> str | None:
+    """A sentence about bytes of which -1 is the only negative number, where nobody said what stands for a missing one:
+    how many lines have it, as the pass that found them tells by their least elements; else None."""
+    if missing is not None or array.dtype.kind != "i" or array.dtype.itemsize != 1:
+        return None
+    if LIKELY_CODE in missing_codes(array):  # of which the product tells
+        return None
+    for side, moments in found.items():
+        lines = int((moments.least == LIKELY_CODE).sum())
+        if lines and int(moments.least.min()) == LIKELY_CODE and int(moments.most.max()) >= 1:
+            return (
+                f"{role}: {name_of(array)} holds {LIKELY_CODE} in {lines} of its"
+                f" {counted(len(moments.least), side[:-1])}, and no other negative number; it counts as a number: where"
+                f" it stands for a missing one, say missing={LIKELY_CODE} (--missing {LIKELY_CODE})"
+            )
+    return None
 
 
 def look_at_piece(

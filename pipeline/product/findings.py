@@ -69,8 +69,8 @@ def cautions(
     """
     codes = [None if transform is None else transform.missing for transform in factors.fused.transforms]
     found = [
-        packing_notice(role, array, missing=code)
-        for role, array, code in zip(("A", "B"), (factors.a, factors.b), codes, strict=True)
+        packing_notice(name, array, missing=code)
+        for name, array, code in zip(factors.names[:2], (factors.a, factors.b), codes, strict=True)
     ]
     if isinstance(out, zarr.Array):
         found.append(packing_notice("output", out, written=True))
@@ -80,11 +80,13 @@ def cautions(
             f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
         )
     if path is not None and plan is not None:
-        found.append(_note_on_space(path, plan, finished, replaced))
+        found.append(_note_on_space(path, plan, finished, replaced, factors.names.c))
     return [sentence for sentence in found if sentence]
 
 
-def _note_on_space(path: Path, plan: MatmulPlan, finished: Collection[int], replaced: bool) -> str | None:
+def _note_on_space(
+    path: Path, plan: MatmulPlan, finished: Collection[int], replaced: bool, name: str
+) -> str | None:
     """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
     left = plan.m * plan.n * plan.stored_itemsize
     if finished:
@@ -100,8 +102,9 @@ def _note_on_space(path: Path, plan: MatmulPlan, finished: Collection[int], repl
     if free >= left:
         return None
     return (
-        f"{format_nbytes(free)} are free on the disk of {growing}, and C takes {format_nbytes(left)} more uncompressed:"
-        " unless it compresses to that, make room, or choose another path; tiles that are finished by then are kept"
+        f"{format_nbytes(free)} are free on the disk of {growing}, and {name} takes {format_nbytes(left)} more"
+        " uncompressed: unless it compresses to that, make room, or choose another path; tiles that are finished by"
+        " then are kept"
     )
 
 
@@ -148,7 +151,7 @@ def few_tiles_note(plan: MatmulPlan, past: Past | None = None) -> str | None:
 
 def _what(factors: Factors) -> str:
     """What of a product may wrap, for a message."""
-    return "C" if factors.fused.epilogue is None else "the sums, before their epilogue,"
+    return factors.names.c if factors.fused.epilogue is None else "the sums, before their epilogue,"
 
 
 def sought_in(factors: Factors) -> tuple[Sought, Sought, Sought]:
@@ -188,7 +191,10 @@ def findings_of(factors: Factors, found: Found) -> Findings:
     wraps = _wraps(factors, found)
     masks = masks_in(factors)
     masked = {role: {"A": found.a, "B": found.b}[role].masked for role in masks}
-    cautions = (wraps, masked_caution(masked, masks, "C"))
+    names = factors.names
+    told = {names.of(role): count for role, count in masked.items()}  # one array that is both is told of once
+    of = {names.of(role): each for role, each in masks.items()}
+    cautions = (wraps, masked_caution(told, of, names.c))
     return Findings("possible" if wraps else "no", masked, tuple(filter(None, cautions)))
 
 
@@ -218,18 +224,20 @@ def not_finite_caution(
     """
     if not found.c.not_finite:
         return None
-    (rows, columns), size = shape, math.prod(shape)
+    (rows, columns), size, names = shape, math.prod(shape), factors.names
+    share = _share(found.c.not_finite, size)
     counts = (found.c.nan, "NaN"), (found.c.infinite, "infinite")
     kinds = ", ".join(f"{count} {name}" for count, name in counts if count)
     if factors.fused.pairwise is not None:
         return (
-            f"{_share(found.c.not_finite, size)} of C's {size} elements are not finite ({kinds}): too few pairs are"
-            " both there, a variable is constant over them, or A or B holds NaN or infinity that is not known as"
-            " missing"
+            f"{share} of {names.c}'s {size} elements are not finite ({kinds}): too few pairs are both there, a variable"
+            f" is constant over them, or {names.either} holds NaN or infinity that is not known as missing"
         )
-    text = f"{_share(found.c.not_finite, size)} of C's {size} elements are not finite ({kinds})"
+    text = f"{share} of {names.c}'s {size} elements are not finite ({kinds})"
     if verification is None:
-        hint = "with a check, which was not asked for, the run would say which of A and B they come from"
+        hint = (
+            f"with a check, which was not asked for, the run would say where in {names.both} they come from"
+        )
         overflow = _overflow(factors, found) if found.c.infinite else ""
         return f"{text}; {overflow + '; ' if overflow else ''}{hint}"
     causes = _special(factors, verification, shape)
@@ -255,8 +263,8 @@ def _special(factors: Factors, verification: Verification, shape: tuple[int, int
         large = ""
         if dtype.kind in "fc" and np.finfo(dtype).max > np.finfo(compute_dtype(factors.dtype)).max:
             large = f", or numbers too large for {compute_dtype(factors.dtype)},"
-        name = name_of(factors.roles[role])
-        told.append(f"{role}, {name}, holds NaN or infinity{large} in {count} of its {total} {lines}")
+        name = f"{factors.names.of(role)}, {name_of(factors.roles[role])},"
+        told.append(f"{name} holds NaN or infinity{large} in {count} of its {total} {lines}")
     return told
 
 
@@ -268,8 +276,9 @@ def _overflow(factors: Factors, found: Found) -> str:
     for role, contents in zip(factors.roles, (found.a, found.b), strict=True):
         masks = every.get(role)
         if contents.masked and masks is not None and _may_overflow(masks, factors):
-            roles.append(f"{role} ({masks.names})")
-    return f"as those of what stands for missing numbers in {' and '.join(roles)} may" if roles else ""
+            roles.append(f"{factors.names.of(role)} ({masks.names})")
+    told = " and ".join(dict.fromkeys(roles))
+    return f"as those of what stands for missing numbers in {told} may" if roles else ""
 
 
 def _may_overflow(masks: Masks, factors: Factors) -> bool:

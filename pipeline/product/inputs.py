@@ -29,6 +29,7 @@ from tilewright.pipeline.errors import StoreError, VerificationError
 from tilewright.pipeline.events import Teller, on_lost, on_waiting
 from tilewright.pipeline.plan.product import MatmulPlan, Tile
 from tilewright.pipeline.plan.told import Corners, PanelContent
+from tilewright.pipeline.product.called import AS_FACTORS, Names
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import name_of
@@ -259,8 +260,10 @@ class InputWatch:
         whereabouts: str,
         with_others: Callable[[Mapping[int, Any], Iterable[int]], set[int]] = lambda _, lost: set(lost),
         *,
+        names: Names = AS_FACTORS,
         repairing: bool = False,
     ) -> None:
+        self._names = names
         self._client, self._plan, self._tell = client, plan, tell
         self._arrays = {role: roles[role] for role in ("A" if plan.symmetric else "AB")}
         self._looks = dict(zip("AB", before.inputs, strict=True))
@@ -398,8 +401,8 @@ class InputWatch:
         )
         self._looks |= looks
         self._tell.say(
-            f"{self._named(otherwise)} may have changed while C was computed ({why}); {compared.told}: all of it is the"
-            " same"
+            f"{self._named(otherwise)} may have changed while {self._names.c} was computed ({why}); {compared.told}:"
+            " all of it is the same"
         )
 
     def _refuse(self, lost: set[int], shown: list[str], roles: Iterable[str]) -> NoReturn:
@@ -415,9 +418,9 @@ class InputWatch:
             else f"keeps the {counted(kept, 'tile')} that do not depend on that"
         )
         raise InputChangedError(
-            f"{self._named(roles)} changed while C was computed{''.join(f' ({text})' for text in shown)}, so that C may"
-            f" be of neither the old nor the new; it is {self._whereabouts}, and the next run {then}: let nobody write"
-            " to the inputs until that is done"
+            f"{self._named(roles)} changed while {self._names.c} was computed"
+            f"{''.join(f' ({text})' for text in shown)}, so that {self._names.c} may be of neither the old nor the new;"
+            f" it is {self._whereabouts}, and the next run {then}: let nobody write to the inputs until that is done"
         )
 
     def _refuse_repair(self, changed: Mapping[str, Sequence[Corners]]) -> NoReturn:
@@ -524,7 +527,7 @@ class InputWatch:
                 yield [corners for corners, _ in batches[place]], found
 
     def _named(self, roles: Iterable[str]) -> str:
-        return " and ".join(f"{role}, {name_of(self._arrays[role])}," for role in roles)
+        return " and ".join(f"{self._names.of(role)}, {name_of(self._arrays[role])}," for role in roles)
 
     def _shown(self, changed: Mapping[str, Sequence[Corners]]) -> list[str]:
         """For each input, which of its parts are others, and the chunks that they lie in."""
@@ -537,7 +540,7 @@ class InputWatch:
                 for corners in shown[:SHOWN]
             ]
             more = f" and {counted(len(shown) - SHOWN, 'more part')}" if len(shown) > SHOWN else ""
-            texts.append(f"{role} holds other numbers in {', '.join(places)}{more}")
+            texts.append(f"{self._names.of(role)} holds other numbers in {', '.join(places)}{more}")
         return texts
 
 

@@ -439,6 +439,7 @@ def _fill(
         read,
         _whereabouts(output),
         with_their_groups,
+        names=factors.names,
         repairing=job.repair is not None,
     )
     looks: tuple[Appearance, Appearance] | None = job.inputs.inputs

@@ -53,6 +53,7 @@ from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.banded import check_given_band, checked_band
 from tilewright.pipeline.product.beside import check_counts, check_unit, named_counts
+from tilewright.pipeline.product.called import AS_FACTORS, Names
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_pairwise,
@@ -137,6 +138,7 @@ class Request:
     """How C is stored, and ``counts`` too."""
     said: dict[str, Any] = field(default_factory=dict)
     """What C says of itself besides what it is a product of, for `json`: the options of a Gram matrix."""
+    names: Names = AS_FACTORS
     hardware: Hardware | None = None
     """Of a plan: the workers that it is for, where these are not the cluster's."""
 
@@ -206,6 +208,7 @@ class Factors:
     """As in `Request`."""
     said: dict[str, Any] = field(default_factory=dict)
     """As in `Request`."""
+    names: Names = AS_FACTORS
 
     def made(self, precision: PrecisionName, device: str) -> dict[str, Any]:
         """What C says of how it was made."""
@@ -259,26 +262,27 @@ def open_factors(request: Request) -> Factors:
     transpose_a = check_flag("transpose_a", request.transpose_a)
     transpose_b = check_flag("transpose_b", request.transpose_b)
     check_choice("precision", request.precision, PRECISIONS)
-    left = store.open_matrix(request.a, "A")
-    right = store.open_matrix(request.b, "B")
+    called = request.names
+    left = store.open_matrix(request.a, called.a)
+    right = store.open_matrix(request.b, called.b)
     inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
     if inner_left != inner_right:
         hint = ""
         if left.shape[0 if not transpose_a else 1] == inner_right:
-            hint = "; transposing A would make them agree"
+            hint = f"; transposing {called.a} would make them agree"
         elif right.shape[1 if not transpose_b else 0] == inner_left:
-            hint = "; transposing B would make them agree"
+            hint = f"; transposing {called.b} would make them agree"
         raise ShapeError(
-            f"inner sides differ: op(A) from {store.name_of(left)} has {inner_left} columns and op(B) from"
-            f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
+            f"inner sides differ: op({called.a}) from {store.name_of(left)} has {inner_left} columns and op({called.b})"
+            f" from {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
         )
-    names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
+    names = f"{called.a}: {store.name_of(left)}", f"{called.b}: {store.name_of(right)}"
     if is_bfloat16(request.dtype):
         raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
     own_transpose = transpose_a != transpose_b and is_same_array(left, right)
-    of_a = checked_transform(request.transforms[0], left, "A")
+    of_a = checked_transform(request.transforms[0], left, called.a)
     of_b = of_a if own_transpose and request.transforms[0] is request.transforms[1] else None
-    of_b = of_b or checked_transform(request.transforms[1], right, "B")
+    of_b = of_b or checked_transform(request.transforms[1], right, called.b)
     before = opened_before(request.before, request.epilogue)
     operands = [
         stored.dtype.newbyteorder("=") if transform is None else transform.dtype
@@ -312,14 +316,18 @@ def open_factors(request: Request) -> Factors:
         request.counts,
         request.storage.within(shape),
         request.said,
+        called,
     )
+
+
+PAIRS = "the numbers of pairs"
 
 
 def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
     """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
     if not may_be_accepted(out, overwrite=overwrite):
         check_output_free(out, overwrite=overwrite)
-    _check_distinct(out, _inputs(factors), "C")
+    _check_distinct(out, _inputs(factors), factors.names.c)
     factors.storage.check(out, factors.dtype)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
@@ -332,7 +340,7 @@ def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
         with named_counts():
             store.check_source(factors.counts, "output")
             accepted = may_be_accepted(out, overwrite=overwrite)
-            _check_distinct(factors.counts, {**_inputs(factors), "C": out}, "the numbers of pairs")
+            _check_distinct(factors.counts, {**_inputs(factors), factors.names.c: out}, PAIRS)
             check_counts(
                 factors.counts, out, factors.shape, factors.band, overwrite=overwrite, accepted=accepted
             )
@@ -357,19 +365,20 @@ def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
 
 def _inputs(factors: Factors) -> dict[str, StoredArray]:
     """The factors, and their masks that are stored, by what they are called."""
+    named = {factors.names.of(role): each for role, each in factors.roles.items()}
     masks = {
-        f"{role}'s mask": factor.mask
-        for role, factor in ((role, whole_of(each)) for role, each in factors.roles.items())
+        f"{name}'s mask": factor.mask
+        for name, factor in ((name, whole_of(each)) for name, each in named.items())
         if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
     }
-    return factors.roles | masks
+    return named | masks
 
 
 def _check_distinct(out: Source, others: Mapping[str, Found], what: str) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there. what: it is, in words."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
-    needs = "needs a place of its own" if what == "C" else "need a place of their own"
+    needs = "need a place of their own" if what == PAIRS else "needs a place of its own"
     for role, factor in others.items():
         if (
             isinstance(out, zarr.Array)

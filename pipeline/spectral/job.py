@@ -37,7 +37,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import on_waiting
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import Matrices, axis_of, in_words
-from tilewright.pipeline.gram.statistics import Wanted, find_statistics
+from tilewright.pipeline.gram.statistics import Wanted, find_statistics, likely_missing
 from tilewright.pipeline.gram.transforms import check_lines, made_transformed, not_finite
 from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
@@ -333,6 +333,9 @@ def eofs(request: EofRequest) -> EofRun:
             of_variables = find_statistics(client, arrays["X"], task.wanted, search.listener)[matrices.of]
             passes.keep_moments(of_variables)
         moments = {matrices.of: of_variables}
+        missing = matrices.treatments["X"].missing
+        if told := likely_missing("X", task.x, missing, moments):
+            tell.warn(told)
         _check_finite(matrices, of_variables)
         check_lines(matrices, "X", moments, request.constant)
         anomalies = Anomalies.of(matrices, moments, task.weights, dtype)

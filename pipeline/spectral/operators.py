@@ -15,6 +15,7 @@ from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.events import Caution, Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
+from tilewright.pipeline.product.called import Names
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.job import multiply, plan_only
 from tilewright.pipeline.product.request import Request
@@ -190,6 +191,7 @@ class Streamed:
             durability="none",
             listener=listener,
             hardware=self.search.hardware,
+            names=Names("X", "X" if by is self.source else "the thin matrix", "the product"),
         )
 
     def _store(self, name: str, by: Given, *, again: bool = True, **options: Any) -> Verification | None:

@@ -293,10 +293,11 @@ def _still_bad(histograms: Sequence[Histogram], documents: Sequence[str]) -> tup
         return ()
     for document in documents:
         bad.pop(document, None)
-        # Of a document within a file, the file's name stands before a colon.
+        # Of a document within a file, the file's name stands before a colon; but a file may be called so itself.
         end = -1
         while (end := document.find(":", end + 1)) >= 0:
-            bad.pop(document[:end], None)
+            if document[:end] in bad and not os.path.lexists(document):
+                del bad[document[:end]]
     return tuple(bad.items())
 
 

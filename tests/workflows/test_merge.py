@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,19 @@ def test_what_was_bad_and_is_counted_is_bad_no_more(
         both = added(parts)
         assert [Path(name).name for name, _ in both.bad] == ["c.jsonl"]
         assert both.totals.sum() == 2
+
+
+def test_a_file_with_a_colon_in_its_name_is_no_part_of_another(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``a:1`` was taken for the first document of ``a``, which then was bad no more."""
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_bytes(b"{")
+    Path("a:1").write_bytes(b'{"text": "x"}\n')
+    given: dict[str, Any] = {"field": "text", "by": "letter", "cluster": client}
+    bad = tw.histogram(["a"], on_error="report", **given)
+    assert [name for name, _ in bad.bad] == ["a"]
+    other = replace(tw.histogram(["a:1"], **given), documents=("a:1",))
+    assert [name for name, _ in added([bad, other]).bad] == ["a"]
+    Path("a:1").unlink()
+    assert not added([bad, other]).bad, "then it is a part of the restored file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,43 @@ def test_defaults_of_netcdf_are_told_of(tmp_path: Path, dtype: str, default: flo
     numbers = np.where(data == data[1, 1], np.nan, data.astype(float))
     centred = np.nan_to_num(numbers - np.nanmean(numbers, axis=0))
     np.testing.assert_allclose(found, centred.T @ centred / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("call", ["cov", "corr", "eofs", "gram"])
+def test_a_likely_code_is_told_of_by_the_pass_that_is_made(tmp_path: Path, call: str) -> None:
+    """It was summed as a number, without a word."""
+    numbers = np.array([[0, 1, 2], [2, -1, 0], [1, 2, 1], [0, -1, 2]])
+
+    def told(dtype: str, numbers: np.ndarray, **options: Any) -> list[str]:
+        said: list[Any] = []
+        options |= {"k": 1} if call == "eofs" else {}
+        options |= {"center": True} if call == "gram" else {}
+        getattr(tw, call)(numbers.astype(dtype), listener=said.append, **options)
+        return [event.message for event in said if isinstance(event, Caution)]
+
+    (message,) = told("i1", numbers)
+    assert (
+        "X: numpy array of shape (4, 3) holds -1 in 1 of its 3 columns, and no other negative number"
+        in message
+    )
+    assert "say missing=-1 (--missing -1)" in message
+    assert not told("i1", numbers, missing=-1)
+    assert not told("i2", numbers), "which hold much else"
+    assert not told("i1", np.where(numbers == -1, -2, numbers))
+    assert not told("i1", numbers * 2 - 1 - (numbers == 0)), "negative numbers of several kinds"
+
+
+def test_messages_call_matrices_as_they_were_given(tmp_path: Path) -> None:
+    """X and Y of gram, and not the factors of the product that it makes."""
+    a = put(tmp_path / "a", "i2", _FillValue=-9)
+    said: list[Any] = []
+    for call in (tw.gram, tw.cov):
+        call(a, listener=said.append)
+    tw.cov(a, put(tmp_path / "b", "f4"), tmp_path / "c", listener=said.append)
+    tw.eofs(a, k=1, listener=said.append)
+    tw.gram(np.where(NUMBERS == 1, np.nan, NUMBERS), listener=said.append)
+    told = [event.message for event in said if isinstance(event, Caution)]
+    assert any(one.startswith("1 element of X (_FillValue=-9) stand") for one in told)
+    assert any(one.endswith("holds NaN or infinity in 1 of its 3 columns") for one in told)
+    for one in told:
+        assert not re.search(r"\b[ABC]('s)?\b", one), one
