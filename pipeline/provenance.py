@@ -4,6 +4,7 @@ coordinates of its sides."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,14 +12,21 @@ from typing import Any
 
 import numpy as np
 import zarr
+from zarr.errors import BaseZarrError
 
 from tilewright import __version__
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.check.verify import Verification
-from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.arrays import UNREADABLE, name_of
 from tilewright.pipeline.store.attributes import flattened_sides, product_names
 from tilewright.pipeline.store.chunks import METADATA_NAMES
-from tilewright.pipeline.store.coordinates import flattened_with_coordinates, for_zarr, left_behind, of_side
+from tilewright.pipeline.store.coordinates import (
+    flattened_with_coordinates,
+    for_zarr,
+    left_behind,
+    many_along,
+    of_side,
+)
 from tilewright.pipeline.store.journal import write_whole
 from tilewright.pipeline.store.new.groups import (
     carry_coordinates,
@@ -28,7 +36,9 @@ from tilewright.pipeline.store.new.groups import (
 )
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.region import Section, StoredArray
+from tilewright.pipeline.store.sources.beside import Coordinates
 from tilewright.pipeline.store.sources.mapped import ATTRIBUTES_NAME
+from tilewright.pipeline.strict_json import strict
 
 PROVENANCE = "tilewright"
 """The attribute of C that says what it is."""
@@ -71,11 +81,16 @@ def record_provenance(
 
 
 def record_sides(
-    arrays: Iterable[zarr.Array[Any]], factors: Mapping[str, StoredArray], transposed: tuple[bool, bool]
+    arrays: Iterable[zarr.Array[Any]],
+    factors: Mapping[str, StoredArray],
+    transposed: tuple[bool, bool],
+    final: Path,
 ) -> None:
-    """Write the coordinates of flattened sides into the attributes of finished arrays that have no name yet. Not
-    before: an array's attributes go along with every task. Raises what zarr does."""
-    found = flattened_with_coordinates(factors["A"], factors["B"], *transposed)
+    """Write the coordinates of flattened sides into the attributes of finished arrays that have no name yet, but for
+    those that `settle_in_group` stores. Not before: an array's attributes go along with every task. final: what the
+    name will be. Raises what zarr does."""
+    a, b = factors["A"], factors["B"]
+    found = flattened_with_coordinates(a, b, *transposed, _stored_apart(final, a, b, *transposed))
     for array in arrays if found is not None else ():
         _add_attributes(array, found or {})
 
@@ -87,6 +102,28 @@ def first_attributes(
     the coordinates at the end; others have no name to wait for, and get them at once."""
     made = flattened_with_coordinates if path is None else flattened_sides
     return made(a, b, transpose_a, transpose_b)
+
+
+def _stored_apart(
+    final: Path, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> dict[str, Coordinates]:
+    """The coordinates of flattened axes that are arrays of the group that a product lies in, by their names: many, and
+    nothing else has that name there."""
+    if format_around(final) is None:
+        return {}
+    every = many_along(a, int(transpose_a)) | many_along(b, int(not transpose_b))
+    return {name: one for name, one in every.items() if _is_free_or_holds(final.with_name(name), one)}
+
+
+def _is_free_or_holds(place: Path, found: Coordinates) -> bool:
+    """Whether nothing stands in a place, or these coordinates do, as where X lies in that group."""
+    if not os.path.lexists(place):
+        return True
+    try:
+        there = zarr.open_array(place.absolute(), mode="r")
+        return there.shape == found.values.shape and bool(np.array_equal(there[:], found.values))
+    except (OSError, BaseZarrError, *UNREADABLE):
+        return False
 
 
 def _said(verification: Verification | None) -> str:
@@ -106,7 +143,7 @@ def _add_attributes(array: zarr.Array[Any], found: Mapping[str, Any]) -> None:
     else:
         path = folder / ATTRIBUTES_NAME
         whole = {**(json.loads(path.read_bytes()) if path.exists() else {}), **found}
-    write_whole(path, json.dumps(whole, indent=2).encode())
+    write_whole(path, json.dumps(strict(whole), indent=2, allow_nan=False).encode())
 
 
 def named(array: StoredArray) -> str:
@@ -133,4 +170,6 @@ def settle_in_group(
         found = None if name is None else of_side(factor, side)
         if name is not None and found is not None:
             values[name], attributes[name] = for_zarr(found.values), found.attributes
+    for name, many in _stored_apart(final, a, b, transpose_a, transpose_b).items():
+        values[name], attributes[name] = for_zarr(many.values), many.attributes
     return told + carry_coordinates(final, values, attributes) + renew_consolidated(final, values)

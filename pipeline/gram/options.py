@@ -29,8 +29,8 @@ from tilewright.pipeline.gram.axes import (
     summed_axes,
 )
 from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
+from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
-from tilewright.pipeline.product.called import Names
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix

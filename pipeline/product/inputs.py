@@ -27,9 +27,9 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.submit import run_bounded
 from tilewright.pipeline.errors import StoreError, VerificationError
 from tilewright.pipeline.events import Teller, on_lost, on_waiting
+from tilewright.pipeline.plan.called import AS_FACTORS, Names
 from tilewright.pipeline.plan.product import MatmulPlan, Tile
 from tilewright.pipeline.plan.told import Corners, PanelContent
-from tilewright.pipeline.product.called import AS_FACTORS, Names
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import name_of

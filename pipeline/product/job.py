@@ -527,7 +527,7 @@ def _fill(
         if output.final is not None and job.repair is None:
             made = factors.made(checked.factors.precision, product.device)
             record_provenance(output.array, factors.roles, factors.transposed, made, verification)
-            record_sides(arrays_of(output).values(), factors.roles, factors.transposed)
+            record_sides(arrays_of(output).values(), factors.roles, factors.transposed, output.final)
         if ledger is not None and request.durability == "none":
             tell.say(
                 "C was not forced to disk (--durability none): until the system does so, a power cut may take parts of"

@@ -35,6 +35,7 @@ from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
+from tilewright.pipeline.plan.called import AS_FACTORS, Names
 from tilewright.pipeline.plan.decoding import DecodingRoom
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
@@ -53,7 +54,6 @@ from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.banded import check_given_band, checked_band
 from tilewright.pipeline.product.beside import check_counts, check_unit, named_counts
-from tilewright.pipeline.product.called import AS_FACTORS, Names
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_pairwise,

@@ -65,7 +65,7 @@ from tilewright.pipeline.spectral.passes import Passes, are_kept, digest_of
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names
-from tilewright.pipeline.store.coordinates import along_side, left_behind, made_with_coordinates
+from tilewright.pipeline.store.coordinates import along_side, left_behind, made_with_coordinates, many_along
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, is_beside_mask, unmasked
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.sources.dasks import any_pending
@@ -362,8 +362,8 @@ def eofs(request: EofRequest) -> EofRun:
         summed = axis_of(matrices.summed)
         dimensions = eof_group.Dimensions.of(names[summed], names[1 - summed])
         sides = {
-            dimensions.samples: made_with_coordinates(x, summed),
-            dimensions.variables: made_with_coordinates(x, 1 - summed),
+            dimensions.samples: made_with_coordinates(x, summed, many_along(x, summed)),
+            dimensions.variables: made_with_coordinates(x, 1 - summed, many_along(x, 1 - summed)),
         }
         for left in left_behind((x, 0), (x, 1)):
             tell.say(left)

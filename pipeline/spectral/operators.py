@@ -13,9 +13,9 @@ import zarr
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.events import Caution, Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
-from tilewright.pipeline.product.called import Names
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.job import multiply, plan_only
 from tilewright.pipeline.product.request import Request

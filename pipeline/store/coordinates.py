@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tilewright.pipeline.store.attributes import (
 )
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.beside import Coordinates, coordinates_with
+from tilewright.pipeline.strict_json import strict
 
 LEFT_BEHIND = (
     DIMENSIONS,
@@ -91,7 +92,7 @@ def _as_zarr_has(values: np.ndarray, attributes: Mapping[str, Any]) -> tuple[np.
         with suppress(TypeError, ValueError):  # what should be numbers is none
             values = values * float(1 if scale is None else scale) + float(0 if offset is None else offset)
     said = {
-        str(name): json.loads(json.dumps(one, default=_plain))
+        str(name): strict(json.loads(json.dumps(one, default=_plain)))
         for name, one in attributes.items()
         if name not in LEFT_BEHIND and not (isinstance(one, float | np.floating) and one != one)
     }
@@ -199,28 +200,61 @@ def _span(array: StoredArray, side: int, length: int) -> tuple[int, int]:
     return (array.rows, array.columns)[side] if isinstance(array, Section) else (0, length)
 
 
-def made_with_coordinates(array: StoredArray, side: int) -> dict[str, Any] | None:
-    """As `attributes.made_of`, with the coordinates of each axis, by its name, and what is said of them."""
+MOST_LISTED = 4096
+"""Coordinates of an axis that are listed in an attribute, which everything that opens the array reads as a whole."""
+
+
+def made_with_coordinates(
+    array: StoredArray, side: int, apart: Collection[str] = ()
+) -> dict[str, Any] | None:
+    """As `attributes.made_of`, with the coordinates of each axis, by its name, and what is said of them.
+
+    Numbers that JSON has not are texts, such as ``"nan"``. apart: the axes whose coordinates are arrays of the group,
+    by the same names, which are named in place of a list."""
     made = made_of(array, side)
     if made is None:
         return None
     found = {name: one for name, one in of_sides(array, side).items() if is_stored(one.values)}
-    return made | {
-        "coordinates": {name: one.values.tolist() for name, one in found.items()},
-        "attributes": {name: dict(one.attributes) for name, one in found.items() if one.attributes},
+    listed = {name: one for name, one in found.items() if name not in apart}
+    return (
+        made
+        | {
+            "coordinates": {name: _listed(one.values) for name, one in listed.items()},
+            "attributes": {name: dict(one.attributes) for name, one in listed.items() if one.attributes},
+        }
+        | ({"arrays": [name for name in found if name in apart]} if len(listed) < len(found) else {})
+    )
+
+
+def _listed(values: np.ndarray) -> Any:
+    """Coordinates for JSON: complex ones, which it has not, as texts."""
+    return strict(values.astype(str).tolist() if values.dtype.kind == "c" else values.tolist())
+
+
+def many_along(array: StoredArray, side: int) -> dict[str, Coordinates]:
+    """By name, the coordinates of the axes that a side is flattened from which are too many for an attribute."""
+    if made_of(array, side) is None:
+        return {}
+    found = of_sides(array, side)
+    return {
+        name: one for name, one in found.items() if is_stored(one.values) and len(one.values) > MOST_LISTED
     }
 
 
 def flattened_with_coordinates(
-    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool, apart: Collection[str] = ()
 ) -> dict[str, Any] | None:
-    """As `attributes.flattened_sides`, with the coordinates of the axes."""
+    """As `attributes.flattened_sides`, with the coordinates of the axes. apart: as for `made_with_coordinates`."""
     made = flattened_sides(a, b, transpose_a, transpose_b)
     if made is None:
         return None
     names = product_names(a, b, transpose_a, transpose_b) or ()
     sides = zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=True)
-    return {FLATTENED: {name: made_with_coordinates(*one) for name, one in sides if name in made[FLATTENED]}}
+    return {
+        FLATTENED: {
+            name: made_with_coordinates(*one, apart) for name, one in sides if name in made[FLATTENED]
+        }
+    }
 
 
 def left_behind(*sides: tuple[StoredArray, int]) -> list[str]:

@@ -337,6 +337,13 @@ class Masked(_Seen):
         rows, columns = self.array.shape
         return rows, columns
 
+    def holds_code(self, stored: np.ndarray) -> np.ndarray:
+        """Where elements, as they are stored, are such numbers."""
+        found = np.zeros(stored.shape, bool)
+        for code in self.codes:
+            found |= stored == np.asarray(code, stored.dtype)
+        return found
+
     def boxes(
         self, region: Sequence[slice], block: np.ndarray
     ) -> Iterator[tuple[np.ndarray, tuple[slice, ...]]]:

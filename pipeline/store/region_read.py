@@ -263,17 +263,14 @@ def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, targe
     part.read(held)
     if held is not target:
         target[...] = held
-    where = [
-        slice(whole.start + inside.start, whole.start + inside.stop)
-        for whole, inside in zip(region, part.target, strict=True)
-    ]
-    gone = np.zeros(target.shape, bool)
+    ends = zip(region, part.target, strict=True)
+    where = [slice(whole.start + inside.start, whole.start + inside.stop) for whole, inside in ends]
+    gone = np.empty(target.shape, bool)
     boxes = list(array.boxes(where, gone))
     found = _mask_parts(array.mask, {_key(extent): extent for _, extent in boxes})
     for view, extent in boxes:
         view[...] = array.laid_along(found[_key(extent)])
-    for code in array.codes:
-        gone |= held == np.asarray(code, stored)
+    gone |= array.holds_code(held)
     target[gone] = np.nan if array.missing == "nan" else array.missing
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import zarr
 
 import tilewright as tw
 from tilewright.pipeline.events import Event, Notice
+from tilewright.pipeline.store import coordinates
 
 LAT, LON = np.array([-60.0, 0.0, 60.0]), np.array([0.0, 90, 180, 270])
 HERE: dict[str, Any] = {"device": "cpu", "cluster": "local"}
@@ -244,3 +246,62 @@ def test_other_units_are_no_latitudes(units: str, message: str, sst: xarray.Data
     x = sst.assign_coords(lat=("lat", LAT, {"units": units}))
     with pytest.raises(tw.OptionError, match=message):
         tw.eofs(x, k=1, sum_over="time", weights={"lat": "cos"}, **HERE)
+
+
+def strictly(text: str) -> Any:
+    """JSON as its standard has it, in which NaN and Infinity are no numbers."""
+
+    def refuse(word: str) -> Any:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_attributes_are_json_for_every_reader(
+    sst: xarray.DataArray, zarr_format: Any, tmp_path: Path
+) -> None:
+    """Coordinates that are NaN or infinite were written as Python has them."""
+    lat = np.array([-60.0, np.nan, np.inf])
+    odd = sst.assign_coords(lat=("lat", lat, {"actual_range": [np.nan, 1.0]}))
+    zarr.create_group(tmp_path / "g.zarr", zarr_format=zarr_format)
+    tw.cov(odd, out=tmp_path / "g.zarr" / "c", sum_over="time", **HERE)
+    tw.eofs(odd, tmp_path / "e.zarr", k=1, sum_over="time", **HERE)
+    written = [*tmp_path.rglob("zarr.json"), *tmp_path.rglob(".zattrs")]
+    assert written
+    for file in written:
+        strictly(file.read_text())
+    made = zarr.open_array(tmp_path / "g.zarr" / "c").attrs["flattened"]["lat_lon"]
+    assert made["coordinates"]["lat"] == [-60.0, "nan", "inf"]
+    np.testing.assert_array_equal(np.asarray(made["coordinates"]["lat"], float), lat)
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+def test_many_coordinates_are_an_array_of_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sst: xarray.DataArray, in_group: bool
+) -> None:
+    """An attribute is read by whoever opens the array. Where C is in no group there is no other place."""
+    monkeypatch.setattr(coordinates, "MOST_LISTED", 3)
+    if in_group:
+        zarr.create_group(tmp_path / "g.zarr")
+    tw.cov(sst, out=tmp_path / "g.zarr" / "c", sum_over="time", **HERE)
+    made = zarr.open_array(tmp_path / "g.zarr" / "c").attrs["flattened"]["lat_lon"]
+    assert made["coordinates"]["lat"] == LAT.tolist()
+    if not in_group:
+        assert made["coordinates"]["lon"] == LON.tolist()
+        assert "arrays" not in made
+        return
+    assert made["arrays"] == ["lon"]
+    assert "lon" not in made["coordinates"]
+    group = xarray.open_zarr(tmp_path / "g.zarr", consolidated=False)
+    np.testing.assert_array_equal(group["lon"], LON)
+    tw.eofs(sst, tmp_path / "e.zarr", k=1, sum_over="time", **HERE)
+    made = zarr.open_group(tmp_path / "e.zarr").attrs["flattened"]["lat_lon"]
+    assert made["arrays"] == ["lon"]
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "e.zarr" / "lon")[:], np.tile(LON, 3))
+    other = tmp_path / "other.zarr"
+    zarr.create_group(other)
+    zarr.save_array(other / "lon", np.arange(4.0))
+    tw.cov(sst, out=other / "c", sum_over="time", **HERE)
+    assert zarr.open_array(other / "c").attrs["flattened"]["lat_lon"]["coordinates"]["lon"] == LON.tolist()
+    np.testing.assert_array_equal(zarr.open_array(other / "lon")[:], np.arange(4.0))

@@ -483,15 +483,17 @@ def test_a_file_with_land_is_one_command(
     np.testing.assert_allclose(again.eigenvalues, run.values, rtol=1e-5)
 
 
-def test_what_a_file_says_is_missing_is_named(
+def test_what_a_file_says_is_missing_is_missing(
     tmp_path: Path, rng: np.random.Generator, client: Client
 ) -> None:
     a_file(tmp_path / "sst.nc", rng, -999.0)
-    told: list[Event] = []
     source, shared = f"{tmp_path / 'sst.nc'}::sst", {"sum_over": "time", "cluster": client, "device": "cpu"}
-    tw.gram(source, tmp_path / "g", center=True, missing="nan", listener=told.append, **shared)  # type: ignore[call-overload]
-    cautions = [event.message for event in told if isinstance(event, Caution)]
-    assert any("'nan' counts as missing: say missing=-999.0 (--missing)" in each for each in cautions)
+    found = [
+        tw.cov(source, missing=missing, constant="zero", **shared)  # type: ignore[call-overload]
+        for missing in (-999, "nan", "attributes")
+    ]
+    np.testing.assert_array_equal(found[0], found[1], "what the file says is missing beside NaN")
+    np.testing.assert_array_equal(found[0], found[2])
     with pytest.raises(
         tw.OptionError, match=r"have them count as 0 with constant='zero' \(--constant zero\)"
     ):

@@ -186,7 +186,7 @@ def test_what_is_no_mask_is_refused(tmp_path: Path, rng: np.random.Generator) ->
             tw.gram(path, tmp_path / "c.zarr", missing=missing)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(masks, "HELD_ELEMENTS", 10)
-        with pytest.raises(OutputError, match="is also A's mask"):
+        with pytest.raises(OutputError, match="is also X's mask"):
             tw.gram(path, mask, missing=mask, overwrite=True)
     assert not (tmp_path / "c.zarr").exists()
 
