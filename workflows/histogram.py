@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
@@ -309,7 +308,7 @@ def plan_only(
         tell.warn(f"without --plan-only this would be refused: {error}")
     planned = plan_histogram(corpus, state=state, listener=listener, **options)
     named = {"counts": out, "plot": plot, "pieces": None if state is None else str(state.folder)}
-    return replace(planned, outputs={name: place for name, place in named.items() if place is not None})
+    return planned.written_to({name: place for name, place in named.items() if place is not None})
 
 
 class _Asked(NamedTuple):

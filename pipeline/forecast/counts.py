@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
+from tilewright.pipeline.forecast.forecast import Forecast, disk_at, forecast_of
+from tilewright.pipeline.forecast.rates import remembered
+from tilewright.pipeline.forecast.workload import Workload
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
+from tilewright.pipeline.store.arrays import local_path
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES
 from tilewright.pipeline.text.corpus import Corpus
-from tilewright.pipeline.text.counting import Division, divided
+from tilewright.pipeline.text.counting import Division, divided, kind_of_corpus
 from tilewright.pipeline.text.formats.ways import Way, ways_of
 from tilewright.pipeline.text.pieces import MOST_BLOCK_NBYTES
 from tilewright.pipeline.text.totals import most_nbytes
@@ -69,14 +73,28 @@ class CountPlan:
     """Files that could not be counted, and why, as far as their first bytes tell."""
     notes: tuple[str, ...]
     """What was passed over when the corpus was listed, and what is said of earlier runs."""
+    forecast: Forecast | None = None
+    """How long it takes, by earlier runs, and how much disk."""
     outputs: dict[str, str] = field(default_factory=dict)
     """Where ``counts`` and a ``plot`` would be written, and finished ``pieces`` be kept."""
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        ways = [asdict(way) for way in self.ways]
+        return own | {"ways": ways, "forecast": None if self.forecast is None else self.forecast.to_json()}
+
+    def written_to(self, outputs: dict[str, str]) -> CountPlan:
+        """The same, once it is known where what is counted goes."""
+        counts = outputs.get("counts")
+        path = None if counts is None else local_path(counts)
+        forecast = self.forecast
+        if forecast is not None and path is not None:
+            forecast = replace(forecast, disk_nbytes=self.counts_nbytes, disk=disk_at(path))
+        return replace(self, outputs=outputs, forecast=forecast)
 
     def __str__(self) -> str:
         rows = [
+            *([] if self.forecast is None else [("time", self.forecast.time())]),
             ("count", f"{self.by}{', a row for each document' if self.per_document else ''}"),
             ("files", f"{counted(self.files, 'file')}, {format_nbytes(self.nbytes)} as stored"),
             *self._reading(),
@@ -85,6 +103,7 @@ class CountPlan:
             ("memory", self._memory()),
             ("counts", self._counts()),
             ("written", self._written()),
+            *([("disk", f"at most {disk}")] if (disk := self._disk()) else []),
             *[("note", note) for note in self.notes],
             *self._refused(),
             ("verdict", self._verdict()),
@@ -145,6 +164,11 @@ class CountPlan:
         told = [f"{words[name]} {place}" for name, place in self.outputs.items()]
         return ", ".join(told) or "nothing"
 
+    def _disk(self) -> str:
+        """Of counts that are written, where it is known how many there may be."""
+        known = self.forecast is not None and self.forecast.disk is not None and self.counts_known
+        return self.forecast.disk_words() if known and self.forecast is not None else ""
+
     def _refused(self) -> list[tuple[str, str]]:
         rows = [
             ("" if place else "refused", f"{name}: {why}")
@@ -191,7 +215,13 @@ def plan_count(
     ways = ways_of(corpus.documents, corpus.reading)
     tasks = max(worker.threads for worker in workers)
     limits = [worker.host_limit_nbytes for worker in workers if worker.host_limit_nbytes is not None]
+    name = workers[0].name if division.device == "cuda" else "CPU"
+    left = sum(piece.nbytes for piece in pieces)
+    work = Workload.of_count(left, len(pieces), len(workers), on_host=name == "CPU", disk_nbytes=0)
+    earlier = remembered(kind_of_corpus(corpus, kind, name, len(workers), per_document=per_document))
+    forecast = replace(forecast_of(work, earlier, None, None), checks=False, alike="what is counted")
     return CountPlan(
+        forecast=forecast,
         by=kind.name,
         per_document=per_document,
         files=len(corpus.documents),
@@ -200,10 +230,10 @@ def plan_count(
         looked_at=ways.looked_at,
         pieces=len(pieces),
         piece_nbytes=max((piece.nbytes for piece in pieces), default=0),
-        left_nbytes=sum(piece.nbytes for piece in pieces),
+        left_nbytes=left,
         kept=len(division.left.done),
         compared=len(division.left.doubtful),
-        device=workers[0].name if division.device == "cuda" else "CPU",
+        device=name,
         workers=len(workers),
         tasks=sum(worker.threads for worker in workers),
         threads=max(_readers(division, tasks), 1),

@@ -68,6 +68,10 @@ class Forecast:
     output: str = "C"
     words: str = ""
     """What an estimate is made from, for people."""
+    checks: bool = True
+    """Whether the output is checked."""
+    alike: str = "these dtypes"
+    """What runs of its kind have in common, for people."""
 
     @property
     def fits(self) -> bool:
@@ -91,30 +95,30 @@ class Forecast:
             taken.append(f"{format_nbytes(self.memory_nbytes)} a worker")
         if self.device_nbytes:
             taken.append(f"{format_nbytes(self.device_nbytes)} on {'its' if taken else 'each'} GPU")
-        where = (
-            ""
-            if self.disk is None
-            else f"; {format_nbytes(self.disk.free_nbytes)} are free in {self.disk.folder}"
-        )
-        disk = (
-            f"{format_nbytes(self.disk_nbytes)} for {self.output}, less where it is compressed{where}"
-            if self.disk_nbytes
-            else f"next to nothing for {self.output}"
-        )
         return [
-            ("time", self._time()),
+            ("time", self.time()),
             *([("limit", self._limit())] if self.limit is not None else []),
-            ("disk", disk),
+            ("disk", self.disk_words()),
             *([("memory", ", and ".join(taken))] if taken else []),
             ("verdict", self._verdict()),
         ]
 
-    def _time(self) -> str:
+    def disk_words(self) -> str:
+        """How much disk the output takes, and how much there is."""
+        if not self.disk_nbytes:
+            return f"next to nothing for {self.output}"
+        said = f"{format_nbytes(self.disk_nbytes)} for {self.output}, less where it is compressed"
+        if self.disk is None:
+            return said
+        return f"{said}; {format_nbytes(self.disk.free_nbytes)} are free in {self.disk.folder}"
+
+    def time(self) -> str:
+        """How long it takes, as far as that is known."""
         seconds = self.seconds
         if seconds is None or self.least_seconds is None or self.most_seconds is None:
             return (
-                "not known: no run of its kind (these dtypes, as many workers, such a device) has been timed on this"
-                " host; the first one tells. Of GPUs that are elsewhere --gpu NAME or --rate tells"
+                f"not known: no run of its kind ({self.alike}, as many workers, such a device) has been timed on this"
+                f" host; the first one tells{'. Of GPUs that are elsewhere --gpu NAME or --rate tells' * self.checks}"
             )
         what = f"for the {self.units}"
         about = f"about {_around(self.least_seconds, self.most_seconds)} {what}"
@@ -124,17 +128,16 @@ class Forecast:
                 whole = f"; with the start and the check the command takes {_around(*self.command_seconds)}"
             return f"{about}{whole}: {self.words}"
         if self.most_seconds < SHORT_SECONDS:
-            return f"less than a second {what}; the start of the workers and the check of {self.output} come on top"
+            check = f" and the check of {self.output} come" if self.checks else " comes"
+            return f"less than a second {what}; the start of the workers{check} on top"
         if self.source == "runs":
+            top = f"the check of {self.output} comes" if self.checks else "the start of the workers comes"
             if self.runs == 1:
                 return (
                     f"about {format_seconds(seconds)} {what}, by the rates of the one run of its kind that was timed"
-                    f" here, so that nobody can say by how much it may be off; the check of {self.output} comes on top"
+                    f" here, so that nobody can say by how much it may be off; {top} on top"
                 )
-            return (
-                f"{about}, by the rates of the last {self.runs} runs of its kind here; the check of {self.output} comes"
-                " on top"
-            )
+            return f"{about}, by the rates of the last {self.runs} runs of its kind here; {top} on top"
         return (
             f"{about}, by rates that were measured here; no run of its kind has been timed yet, so writing"
             f" {self.output}, the start and the check come on top"

@@ -114,6 +114,19 @@ def remember_search(
     _keep(kind_of_search(plan, device, precision), rates)
 
 
+def kind_of_count(by: str, device: str, workers: int, *, per_document: bool, plain: bool) -> str:
+    """The same of counts of a corpus. plain: whether nothing of it has to be decompressed."""
+    rows = "of each document" if per_document else "of all"
+    return f"{platform.node()}; {device}; {workers}; {by} {rows}; {'plain' if plain else 'compressed'}"
+
+
+def remember_count(kind: str, nbytes: int, workers: int, seconds: float) -> None:
+    """The same of a count of so many stored bytes, of which no earlier run had any."""
+    if nbytes and seconds > 0:
+        rate = nbytes / seconds / workers
+        _keep(kind, Rates(None, rate, None, ratio=1.0, work=nbytes, seconds=seconds))
+
+
 def _keep(kind: str, rates: Rates) -> None:
     if rates.seconds is None or rates.seconds < LEAST_RUN_SECONDS:
         rates = Rates(None, None, None, work=rates.work, seconds=rates.seconds)

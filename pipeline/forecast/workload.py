@@ -69,6 +69,26 @@ class Workload:
         )
 
     @classmethod
+    def of_count(cls, nbytes: int, pieces: int, workers: int, *, on_host: bool, disk_nbytes: int) -> Workload:
+        """Of a corpus of so many stored bytes, which are all that is known of how long it takes."""
+        return cls(
+            arithmetic="count",
+            operations=nbytes,
+            read_nbytes=nbytes,
+            once_nbytes=nbytes,
+            write_nbytes=0,
+            sharing=max(1, min(workers, pieces)),
+            workers=workers,
+            on_host=on_host,
+            host_nbytes=None,
+            device_nbytes=0,
+            disk_nbytes=disk_nbytes,
+            check_nbytes=0,
+            units="pieces",
+            output="the counts",
+        )
+
+    @classmethod
     def of_search(cls, plan: NeighbourPlan, precision: str = "full", *, verify: bool = True) -> Workload:
         dtype = np.dtype(plan.items_dtype)
         taken = plan.task_nbytes * (plan.threads // plan.workers if plan.on_host else 1) + plan.held_nbytes

@@ -23,6 +23,7 @@ from tilewright.pipeline.advance import watching
 from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.events import Listener, Notice
+from tilewright.pipeline.forecast.rates import kind_of_count, remember_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, teller
@@ -135,6 +136,10 @@ def count_corpus(
         tells=True,
     )
     seconds = time.perf_counter() - start
+    device = "CPU" if division.device == CORES else workers[0].name
+    if not (left.done or left.doubtful or arrival.bad):
+        kept_as = kind_of_corpus(corpus, kind, device, len(workers), per_document=per_document)
+        remember_count(kept_as, corpus.nbytes, len(workers), seconds)
     check_unchanged(corpus, set(arrival.bad))
     if arrival.different:
         changed = names_of(list(arrival.different))
@@ -157,7 +162,7 @@ def count_corpus(
         documents=names,
         skipped=kind.skipped(arrival.counted, arrival.nbytes),
         nbytes=arrival.nbytes,
-        device="CPU" if division.device == CORES else workers[0].name,
+        device=device,
         seconds=seconds,
         tokens=tokens,
         options=kind.options if isinstance(kind, TokenKind) else {},
@@ -166,6 +171,14 @@ def count_corpus(
         ids=ids if corpus.reading.id_field else None,
         bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
     )
+
+
+def kind_of_corpus(
+    corpus: Corpus, kind: Kind | TokenKind, device: str, workers: int, *, per_document: bool
+) -> str:
+    """What counts have in common whose times are compared."""
+    plain = all(document.codec is None for document in corpus.documents)
+    return kind_of_count(kind.name, device, workers, per_document=per_document, plain=plain)
 
 
 def total_of(corpus: Corpus, kind: Kind | TokenKind, *, per_document: bool) -> Total:

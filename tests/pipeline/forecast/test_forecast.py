@@ -20,8 +20,10 @@ from tilewright.pipeline.forecast.published import START_SECONDS
 from tilewright.pipeline.forecast.rates import (
     Rates,
     kind_of,
+    kind_of_count,
     kind_of_search,
     remember,
+    remember_count,
     remember_measured,
     remember_search,
     remembered,
@@ -263,6 +265,25 @@ def test_a_search_like_an_earlier_one_takes_as_long(cache: Path) -> None:
     assert forecast.floors == pytest.approx({"load": 2.0, "compute": 10.0, "write": None})
     assert "for the blocks, by the rates of the one run of its kind" in str(Foreseen(plan, forecast))
     assert not remembered(kind_of_search(replace(plan, k=11), "CPU", "full"))
+
+
+def test_a_count_like_an_earlier_one_takes_as_long(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the bytes that are left; of nothing else it is known how long it takes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_bytes(b"some words\n" * 1000)
+    words = ["histogram", "text", "--by", "byte", "--device", "cpu", "--plan-only"]
+    made = CliRunner().invoke(cli, [*words, "-q", "--out", "counts.csv"])
+    assert made.exit_code == 0, made.output
+    assert "time            not known: no run of its kind (what is counted, as many workers" in made.stdout
+    assert "disk            at most 2 KiB for the counts, less where it is compressed; " in made.stdout
+    remember_count(kind_of_count("byte", "CPU", 1, per_document=False, plain=True), 1100, 1, 20.0)
+    found = forecast_by(*words)
+    assert (found["seconds"], found["source"], found["runs"]) == (pytest.approx(200.0), "runs", 1)
+    made = CliRunner().invoke(cli, [*words, "-q"])
+    assert "about 3 min 20 s for the pieces, by the rates of the one run of its kind" in made.stdout
+    assert "the start of the workers comes on top" in made.stdout
 
 
 def test_names_are_for_plans_alone(tmp_path: Path) -> None:
