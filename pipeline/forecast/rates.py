@@ -9,12 +9,14 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.gpu import user_cache
-from tilewright.pipeline.neighbours.plan import NeighbourPlan
-from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.report.figures import Run, floor_of
+
+if TYPE_CHECKING:
+    from tilewright.pipeline.neighbours.plan import NeighbourPlan
+    from tilewright.pipeline.plan.product import MatmulPlan
+    from tilewright.pipeline.report.figures import Run
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class Rates:
     @classmethod
     def of(cls, run: Run) -> Rates:
         """Of a run that computed anything."""
+        from tilewright.pipeline.report.figures import floor_of
+
         read, compute, write = (
             sum(run.stages.get(stage, 0.0) for stage in stages)
             for stages in (("read", "upload"), ("compute",), ("download", "write"))
