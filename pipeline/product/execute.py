@@ -16,6 +16,7 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.check.verify import SENT_NBYTES, Verification
 from tilewright.pipeline.cluster.answers import NotHeardError, Result, WorkersKilledError, run_on_all
 from tilewright.pipeline.cluster.drain import Drain, draining
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined, with_sent
 from tilewright.pipeline.cluster.watch import Lost, Tell, Workers, log_loss, threads_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
@@ -442,7 +443,7 @@ def run_tiles(
     ``record`` is called with each tile's report, once it is stored; before that ``see``, with what its panels held, and
     ``keep``, where C is in a session's fork, with what the tile has changed there. ``task`` computes a tile where k is
     not cut; a benchmark of all the rest gives one that computes nothing. When this ends, by success, error or
-    Ctrl-C, the workers hold nothing of the run any more.
+    Ctrl-C, nothing of the run is written any more, and its memory is free for whatever is planned next.
 
     Raises
     ------
@@ -527,10 +528,13 @@ def run_tiles(
         if client.status == "running":  # else the scheduler is gone, which raises its own error
             # What workers still do then nobody needs. Where it could be stored later, it is waited for.
             abandon = not ended or bool(left_behind)
-            unawaited = left_behind if product.drafts is not None else ()
-            if product.sharing:  # no worker frees what another may still copy from
-                on_all(client, tasks.stop_run, product.run, abandon, unawaited=unawaited)
-            on_all(client, tasks.end_run, product.run, abandon, unawaited=unawaited)
+            if not abandon and not is_here(client):  # what is freed here the caller may want at once
+                on_all(client, tasks.let_run_end, product.run)
+            else:
+                unawaited = left_behind if product.drafts is not None else ()
+                if product.sharing:  # no worker frees what another may still copy from
+                    on_all(client, tasks.stop_run, product.run, abandon, unawaited=unawaited)
+                on_all(client, tasks.end_run, product.run, abandon, unawaited=unawaited)
     for report in overtaken:
         # By now the worker that was slower has ended. It may have put its chunk, with the same bytes, in the place of
         # one that had been forced to disk.
