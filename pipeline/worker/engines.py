@@ -118,6 +118,13 @@ def arrival_of(run: str, key: PanelKey) -> Arrival | None:
     return engine.arrival(key) if engine is not None else None
 
 
+def expects(run: str, key: PanelKey) -> bool:
+    """Whether a run's panel is still to be loaded in this process, as far as that is known: where its first tile has
+    not come yet, it may be."""
+    engine = _engines.get(run)
+    return engine.expects(key) if engine is not None else not is_over(run)
+
+
 def close_idle_engines() -> None:
     """Close the engines that no task uses: those of runs whose client died are of no use to anyone.
 
