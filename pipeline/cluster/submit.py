@@ -319,11 +319,13 @@ class TasksUnderWay(Generic[Result]):
             late += not_here  # others first
             if results:
                 self._lookout.seen()
-            if results and failed is None and not drained:
-                self._submit_next(feed)
+            # More is given out once these are recorded, which whoever asks for the next result has done: what a client
+            # that is killed has not recorded is computed again, and counts as under way.
             yield from results
             if failed is not None:
                 raise failed
+            if results and not drained:
+                self._submit_next(feed)
         if self._drain is not None and self._drain.requested:
             self._drain.end()
         _check_all_came(left(), self._key)
@@ -671,10 +673,10 @@ def run_combined(
                 place = places.pop(future)
                 future.release()  # or it would be computed again if its worker is lost
                 give_up_copies(place)
+                yield place, result  # recorded when the next is asked for, as in `TasksUnderWay`
                 if not drained:
                     for next_place, _ in islice(to_do, 1):
                         completed.add(submit_group(next_place, ""))
-                yield place, result
             if drain is not None and drain.requested:
                 drain.end()
             _check_all_came(len(places) + sum(1 for _ in to_do), key)

@@ -6,15 +6,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.check.verify import SENT_NBYTES, Verification
 from tilewright.pipeline.cluster.answers import NotHeardError, Result, WorkersKilledError, run_on_all
 from tilewright.pipeline.cluster.drain import Drain, draining
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined, with_sent
 from tilewright.pipeline.cluster.watch import Lost, Tell, Workers, log_loss, threads_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
@@ -57,6 +59,8 @@ TileTask = Callable[..., TileReport | DeviceMemoryError]
 UNTOLD_SECONDS = 5
 """The longest that a tile is not recorded for want of what its panels held."""
 
+NOTHING_UNRECORDED: Mapping[str, int] = MappingProxyType({})
+
 
 def _tile_results(
     client: Client,
@@ -68,13 +72,24 @@ def _tile_results(
     waiting: Tell,
     lost: Lost,
     drain: Drain,
+    unrecorded: Mapping[str, int],
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """Yield a number and a report for each tile as it is stored. A tile takes one task; where k is cut, one for each
     part and one that adds them up. ``left_behind`` is as in `run_placed`."""
     key = f"tile-{product.run}"
     if product.fused.nbytes <= SENT_NBYTES:
         yield from _results_with(
-            client, product, tiles, left_behind, (), key, task=task, waiting=waiting, lost=lost, drain=drain
+            client,
+            product,
+            tiles,
+            left_behind,
+            (),
+            key,
+            task=task,
+            waiting=waiting,
+            lost=lost,
+            drain=drain,
+            unrecorded=unrecorded,
         )
         return
     # Long vectors go to each worker once, not along with each task.
@@ -86,7 +101,17 @@ def _tile_results(
     ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
         ordered = list(left.values())
         results = _results_with(
-            client, bare, ordered, left_behind, held, key, task=task, waiting=waiting, lost=lost, drain=drain
+            client,
+            bare,
+            ordered,
+            left_behind,
+            held,
+            key,
+            task=task,
+            waiting=waiting,
+            lost=lost,
+            drain=drain,
+            unrecorded=unrecorded,
         )
         with closing(results):
             for number, report in results:
@@ -109,6 +134,7 @@ def _results_with(
     waiting: Tell,
     lost: Lost,
     drain: Drain,
+    unrecorded: Mapping[str, int],
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """As `_tile_results`, by tasks that get what the product lacks as ``held`` on the workers."""
     parts = range(product.plan.k_parts)
@@ -130,6 +156,7 @@ def _results_with(
             waiting=waiting,
             lost=lost,
             drain=drain,
+            unrecorded=unrecorded,
         )
 
     def left(worker: str, place: int) -> None:
@@ -166,6 +193,7 @@ def run_placed(
     waiting: Tell = logger.warning,
     lost: Lost = log_loss,
     drain: Drain | None = None,
+    unrecorded: Mapping[str, int] = NOTHING_UNRECORDED,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call(tile, worker))`` for every tile of ``placement`` and the worker that it is meant for;
     yield the tile's index and the result as it finishes.
@@ -175,8 +203,9 @@ def run_placed(
     waiting. When its share is handed out, it gets tiles of others'. A task whose worker is lost goes to any other, or
     waits for one. When workers come or go, or fall silent, the tiles left are divided anew. A tile that takes far
     longer than others did is given to a worker that has nothing left to do too, and the first result counts;
-    ``left_behind`` gets the workers that may then still be busy with it, and which tiles these are. In all else, errors
-    too, this is as ``run_bounded``.
+    ``left_behind`` gets the workers that may then still be busy with it, and which tiles these are. ``unrecorded`` says
+    how many results of each worker the caller holds that are not recorded yet, and so count as under way. In all else,
+    errors too, this is as ``run_bounded``.
     """
     workers = Workers(client, threads_of(client, waiting=waiting))
     threads = workers.threads()
@@ -194,6 +223,7 @@ def run_placed(
         nonlocal threads
         if not len(placement):
             return
+        anything = under_way.total() > 0  # else nothing would come any more that what is held waits for
         before, threads = threads, heard()
         if threads.keys() != before.keys():
             placement.share_among(list(threads))
@@ -201,7 +231,8 @@ def run_placed(
             taking = list(threads)
             while taking:  # in turns, one each, so that the last worker begins no later than it must
                 for worker in tuple(taking):
-                    room = under_way[worker] < max(threads[worker], least) + more
+                    waiting_here = unrecorded.get(worker, 0) if anything else 0
+                    room = under_way[worker] + waiting_here < max(threads[worker], least) + more
                     if room and (tile := take(worker)) is not None:
                         under_way[worker] += 1
                         yield tile.index, call(tile, worker), worker
@@ -359,11 +390,15 @@ def told_first(
     reports: Iterable[TileReport | DeviceMemoryError],
     see: Callable[[int, Sequence[PanelContent]], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    unrecorded: Counter[str] | None = None,
 ) -> Iterator[TileReport | DeviceMemoryError]:
     """Reports in the order in which they come, but each after ``see`` was given what all its panels held: no tile may
     be recorded before that is, and the report of a worker that tells it may come later than one that relies on that.
     After `UNTOLD_SECONDS` it is not waited for: its worker may be lost, or another's result have come first.
+
+    ``unrecorded`` is kept at how many reports of each worker wait here.
     """
+    unrecorded = Counter() if unrecorded is None else unrecorded
     told: set[tuple[str, Corners, int]] = set()
     held: list[tuple[float, TileReport]] = []
     for report in reports:
@@ -375,12 +410,14 @@ def told_first(
         told |= {_known_as(panel) for panel in report.contents if panel.parts is not None}
         now = clock()
         held.append((now, report))
+        unrecorded[report.worker] += 1
         waiting = []
         for since, one in held:
             if now - since < UNTOLD_SECONDS and not told.issuperset(map(_known_as, one.contents)):
                 waiting.append((since, one))
             else:
-                yield one
+                yield one  # recorded when the next is asked for
+                unrecorded[one.worker] -= 1
         held = waiting
     yield from (one for _, one in held)
 
@@ -406,7 +443,7 @@ def run_tiles(
     ``record`` is called with each tile's report, once it is stored; before that ``see``, with what its panels held, and
     ``keep``, where C is in a session's fork, with what the tile has changed there. ``task`` computes a tile where k is
     not cut; a benchmark of all the rest gives one that computes nothing. When this ends, by success, error or
-    Ctrl-C, the workers hold nothing of the run any more.
+    Ctrl-C, nothing of the run is written any more, and its memory is free for whatever is planned next.
 
     Raises
     ------
@@ -437,6 +474,7 @@ def run_tiles(
     ended = False
     left_behind: dict[str, set[int]] = {}
     overtaken: list[TileReport] = []
+    unrecorded = Counter[str]()
     waiting = on_waiting(listener, "matmul", "keeps what is finished")
     try:
         with ExitStack() as stack:
@@ -450,11 +488,12 @@ def run_tiles(
                 waiting=waiting,
                 lost=lost,
                 drain=drain,
+                unrecorded=unrecorded,
             )
             stack.enter_context(
                 closing(results)
             )  # cancels outstanding tasks before the workers are told to end
-            for report in told_first((report for _, report in results), see):
+            for report in told_first((report for _, report in results), see, unrecorded=unrecorded):
                 if isinstance(report, DeviceMemoryError):
                     raise report
                 drain.took(report.seconds)
@@ -489,10 +528,13 @@ def run_tiles(
         if client.status == "running":  # else the scheduler is gone, which raises its own error
             # What workers still do then nobody needs. Where it could be stored later, it is waited for.
             abandon = not ended or bool(left_behind)
-            unawaited = left_behind if product.drafts is not None else ()
-            if product.sharing:  # no worker frees what another may still copy from
-                on_all(client, tasks.stop_run, product.run, abandon, unawaited=unawaited)
-            on_all(client, tasks.end_run, product.run, abandon, unawaited=unawaited)
+            if not abandon and not is_here(client):  # what is freed here the caller may want at once
+                on_all(client, tasks.let_run_end, product.run)
+            else:
+                unawaited = left_behind if product.drafts is not None else ()
+                if product.sharing:  # no worker frees what another may still copy from
+                    on_all(client, tasks.stop_run, product.run, abandon, unawaited=unawaited)
+                on_all(client, tasks.end_run, product.run, abandon, unawaited=unawaited)
     for report in overtaken:
         # By now the worker that was slower has ended. It may have put its chunk, with the same bytes, in the place of
         # one that had been forced to disk.

@@ -7,10 +7,11 @@ Ending a run also ends the storing of sums over parts of k, which needs no engin
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ from tilewright.pipeline.worker.peers import Peers
 from tilewright.pipeline.worker.stream import TileEngine
 from tilewright.pipeline.worker.units import rounded
 
+logger = logging.getLogger(__name__)
+
 _engines: dict[str, TileEngine] = {}
 _users: Counter[str] = Counter()
 """How many tasks of each run hold its engine or wait for it."""
@@ -50,6 +53,8 @@ _closing: dict[str, TileEngine] = {}
 """Engines being closed: their last tiles may still be written."""
 _stopped: dict[str, TileEngine] = {}
 """Closed engines, kept until no other worker copies from their buffers."""
+_ending = 0
+"""Runs that `ending` is to end here, and has not yet."""
 _leftovers = False
 """Whether tiles have failed, or were abandoned, since `collect_leftovers`."""
 
@@ -113,14 +118,22 @@ def arrival_of(run: str, key: PanelKey) -> Arrival | None:
     return engine.arrival(key) if engine is not None else None
 
 
+def expects(run: str, key: PanelKey) -> bool:
+    """Whether a run's panel is still to be loaded in this process, as far as that is known: where its first tile has
+    not come yet, it may be."""
+    engine = _engines.get(run)
+    return engine.expects(key) if engine is not None else not is_over(run)
+
+
 def close_idle_engines() -> None:
     """Close the engines that no task uses: those of runs whose client died are of no use to anyone.
 
     A run that is only paused gets a new engine with its next tile. A buffer that another worker is copying from lasts
     until that worker closes it (seen on H200s: memory that another process has open outlives its owner); that worker
-    then reads the panel from files instead.
+    then reads the panel from files instead. Waits for runs that are ending.
     """
     with _engines_lock:
+        _changed.wait_for(lambda: not _ending)
         idle = [run for run in _engines if not _users[run]]
         engines = [_engines.pop(run) for run in idle]
         stopped = list(_stopped.values())
@@ -194,6 +207,39 @@ def free_engine(run: str) -> None:
         engine = _stopped.pop(run, None)
     if engine is not None:
         _free(engine)
+
+
+def ending(run: str) -> Callable[[], None] | None:
+    """What ends this process's idle part in a run and frees its buffers, to be called by any thread: nobody has to wait
+    for that but who looks how much memory is free (`close_idle_engines`). None where something of it is still done."""
+    global _ending
+    with _engines_lock:
+        if run not in _ended:
+            _ended.append(run)
+        _changed.notify_all()
+        if _users[run] or run in _making or run in _sums:
+            return None
+        _ending += 1
+
+    def end() -> None:
+        global _ending
+        try:
+            try:
+                close_engine(run)
+            finally:
+                with _engines_lock:
+                    engine = _stopped.get(run)
+                if engine is not None:
+                    engine.unit.attach()
+                    free_engine(run)
+        except Exception as error:  # there is nobody who could be told otherwise
+            logger.warning("ending run %s: %s: %s", run, type(error).__name__, error)
+        finally:
+            with _engines_lock:
+                _ending -= 1
+                _changed.notify_all()
+
+    return end
 
 
 def _free(engine: TileEngine) -> None:

@@ -109,6 +109,11 @@ class LoadStage:
         plan = self._plan = product.plan
         self._unit = unit
         self._abandoned = False
+        self._next: tuple[Tile, int] | None = None
+        """The tile whose panels are loaded, and where along k the next of them begins."""
+        self._queued: deque[Tile] = deque()
+        self._begun = False
+        """Whether a tile has come."""
         self.sharing: PanelSharing | None = None
         if peers is not None and unit.shared is not None:
             self.sharing = PanelSharing(Exchange(peers, product.run), unit.shared, worker)
@@ -136,12 +141,15 @@ class LoadStage:
                 self._hand_on(coming.popleft(), loaded)
             if (job := jobs.get()) is None:
                 break
+            self._next = job.tile, -1
+            self._queued.popleft()
             if self.sharing is not None:
                 try:
                     self.sharing.close_unreached(job.sharers)
                 except BaseException as error:
                     job.error = error  # if this thread ended, no tile would ever be answered
             for start, stop in self._plan.panels(job.part):
+                self._next = job.tile, start
                 while coming and not self._may_begin(coming, job.tile, start):
                     self._hand_on(coming.popleft(), loaded)
                 if self._abandoned:
@@ -156,6 +164,7 @@ class LoadStage:
                 except BaseException as error:
                     job.error = error
                     break
+            self._next = None
             if coming:
                 coming[-1].ends.append(JobEnd(job))
             else:
@@ -172,6 +181,27 @@ class LoadStage:
         """The arrival of a panel here, for another worker; None if it is not, or no longer, here."""
         buffer = self.sources[key[0] == "b"].cache.find(key)
         return buffer.arrival if buffer is not None else None
+
+    def expect(self, tile: Tile) -> None:
+        """Note a tile whose job is about to be queued."""
+        self._queued.append(tile)
+        self._begun = True
+
+    def expects(self, key: PanelKey) -> bool:
+        """Whether a panel is still to be begun: for the tile whose panels are being loaded, or for the one after it. As
+        far as it is known: before any tile has come, it may be."""
+        if self._abandoned or not self._begun:
+            return not self._abandoned
+        ahead: list[tuple[Tile, int]] = []
+        with suppress(IndexError):
+            ahead.append((self._queued[0], -1))
+        if (at := self._next) is not None:
+            ahead.append(at)
+        return any(
+            wanted[:2] == key[:2] and start <= key[2]
+            for tile, start in ahead
+            for _, wanted in self._wanted(tile, start)
+        )
 
     def abandon(self) -> None:
         """Fail every job at its next panel, and wait no longer for what a store has not answered."""

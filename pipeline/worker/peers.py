@@ -3,8 +3,9 @@ files.
 
 Workers whose tiles lie in the same row of C need the same panels of A, and in the same column those of B. Such a panel
 is cut into a part for each of them. A worker reads its own part, then asks the others for theirs: what another has, or
-is reading just now, is copied from GPU to GPU; the rest is read from files. So no worker waits for one that may be
-waiting for it, and one that falls behind finds what it needs with those ahead, and catches up.
+is reading just now, is copied from GPU to GPU; the rest is read from files. What another is about to begin is waited
+for a little, so that workers which begin at different moments come together. So no worker waits long for one that may
+be waiting for it, and one that falls behind finds what it needs with those ahead, and catches up.
 
 Nothing is lent. A panel's buffer may be refilled while another worker copies from it; so that worker asks again after
 the copy, and discards what it copied if the panel has changed.
@@ -35,6 +36,12 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 2.0
 """How long a worker waits for a part that another is reading before it reads the part itself."""
+
+BEGIN_SECONDS = 0.1
+"""How long a worker that is asked for a panel which it is about to load lets the other wait until it begins. Workers of
+a host do not begin at the same moment; who reads all of its panels meanwhile reads twice, and stays ahead."""
+
+LOOK_SECONDS = 0.002
 
 MOST_PANELS_UNASKED = 16
 """The most panels that a worker reads in a row without asking others, after they have had nothing for long."""
@@ -79,6 +86,18 @@ async def offer(arrival: Arrival | None, part: PanelPart) -> tuple[bytes, int, b
     return arrival.exported, arrival.number, arrival.whole.done() and arrival.whole.result()
 
 
+async def begun(find: Callable[[], Arrival | None], expects: Callable[[], bool]) -> Arrival | None:
+    """The arrival that ``find`` gives, if need be once loading the panel has begun: that is waited for, but not for
+    long, while this worker ``expects`` to load it. None where it has not begun."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + BEGIN_SECONDS
+    while (arrival := find()) is None or (arrival.exported is None and not arrival.whole.done()):
+        if loop.time() > until or not expects():
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+    return arrival
+
+
 def _covers(part: PanelPart, other: PanelPart) -> bool:
     top, bottom, left, right = part
     return top <= other[0] and other[1] <= bottom and left <= other[2] and other[3] <= right
@@ -106,14 +125,23 @@ class WorkerPeers:
         return asyncio.run_coroutine_threadsafe(call(), self._worker.loop.asyncio_loop)
 
 
-def answer_peers(worker: Worker, arrival_of: Callable[[str, PanelKey], Arrival | None]) -> None:
-    """Have a Dask worker answer the questions that other workers ask by `WorkerPeers` about panels in its process."""
+def answer_peers(
+    worker: Worker,
+    arrival_of: Callable[[str, PanelKey], Arrival | None],
+    expects: Callable[[str, PanelKey], bool],
+) -> None:
+    """Have a Dask worker answer the questions that other workers ask by `WorkerPeers` about panels in its process.
+
+    Both functions are of a run and a panel: its arrival, and whether it is still to be loaded.
+    """
 
     async def answer_offer(
         run: str, key: Sequence[Any], what: Sequence[int]
     ) -> tuple[bytes, int, bool] | None:
         top, bottom, left, right = what
-        return await offer(arrival_of(run, _key(key)), (top, bottom, left, right))
+        wanted = run, _key(key)
+        arrival = await begun(partial(arrival_of, *wanted), partial(expects, *wanted))
+        return await offer(arrival, (top, bottom, left, right))
 
     async def answer_still(run: str, key: Sequence[Any], what: int) -> bool:
         arrival = arrival_of(run, _key(key))
@@ -147,8 +175,8 @@ class Exchange:
         self._lock = threading.Lock()
         self.lost: frozenset[str] = frozenset()
         """Workers that did not answer or could not be copied from: not asked again in this run."""
-        self._rest = {"a": 1, "b": 1}
-        """Panels of each operand to read before asking again. At first one, since others may not have begun."""
+        self._rest = {"a": 0, "b": 0}
+        """Panels of each operand to read before asking again."""
         self._pause = {"a": 0, "b": 0}
         """What `_rest` was last set to: doubled each time nobody had anything, 0 once somebody had."""
 

@@ -92,6 +92,7 @@ class TileEngine:
         with self._entrance:
             if self._closed:
                 raise CancelledError("this worker's part in the run is over")
+            self.load.expect(tile)
             self._jobs.put(job)
         try:
             return job.done.result()
@@ -117,6 +118,10 @@ class TileEngine:
     def arrival(self, key: PanelKey) -> Arrival | None:
         """The arrival of a panel here, for another worker; None if it is not, or no longer, here."""
         return self.load.arrival(key)
+
+    def expects(self, key: PanelKey) -> bool:
+        """Whether loading a panel is still to begin here, as far as that is known."""
+        return self.load.expects(key)
 
     def close(self, *, abandon: bool = False) -> None:
         """End every stage after the jobs already queued; with ``abandon`` those stop at their next panel, unwritten,

@@ -19,7 +19,12 @@ from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, Til
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
-from tilewright.pipeline.worker.engines import arrival_of, close_idle_engines, collect_leftovers
+from tilewright.pipeline.worker.engines import (
+    arrival_of,
+    close_idle_engines,
+    collect_leftovers,
+    expects,
+)
 from tilewright.pipeline.worker.meters import meters_of
 from tilewright.pipeline.worker.peers import answer_peers
 
@@ -105,7 +110,7 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     if found == "cuda":
         from numba import cuda
 
-        answer_peers(dask_worker, arrival_of)
+        answer_peers(dask_worker, arrival_of, expects)
         context = cuda.current_context()  # attaches the event loop to the GPU too, for `end_run`
         context.memory_manager.deallocations.clear()  # frees what Numba has queued for deallocation
         free = int(context.get_memory_info().free)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 
-# Before NumPy and Dask are imported: threads of theirs must not be there when a process forks.
-os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-os.environ.update(DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="False")
-# A case is the same wherever it runs, and a GPU that thirty processes share is slow.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if __name__ == "__main__":
+    # Before NumPy and Dask are imported: threads of theirs must not be there when a process forks.
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    os.environ.update(DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="False")
+    # A case is the same wherever it runs, and a GPU that thirty processes share is slow.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import argparse
 import fcntl

@@ -133,8 +133,11 @@ def test_each_kernel_that_halves_computes_that_half(kernel: GemmKernel, side: in
     from tilewright.kernels.gemm.product import describe
 
     tried = 0
-    for dtype, precision in itertools.product(DTYPES, ("full", "split", "tf32", "bf16", "fp16")):
-        a, b = values((side, 400), dtype), values((400, side), dtype)
+    precisions = ("full", "split", "tf32", "bf16", "fp16")
+    for depth, dtype, precision in itertools.product((400, 4000), DTYPES, precisions):
+        if depth > 400 and (tried or side < 2000):
+            break  # only for those that are worth their preparations where a product is large
+        a, b = values((side, depth), dtype), values((depth, side), dtype)
         (on_a, _), (on_b, _) = (naive.device_twin(array) for array in (a, b))
         (whole, fetch), (half, fetch_half) = (naive.device_twin(np.zeros((side, side), dtype)) for _ in "ab")
         if not kernel.supports(describe(on_a, on_b, whole, precision=precision)):

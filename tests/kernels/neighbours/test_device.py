@@ -164,6 +164,7 @@ def test_rows_among_themselves(
 ) -> None:
     """Each pair is computed once; rows of zeros, duplicates and NaN are found as ever."""
     monkeypatch.setattr(capacity, "LEAST_MUTUAL_ROWS", 1)
+    monkeypatch.setattr(capacity, "MOST_MUTUAL_KEPT", 100)
     halves: list[bool] = []
     find = mutual.Mutual.find
 

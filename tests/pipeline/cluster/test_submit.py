@@ -148,7 +148,28 @@ def test_only_a_window_of_groups_is_under_way(client: Client, monkeypatch: pytes
     groups = [((0,), [(number,), (number + 1,)]) for number in range(7)]
     with closing(run_combined(client, double, total, groups, window=2, key="windowed")) as results:
         for done, _ in enumerate(results, 1):
-            assert len(submitted) == 3 * min(7, done + 2)
+            assert len(submitted) == 3 * min(7, done + 1), "and none in its place before its sum is recorded"
+
+
+def test_nothing_more_is_given_out_before_results_are_recorded(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client that is killed has not recorded is computed again: no more than was under way at the most."""
+    submitted: list[str] = []
+    submit = client.submit
+
+    def noting(*arguments: Any, key: str, **options: Any) -> Any:
+        submitted.append(key)
+        return submit(*arguments, key=key, **options)
+
+    monkeypatch.setattr(client, "submit", noting)
+    most = sum(count + 1 for count in client.nthreads().values())
+    calls = [(number,) for number in range(5 * most)]
+    with closing(run_bounded(client, double, calls, key="recorded")) as results:
+        for recorded, _ in enumerate(results):
+            assert len(submitted) - recorded <= most
+            time.sleep(0.02)  # meanwhile others end
+    assert len(submitted) == len(calls)
 
 
 def added(number: int, values: tuple[int, ...], more: int) -> int:

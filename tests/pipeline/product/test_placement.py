@@ -345,6 +345,31 @@ def test_workers_of_one_thread_have_several_tiles_under_way(two: Any) -> None:
     assert sorted(most.values()) == [4, 4], "three, and the one that would wait for a thread"
 
 
+def test_what_is_not_recorded_yet_counts_as_under_way(two: Any) -> None:
+    _, client = two
+    first, second = client.nthreads()
+    given: list[str] = []
+    plan = plan_of((4, 4), 2)
+
+    def call(tile: Tile, worker: str) -> tuple[int]:
+        given.append(worker)
+        return (tile.index,)
+
+    SHARED["work"] = lambda address: None
+    unrecorded = Counter({first: 2})  # as many as it has under way at a time
+    results = run_placed(
+        client, shared_work, Placement(plan, plan.tiles()), call, key="unrecorded", unrecorded=unrecorded
+    )
+    next(results)
+    assert Counter(given) == {first: 2, second: 2}, "at first nothing else would come"
+    for _ in range(3):
+        next(results)
+    assert given.count(first) == 2
+    unrecorded.clear()
+    assert len(list(results)) == 12
+    assert Counter(given).total() == 16
+
+
 def test_a_tile_that_takes_far_longer_is_given_to_an_idle_worker(
     two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -37,6 +38,23 @@ def test_reports_come_behind_those_that_tell_what_their_panels_held() -> None:
     assert order(report(1, held(A)), report(2, other), report(0, A)) == [2, 1, 0], (
         "of other numbers it tells nothing"
     )
+
+
+def test_reports_that_wait_are_counted_for_their_workers() -> None:
+    unrecorded = Counter[str]()
+    reports = [report(1, held(A)), replace(report(2, held(B)), worker="other"), report(3, A), report(0, B)]
+    waiting = [
+        (one.index, dict(+unrecorded))
+        for one in told_first(reports, unrecorded=unrecorded)
+        if isinstance(one, TileReport)
+    ]
+    assert waiting == [
+        (1, {"worker": 2, "other": 1}),
+        (3, {"worker": 1, "other": 1}),
+        (2, {"worker": 1, "other": 1}),
+        (0, {"worker": 1}),
+    ], "until the next is asked for"
+    assert not +unrecorded
 
 
 def test_what_panels_held_is_seen_before_any_report_that_relies_on_it() -> None:

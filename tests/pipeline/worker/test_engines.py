@@ -435,6 +435,34 @@ def test_an_engine_that_cannot_be_closed_is_not_closed_for_ever(
     assert not engines._stopped
 
 
+def test_who_looks_what_is_free_waits_for_a_run_that_is_ending(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(10**6)[0].product
+    made(product)
+    end, waiting = engines.ending(product.run), told_of_waiting(monkeypatch)
+    assert end is not None
+    assert engines.is_over(product.run), "its late tasks begin nothing"
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(engines.close_idle_engines)
+        try:
+            assert waiting.acquire(timeout=10)
+            assert product.run in engines._engines
+        finally:
+            end()
+        looking.result(10)
+    assert (engines._engines, engines._closing, engines._stopped) == ({}, {}, {})
+
+
+def test_a_run_of_which_something_is_done_is_ended_by_who_waits_for_that(engine: Any, registry: None) -> None:
+    product = engine(10**6)[0].product
+    with engines.engine_for(product, "here"):
+        assert engines.ending(product.run) is None
+        assert engines.is_over(product.run)
+    engines.close_engine(product.run)
+    engines.free_engine(product.run)
+
+
 @pytest.mark.parametrize("by", ENDS)
 def test_no_sum_is_written_once_its_run_has_ended(
     by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from tilewright.pipeline.worker.panels import Arrival, PanelCache, PanelPart, Pl
 from tilewright.pipeline.worker.peers import (
     WorkerPeers,
     answer_peers,
+    begun,
     offer,
     parts_of,
 )
@@ -102,7 +104,9 @@ class DirectPeers:
             if peer not in self.engines:
                 raise OSError(f"no route to {peer}")
             if question == "offer":
-                return await offer(self.engines[peer].arrival(key), what)
+                engine = self.engines[peer]
+                find, expects = partial(engine.arrival, key), partial(engine.expects, key)
+                return await offer(await begun(find, expects), what)
             self.before_still(peer)
             arrival = self.engines[peer].arrival(key)
             return arrival is not None and arrival.number == what
@@ -251,7 +255,72 @@ def test_who_comes_second_reads_its_own_part_and_takes_the_rest(compressors: Any
     # Panels of B are 20 × 40 or 20 × 10 in chunks of 20 × 20: cut by rows where they lie plain, else between chunks,
     # so that of those in the last column the first worker reads all. It asks for all but the first.
     taken = b // 2 if compressors is None else 8 * K * 50
-    assert second[1] == taken - 8 * 20 * 20
+    assert second[1] == taken
+
+
+def test_workers_that_begin_at_different_moments_come_together(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first does not read for itself what the other would read too: together they read everything once."""
+    monkeypatch.setattr(peers, "BEGIN_SECONDS", SOON_SECONDS)
+    monkeypatch.setattr(peers, "PATIENCE_SECONDS", SOON_SECONDS)
+    work = job()
+    for worker in WORKERS:
+        work.start(worker)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(work.walk, WORKERS[0], 3)
+        until_met(lambda: (WORKERS[1], "offer") in work.peers.asked)
+        second = pool.submit(work.walk, WORKERS[1], 3)
+        walks = first.result(SOON_SECONDS), second.result(SOON_SECONDS)
+    work.assert_product()
+    read, taken = (sum(pair) for pair in zip(*map(shared, walks), strict=True))
+    assert (read, taken) == (8 * M * K + 8 * K * N, 8 * K * N)
+
+
+def test_what_is_not_expected_is_not_waited_for() -> None:
+    arrival = Arrival()
+
+    async def look(expected: Iterator[bool]) -> Arrival | None:
+        return await begun(lambda: arrival, lambda: next(expected))
+
+    assert asyncio.run(look(iter([True, False]))) is arrival, "the other has gone on without it"
+    arrival.exported = b"handle"
+    assert asyncio.run(look(iter(()))) is arrival, "begun, and so nothing more is asked"
+
+
+def test_a_worker_expects_what_is_ahead_of_it(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = job()
+    engine = work.start(WORKERS[0])
+    tile, later = list(work.plan.tiles())[:2]
+    starts = [start for start, _ in work.plan.panels()]
+    assert engine.expects(("a", tile.i, 0)), "no tile has come yet: this may be its first"
+    here, go_on = threading.Event(), threading.Event()
+    begin = load_stage.LoadStage._begin
+
+    def slowly(stage: Any, job: Any, start: int, stop: int) -> Any:
+        if start == starts[2]:
+            here.set()
+            go_on.wait(SOON_SECONDS)
+        return begin(stage, job, start, stop)
+
+    monkeypatch.setattr(load_stage.LoadStage, "_begin", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        done = pool.submit(engine.multiply, tile)
+        assert here.wait(SOON_SECONDS)
+        for operand, place in (("a", tile.i), ("b", tile.j)):
+            assert [engine.expects((operand, place, start)) for start in starts[:4]] == [
+                False,
+                False,
+                True,
+                True,
+            ]
+        assert not engine.expects(("b", later.j, starts[3])), "of that tile it knows nothing"
+        after = pool.submit(engine.multiply, later)
+        until_met(lambda: engine.expects(("b", later.j, 0)))
+        go_on.set()
+        done.result(SOON_SECONDS)
+        after.result(SOON_SECONDS)
+    assert not engine.expects(("a", tile.i, 0)), "the tiles that it knew are done"
 
 
 @pytest.mark.sample(3)
@@ -283,8 +352,8 @@ def test_a_row_of_tiles_is_shared_as_a_column_is(job: Any) -> None:
     work.assert_product()
     panels = {("a", tile.i, start) for tile in tiles for start, _ in work.plan.panels()}
     panels |= {("b", tile.j, start) for tile in tiles for start, _ in work.plan.panels()}
-    # The second worker asks for all but the first panel of A and of B.
-    assert work.peers.asked.count((WORKERS[0], "still")) == len(panels) - 2
+    # The second worker asks for all panels of A and of B.
+    assert work.peers.asked.count((WORKERS[0], "still")) == len(panels)
 
 
 def test_who_finds_nothing_asks_less_and_less_often(job: Any) -> None:
@@ -312,12 +381,10 @@ def test_what_one_has_not_begun_comes_from_another_that_has_it_all(job: Any) -> 
     work.peers.asked.clear()
     reports = [work.peers.engines[names[2]].multiply(tile, sharers=Sharers((), names)) for tile in tiles]
     panels = 2 * work.plan.panel_count
-    # All but the first panel: a third of each read here, the others' two thirds copied from the one who has them.
-    # Panels are cut between rows: 7, 6 and 7 of 20.
-    assert shared(reports)[1] == sum(8 * 13 * tile.columns * (work.plan.panel_count) for tile in tiles) - (
-        8 * 13 * tiles[0].columns
-    )
-    assert work.peers.asked.count((ahead, "still")) == 2 * (panels - 1)
+    # A third of each is read here, the others' two thirds copied from the one who has them. Panels are cut between
+    # rows: 7, 6 and 7 of 20.
+    assert shared(reports)[1] == sum(8 * 13 * tile.columns * work.plan.panel_count for tile in tiles)
+    assert work.peers.asked.count((ahead, "still")) == 2 * panels
     assert (behind, "still") not in work.peers.asked
 
 
@@ -778,7 +845,11 @@ def test_workers_ask_each_other_over_dask() -> None:
         Client(cluster),
     ):
         asking, answering = cluster.workers.values()
-        answer_peers(answering, lambda run, key: arrival if (run, key) == ("run", ("b", 3, 40)) else None)
+        answer_peers(
+            answering,
+            lambda run, key: arrival if (run, key) == ("run", ("b", 3, 40)) else None,
+            lambda run, key: False,
+        )
 
         def ask(question: str, run: str, what: Any) -> Any:
             way = WorkerPeers(asking)
