@@ -15,8 +15,8 @@ from tilewright.pipeline.forecast.rates import Rates
 from tilewright.pipeline.forecast.workload import Workload
 
 PRODUCTS: dict[str, tuple[str, float, float]] = {
-    # "The whole job": 47.7 to 51.4 T op/s of 67; kernels 50.7 to 52.5.
-    "float32": ("float32", 0.70, 0.79),
+    # "The whole job": 44.5 to 51.2 T op/s of 67; kernels 50.7 to 52.5.
+    "float32": ("float32", 0.66, 0.79),
     # "Matrix product": 343 and 348 of 494; a job reaches less.
     "float32 tf32": ("tf32", 0.55, 0.71),
     # 0.76 to 0.91 of 660 to 690.
@@ -27,8 +27,8 @@ PRODUCTS: dict[str, tuple[str, float, float]] = {
     # 645 to 692, and 831 with C in float16, of 989.
     "float16": ("float16", 0.60, 0.85),
     "bfloat16": ("float16", 0.60, 0.71),
-    # "The whole job": 57 to 59.6; kernels 55.2 to 58.1 of 67.
-    "float64": ("float64", 0.80, 0.90),
+    # "The whole job": 49 to 59.1 of 67; kernels 55.2 to 58.1.
+    "float64": ("float64", 0.73, 0.90),
     # "Floats by residues": 68.6 to 75.8, by products of int8.
     "float64 split": ("int8", 0.033, 0.039),
     # Kernels do 52 T of the real operations, of which a complex one has four.
@@ -79,9 +79,9 @@ SEARCH_RATE = (0.8 * GB, 1.2 * GB)
 """Bytes of A and B over what searches on one GPU took besides comparing: 0.31 GB in 0.33 and in 0.27 s, 0.77 in 0.9."""
 HOST_GPUS = 8
 """The most GPUs that share a host."""
-SHARED_READS = 1.2
+SHARED_READS = 1.7
 """Times the lower bound of one worker that GPUs of a host read together from files, since they get panels from one
-another: at most 1.16 ("The whole job")."""
+another: at most 1.68 ("The whole job")."""
 
 START_SECONDS = (1.5, 2.6)
 """From the command to the first tile: "a second and a half" of a search, 2.5 of a product. Where no kernel has been

@@ -132,21 +132,27 @@ def test_the_disk_is_that_of_the_next_folder_above(tmp_path: Path) -> None:
     assert found.free_nbytes > 0
 
 
+GIB4 = ["--device-memory", "4GiB"]
+
+
 @pytest.mark.parametrize(
-    ("side", "workers", "measured"),
-    [(32768, 1, (1.47, 1.48)), (32768, 2, (0.81, 0.90)), (32768, 4, (0.50, 0.52)), (65536, 1, (11.2, 11.3)),
-     (65536, 2, (5.70, 5.74)), (65536, 4, (3.01, 3.01))],
+    ("dtype", "side", "workers", "measured", "more"),
+    [("f4", 32768, 1, (1.47, 1.54), []), ("f4", 32768, 2, (0.81, 0.90), []), ("f4", 32768, 4, (0.50, 0.61), []),
+     ("f4", 65536, 1, (11.2, 11.5), []), ("f4", 65536, 2, (5.70, 5.79), []), ("f4", 65536, 4, (3.01, 3.25), []),
+     ("f4", 65536, 1, (12.9, 13.3), GIB4), ("f4", 65536, 4, (3.56, 3.80), GIB4),
+     ("f8", 32768, 1, (1.32, 1.35), []), ("f8", 65536, 1, (9.74, 10.0), []), ("f8", 65536, 4, (2.88, 3.03), [])],
 )  # fmt: skip
 def test_products_on_gpus_took_what_is_estimated(
-    tmp_path: Path, side: int, workers: int, measured: tuple[float, float]
+    tmp_path: Path, dtype: str, side: int, workers: int, measured: tuple[float, float], more: list[str]
 ) -> None:
-    """What docs/performance.md has of H200s, "The whole job": tiles alone, in a cluster that is up."""
-    zarr.create_array(tmp_path / "a", shape=(side, side), chunks=(4096, 4096), dtype="f4", compressors=None)
-    product = [str(tmp_path / "a"), str(tmp_path / "a"), "--gpu", "h200", "--workers", str(workers)]
+    """What docs/performance.md has of H200s, "The whole job" and earlier hosts: tiles alone, in a cluster that is
+    up."""
+    zarr.create_array(tmp_path / "a", shape=(side, side), chunks=(4096, 4096), dtype=dtype, compressors=None)
+    product = [str(tmp_path / "a"), str(tmp_path / "a"), "--gpu", "h200", "--workers", str(workers), *more]
     forecast = forecast_by("plan", *product)
     assert (forecast["source"], forecast["workers"]) == ("published", workers)
     assert forecast["least_seconds"] <= measured[0] <= measured[1] <= forecast["most_seconds"]
-    assert forecast["most_seconds"] <= 2.4 * forecast["least_seconds"], "what says anything says nothing"
+    assert forecast["most_seconds"] <= 3 * forecast["least_seconds"], "what says anything says nothing"
     assert forecast["command_seconds"][0] > forecast["least_seconds"] + 1
 
 
@@ -206,7 +212,7 @@ def test_what_was_never_measured_is_less_sure(tmp_path: Path) -> None:
         return float(forecast["most_seconds"] / forecast["least_seconds"])
 
     assert (
-        spread("a", "--gpu", "h200") < 1.5 < spread("a", "--gpu", "a100") < 3 < spread("i", "--gpu", "h200")
+        spread("a", "--gpu", "h200") < 1.6 < spread("a", "--gpu", "a100") < 3.2 < spread("i", "--gpu", "h200")
     )
     given = forecast_by("plan", str(tmp_path / "a"), str(tmp_path / "a"), "--rate", "1P", "--gpu", "h100")
     assert given["source"] == "given"
