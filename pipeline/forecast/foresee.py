@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import zarr
+
 from tilewright.kernels.errors import TilewrightError
 from tilewright.pipeline.forecast.forecast import THREADS, Disk, Forecast, Foreseen, disk_at, forecast_of
 from tilewright.pipeline.forecast.hardware import Hardware
@@ -19,6 +21,7 @@ from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.spectral.results import EofPlan
 from tilewright.pipeline.store.arrays import local_path, open_matrix
+from tilewright.pipeline.store.region import Flattened, StoredArray
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ def _of_product(plan: MatmulPlan, asked: _Asked) -> Forecast:
     device = _device(plan.on_host)
     kind = None if device is None else kind_of(plan, device, "full" if plan.on_host else asked.precision)
     work = Workload.of_product(plan, asked.precision, verify=asked.verify)
-    return _forecast(work, kind, asked, lambda: measured_here(plan, str(kind), open_matrix(asked.a, "A")))
+    return _forecast(work, kind, asked, lambda: measured_here(plan, str(kind), _read_matrix(asked.a)))
 
 
 def _of_search(plan: NeighbourPlan, asked: _Asked) -> Forecast:
@@ -79,7 +82,7 @@ def _of_search(plan: NeighbourPlan, asked: _Asked) -> Forecast:
     precision = "full" if plan.on_host else asked.precision
     kind = None if device is None else kind_of_search(plan, device, precision)
     work = Workload.of_search(plan, asked.precision, verify=asked.verify)
-    return _forecast(work, kind, asked, lambda: measured_search(plan, str(kind), open_matrix(asked.a, "A")))
+    return _forecast(work, kind, asked, lambda: measured_search(plan, str(kind), _read_matrix(asked.a)))
 
 
 def _forecast(
@@ -145,6 +148,14 @@ def _sum(seconds: Sequence[float | None], times: float) -> float | None:
     """None where any of them is not known."""
     known = [each for each in seconds if each is not None]
     return times * sum(known) if len(known) == len(seconds) else None
+
+
+def _read_matrix(source: Any) -> StoredArray:
+    """The input as a matrix that a rate of reading can be measured of: of more dimensions the first are its rows."""
+    found = open_matrix(source, "A", or_more=True)
+    if found.ndim == 2 or not isinstance(found, zarr.Array):
+        return found
+    return Flattened(found, (0,), tuple(range(1, found.ndim)))
 
 
 def _disk(out: Any) -> Disk | None:

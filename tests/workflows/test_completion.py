@@ -97,7 +97,7 @@ def test_a_side_or_a_path_is_completed() -> None:
 
 
 FREE = {
-    *("rows", "columns", "chunks", "shards", "sum_over", "window"),
+    *("rows", "columns", "chunks", "shards", "sum_over", "add_up", "window"),
     *("field", "id_field", "include", "exclude"),
 }
 """Options whose text nobody knows beforehand."""

@@ -297,8 +297,8 @@ def test_both_are_replaced_where_that_is_asked(
 
 REFUSED: list[tuple[dict[str, Any], type[tw.TilewrightError], str]] = [
     ({"missing_as": "mean"}, OptionError, "numbers of pairs are counted only where elements are formed of"),
-    ({"counts": "c.zarr"}, OutputError, "is also C; the numbers of pairs need a place of their own"),
-    ({"counts": "x.zarr"}, OutputError, "is also A; the numbers of pairs need a place of their own"),
+    ({"counts": "c.zarr"}, OutputError, "is also the result; the numbers of pairs need a place of their own"),
+    ({"counts": "x.zarr"}, OutputError, "is also X; the numbers of pairs need a place of their own"),
     ({"counts": "c.zarr/n"}, OutputError, "counts: .*lie one inside the other; the numbers of pairs need"),
     ({"counts": "c.zarr.partial"}, OutputError, "counts: .*lies where C, c.zarr, grows"),
     ({"counts": np.zeros((4, 4), "i4")}, OutputError, "holds int32, and numbers of pairs are int64; give an"),

@@ -260,6 +260,16 @@ def test_searches_and_eofs_say_it_too(tmp_path: Path, rng: np.random.Generator, 
         assert forecast_by(*words)["disk_nbytes"] == 2 * (300 + 40) * 4
 
 
+def test_more_dimensions_are_read_for_it_too(tmp_path: Path, rng: np.random.Generator, cache: Path) -> None:
+    """Of maps nothing was measured, and so nothing said."""
+    a = tmp_path / "a"
+    zarr.create_array(a, shape=(40, 6, 8), chunks=(9, 6, 8), dtype="f4")[:] = rng.standard_normal((40, 6, 8))
+    words = ["cov", str(a), str(tmp_path / "c"), "--sum-over", "0", "--plan-only", "--device", "cpu"]
+    found = forecast_by(*words)
+    assert found["source"] == "measured"
+    assert found["floors"]["load"] > 0
+
+
 def test_a_search_like_an_earlier_one_takes_as_long(cache: Path) -> None:
     asked = Asked(10**6, 10**6, 384, True, 10, 0.0, True, (4, 4), 4, 4, (1, 1))
     plan = plan_neighbours(asked, metric="dot", dtype="float32", workers=2, threads=3, worker_nbytes=2**33)
