@@ -113,7 +113,8 @@ SETTINGS = (
             f"independent rounds of the check of a product, at most {MOST_ROUNDS}",
             most=MOST_ROUNDS, argument="rounds"),
     Setting("tilewright.cluster-file", None, "path",
-            "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any",
+            "the only file of profiles beside the built-in ones; where a file of Dask's names it, one more, beneath the"
+            " user's; unset: those of the machine, the installation, the user and the working directory",
             argument="cluster_file"),
     Setting("tilewright.accept-finished", False, "true or false",
             "whether a product that stands finished in its place, with its record, is checked and accepted where the"

@@ -17,6 +17,7 @@ from tilewright.workflows.commands.completion import JOB, SETTING
 from tilewright.workflows.commands.job import JobCommand
 from tilewright.workflows.commands.options import (
     EPILOGUE,
+    cluster_file_option,
     cluster_options,
     constant_option,
     device_option,
@@ -544,6 +545,15 @@ def devices(as_json: bool) -> None:
             from rich.console import Console
 
             Console().print(workflow.device_table(found))
+
+
+@cli.command()
+@options(cluster_file_option, json_option)
+def profiles(cluster_file: str | None, as_json: bool) -> None:
+    """List the profiles that --profile takes here, the file that each is of, and which files were read."""
+    from tilewright.workflows.profiles import profiles as profiles_here
+
+    print_result(profiles_here(cluster_file), as_json=as_json)
 
 
 @cli.command()

@@ -47,11 +47,11 @@ from tilewright.pipeline.cluster.local import (
     start,
 )
 from tilewright.pipeline.cluster.profiles import (
+    FILE_NAME,
     BatchProfileError,
     Cluster,
-    Profile,
-    load_profiles,
-    profiles_file,
+    FoundProfiles,
+    find_profiles,
 )
 from tilewright.pipeline.cluster.security import cause, security_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
@@ -105,13 +105,11 @@ CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
 """What a profile may say of the way to a running scheduler."""
 
 
-def _no_profile(name: str, profiles: dict[str, Profile], own: Path | None) -> ClusterError:
-    where = f"the built-in ones and those of {own}" if own is not None else "the built-in ones"
+def _no_profile(name: str, found: FoundProfiles) -> ClusterError:
+    own = found.files[-1].path if found.only else FILE_NAME
     return ClusterError(
-        f"there is no profile {name!r}{did_you_mean(name, profiles)}; the profiles are"
-        f" {', '.join(sorted(profiles))}, {where}: choose one, or define"
-        f" it in {own if own is not None else 'cluster.yaml'} (a scheduler's address starts with tcp://, ucx:// or"
-        " tls://)"
+        f"there is no profile {name!r}{did_you_mean(name, found.profiles)}; the profiles are {found.told()}: choose"
+        f" one, or define it in {own} (a scheduler's address starts with tcp://, ucx:// or tls://)"
     )
 
 
@@ -128,7 +126,8 @@ def open_cluster(
         ``distributed.Client``, which is yielded as it is and left open; or one of Dask's clusters, such as a
         ``distributed.LocalCluster``, which is left open too: only the client of it that is yielded is closed.
     config
-        The file of profiles beside the built-in ones; see ``load_profiles`` for where it is looked for.
+        The only file of profiles beside the built-in ones; without it all that there are, as ``tilewright profiles``
+        lists them.
     loops
         Whether Numba had better set itself up meanwhile, where workers of this process will run on the CPU.
 
@@ -173,10 +172,11 @@ def open_cluster(
     if "://" in cluster:
         called, profile = cluster, dict[str, Any](kind="existing", address=cluster)
     else:
-        profiles = load_profiles(config)
-        if cluster not in profiles:
-            raise _no_profile(cluster, profiles, profiles_file(config))
-        called, profile = profiles[cluster].called(cluster), dict(profiles[cluster].options)
+        found = find_profiles(config)
+        if cluster not in found.profiles:
+            raise _no_profile(cluster, found)
+        named = found.profiles[cluster]
+        called, profile = named.called(cluster), dict(named.options)
     with _default_put_back, ExitStack() as stack:
         yield _start(stack, called, profile, loops)
 

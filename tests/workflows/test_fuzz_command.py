@@ -221,6 +221,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
     ),
     "devices": ((), {}),
+    "profiles": ((), {"--cluster-file": files}),
     "settings": ((), {}),
 }
 """Each command, its arguments, and its options with what may follow them; None follows a switch."""
