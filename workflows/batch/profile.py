@@ -32,6 +32,7 @@ MIB = {"": 1.0, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
 GPUS = re.compile(r"(?:(?P<type>[\w.-]+):)?(?P<count>\d+)")
 OURS = {
     "array": "one command is one job",
+    "chdir": "the command runs where it was given",
     "error": "the job's files lie in its folder",
     "no-requeue": "the job queues itself again; tries: 1 has it never do that",
     "ntasks": "there is one task on a node, or ntasks_per_node of them",
@@ -39,10 +40,42 @@ OURS = {
     "output": "the job's files lie in its folder",
     "requeue": "the job queues itself again, up to tries",
     "signal": "tilewright.grace-seconds says how long a stopped job may take",
+    "test-only": "--dry-run prints the script, and submits nothing",
+    "wait": "the command follows its job by itself",
     "wrap": "the job's script is Tilewright's",
 }
 """What ``extra`` may not say, and why."""
-SHORT = {"a": "array", "e": "error", "n": "ntasks", "o": "output"}
+MEANT = {
+    "gpus": "gpus_per_node",
+    "gpus-per-socket": "gpus_per_node",
+    "gpus-per-task": "gpus_per_node",
+    "mem-per-cpu": "mem",
+    "mem-per-gpu": "mem",
+    "ntasks-per-core": "ntasks_per_node",
+    "ntasks-per-gpu": "ntasks_per_node",
+    "ntasks-per-socket": "ntasks_per_node",
+}
+"""Options of sbatch's that ask in another way for what a key asks for, by which workers are started."""
+OF_ANYTHING = ("gres", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task")
+"""Options that may ask for GPUs, or for other things that a node has some of."""
+OF_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?=[:=,]|$)")
+SHORT = {
+    "A": "account",
+    "C": "constraint",
+    "D": "chdir",
+    "G": "gpus",
+    "N": "nodes",
+    "W": "wait",
+    "a": "array",
+    "c": "cpus-per-task",
+    "e": "error",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "t": "time",
+}
+"""Those of one letter that mean one of these."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +211,7 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     _check_line(called, "activate", given, "a line of the shell, such as source ~/env/bin/activate")
     found = {key: value for key, value in given.items() if key != "extra"}
     found |= _gpus(called, given) | _memory(called, given) | _time(called, given) | _security(called, given)
-    profile = BatchProfile(**found, extra=_extra(called, given.get("extra", ())))
+    profile = BatchProfile(**found, extra=_extra(called, given))
     if profile.gpus and "ntasks_per_node" in given:
         raise ClusterError(
             f"{called}: ntasks_per_node: {profile.ntasks_per_node} beside gpus_per_node, which has a worker for each"
@@ -284,8 +317,9 @@ def _security(called: str, given: Mapping[str, Any]) -> dict[str, bool | dict[st
     return {"security": files}
 
 
-def _extra(called: str, value: Any) -> tuple[str, ...]:
+def _extra(called: str, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Options of sbatch's, in one text or several."""
+    value = given.get("extra", ())
     texts = [value] if isinstance(value, str) else value
     allowed = "a list of options of sbatch, such as [--exclusive, --reservation=night]"
     if not isinstance(texts, list | tuple) or not all(
@@ -297,11 +331,38 @@ def _extra(called: str, value: Any) -> tuple[str, ...]:
             words = shlex.split(text)
         except ValueError as error:
             raise ClusterError(f"{called}: extra: {shown(text)}: {error}; it is not {allowed}") from error
-        name = words[0].partition("=")[0]
-        name = name[2:] if name.startswith("--") else SHORT.get(name[1], name[1:])
-        own = name.replace("-", "_")
-        if name in OURS:
-            raise ClusterError(f"{called}: extra: {text} cannot be chosen: {OURS[name]}; leave it out")
-        if own in KEYS:
-            raise ClusterError(f"{called}: extra: {text} has a key of its own; say {own} in the profile")
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if re.match(r"--?\w", word):
+                _check_option(called, given, word, following)
     return tuple(texts)
+
+
+def _check_option(called: str, given: Mapping[str, Any], word: str, following: str) -> None:
+    """Raise ClusterError for an option of sbatch's that the job needs, or that asks for what a key asks for: of two
+    options in a script the last one counts, so that the key would say nothing, or workers be started for another job.
+
+    following: the next word, which may be the option's value."""
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        value = value if equals else following
+    else:
+        name, value = SHORT.get(word[1], word[1]), word[2:].removeprefix("=") or following
+    said = f"{word} {value}" if value and value == following and not value.startswith("-") else word
+    refused = [*OURS, *MEANT, *OF_ANYTHING, *(key.replace("_", "-") for key in KEYS)]
+    # sbatch takes the beginning of an option's name for it.
+    whole = [f"--{each}" for each in sorted(refused) if each.startswith(name)] if len(name) > 1 else []
+    if whole and name not in refused:
+        raise ClusterError(f"{called}: extra: {said} may be short for {', '.join(whole)}; write it out")
+    if name in OURS:
+        raise ClusterError(f"{called}: extra: {said} cannot be chosen: {OURS[name]}; leave it out")
+    key = MEANT.get(name, name.replace("-", "_"))
+    if name in OF_ANYTHING and OF_GPUS.search(value):
+        key = "gpus_per_node"
+    if key not in KEYS:
+        return
+    if key in given:
+        raise ClusterError(
+            f"{called}: extra: {said} asks for what {key}: {given[key]} asks for; keep {key} alone,"
+            " by which the job and its workers are made"
+        )
+    raise ClusterError(f"{called}: extra: {said} has a key of its own; say {key} in the profile")

@@ -153,12 +153,32 @@ def test_each_worker_has_its_cores_and_its_memory() -> None:
         ({"extra": ["-o out"]}, "extra: -o out cannot be chosen: the job's files"),
         ({"extra": ["--signal=USR1@9"]}, "tilewright.grace-seconds says how long"),
         ({"extra": ["--gpus-per-node=2"]}, "has a key of its own; say gpus_per_node"),
+        ({"extra": ["--exclusive --partition=b"]}, "extra: --partition=b has a key of its own; say partition"),
+        ({"partition": "a", "extra": ["-p b"]}, "extra: -p b asks for what partition: a asks for; keep partition"),
+        ({"partition": "a", "extra": ["-pb"]}, "extra: -pb asks for what partition: a asks for"),
+        ({"time": "9", "extra": ["--time=8"]}, "extra: --time=8 asks for what time: 9 asks for"),
+        ({"mem": "9G", "extra": ["--mem-per-cpu=2G"]}, "extra: --mem-per-cpu=2G asks for what mem: 9G asks for"),
+        ({"gpus_per_node": 4, "extra": ["--gres=gpu:2"]}, "extra: --gres=gpu:2 asks for what gpus_per_node: 4 asks"),
+        ({"gpus_per_node": 4, "extra": ["--gres nvme:1,gpu:h100:2"]}, "--gres nvme:1,gpu:h100:2 asks for what gpus_"),
+        ({"gpus_per_node": 4, "extra": ["--tres-per-node=gres/gpu:2"]}, "asks for what gpus_per_node: 4 asks for"),
+        ({"extra": ["-G 2"]}, "extra: -G 2 has a key of its own; say gpus_per_node"),
+        ({"extra": ["--gres=gpu"]}, "extra: --gres=gpu has a key of its own; say gpus_per_node"),
+        ({"extra": ["--part=b"]}, "extra: --part=b may be short for --partition; write it out"),
+        ({"extra": ["--gpu=2"]}, "may be short for --gpus, --gpus-per-node, --gpus-per-socket, --gpus-per-task"),
+        ({"extra": ["-D /elsewhere"]}, "extra: -D /elsewhere cannot be chosen: the command runs where it was given"),
+        ({"extra": ["--wait"]}, "extra: --wait cannot be chosen: the command follows its job by itself"),
     ],
 )  # fmt: skip
 def test_what_slurm_does_not_take_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ClusterError, match=re.escape(said)) as told:
         read_profile("profile 'p' of f.yaml", options)
     assert str(told.value).startswith("profile 'p' of f.yaml: ")
+
+
+def test_other_options_of_sbatch_are_handed_on() -> None:
+    extra = ["--gres=nvme:1 --licenses=fast", "-d afterok:12", "-x c7", "--mem-bind=local", "--time-min=10"]
+    found = script_of(gpus_per_node=1, mem="8G", time="20", extra=extra)
+    assert [f"#SBATCH {text}" for text in extra] == found[-6:-1]
 
 
 def test_files_of_certificates_are_named_for_all_roles_and_places(
