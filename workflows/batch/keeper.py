@@ -35,7 +35,7 @@ from tilewright.workflows.batch.folder import (
     Progress,
     Submitted,
 )
-from tilewright.workflows.batch.profile import LOOPBACK, BatchProfile
+from tilewright.workflows.batch.profile import LOOPBACK, BatchProfile, job_settings
 
 LOOK_SECONDS = 0.2
 """How often the processes are looked at."""
@@ -50,11 +50,6 @@ REQUEUED_SECONDS = 60
 """How long Slurm may take to end a job that is queued again."""
 END_SECONDS = 5
 """How long scheduler and workers may take to end before they are killed."""
-TILES_A_WORKER = 8
-"""A stop costs the tiles that are under way, so that a job has several for each worker, unless the setting
-tilewright.tiles says otherwise."""
-TILE_SECONDS = 30
-"""Nor may one be the work of an hour: a worker loses the tile that it computes, and one that it has not written yet."""
 STOPPED = 128 + signal.SIGTERM
 LAUNCHER = "tilewright.workflows.batch.launcher"
 CLIENT = "tilewright.workflows.batch.inside"
@@ -217,17 +212,12 @@ class Keeper:
         return {} if self.profile.gpus else {"OMP_NUM_THREADS": str(self.profile.cpus)}
 
     def _settings(self) -> dict[str, str]:
-        """Of the command, where nobody has set them."""
+        """Of the command."""
         found = {INSIDE: str(self.folder.profiles), INSIDE_TRY: str(self.attempt)}
         if self.attempt > 1:  # a node may have failed after C had its name, and before that was noted
             found["DASK_TILEWRIGHT__ACCEPT_FINISHED"] = "true"
-        for name, value, default in (
-            ("WORKERS", self.profile.workers, 1),
-            ("TILES", max(16, self.profile.workers * TILES_A_WORKER), 16),
-            ("TILE_SECONDS", TILE_SECONDS, None),
-        ):
-            if config.get(name.lower().replace("_", "-")) == default:
-                found[f"DASK_TILEWRIGHT__{name}"] = str(value)
+        for name, value in job_settings(self.profile).items():
+            found[f"DASK_TILEWRIGHT__{name.upper().replace('-', '_')}"] = str(value)
         return found
 
     def _start(self, who: str, command: list[str], more: Mapping[str, str]) -> None:

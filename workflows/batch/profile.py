@@ -11,6 +11,7 @@ from typing import Any
 
 from tilewright.kernels.arguments import as_count, shown
 from tilewright.kernels.words import did_you_mean
+from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError
 
 CPUS_A_GPU = 8
@@ -20,6 +21,11 @@ CPUS_A_TASK = 4
 GPU_THREADS, CPU_THREADS = 4, 2
 """Threads of a worker, as in the profiles ``cuda`` and ``cpu``."""
 TRIES = 10
+TILES_A_WORKER = 8
+"""A stop costs the tiles that are under way, so that a job has several for each worker, unless the setting
+tilewright.tiles says otherwise."""
+TILE_SECONDS = 30
+"""Nor may one be the work of an hour: a worker loses the tile that it computes, and one that it has not written yet."""
 LOOPBACK = "127.0.0.1"
 OTHERS_MIB = 512
 """What the job's scheduler and the command take on its first node; left free on all, so that workers are alike."""
@@ -151,6 +157,16 @@ class BatchProfile:
         if self.mem is None or not (mib := memory_mib(self.mem)):
             return 0.9 / workers
         return int((mib - OTHERS_MIB) / workers * 2**20)
+
+
+def job_settings(profile: BatchProfile) -> dict[str, int]:
+    """Settings of a job's command, by their names, which nobody has set otherwise."""
+    ours = {
+        "workers": (profile.workers, 1),
+        "tiles": (max(config.DEFAULT_TILES, profile.workers * TILES_A_WORKER), config.DEFAULT_TILES),
+        "tile-seconds": (TILE_SECONDS, None),
+    }
+    return {name: value for name, (value, default) in ours.items() if config.get(name) == default}
 
 
 def memory_mib(text: str) -> float:
