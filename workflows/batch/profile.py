@@ -10,8 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.arguments import as_count, shown
+from tilewright.kernels.numbers import counted
 from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.node.places import (
+    LEAST_PORT,
+    LOOPBACK,
+    MOST_PORT,
+    PORTS,
+    Wanted,
+    check_ports,
+    on_loopback,
+    ports_of,
+    ports_text,
+)
 from tilewright.pipeline.errors import ClusterError
 
 CPUS_A_GPU = 8
@@ -26,7 +38,7 @@ TILES_A_WORKER = 8
 tilewright.tiles says otherwise."""
 TILE_SECONDS = 30
 """Nor may one be the work of an hour: a worker loses the tile that it computes, and one that it has not written yet."""
-LOOPBACK = "127.0.0.1"
+HOST = re.compile(r"[\w.-]*")
 OTHERS_MIB = 512
 """What the job's scheduler and the command take on its first node; left free on all, so that workers are alike."""
 LEAST_WORKER_MIB = 512
@@ -113,6 +125,17 @@ class BatchProfile:
     the interpreter that submits."""
     tries: int = TRIES
     """How often the job may start, the first time included."""
+    local_directory: str | None = None
+    """The folder of each node in which workers keep temporary files. Variables of the environment in it are those of
+    the node."""
+    scheduler_port: str | None = None
+    """A port of the first node, or a range of which one is taken: ``40000:40009``. So are the others, of each node."""
+    worker_port: str | None = None
+    nanny_port: str | None = None
+    metrics_port: str | None = None
+    """At which workers serve what Prometheus asks for; without one, on loopback alone."""
+    dashboard_address: str | None = None
+    """Of Dask's dashboard on the first node; without one there is none."""
     security: bool | dict[str, str] = True
     """Files of certificates, by absolute paths under their names in Dask's ``Security``; or True, for certificates that
     each try of the job makes for itself; or False, for connections without encryption."""
@@ -227,6 +250,7 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     _check_line(called, "activate", given, "a line of the shell, such as source ~/env/bin/activate")
     found = {key: value for key, value in given.items() if key != "extra"}
     found |= _gpus(called, given) | _memory(called, given) | _time(called, given) | _security(called, given)
+    found |= _node(called, given)
     profile = BatchProfile(**found, extra=_extra(called, given))
     if profile.gpus and "ntasks_per_node" in given:
         raise ClusterError(
@@ -241,7 +265,51 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
             f" GPU; say {other}"
         )
     _check_memory(called, profile)
+    check_ports(called, ports_wanted(called, profile))
     return profile
+
+
+def ports_wanted(called: str, profile: BatchProfile) -> list[Wanted]:
+    """Which ports the processes of the job's first node take, where the profile says; those of another take all of
+    these but the scheduler's."""
+    workers = profile.gpus or profile.ntasks_per_node
+    whose = f"the {counted(workers, 'worker')} of a node"
+    asked = {
+        "scheduler_port": (1, "the scheduler"),
+        "worker_port": (workers, whose),
+        "nanny_port": (workers, f"the nannies of {whose}"),
+        "metrics_port": (workers, f"the metrics of {whose}"),
+    }
+    found = []
+    for key, (count, who) in asked.items():
+        if (given := getattr(profile, key)) is not None:
+            found.append(Wanted(key, ports_of(called, key, given), count, who))
+    if profile.dashboard_address is not None:
+        port = int(profile.dashboard_address.rpartition(":")[2])
+        found.append(Wanted("dashboard_address", range(port, port + 1), 1, "the dashboard"))
+    return found
+
+
+def _node(called: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """What the profile fixes on nodes, as texts."""
+    found = {key: ports_text(ports_of(called, key, given[key])) for key in PORTS if key in given}
+    if (folder := given.get("local_directory")) is not None:
+        if not isinstance(folder, str) or not folder.isprintable() or folder[:1] not in ("/", "$", "~"):
+            raise ClusterError(
+                f"{called}: local_directory: {shown(folder)} is no folder of a node: it begins with /, with a variable"
+                " of the environment there, or with ~, such as /local/$USER or $SLURM_TMPDIR"
+            )
+        found["local_directory"] = folder
+    if (address := given.get("dashboard_address")) is not None:
+        host, _, port = str(address).rpartition(":")
+        wrong = isinstance(address, bool) or not isinstance(address, int | str) or not port.isdecimal()
+        if wrong or not HOST.fullmatch(host) or not LEAST_PORT <= int(port) <= MOST_PORT:
+            raise ClusterError(
+                f'{called}: dashboard_address: {shown(address)} is no address such as ":8787", on {LOOPBACK} of the'
+                f' first node, or "0.0.0.0:8787", with a port from {LEAST_PORT} to {MOST_PORT}'
+            )
+        found["dashboard_address"] = on_loopback(address)
+    return found
 
 
 def _check_line(called: str, key: str, given: Mapping[str, Any], what: str) -> None:

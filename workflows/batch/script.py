@@ -103,7 +103,24 @@ def job_script(profile: BatchProfile, folder: JobFolder, command: str, grace: fl
         python = "python"
         body = [profile.activate]
     body.append(f"exec {shlex.quote(python)} -m {KEEPER} {shlex.quote(str(folder.path))}")
-    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *body, ""])
+    told = [f"# {line}" for line in _fixed(profile)]
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *told, *body, ""])
+
+
+def _fixed(profile: BatchProfile) -> list[str]:
+    """What the profile fixes on nodes, for who reads the script; the job has it from its folder."""
+    ports = {
+        "scheduler": (profile.scheduler_port, "the first node"),
+        "workers": (profile.worker_port, "each node"),
+        "nannies": (profile.nanny_port, "each node"),
+        "metrics": (profile.metrics_port, "each node"),
+    }
+    lines = [f"{who}: port {given} of {where}" for who, (given, where) in ports.items() if given is not None]
+    if profile.dashboard_address is not None:
+        lines.append(f"dashboard: {profile.dashboard_address} of the first node")
+    if profile.local_directory is not None:
+        lines.append(f"temporary files: {profile.local_directory}, as it stands on each node")
+    return lines
 
 
 def signal_seconds(profile: BatchProfile, grace: float) -> int:
