@@ -374,13 +374,17 @@ def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: An
 @click.argument("a")
 @click.argument("b")
 @options(factor_options, dtype_option, precision_option, device_option, memory_option)
+@click.option("--profile", "cluster", metavar="NAME",
+              help="Plan for the workers of a profile: of kind slurm for those of its job, which is not submitted; of"
+              " others for those that are found there. Default: this machine.")  # fmt: skip
+@cluster_file_option
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     help="How many workers share the work, each with all the memory and cores of this machine, or a GPU like its"
-    " first. For the workers of a profile: matmul --plan-only.",
+    " first; without --profile.",
 )
 @click.option(
     "--host-memory",

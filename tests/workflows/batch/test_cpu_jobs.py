@@ -13,13 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 import zarr
+from click.testing import CliRunner
 
+import tilewright as tw
 from tests.workflows.products import put
 from tilewright.workflows.batch import keeper as keeper_module
 from tilewright.workflows.batch.folder import JobFolder, Progress, Submitted
 from tilewright.workflows.batch.keeper import Keeper
 from tilewright.workflows.batch.profile import read_profile
+from tilewright.workflows.cli import cli
 
 ROOT = Path(__file__).parents[3]
 SRUN = """\
@@ -191,3 +195,37 @@ def test_a_job_whose_workers_have_no_folder_says_so(
     assert ended(done).status == 1
     assert f"nothing can be written to {tmp_path}/c0/scratch on " in ended(done).reason
     assert "(Not a directory); name another folder" in ended(done).reason
+
+
+PLANNED = {
+    "nodes": 2,
+    "ntasks_per_node": 2,
+    "cpus_per_task": len(os.sched_getaffinity(0)),  # of which this host confines nobody to fewer
+    "mem": "4G",
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"threads_per_worker": 3, "mem": "2G"}], ids=["plain", "less memory"])
+def test_a_plan_by_a_profile_is_that_of_its_job(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of one worker, with fewer tiles than a job cuts C into, and a job read 2.3 times as much."""
+    monkeypatch.chdir(tmp_path)
+    for name, shape in {"a.zarr": (20000, 30000), "b.zarr": (30000, 25000)}.items():
+        zarr.create_array(name, shape=shape, chunks=(1000, 1000), dtype="float32")
+    Path("cluster.yaml").write_text(
+        yaml.safe_dump({"profiles": {"site": {"kind": "slurm", **PLANNED, **more}}})
+    )
+    planned = CliRunner().invoke(cli, ["plan", "a.zarr", "b.zarr", "--profile", "site", "--json"])
+    assert planned.exit_code == 0, planned.output
+    expected = json.loads(planned.stdout)
+    done = job(tmp_path, ["matmul", "a.zarr", "b.zarr", "c.zarr", "--plan-only", "--json"], PLANNED | more)
+    assert ended(done).status == 0, done.dask_log("workers").read_text()
+    found = json.loads(done.result.read_text())
+    for one in (found, expected):
+        del one["forecast"]
+    assert found == expected
+    assert found["workers"] == 4
+    assert found["tile_count"] >= 32, "eight for each worker"
+    alone = tw.plan_matmul("a.zarr", "b.zarr", workers=4, device="cpu")
+    assert alone.tile_count < found["tile_count"]
