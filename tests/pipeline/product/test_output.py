@@ -440,6 +440,21 @@ def test_of_two_runs_that_begin_at_once_one_writes(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["c.zarr"]
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre has none where it is mounted without; "Function not implemented" told nobody what to do."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = r"cannot create .*no locks on folders.*Lustre: -o flock, or localflock.*or choose another place"
+    with pytest.raises(StoreError, match=said):
+        begin(tmp_path / "c", 1)
+
+
 def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
     output = begin(tmp_path / "c.zarr")
     assert output.lock is not None
