@@ -186,6 +186,23 @@ def get(name: str, override: Any = None) -> Any:
     return value
 
 
+def path_of(name: str) -> str | None:
+    """The path that a setting is: with the home in place of ``~``, and variables of the environment replaced, so that
+    one file of settings may serve all users of a site. None where it is unset. Raises OptionError as `get`, and where a
+    variable is not set."""
+    value = get(name)
+    if value is None:
+        return None
+    found = os.path.expanduser(os.path.expandvars(os.fspath(value)))
+    if "$" in found and not os.path.exists(found):
+        setting = _BY_NAME[f"tilewright.{name}"]
+        raise OptionError(
+            f"{setting.name} ({setting.environment}): {shown(value)} has a variable that is not set here; set it, or"
+            " name another place"
+        )
+    return found
+
+
 def threads(name: str) -> int:
     """``read-threads`` or ``write-threads`` for data that is not encoded. Raises as ``get`` does."""
     return int(get(name) or THREAD_COUNTS[name])

@@ -115,7 +115,8 @@ def find_profiles(path: str | os.PathLike[str] | None = None) -> FoundProfiles:
     built_in = ProfilesFile(INSTALLED_PROFILES, _read_profiles(INSTALLED_PROFILES))
     chosen = config.get("cluster-file", path)
     if chosen is not None and (path is not None or not _is_of_dasks_files(chosen)):
-        return FoundProfiles((built_in, ProfilesFile(Path(chosen), _read_profiles(Path(chosen)))), only=True)
+        only = Path(chosen if path is not None else config.path_of("cluster-file") or chosen)
+        return FoundProfiles((built_in, ProfilesFile(only, _read_profiles(only))), only=True)
     files, absent = [built_in], []
     for place in places():
         if _is_there(place.path):
@@ -146,7 +147,10 @@ def places() -> list[Place]:
     found = [
         Place(MACHINE_FOLDER / FILE_NAME),
         Place(Path(sys.prefix, "etc", "tilewright", FILE_NAME)),
-        *(Place(Path(named), file) for file, named in _named_by_dask()),
+        *(
+            Place(Path(os.path.expanduser(os.path.expandvars(named))), file)
+            for file, named in _named_by_dask()
+        ),
         Place(Path(own, "tilewright", FILE_NAME)),
         Place(Path(FILE_NAME)),
     ]
@@ -171,7 +175,7 @@ def _named_by_dask() -> list[tuple[Path, Any]]:
     for file, content in dask.config.collect_yaml(dask.config.paths, return_paths=True):
         value = dask.config.get(SETTING.name, None, config=content)
         if value is not None and config.path_text(value):
-            found.append((file, value))
+            found.append((file, value))  # as it stands there: `places` replaces its variables
     return found
 
 

@@ -182,6 +182,33 @@ def test_a_file_of_profiles_that_dasks_names_has_to_be_there(of_places: Places) 
         load_profiles()
 
 
+def test_paths_of_settings_have_their_variables_replaced(
+    of_places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file of a site's settings serves all of its users."""
+    monkeypatch.setenv("OF_USER", "ann")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ann").mkdir()
+    own = profile_file(tmp_path / "ann", one={"kind": "cpu"})
+    (tmp_path / "dask" / "site.yaml").write_text(
+        f"tilewright: {{cluster-file: '{tmp_path}/$OF_USER/profiles.yaml'}}"
+    )
+    with dask.config.set({"tilewright.cluster-file": f"{tmp_path}/$OF_USER/profiles.yaml"}):
+        assert [file.path for file in profiles_module.find_profiles().files] == [INSTALLED_PROFILES, own]
+    with dask.config.set({"tilewright.cluster-file": "~/${OF_USER}/profiles.yaml"}):
+        found = profiles_module.find_profiles()
+        assert (found.only, found.files[-1].path) == (True, own)
+    with dask.config.set({"tilewright.jobs-folder": "~/$OF_USER/jobs"}):
+        assert config.path_of("jobs-folder") == f"{tmp_path}/ann/jobs"
+    with (
+        dask.config.set({"tilewright.jobs-folder": "/scratch/$NO_SUCH_VARIABLE"}),
+        pytest.raises(
+            OptionError, match=r"jobs-folder .*'/scratch/\$NO_SUCH_VARIABLE' has a variable that is not"
+        ),
+    ):
+        config.path_of("jobs-folder")
+
+
 def test_a_broken_file_of_a_place_is_named(of_places: Places) -> None:
     of_places.write("dasks", one={"kind": "cpu"})
     of_places.write("machine", one={"kind": "cloud"})
