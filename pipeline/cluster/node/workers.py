@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 from distributed import Nanny, Worker
@@ -49,6 +50,10 @@ class NodeWorker(Worker):
         if self._metrics_at is None:
             super().start_http_server(routes, dashboard_address, *arguments, **options)
             return
+        if find_spec("prometheus_client") is None:
+            logger.warning(
+                "metrics_port: prometheus_client is not installed, so that there are no metrics to serve"
+            )
         host, given = self._metrics_at
         ports = ports_of("a worker", "metrics_port", given)
         for port in ports:
