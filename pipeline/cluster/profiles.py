@@ -222,7 +222,11 @@ class _Loader(yaml.SafeLoader):
 
 def _read_profiles(path: Path) -> dict[str, Profile]:
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):  # its opening waits for a writer, and commands read twice
+            raise ClusterError(f"cannot read the profiles file {path}: it is a pipe; give a file")
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except ClusterError:
+        raise
     except OSError as error:
         raise _unreadable(path, error) from error
     except _RepeatedKeyError as error:

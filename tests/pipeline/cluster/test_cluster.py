@@ -613,8 +613,10 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
         open_cluster("gpu"),
     ):
         pass
-    with pytest.raises(ClusterError, match="cannot read"):
-        load_profiles(tmp_path / "none.yaml")
+    os.mkfifo(tmp_path / "pipe")  # nobody writes there
+    for name in ("none.yaml", ".", "pipe"):
+        with pytest.raises(ClusterError, match="cannot read the profiles file"):
+            load_profiles(tmp_path / name)
     for text, match in (
         ("a: [", "not valid YAML"),
         ("just text", "no mapping 'profiles'"),
