@@ -133,7 +133,7 @@ def test_a_job_keeps_to_its_ports_and_to_its_nodes_folders(submit: Callable[...,
     for node in ("c1", "c2"):
         assert (run.place / f"{node}-{run.job}" / "dask-scratch-space").is_dir()
     assert "# workers: port 17010:17029 of each node" in (run.folder / "script").read_text()
-    run.goes_on()
+    run.finished()
 
 
 def test_two_jobs_at_once_share_nothing(submit: Callable[..., Run]) -> None:
