@@ -762,6 +762,24 @@ def test_a_run_that_does_not_see_the_lock_of_another_ends_it(tmp_path: Path) -> 
     assert (zarr.open_array(final)[...] == 7).all()
 
 
+def test_of_runs_without_shared_locks_that_begin_at_once_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test under Slurm met it: the other's array came between the emptying of the folder and the making of ours."""
+    final = tmp_path / "c.zarr"
+    growing = outputs.partial_path(final)
+
+    def other(path: Path) -> None:
+        empty(path)
+        zarr.create_array(path, shape=(4, 4), chunks=(2, 2), dtype="f8")
+
+    empty = outputs._empty
+    monkeypatch.setattr(outputs, "_empty", other)
+    with pytest.raises(OutputExistsError, match=r"another run has taken .*c\.zarr\.partial in this moment"):
+        begin(final, 1)
+    assert zarr.open_array(growing, mode="r").shape == (4, 4), "the other's is left alone"
+
+
 def test_a_draft_of_a_version_without_folders_for_runs_is_gone_on_with(tmp_path: Path) -> None:
     final = tmp_path / "c.zarr"
     old = begin(final, 3)
