@@ -312,7 +312,7 @@ def plan_matmul(
     if (job := planned_job(cluster, cluster_file)) is not None:
         with job.settings():
             facts = job.facts(device, device_memory, Teller(listener).warn)
-            return plan_unplaced(request, 1, None, None, facts)
+            return plan_unplaced(request, facts, None, None)
     if host_memory is not None:
         host_memory = config.as_nbytes(host_memory, "host_memory (--host-memory)")
     return plan_unplaced(request, count, host_memory, cluster)

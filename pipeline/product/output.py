@@ -630,10 +630,8 @@ def create_output(
     except StoreError:
         raise
     except ContainsArrayError as error:  # it has come since the folder was emptied, under our lock
-        raise OutputExistsError(
-            f"output: another run has taken {growing} in this moment, which does not see the lock of this one; let only"
-            " one write there at a time"
-        ) from error
+        told = f"output: another run has taken {growing} in this moment; let only one write there at a time"
+        raise OutputExistsError(told) from error
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
         told = with_remedy(error) if isinstance(error, OSError) else str(error)
         raise StoreError(f"output: cannot create {name_of(target)}: {told}") from error
