@@ -253,17 +253,19 @@ def plan_only(request: Request, begun: Past | None = None) -> MatmulPlan:
 
 
 def plan_unplaced(
-    request: Request, workers: int, host_memory: int | None, cluster: Cluster | None
+    request: Request, workers: int | list[WorkerFacts], host_memory: int | None, cluster: Cluster | None
 ) -> MatmulPlan:
-    """The plan of a product of which nobody says where it goes: for the workers of a cluster, or for so many that are
-    as this machine, each with ``host_memory`` bytes. Raises as ``tilewright.plan_matmul``."""
+    """The plan of a product of which nobody says where it goes: for the workers of a cluster, for these, or for so many
+    that are as this machine, each with ``host_memory`` bytes. Raises as ``tilewright.plan_matmul``."""
     factors = open_factors(request)
     factors.storage.check(None, factors.dtype)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, None, request.precision))
     if note := wrap_note(factors):
         tell.warn(note)
-    if cluster is None:
+    if isinstance(workers, list):
+        facts = workers
+    elif cluster is None:
         facts = [facts_here(request.device, host_memory, request.device_memory)] * workers
     else:
         facts = _survey_for_plan(request, cluster)

@@ -182,7 +182,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("A", "B"),
         FACTORS
         | {"--dtype": dtypes, "--device": devices, "--device-memory": sizes, "--workers": counts}
-        | {"--host-memory": sizes}
+        | {"--host-memory": sizes, "--profile": profiles, "--cluster-file": files}
         | STORED,
     ),
     "verify": (("A", "B", "PRODUCT"), FACTORS | PLACED | {"--rounds": counts}),
@@ -221,6 +221,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
     ),
     "devices": ((), {}),
+    "profiles": ((), {"--cluster-file": files}),
     "settings": ((), {}),
 }
 """Each command, its arguments, and its options with what may follow them; None follows a switch."""
