@@ -113,7 +113,8 @@ SETTINGS = (
             f"independent rounds of the check of a product, at most {MOST_ROUNDS}",
             most=MOST_ROUNDS, argument="rounds"),
     Setting("tilewright.cluster-file", None, "path",
-            "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any",
+            "the only file of profiles beside the built-in ones; where a file of Dask's names it, one more, beneath the"
+            " user's; unset: those of the machine, the installation, the user and the working directory",
             argument="cluster_file"),
     Setting("tilewright.accept-finished", False, "true or false",
             "whether a product that stands finished in its place, with its record, is checked and accepted where the"
@@ -183,6 +184,23 @@ def get(name: str, override: Any = None) -> Any:
     elif setting.unit == "path" and not path_text(value):
         raise OptionError(f"{where}: {shown(value)} is not a path; name a file, or leave it unset")
     return value
+
+
+def path_of(name: str) -> str | None:
+    """The path that a setting is: with the home in place of ``~``, and variables of the environment replaced, so that
+    one file of settings may serve all users of a site. None where it is unset. Raises OptionError as `get`, and where a
+    variable is not set."""
+    value = get(name)
+    if value is None:
+        return None
+    found = os.path.expanduser(os.path.expandvars(os.fspath(value)))
+    if "$" in found and not os.path.exists(found):
+        setting = _BY_NAME[f"tilewright.{name}"]
+        raise OptionError(
+            f"{setting.name} ({setting.environment}): {shown(value)} has a variable that is not set here; set it, or"
+            " name another place"
+        )
+    return found
 
 
 def threads(name: str) -> int:

@@ -18,6 +18,7 @@ from tilewright.workflows.commands.job import JobCommand
 from tilewright.workflows.commands.options import (
     EPILOGUE,
     add_up_option,
+    cluster_file_option,
     cluster_options,
     constant_option,
     device_option,
@@ -382,13 +383,17 @@ def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: An
 @click.argument("a")
 @click.argument("b")
 @options(factor_options, dtype_option, precision_option, device_option, memory_option)
+@click.option("--profile", "cluster", metavar="NAME",
+              help="Plan for the workers of a profile: of kind slurm for those of its job, which is not submitted; of"
+              " others for those that are found there. Default: this machine.")  # fmt: skip
+@cluster_file_option
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     help="How many workers share the work, each with all the memory and cores of this machine, or a GPU like its"
-    " first. For the workers of a profile: matmul --plan-only.",
+    " first; without --profile.",
 )
 @click.option(
     "--host-memory",
@@ -401,7 +406,10 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
     from tilewright.workflows.matmul import plan_matmul
 
-    named = taken_hardware(dict(shared)) if shared["gpu"] or shared["rate"] else None
+    beside = (
+        dict(shared) if shared["gpu"] else dict(shared, cluster=None)
+    )  # a profile's workers may have a rate
+    named = taken_hardware(beside) if shared["gpu"] or shared["rate"] else None
     del shared["rate"]  # which says how long it takes, not how it is done
     with listening(quiet=is_quiet()) as listener:
         planned = plan_matmul(a, b, listener=listener, **shared)
@@ -555,6 +563,15 @@ def devices(as_json: bool) -> None:
             from rich.console import Console
 
             Console().print(workflow.device_table(found))
+
+
+@cli.command()
+@options(cluster_file_option, json_option)
+def profiles(cluster_file: str | None, as_json: bool) -> None:
+    """List the profiles that --profile takes here, the file that each is of, and which files were read."""
+    from tilewright.workflows.profiles import profiles as profiles_here
+
+    print_result(profiles_here(cluster_file), as_json=as_json)
 
 
 @cli.command()

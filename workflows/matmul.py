@@ -12,7 +12,7 @@ from tilewright.kernels.choices import DeviceName, GpuName, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.events import Listener, Teller, log_notices
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
@@ -23,6 +23,7 @@ from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Durability, Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.new.storage import Sides, as_storage
+from tilewright.workflows.batch.planning import planned_job
 
 
 class ProductOptions(TypedDict, total=False):
@@ -251,11 +252,12 @@ def plan_matmul(
 
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
-    have (a profile's own cluster is started for that). With ``device="cuda"`` and ``device_memory`` no GPU need be
-    here: a plan for GPUs with so much memory free can be made anywhere; with ``gpu`` (one of ``a100``, ``a100-40gb``,
-    ``h100``, ``h100-pcie``, ``h200``, ``l40s``) each worker has such a GPU, with its memory. ``alpha``, scales and
-    offsets are as for ``matmul``: by them sums of integers become floats, which a tile needs room for; and so are
-    ``chunks``, ``shards`` and ``codec``, by which tiles are cut and encoded.
+    have (a profile's own cluster is started for that; of kind slurm no job is, and the plan is what the job would
+    follow). With ``device="cuda"`` and ``device_memory`` no GPU need be here: a plan for GPUs with so much memory free
+    can be made anywhere; with ``gpu`` (one of ``a100``, ``a100-40gb``, ``h100``, ``h100-pcie``, ``h200``, ``l40s``)
+    each worker has such a GPU, with its memory. ``alpha``, scales and offsets are as for ``matmul``: by them sums of
+    integers become floats, which a tile needs room for; and so are ``chunks``, ``shards`` and ``codec``, by which tiles
+    are cut and encoded.
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
     many, and OptionError for fewer workers than one, more than a million, workers, their memory or a GPU given
@@ -305,6 +307,10 @@ def plan_matmul(
             f"cluster_file={shown(cluster_file)} without a cluster: the plan would be for this machine; name one of its"
             " profiles (cluster), or leave it away"
         )
+    if (job := planned_job(cluster, cluster_file)) is not None:
+        with job.settings():
+            facts = job.facts(device, device_memory, Teller(listener).warn)
+            return plan_unplaced(request, facts, None, None)
     if host_memory is not None:
         host_memory = config.as_nbytes(host_memory, "host_memory (--host-memory)")
     return plan_unplaced(request, named, host_memory, cluster)

@@ -38,7 +38,6 @@ from tilewright.pipeline.cluster.here.checks import (
     check_not_started_by_workers,
 )
 from tilewright.pipeline.cluster.local import (
-    LOOPBACK,
     LoopbackWorker,
     client_of,
     details_wanted,
@@ -46,12 +45,14 @@ from tilewright.pipeline.cluster.local import (
     root_of,
     start,
 )
+from tilewright.pipeline.cluster.node.places import PORTS, on_loopback
+from tilewright.pipeline.cluster.node.workers import options_on_this_host
 from tilewright.pipeline.cluster.profiles import (
+    FILE_NAME,
     BatchProfileError,
     Cluster,
-    Profile,
-    load_profiles,
-    profiles_file,
+    FoundProfiles,
+    find_profiles,
 )
 from tilewright.pipeline.cluster.security import cause, security_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
@@ -77,7 +78,7 @@ def _keys_of(*takers: type) -> frozenset[str]:
     return frozenset(name for taker in takers for name in inspect.signature(taker).parameters)
 
 
-CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server) - {"loop", "scheduler_file"}
+CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server) - {"loop", "scheduler_file"} | {*PORTS}
 """What a profile may say of a cluster on this host: the class hands on what it does not take itself. Not a scheduler's
 file, which its workers would wait for."""
 
@@ -105,13 +106,11 @@ CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
 """What a profile may say of the way to a running scheduler."""
 
 
-def _no_profile(name: str, profiles: dict[str, Profile], own: Path | None) -> ClusterError:
-    where = f"the built-in ones and those of {own}" if own is not None else "the built-in ones"
+def _no_profile(name: str, found: FoundProfiles) -> ClusterError:
+    own = found.files[-1].path if found.only else FILE_NAME
     return ClusterError(
-        f"there is no profile {name!r}{did_you_mean(name, profiles)}; the profiles are"
-        f" {', '.join(sorted(profiles))}, {where}: choose one, or define"
-        f" it in {own if own is not None else 'cluster.yaml'} (a scheduler's address starts with tcp://, ucx:// or"
-        " tls://)"
+        f"there is no profile {name!r}{did_you_mean(name, found.profiles)}; the profiles are {found.told()}: choose"
+        f" one, or define it in {own} (a scheduler's address starts with tcp://, ucx:// or tls://)"
     )
 
 
@@ -128,7 +127,8 @@ def open_cluster(
         ``distributed.Client``, which is yielded as it is and left open; or one of Dask's clusters, such as a
         ``distributed.LocalCluster``, which is left open too: only the client of it that is yielded is closed.
     config
-        The file of profiles beside the built-in ones; see ``load_profiles`` for where it is looked for.
+        The only file of profiles beside the built-in ones; without it all that there are, as ``tilewright profiles``
+        lists them.
     loops
         Whether Numba had better set itself up meanwhile, where workers of this process will run on the CPU.
 
@@ -173,10 +173,11 @@ def open_cluster(
     if "://" in cluster:
         called, profile = cluster, dict[str, Any](kind="existing", address=cluster)
     else:
-        profiles = load_profiles(config)
-        if cluster not in profiles:
-            raise _no_profile(cluster, profiles, profiles_file(config))
-        called, profile = profiles[cluster].called(cluster), dict(profiles[cluster].options)
+        found = find_profiles(config)
+        if cluster not in found.profiles:
+            raise _no_profile(cluster, found)
+        named = found.profiles[cluster]
+        called, profile = named.called(cluster), dict(named.options)
     with _default_put_back, ExitStack() as stack:
         yield _start(stack, called, profile, loops)
 
@@ -312,12 +313,13 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             allow_open_files(0)
             if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
-            options = ALONE | profile
+            options = ALONE | options_on_this_host(called, kind, profile, 1)
             options |= _dashboard(options)
             server = start(LocalCluster, stack.enter_context(quiet(options)))
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
+            profile = options_on_this_host(called, kind, profile, profile.get("n_workers", CPU_COUNT))
             options = {"processes": True, "n_workers": CPU_COUNT} | profile | {"env": environment}
             options |= _dashboard(options) | _preloads(options)
             allow_open_files(options["n_workers"])
@@ -325,6 +327,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         else:
             cuda_cluster, gpus = _cuda_cluster()
             allow_open_files(profile.get("n_workers", gpus))
+            profile = options_on_this_host(called, kind, profile, profile.get("n_workers", gpus))
             options = profile | _dashboard(profile, wanted=True) | _preloads(profile)
             server = start(cuda_cluster, stack.enter_context(quiet(options)))
     except TilewrightError:
@@ -356,7 +359,7 @@ def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, An
     unless one is ``wanted``: the import of Bokeh takes longer than all else of a start. What the scheduler still serves
     gets a port that no other run can have taken."""
     given = profile.get("dashboard_address")
-    found: dict[str, Any] = {"dashboard_address": _on_loopback(":0" if given is None else given)}
+    found: dict[str, Any] = {"dashboard_address": on_loopback(":0" if given is None else given)}
     if given is None and not wanted:
         found["scheduler_kwargs"] = {"dashboard": False} | (profile.get("scheduler_kwargs") or {})
     own = profile.get("worker_dashboard_address"), profile.get("worker_class")
@@ -379,15 +382,6 @@ def _preloads(profile: dict[str, Any]) -> dict[str, Any]:
     if found["preload_argv"] and not isinstance(found["preload_argv"][0], str):  # else all get the same
         found["preload_argv"][:0] = [[]] * len(ours)
     return found
-
-
-def _on_loopback(address: Any) -> Any:
-    """A dashboard's address, or several with commas between; those that are ports alone, which Dask takes for ports of
-    all networks, with the host added. What is no address is left to Dask."""
-    if isinstance(address, bool) or not isinstance(address, int | str):
-        return address
-    ports = (one.strip().removeprefix(":") for one in str(address).split(","))
-    return ",".join(f"{LOOPBACK}:{port}" if port.isdecimal() else port for port in ports)
 
 
 def _check_counts(called: str, options: dict[str, Any]) -> None:

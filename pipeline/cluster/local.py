@@ -26,13 +26,11 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.heartbeats import SETTING, SILENT_SECONDS
 from tilewright.pipeline.cluster.hush import WORKERS, FailuresRaised
+from tilewright.pipeline.cluster.node.places import LOOPBACK
 from tilewright.pipeline.cluster.profiler import PROFILER_HANGS
 from tilewright.pipeline.cluster.standstill import Standstill, is_stopped
 
 logger = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
-"""Where clusters that are started here listen: whoever reaches a scheduler can run code by it."""
 
 
 class LoopbackWorker(Worker):

@@ -193,9 +193,8 @@ def multiply(
 
 
 def plan_only(request: Request, begun: Past | None = None) -> MatmulPlan:
-    """The plan that `multiply` would follow; nothing is written.
-
-    begun: the record with which C would be begun, where that is not without any tile.
+    """The plan that `multiply` would follow; nothing is written. begun: the record with which C would be begun, where
+    that is not without any tile.
 
     Notices tell what `multiply` would warn of before its first tile, what it would refuse C for, what it would keep of
     a run that was stopped, and where sums of integers could wrap in C's dtype. Raises as ``tilewright.matmul`` does for
@@ -254,18 +253,19 @@ def plan_only(request: Request, begun: Past | None = None) -> MatmulPlan:
 
 
 def plan_unplaced(
-    request: Request, hardware: Hardware, host: int | None, cluster: Cluster | None
+    request: Request, workers: Hardware | list[WorkerFacts], host: int | None, cluster: Cluster | None
 ) -> MatmulPlan:
-    """The plan of a product of which nobody says where it goes: for the workers of a cluster, or for those of some
-    hardware, each with ``host`` bytes. Raises as ``tilewright.plan_matmul``."""
+    """The plan of a product of which nobody says where it goes: for the workers of a cluster, for these, or for those
+    of some hardware, each with ``host`` bytes. Raises as ``tilewright.plan_matmul``."""
     factors = open_factors(request)
     factors.storage.check(None, factors.dtype)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, None, request.precision))
     if note := wrap_note(factors):
         tell.warn(note)
-    here = request.device, host, request.device_memory
-    facts = hardware.facts(*here) if cluster is None else _survey_for_plan(request, cluster)
+    facts = _survey_for_plan(request, cluster) if cluster is not None else workers
+    if isinstance(facts, Hardware):
+        facts = facts.facts(request.device, host, request.device_memory)
     plan = plan_for(factors, None, facts)
     tell.warn_once(cautions(factors, None, request.precision, facts, plan))
     return plan

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import zarr
-from zarr.errors import BaseZarrError
+from zarr.errors import BaseZarrError, ContainsArrayError
 
 from tilewright.pipeline.errors import OutputExistsError, StoreError
 from tilewright.pipeline.product.in_place import (
@@ -629,6 +629,9 @@ def create_output(
             raise
     except StoreError:
         raise
+    except ContainsArrayError as error:  # it has come since the folder was emptied, under our lock
+        told = f"output: another run has taken {growing} in this moment; let only one write there at a time"
+        raise OutputExistsError(told) from error
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
         told = with_remedy(error) if isinstance(error, OSError) else str(error)
         raise StoreError(f"output: cannot create {name_of(target)}: {told}") from error

@@ -44,6 +44,13 @@ TURN_SECONDS, TURN_STEP = 10.0, 0.01
 """How long a process waits for its turn to change a small file, which takes others milliseconds; and how often it
 looks."""
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What file systems answer that have no locks, such as Lustre where it is mounted without."""
+WITHOUT_LOCKS = (
+    "this file system has no locks on folders, by which a second run is kept out; have it mounted with them (Lustre:"
+    " -o flock, or localflock for those of one host), or choose another place"
+)
+
 _held: set[str] = set()
 """The leases of this process."""
 
@@ -92,6 +99,11 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
             raise OutputExistsError(
                 f"output: another run is writing {path}; wait for it, or choose another path"
             ) from error
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in NO_LOCKS:
+                raise OSError(error.errno, f"{error.strerror}: {WITHOUT_LOCKS}", os.fspath(path)) from error
+            raise
         except BaseException:
             os.close(descriptor)
             raise

@@ -16,6 +16,8 @@ from tilewright.pipeline.cluster.identity import address_of
 
 METRIC = "tilewright"
 """Under which name heartbeats have it."""
+EVERYWHERE = ("0.0.0.0", "::")
+"""All addresses of a host, as a server is bound to them."""
 
 
 @dataclass
@@ -92,10 +94,22 @@ def meters_of(worker: Any) -> Meters:
                 found = _meters[worker] = Meters()
                 told = found.told
                 # A new mapping: the event loop may be on its way through the old one.
-                worker.metrics = {**worker.metrics, METRIC: lambda _: told()}
+                worker.metrics = {
+                    **worker.metrics,
+                    METRIC: lambda known: told() | {"metrics": served_at(known)},
+                }
                 if not isinstance(worker, HereWorker):  # which serves no `/metrics`
                     _register()
     return found
+
+
+def served_at(worker: Any) -> str | None:
+    """Where a worker serves ``/metrics``, as ``host:port``; None: nowhere. On loopback only its own host gets there."""
+    server = getattr(worker, "http_server", None)
+    if server is None or not getattr(server, "port", None):
+        return None
+    host = worker.ip if server.address in EVERYWHERE else server.address
+    return f"{host}:{server.port}"
 
 
 _registered = False

@@ -45,6 +45,9 @@ def place(tmp_path: Path, rng: np.random.Generator) -> Iterator[Path]:
         "c1": one | {"extra": ["--nodelist=c1"]},
         "c2": one | {"extra": ["--nodelist=c2"]},
         "gpu": gpu | {"extra": ["--nodelist=c1"]},
+        "fixed": site
+        | {"scheduler_port": "17000:17009", "worker_port": "17010:17029", "nanny_port": "17030:17049"}
+        | {"metrics_port": "17050:17069", "local_directory": f"{tmp_path}/$SLURMD_NODENAME-$SLURM_JOB_ID"},
     }
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"profiles": profiles}))
     for name, shape, chunks in (("A", (2048, 64), (256, 64)), ("B", (64, 2048), (64, 256))):

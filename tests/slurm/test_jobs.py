@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +88,52 @@ def test_one_command_submits_follows_and_has_the_result(submit: Callable[..., Ru
     assert "A.zarr" not in (run.folder / "script").read_text()
     assert run.folder.stat().st_mode & 0o77 == 0
     assert len(run.said.splitlines()) <= 12, "logs are quiet"
+    words = ["plan", "A.zarr", "B.zarr", "--profile", "site", "--device-memory", "1MiB", "--device", "cpu"]
+    planned = json.loads(told(run, *words, "--json"))
+    shared = (
+        "workers",
+        "tile_rows",
+        "tile_columns",
+        "panel_depth",
+        "tile_count",
+        "read_nbytes",
+        "device_peak_nbytes",
+    )
+    assert {key: planned[key] for key in shared} == {key: plan[key] for key in shared}
+
+
+def told(run: Run, *words: str) -> str:
+    """What a command says beside a job."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "DASK_TILEWRIGHT__JOBS_FOLDER": str(run.place / "jobs"),
+        "DASK_TILEWRIGHT__TILES": str(TILES),
+    }
+    command = [sys.executable, "-m", "tilewright", *words]
+    done = subprocess.run(
+        command, cwd=run.place, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_job_keeps_to_its_ports_and_to_its_nodes_folders(submit: Callable[..., Run]) -> None:
+    """And to its profile, before which sbatch puts what variables of the environment say."""
+    run = submit(profile="fixed", more={"SBATCH_TIMELIMIT": "3"})
+    run.wait_for_tiles(4)
+    assert "SBATCH_TIMELIMIT=3 of the environment does not count: the profile's time: 10 does" in run.said
+    assert "TimeLimit=00:10:00" in slurm("scontrol", "show", "job", run.job)
+    look = json.loads(told(run, "top", run.job, "--once", "--json"))
+    assert int(look["scheduler"].rpartition(":")[2]) in range(17000, 17010)
+    workers = look["workers"]
+    assert {worker["name"] for worker in workers} == {"c1-0", "c2-1"}
+    ports = [int(worker["address"].rpartition(":")[2]) for worker in workers]
+    assert set(ports) <= set(range(17010, 17030))
+    assert {int(worker["metrics"].rpartition(":")[2]) for worker in workers} <= set(range(17050, 17070))
+    for node in ("c1", "c2"):
+        assert (run.place / f"{node}-{run.job}" / "dask-scratch-space").is_dir()
+    assert "# workers: port 17010:17029 of each node" in (run.folder / "script").read_text()
+    run.finished()
 
 
 def test_two_jobs_at_once_share_nothing(submit: Callable[..., Run]) -> None:

@@ -196,7 +196,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("A", "B"),
         FACTORS
         | {"--dtype": dtypes, "--device": devices, "--device-memory": sizes, "--workers": counts}
-        | {"--host-memory": sizes}
+        | {"--host-memory": sizes, "--profile": profiles, "--cluster-file": files}
         | ELSEWHERE
         | STORED,
     ),
@@ -236,6 +236,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
     ),
     "devices": ((), {}),
+    "profiles": ((), {"--cluster-file": files}),
     "settings": ((), {}),
 }
 """Each command, its arguments, and its options with what may follow them; None follows a switch."""

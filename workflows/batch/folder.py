@@ -146,7 +146,7 @@ class JobFolder:
 
 def jobs_folder() -> Path:
     """Where the folders of jobs lie."""
-    chosen = config.get("jobs-folder")
+    chosen = config.path_of("jobs-folder")
     if chosen is not None:
         return Path(chosen).absolute()
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")

@@ -23,6 +23,14 @@ from typing import Any
 import yaml
 
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.node.places import (
+    LOOPBACK,
+    Wanted,
+    folder_here,
+    free_ports,
+    is_free,
+    ports_of,
+)
 from tilewright.pipeline.cluster.profiler import profiler_off
 from tilewright.pipeline.errors import ClusterError
 from tilewright.workflows.batch import INSIDE, slurm
@@ -35,7 +43,7 @@ from tilewright.workflows.batch.folder import (
     Progress,
     Submitted,
 )
-from tilewright.workflows.batch.profile import LOOPBACK, BatchProfile
+from tilewright.workflows.batch.profile import BatchProfile, job_settings
 
 LOOK_SECONDS = 0.2
 """How often the processes are looked at."""
@@ -50,11 +58,6 @@ REQUEUED_SECONDS = 60
 """How long Slurm may take to end a job that is queued again."""
 END_SECONDS = 5
 """How long scheduler and workers may take to end before they are killed."""
-TILES_A_WORKER = 8
-"""A stop costs the tiles that are under way, so that a job has several for each worker, unless the setting
-tilewright.tiles says otherwise."""
-TILE_SECONDS = 30
-"""Nor may one be the work of an hour: a worker loses the tile that it computes, and one that it has not written yet."""
 STOPPED = 128 + signal.SIGTERM
 LAUNCHER = "tilewright.workflows.batch.launcher"
 CLIENT = "tilewright.workflows.batch.inside"
@@ -62,6 +65,8 @@ LABEL = re.compile(r"^\d+: ")
 """What ``srun --label`` puts before the lines of a task."""
 SLURMS = ("srun: ", "slurmstepd", "the workers of task ")
 """How lines begin that only say that there is an end."""
+TEMPORARY = "DASK_TEMPORARY_DIRECTORY"
+"""Dask's setting of the folder of temporary files, which Tilewright's go by too."""
 QUIET = {"DASK_LOGGING__DISTRIBUTED": "warning"}
 """For what Dask logs of scheduler and workers."""
 
@@ -79,6 +84,8 @@ class Keeper:
     stopping: str = ""
     """How the job was asked to end; empty where it was not."""
     _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _ports: list[int] = field(default_factory=lambda: [0])
+    """What is left of the ports that the scheduler may have; the first is its own. 0: any."""
     _certificates: dict[str, str] = field(default_factory=dict)
     """Files, under their names in Dask's ``Security``."""
 
@@ -114,22 +121,53 @@ class Keeper:
         except (ClusterError, OSError) as error:
             return f"it has no certificates: {error}", 1
         encrypted = environment_of(self._certificates)
-        self._start("scheduler", self._scheduler_command(address), QUIET | encrypted)
+        try:
+            scratch = self._scratch()
+            self._ports = self._scheduler_ports()
+        except ClusterError as error:
+            return str(error), 1
+        if (ended := self._start_scheduler(address, QUIET | encrypted)) is not None:
+            return ended
+        self._start("workers", self._workers_command(), QUIET | encrypted | self._cores())
+        self._start("command", self._client_command(address), self._settings() | scratch)
+        return self._watch()
+
+    def _start_scheduler(self, address: Path, more: Mapping[str, str]) -> tuple[str, int] | None:
+        """Start the scheduler, and wait until it has said where it is; or why the job ends."""
         until = time.monotonic() + SCHEDULER_SECONDS
+        self._start("scheduler", self._scheduler_command(address), more)
         while not (address.is_file() and address.stat().st_size):
             if self._asked_to_end():
                 return self._stopped(None)
             if (ended := self._ended("scheduler")) is not None:
-                return ended, 1
+                if len(self._ports) == 1 or is_free(self._ports[0]):
+                    return ended, 1
+                # Somebody has taken it since it was looked at, such as another job of this node.
+                self._ports = self._ports[1:]
+                self._start("scheduler", self._scheduler_command(address), more)
             if time.monotonic() > until:
                 return (
                     f"its scheduler has not started within {SCHEDULER_SECONDS} s{self._said('scheduler')}",
                     1,
                 )
             time.sleep(LOOK_SECONDS)
-        self._start("workers", self._workers_command(), QUIET | encrypted | self._cores())
-        self._start("command", self._client_command(address), self._settings())
-        return self._watch()
+        return None
+
+    def _scheduler_ports(self) -> list[int]:
+        """Those that the scheduler may have, the first of which it gets; 0 is any. Raises ClusterError where the
+        profile's are all taken."""
+        if self.profile.scheduler_port is None:
+            return [0]
+        ports = ports_of("the profile", "scheduler_port", self.profile.scheduler_port)
+        free = [port for port in ports if is_free(port)]
+        return free or free_ports("the profile", Wanted("scheduler_port", ports, 1, "the scheduler"))
+
+    def _scratch(self) -> dict[str, str]:
+        """What has the command keep temporary files where the workers do, unless somebody has said another place.
+        Raises ClusterError where this node has no such folder."""
+        if self.profile.local_directory is None or TEMPORARY in self.environment:
+            return {}
+        return {TEMPORARY: folder_here("the profile", self.profile.local_directory)}
 
     def _watch(self) -> tuple[str, int]:
         command = self._started["command"]
@@ -189,9 +227,11 @@ class Keeper:
             where = ["--host", self.profile.host]
         if self._certificates:
             where += ["--protocol", "tls"]
-        options = ["--scheduler-file", str(address), "--port", "0", *where]
+        options = ["--scheduler-file", str(address), "--port", str(self._ports[0]), *where]
         # What it serves by HTTP, also without a dashboard, is not encrypted; it gets a free port too.
-        options += ["--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0"]
+        shown = self.profile.dashboard_address
+        options += ["--no-dashboard" if shown is None else "--dashboard"]
+        options += ["--dashboard-address", shown or f"{LOOPBACK}:0"]
         return [sys.executable, "-m", "dask", "scheduler", *options]
 
     def _workers_command(self) -> list[str]:
@@ -217,17 +257,12 @@ class Keeper:
         return {} if self.profile.gpus else {"OMP_NUM_THREADS": str(self.profile.cpus)}
 
     def _settings(self) -> dict[str, str]:
-        """Of the command, where nobody has set them."""
+        """Of the command."""
         found = {INSIDE: str(self.folder.profiles), INSIDE_TRY: str(self.attempt)}
         if self.attempt > 1:  # a node may have failed after C had its name, and before that was noted
             found["DASK_TILEWRIGHT__ACCEPT_FINISHED"] = "true"
-        for name, value, default in (
-            ("WORKERS", self.profile.workers, 1),
-            ("TILES", max(16, self.profile.workers * TILES_A_WORKER), 16),
-            ("TILE_SECONDS", TILE_SECONDS, None),
-        ):
-            if config.get(name.lower().replace("_", "-")) == default:
-                found[f"DASK_TILEWRIGHT__{name}"] = str(value)
+        for name, value in job_settings(self.profile).items():
+            found[f"DASK_TILEWRIGHT__{name.upper().replace('-', '_')}"] = str(value)
         return found
 
     def _start(self, who: str, command: list[str], more: Mapping[str, str]) -> None:

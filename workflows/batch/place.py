@@ -28,7 +28,7 @@ from tilewright.workflows.batch.folder import (
 )
 from tilewright.workflows.batch.follow import follow
 from tilewright.workflows.batch.profile import read_profile
-from tilewright.workflows.batch.script import job_script
+from tilewright.workflows.batch.script import job_script, put_aside
 from tilewright.workflows.console import is_quiet, on_interrupt
 
 
@@ -89,6 +89,9 @@ def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> N
             f"{asked.called} is of kind slurm, and there is no sbatch here; log in to a host where Slurm's commands"
             " are, or take another profile (--dry-run prints the job's script)"
         )
+    aside = put_aside(profile, os.environ)
+    for name, why in aside.items():
+        tell(f"{name}={os.environ[name]} of the environment does not count: {why}")
     begun = time.time()
     folder = make_folder(words[0], begun)
     try:
@@ -96,7 +99,7 @@ def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> N
         folder.script.write_text(
             job_script(profile, folder, words[0], config.get("grace-seconds")), encoding="utf-8"
         )
-        job = slurm.submit(folder.script)
+        job = slurm.submit(folder.script, aside)
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise

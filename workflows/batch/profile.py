@@ -10,7 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.arguments import as_count, shown
+from tilewright.kernels.numbers import counted
 from tilewright.kernels.words import did_you_mean
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.node.places import (
+    LEAST_PORT,
+    LOOPBACK,
+    MOST_PORT,
+    PORTS,
+    Wanted,
+    check_ports,
+    on_loopback,
+    ports_of,
+    ports_text,
+)
 from tilewright.pipeline.errors import ClusterError
 
 CPUS_A_GPU = 8
@@ -20,7 +33,12 @@ CPUS_A_TASK = 4
 GPU_THREADS, CPU_THREADS = 4, 2
 """Threads of a worker, as in the profiles ``cuda`` and ``cpu``."""
 TRIES = 10
-LOOPBACK = "127.0.0.1"
+TILES_A_WORKER = 8
+"""A stop costs the tiles that are under way, so that a job has several for each worker, unless the setting
+tilewright.tiles says otherwise."""
+TILE_SECONDS = 30
+"""Nor may one be the work of an hour: a worker loses the tile that it computes, and one that it has not written yet."""
+HOST = re.compile(r"[\w.-]*")
 OTHERS_MIB = 512
 """What the job's scheduler and the command take on its first node; left free on all, so that workers are alike."""
 LEAST_WORKER_MIB = 512
@@ -32,6 +50,7 @@ MIB = {"": 1.0, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
 GPUS = re.compile(r"(?:(?P<type>[\w.-]+):)?(?P<count>\d+)")
 OURS = {
     "array": "one command is one job",
+    "chdir": "the command runs where it was given",
     "error": "the job's files lie in its folder",
     "no-requeue": "the job queues itself again; tries: 1 has it never do that",
     "ntasks": "there is one task on a node, or ntasks_per_node of them",
@@ -39,10 +58,42 @@ OURS = {
     "output": "the job's files lie in its folder",
     "requeue": "the job queues itself again, up to tries",
     "signal": "tilewright.grace-seconds says how long a stopped job may take",
+    "test-only": "--dry-run prints the script, and submits nothing",
+    "wait": "the command follows its job by itself",
     "wrap": "the job's script is Tilewright's",
 }
 """What ``extra`` may not say, and why."""
-SHORT = {"a": "array", "e": "error", "n": "ntasks", "o": "output"}
+MEANT = {
+    "gpus": "gpus_per_node",
+    "gpus-per-socket": "gpus_per_node",
+    "gpus-per-task": "gpus_per_node",
+    "mem-per-cpu": "mem",
+    "mem-per-gpu": "mem",
+    "ntasks-per-core": "ntasks_per_node",
+    "ntasks-per-gpu": "ntasks_per_node",
+    "ntasks-per-socket": "ntasks_per_node",
+}
+"""Options of sbatch's that ask in another way for what a key asks for, by which workers are started."""
+OF_ANYTHING = ("gres", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task")
+"""Options that may ask for GPUs, or for other things that a node has some of."""
+OF_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?=[:=,]|$)")
+SHORT = {
+    "A": "account",
+    "C": "constraint",
+    "D": "chdir",
+    "G": "gpus",
+    "N": "nodes",
+    "W": "wait",
+    "a": "array",
+    "c": "cpus-per-task",
+    "e": "error",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "t": "time",
+}
+"""Those of one letter that mean one of these."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +125,17 @@ class BatchProfile:
     the interpreter that submits."""
     tries: int = TRIES
     """How often the job may start, the first time included."""
+    local_directory: str | None = None
+    """The folder of each node in which workers keep temporary files. Variables of the environment in it are those of
+    the node."""
+    scheduler_port: str | None = None
+    """A port of the first node, or a range of which one is taken: ``40000:40009``. So are the others, of each node."""
+    worker_port: str | None = None
+    nanny_port: str | None = None
+    metrics_port: str | None = None
+    """At which workers serve what Prometheus asks for; without one, on loopback alone."""
+    dashboard_address: str | None = None
+    """Of Dask's dashboard on the first node; without one there is none."""
     security: bool | dict[str, str] = True
     """Files of certificates, by absolute paths under their names in Dask's ``Security``; or True, for certificates that
     each try of the job makes for itself; or False, for connections without encryption."""
@@ -118,6 +180,16 @@ class BatchProfile:
         if self.mem is None or not (mib := memory_mib(self.mem)):
             return 0.9 / workers
         return int((mib - OTHERS_MIB) / workers * 2**20)
+
+
+def job_settings(profile: BatchProfile) -> dict[str, int]:
+    """Settings of a job's command, by their names, which nobody has set otherwise."""
+    ours = {
+        "workers": (profile.workers, 1),
+        "tiles": (max(config.DEFAULT_TILES, profile.workers * TILES_A_WORKER), config.DEFAULT_TILES),
+        "tile-seconds": (TILE_SECONDS, None),
+    }
+    return {name: value for name, (value, default) in ours.items() if config.get(name) == default}
 
 
 def memory_mib(text: str) -> float:
@@ -178,7 +250,8 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     _check_line(called, "activate", given, "a line of the shell, such as source ~/env/bin/activate")
     found = {key: value for key, value in given.items() if key != "extra"}
     found |= _gpus(called, given) | _memory(called, given) | _time(called, given) | _security(called, given)
-    profile = BatchProfile(**found, extra=_extra(called, given.get("extra", ())))
+    found |= _node(called, given)
+    profile = BatchProfile(**found, extra=_extra(called, given))
     if profile.gpus and "ntasks_per_node" in given:
         raise ClusterError(
             f"{called}: ntasks_per_node: {profile.ntasks_per_node} beside gpus_per_node, which has a worker for each"
@@ -192,7 +265,51 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
             f" GPU; say {other}"
         )
     _check_memory(called, profile)
+    check_ports(called, ports_wanted(called, profile))
     return profile
+
+
+def ports_wanted(called: str, profile: BatchProfile) -> list[Wanted]:
+    """Which ports the processes of the job's first node take, where the profile says; those of another take all of
+    these but the scheduler's."""
+    workers = profile.gpus or profile.ntasks_per_node
+    whose = f"the {counted(workers, 'worker')} of a node"
+    asked = {
+        "scheduler_port": (1, "the scheduler"),
+        "worker_port": (workers, whose),
+        "nanny_port": (workers, f"the nannies of {whose}"),
+        "metrics_port": (workers, f"the metrics of {whose}"),
+    }
+    found = []
+    for key, (count, who) in asked.items():
+        if (given := getattr(profile, key)) is not None:
+            found.append(Wanted(key, ports_of(called, key, given), count, who))
+    if profile.dashboard_address is not None:
+        port = int(profile.dashboard_address.rpartition(":")[2])
+        found.append(Wanted("dashboard_address", range(port, port + 1), 1, "the dashboard"))
+    return found
+
+
+def _node(called: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """What the profile fixes on nodes, as texts."""
+    found = {key: ports_text(ports_of(called, key, given[key])) for key in PORTS if key in given}
+    if (folder := given.get("local_directory")) is not None:
+        if not isinstance(folder, str) or not folder.isprintable() or folder[:1] not in ("/", "$", "~"):
+            raise ClusterError(
+                f"{called}: local_directory: {shown(folder)} is no folder of a node: it begins with /, with a variable"
+                " of the environment there, or with ~, such as /local/$USER or $SLURM_TMPDIR"
+            )
+        found["local_directory"] = folder
+    if (address := given.get("dashboard_address")) is not None:
+        host, _, port = str(address).rpartition(":")
+        wrong = isinstance(address, bool) or not isinstance(address, int | str) or not port.isdecimal()
+        if wrong or not HOST.fullmatch(host) or not LEAST_PORT <= int(port) <= MOST_PORT:
+            raise ClusterError(
+                f'{called}: dashboard_address: {shown(address)} is no address such as ":8787", on {LOOPBACK} of the'
+                f' first node, or "0.0.0.0:8787", with a port from {LEAST_PORT} to {MOST_PORT}'
+            )
+        found["dashboard_address"] = on_loopback(address)
+    return found
 
 
 def _check_line(called: str, key: str, given: Mapping[str, Any], what: str) -> None:
@@ -284,8 +401,9 @@ def _security(called: str, given: Mapping[str, Any]) -> dict[str, bool | dict[st
     return {"security": files}
 
 
-def _extra(called: str, value: Any) -> tuple[str, ...]:
+def _extra(called: str, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Options of sbatch's, in one text or several."""
+    value = given.get("extra", ())
     texts = [value] if isinstance(value, str) else value
     allowed = "a list of options of sbatch, such as [--exclusive, --reservation=night]"
     if not isinstance(texts, list | tuple) or not all(
@@ -297,11 +415,38 @@ def _extra(called: str, value: Any) -> tuple[str, ...]:
             words = shlex.split(text)
         except ValueError as error:
             raise ClusterError(f"{called}: extra: {shown(text)}: {error}; it is not {allowed}") from error
-        name = words[0].partition("=")[0]
-        name = name[2:] if name.startswith("--") else SHORT.get(name[1], name[1:])
-        own = name.replace("-", "_")
-        if name in OURS:
-            raise ClusterError(f"{called}: extra: {text} cannot be chosen: {OURS[name]}; leave it out")
-        if own in KEYS:
-            raise ClusterError(f"{called}: extra: {text} has a key of its own; say {own} in the profile")
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if re.match(r"--?\w", word):
+                _check_option(called, given, word, following)
     return tuple(texts)
+
+
+def _check_option(called: str, given: Mapping[str, Any], word: str, following: str) -> None:
+    """Raise ClusterError for an option of sbatch's that the job needs, or that asks for what a key asks for: of two
+    options in a script the last one counts, so that the key would say nothing, or workers be started for another job.
+
+    following: the next word, which may be the option's value."""
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        value = value if equals else following
+    else:
+        name, value = SHORT.get(word[1], word[1]), word[2:].removeprefix("=") or following
+    said = f"{word} {value}" if value and value == following and not value.startswith("-") else word
+    refused = [*OURS, *MEANT, *OF_ANYTHING, *(key.replace("_", "-") for key in KEYS)]
+    # sbatch takes the beginning of an option's name for it.
+    whole = [f"--{each}" for each in sorted(refused) if each.startswith(name)] if len(name) > 1 else []
+    if whole and name not in refused:
+        raise ClusterError(f"{called}: extra: {said} may be short for {', '.join(whole)}; write it out")
+    if name in OURS:
+        raise ClusterError(f"{called}: extra: {said} cannot be chosen: {OURS[name]}; leave it out")
+    key = MEANT.get(name, name.replace("-", "_"))
+    if name in OF_ANYTHING and OF_GPUS.search(value):
+        key = "gpus_per_node"
+    if key not in KEYS:
+        return
+    if key in given:
+        raise ClusterError(
+            f"{called}: extra: {said} asks for what {key}: {given[key]} asks for; keep {key} alone,"
+            " by which the job and its workers are made"
+        )
+    raise ClusterError(f"{called}: extra: {said} has a key of its own; say {key} in the profile")

@@ -11,15 +11,64 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tilewright.workflows.batch.folder import JobFolder
-from tilewright.workflows.batch.profile import BatchProfile, time_seconds
+from tilewright.workflows.batch.profile import KEYS, OF_GPUS, OURS, BatchProfile, time_seconds
 
 BEHIND_GRACE_SECONDS = 60
 """Between the end of a command's grace and that of its job: it has to record, and the job to queue itself again. Slurm
 looks once in 30 seconds whose time is up."""
 KEEPER = "tilewright.workflows.batch.keeper"
+
+
+VARIABLES = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_ARRAY_INX": "array",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_CPUS_PER_GPU": "cpus-per-gpu",
+    "SBATCH_ERROR": "error",
+    "SBATCH_GPUS": "gpus-per-node",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node",
+    "SBATCH_GPUS_PER_SOCKET": "gpus-per-node",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-node",
+    "SBATCH_MEM_PER_CPU": "mem",
+    "SBATCH_MEM_PER_GPU": "mem",
+    "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_NO_REQUEUE": "no-requeue",
+    "SBATCH_OPEN_MODE": "open-mode",
+    "SBATCH_OUTPUT": "output",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_REQUEUE": "requeue",
+    "SBATCH_SIGNAL": "signal",
+    "SBATCH_TIMELIMIT": "time",
+    "SBATCH_WAIT": "wait",
+}
+"""Variables of the environment that sbatch puts before what a script says, and their options."""
+
+
+def put_aside(profile: BatchProfile, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of sbatch's that are kept from it, and why: those whose option the profile gives, or the job needs as
+    it is, or that give GPUs to a job whose workers would not use them."""
+    if OF_GPUS.search(environment.get("SBATCH_GRES", "")):
+        variables = VARIABLES | {"SBATCH_GRES": "gpus-per-node"}
+    else:
+        variables = VARIABLES
+    found = {}
+    for name, option in variables.items():
+        if name not in environment:
+            continue
+        key = option.replace("-", "_")
+        given = getattr(profile, key, None) if key in KEYS else None
+        if option in OURS:
+            found[name] = OURS[option]
+        elif given is not None:
+            found[name] = f"the profile's {key}: {given} does"
+        elif key == "gpus_per_node":
+            found[name] = "its workers would use no GPU; say gpus_per_node in the profile"
+    return found
 
 
 def job_script(profile: BatchProfile, folder: JobFolder, command: str, grace: float) -> str:
@@ -54,7 +103,24 @@ def job_script(profile: BatchProfile, folder: JobFolder, command: str, grace: fl
         python = "python"
         body = [profile.activate]
     body.append(f"exec {shlex.quote(python)} -m {KEEPER} {shlex.quote(str(folder.path))}")
-    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *body, ""])
+    told = [f"# {line}" for line in _fixed(profile)]
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *told, *body, ""])
+
+
+def _fixed(profile: BatchProfile) -> list[str]:
+    """What the profile fixes on nodes, for who reads the script; the job has it from its folder."""
+    ports = {
+        "scheduler": (profile.scheduler_port, "the first node"),
+        "workers": (profile.worker_port, "each node"),
+        "nannies": (profile.nanny_port, "each node"),
+        "metrics": (profile.metrics_port, "each node"),
+    }
+    lines = [f"{who}: port {given} of {where}" for who, (given, where) in ports.items() if given is not None]
+    if profile.dashboard_address is not None:
+        lines.append(f"dashboard: {profile.dashboard_address} of the first node")
+    if profile.local_directory is not None:
+        lines.append(f"temporary files: {profile.local_directory}, as it stands on each node")
+    return lines
 
 
 def signal_seconds(profile: BatchProfile, grace: float) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,8 +94,8 @@ def available() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def submit(script: Path) -> str:
-    """Slurm's number of the job that a script became.
+def submit(script: Path, without: Collection[str] = ()) -> str:
+    """Slurm's number of the job that a script became. without: variables of the environment that sbatch is not to see.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def submit(script: Path) -> str:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("SLURM_") or name == "SLURM_CONF"
+        if name not in without and (not name.startswith("SLURM_") or name == "SLURM_CONF")
     }
     said = _run(["sbatch", "--parsable", str(script)], "submit the job", environment)
     found = re.match(r"(\d+)(?:;|\s|$)", said.strip().splitlines()[-1] if said.strip() else "")

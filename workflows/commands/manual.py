@@ -24,8 +24,9 @@ STATUSES = {
     "130, 143": "Ctrl-C, or SIGTERM, ended it; one line says what was kept.",
 }
 FILES = {
-    "cluster.yaml": "Profiles, by which --profile says where to run: in the working directory, or as --cluster-file"
-    " or the setting tilewright.cluster-file name it.",
+    "cluster.yaml": "Profiles, by which --profile says where to run: in the working directory, in"
+    " ~/.config/tilewright, in etc/tilewright of the installation, in /etc/tilewright; tilewright profiles"
+    " says which are read.",
     "~/.config/dask/*.yaml": "Settings, below tilewright:, beside Dask's own.",
 }
 

@@ -57,7 +57,7 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
 cluster_file_option = click.option(
     "--cluster-file",
     metavar="FILE",
-    help="A file of profiles beside the built-in ones; default: ./cluster.yaml, if there.",
+    help="The only file of profiles beside the built-in ones; default: all that tilewright profiles lists.",
 )
 cluster_options = options(
     click.option("--profile", "cluster", default="local", show_default=True, metavar="NAME",

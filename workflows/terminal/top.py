@@ -59,6 +59,8 @@ class WorkerLook:
     """Busy, by stage; None: it has done no work of ours."""
     device_free_nbytes: int | None = None
     device_total_nbytes: int | None = None
+    metrics: str | None = None
+    """Where it serves them to Prometheus, as ``host:port``; None: it does not, or has done no work of ours."""
 
     @classmethod
     def of(cls, address: str, worker: Mapping[str, Any]) -> WorkerLook:

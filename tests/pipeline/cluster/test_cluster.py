@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +31,9 @@ from distributed.utils import LoopRunner
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import cluster as cluster_module
 from tilewright.pipeline.cluster import local as local_cluster
+from tilewright.pipeline.cluster import profiles as profiles_module
 from tilewright.pipeline.cluster.cluster import open_cluster
-from tilewright.pipeline.cluster.profiles import INSTALLED_PROFILES, load_profiles
+from tilewright.pipeline.cluster.profiles import INSTALLED_PROFILES, MACHINE_FOLDER, load_profiles
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,12 +69,186 @@ def test_profiles_of_a_file_add_to_the_built_in_ones(tmp_path: Path, monkeypatch
         assert load_profiles() == load_profiles(other)
 
 
+@dataclass
+class Places:
+    """Where files of profiles are looked for, the farthest first."""
+
+    machine: Path
+    installation: Path
+    dasks: Path
+    user: Path
+    here: Path = Path("cluster.yaml")
+
+    def write(self, place: str, **profiles: dict[str, object]) -> Path:
+        path: Path = getattr(self, place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump({"profiles": profiles}))
+        return path
+
+
+@pytest.fixture
+def of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
+    """Places of a machine of its own; a file of Dask's there names one."""
+    found = Places(
+        tmp_path / "etc" / "cluster.yaml",
+        tmp_path / "prefix" / "etc" / "tilewright" / "cluster.yaml",
+        tmp_path / "opt" / "site.yaml",
+        tmp_path / "home" / "tilewright" / "cluster.yaml",
+    )
+    monkeypatch.setattr(profiles_module, "MACHINE_FOLDER", found.machine.parent)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    (tmp_path / "dask").mkdir()
+    (tmp_path / "dask" / "site.yaml").write_text(f"tilewright: {{cluster-file: {found.dasks}}}")
+    monkeypatch.setattr(dask.config, "paths", [str(tmp_path / "dask")])
+    monkeypatch.delenv("DASK_TILEWRIGHT__CLUSTER_FILE", raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with dask.config.set({"tilewright.cluster-file": str(found.dasks)}):  # as Dask has read it there
+        yield found
+
+
+PLACES = ("machine", "installation", "dasks", "user", "here")
+
+
+def test_a_nearer_file_of_profiles_wins_and_hides_no_other(of_places: Places) -> None:
+    """A site's own file took the place of the user's, without a word."""
+    paths = []
+    for count, place in enumerate(PLACES, 1):
+        said = {"kind": "cpu", "n_workers": count}
+        paths.append(
+            of_places.write(
+                place, shared=said, **{f"of_{place}": said}, **({} if count > 2 else {"far": said})
+            )
+        )
+    found = profiles_module.find_profiles()
+    assert [file.path for file in found.files] == [INSTALLED_PROFILES, *paths]
+    assert not found.absent
+    for count, place in enumerate(PLACES, 1):
+        assert found.profiles[f"of_{place}"].options["n_workers"] == count
+    assert (found.profiles["shared"].options["n_workers"], found.profiles["shared"].file) == (5, paths[4])
+    assert found.replaced("shared") == paths[3::-1]
+    assert (found.profiles["far"].file, found.replaced("far")) == (paths[1], [paths[0]])
+    assert found.replaced("of_user") == []
+    named = re.escape(
+        f"of_here, shared of cluster.yaml; of_user of {paths[3]}; of_dasks of {paths[2]}; far, of_installation of"
+        f" {paths[1]}; of_machine of {paths[0]}; cpu, cuda, existing, local, slurm (built-in): choose one"
+    )
+    with pytest.raises(ClusterError, match=named), open_cluster("gpu"):
+        pass
+
+
+@pytest.mark.parametrize("how", ["argument", "environment", "python"])
+def test_a_file_of_profiles_that_is_named_is_the_only_one(
+    how: str, of_places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in PLACES:
+        of_places.write(place, **{place: {"kind": "cpu"}})
+    own = profile_file(tmp_path, own={"kind": "cpu"})
+    if how == "environment":
+        monkeypatch.setenv("DASK_TILEWRIGHT__CLUSTER_FILE", str(own))
+    with dask.config.set({} if how == "argument" else {"tilewright.cluster-file": str(own)}):
+        found = profiles_module.find_profiles(own if how == "argument" else None)
+        assert found.only
+        assert [file.path for file in found.files] == [INSTALLED_PROFILES, own]
+        with (
+            pytest.raises(ClusterError, match="no other file was read, since that one was named"),
+            open_cluster("here", own if how == "argument" else None),
+        ):
+            pass
+
+
+def test_places_of_profiles_without_a_file_are_told(of_places: Places) -> None:
+    of_places.write("dasks", one={"kind": "cpu"})
+    of_places.here.mkdir()  # a folder is none
+    found = profiles_module.find_profiles()
+    assert [file.path for file in found.files] == [INSTALLED_PROFILES, of_places.dasks]
+    assert list(found.absent) == [
+        of_places.machine, of_places.installation, of_places.user, of_places.here,
+    ]  # fmt: skip
+
+
+def test_a_file_that_two_places_mean_is_read_once(of_places: Places) -> None:
+    of_places.write("dasks", one={"kind": "cpu"})
+    of_places.here.symlink_to(of_places.dasks)
+    found = profiles_module.find_profiles()
+    assert [file.path for file in found.files] == [INSTALLED_PROFILES, of_places.here]
+    assert found.replaced("one") == []
+
+
+def test_a_file_of_profiles_that_dasks_names_has_to_be_there(of_places: Places) -> None:
+    said = f"no profiles file {of_places.dasks}, which tilewright.cluster-file names in .*site.yaml; mend it there"
+    with pytest.raises(ClusterError, match=said):
+        load_profiles()
+
+
+def test_paths_of_settings_have_their_variables_replaced(
+    of_places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file of a site's settings serves all of its users."""
+    monkeypatch.setenv("OF_USER", "ann")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ann").mkdir()
+    own = profile_file(tmp_path / "ann", one={"kind": "cpu"})
+    (tmp_path / "dask" / "site.yaml").write_text(
+        f"tilewright: {{cluster-file: '{tmp_path}/$OF_USER/profiles.yaml'}}"
+    )
+    with dask.config.set({"tilewright.cluster-file": f"{tmp_path}/$OF_USER/profiles.yaml"}):
+        assert [file.path for file in profiles_module.find_profiles().files] == [INSTALLED_PROFILES, own]
+    with dask.config.set({"tilewright.cluster-file": "~/${OF_USER}/profiles.yaml"}):
+        found = profiles_module.find_profiles()
+        assert (found.only, found.files[-1].path) == (True, own)
+    with dask.config.set({"tilewright.jobs-folder": "~/$OF_USER/jobs"}):
+        assert config.path_of("jobs-folder") == f"{tmp_path}/ann/jobs"
+    with (
+        dask.config.set({"tilewright.jobs-folder": "/scratch/$NO_SUCH_VARIABLE"}),
+        pytest.raises(
+            OptionError, match=r"jobs-folder .*'/scratch/\$NO_SUCH_VARIABLE' has a variable that is not"
+        ),
+    ):
+        config.path_of("jobs-folder")
+
+
+def test_a_broken_file_of_a_place_is_named(of_places: Places) -> None:
+    of_places.write("dasks", one={"kind": "cpu"})
+    of_places.write("machine", one={"kind": "cloud"})
+    with pytest.raises(ClusterError, match=f"profile 'one' in {of_places.machine} has kind 'cloud'"):
+        load_profiles()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("profiles:\n a:\n  kind: cpu\n  n_workers: 1\n  n_workers: 2", "lines 4 and 5 have the key 'n_workers'"),
+        ("profiles:\n a: {kind: cpu}\n b: {kind: cpu}\n a: {kind: local}", "lines 2 and 4 have the key 'a' 2 times"),
+        ("profiles: {a: {kind: cpu, kind: local}}", "line 1 has the key 'kind' 2 times"),
+        ("profiles: {a: {kind: cpu}}\nprofiles:\n b: {kind: cpu}", "lines 1 and 2 have the key 'profiles' 2 times"),
+        ("profiles:\n a:\n  kind: cpu\n  env:\n   X: 1\n   X: 3\n   'X': 4", "lines 5, 6 and 7 have the key 'X'"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_said_twice_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    """YAML's own reader takes the last one silently."""
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    with pytest.raises(ClusterError, match=re.escape(f"{path}: {said}")):
+        load_profiles(path)
+
+
+def test_keys_that_are_merged_may_be_said_again(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text(
+        "profiles:\n small: &small {kind: cpu, n_workers: 1}\n large: {<<: *small, n_workers: 9}\n"
+    )
+    assert load_profiles(path)["large"].options == {"kind": "cpu", "n_workers": 9}
+
+
 def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     known = "there is no profile 'gpu'; the profiles are cpu, cuda, existing, local, slurm"
     empty = "says neither address nor scheduler_file; set one in your cluster.yaml"
     for name, said in (
-        ("gpu", f"{known}, the built-in ones: choose one, or define it in cluster.yaml ("),
+        ("gpu", f"{known} (built-in); and there is no file of others at {MACHINE_FOLDER}/cluster.yaml, "),
+        ("gpu", "cluster.yaml, cluster.yaml: choose one, or define it in cluster.yaml ("),
         ("existing", f"built-in profile 'existing' {empty}"),
     ):
         with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
@@ -86,7 +263,7 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
     for name, said in (
         (
             "gpu",
-            "near, odd, pair, promised, site, slow, slurm, threads, the built-in ones and those of cluster.yaml: ",
+            "near, odd, pair, promised, site, slow, threads of cluster.yaml; cpu, cuda, existing, local, slurm (b",
         ),
         ("site", f"profile 'site' of cluster.yaml {empty}"),
         (
@@ -436,8 +613,10 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
         open_cluster("gpu"),
     ):
         pass
-    with pytest.raises(ClusterError, match="cannot read"):
-        load_profiles(tmp_path / "none.yaml")
+    os.mkfifo(tmp_path / "pipe")  # nobody writes there
+    for name in ("none.yaml", ".", "pipe"):
+        with pytest.raises(ClusterError, match="cannot read the profiles file"):
+            load_profiles(tmp_path / name)
     for text, match in (
         ("a: [", "not valid YAML"),
         ("just text", "no mapping 'profiles'"),

@@ -440,6 +440,21 @@ def test_of_two_runs_that_begin_at_once_one_writes(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["c.zarr"]
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre has none where it is mounted without; "Function not implemented" told nobody what to do."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = r"cannot create .*no locks on folders.*Lustre: -o flock, or localflock.*or choose another place"
+    with pytest.raises(StoreError, match=said):
+        begin(tmp_path / "c", 1)
+
+
 def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
     output = begin(tmp_path / "c.zarr")
     assert output.lock is not None
@@ -745,6 +760,24 @@ def test_a_run_that_does_not_see_the_lock_of_another_ends_it(tmp_path: Path) -> 
     assert second.publish() == []
     second.release()
     assert (zarr.open_array(final)[...] == 7).all()
+
+
+def test_of_runs_without_shared_locks_that_begin_at_once_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test under Slurm met it: the other's array came between the emptying of the folder and the making of ours."""
+    final = tmp_path / "c.zarr"
+    growing = outputs.partial_path(final)
+
+    def other(path: Path) -> None:
+        empty(path)
+        zarr.create_array(path, shape=(4, 4), chunks=(2, 2), dtype="f8")
+
+    empty = outputs._empty
+    monkeypatch.setattr(outputs, "_empty", other)
+    with pytest.raises(OutputExistsError, match=r"another run has taken .*c\.zarr\.partial in this moment"):
+        begin(final, 1)
+    assert zarr.open_array(growing, mode="r").shape == (4, 4), "the other's is left alone"
 
 
 def test_a_draft_of_a_version_without_folders_for_runs_is_gone_on_with(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -218,6 +219,72 @@ def test_a_job_that_has_finished_is_not_run_again(folder: JobFolder) -> None:
     assert keeper(folder, attempt=3, tries=2).keep() == 0
     folder.write_progress(Progress("ended", 1, "its scheduler ended by signal 9", 1))
     assert keeper(folder, attempt=2, command="exit 5").keep() == 5
+
+
+class Ported(Shells):
+    """Whose scheduler listens at a port where nobody does, and else ends, as Dask's does."""
+
+    def _scheduler_command(self, address: Path) -> list[str]:
+        self.tried.append(self._ports[0])
+        taken = self._ports[0] == self.taken
+        return ["sh", "-c", "echo 'Address already in use' >&2; exit 1" if taken else SCHEDULER, str(address)]
+
+    tried: list[int]
+    taken: int
+
+
+def test_a_scheduler_takes_another_port_where_somebody_was_faster(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ports are free when they are looked at first, and then another job's scheduler has one of them."""
+    looked = []
+
+    def free(port: int, host: str = "") -> bool:
+        looked.append(port)
+        return port != 40000 or looked.count(port) == 1
+
+    monkeypatch.setattr(keeper_module, "is_free", free)
+    profile = BatchProfile(scheduler_port="40000:40002", security=False)
+    kept = Ported(folder, Submitted(("dot",), profile, "/", 0.0, "7"), "7", 1, {"PATH": "/usr/bin:/bin"})
+    kept.shells = {"workers": "exec sleep 60", "command": "exit 0"}
+    kept.tried, kept.taken = [], 40000
+    assert kept.keep() == 0
+    assert kept.tried == [40000, 40001]
+
+
+def test_a_job_without_a_port_for_its_scheduler_ends_at_once(folder: JobFolder) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        profile = BatchProfile(scheduler_port=str(port), security=False)
+        kept = Shells(folder, Submitted(("dot",), profile, "/", 0.0, "7"), "7", 1, {})
+        assert kept.keep() == 1
+    progress = folder.progress()
+    assert progress is not None
+    assert progress.reason.startswith(
+        f"the profile: scheduler_port: {port}: others listen at all but 0 of these"
+    )
+
+
+def test_a_jobs_scheduler_and_workers_get_what_the_profile_fixes(
+    folder: JobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH_OF_JOB", str(tmp_path))
+    profile = read_profile(
+        "p",
+        {"scheduler_port": 40000, "worker_port": 40001, "nanny_port": "40002:40003", "metrics_port": 9100}
+        | {"dashboard_address": ":8787", "local_directory": "$SCRATCH_OF_JOB/x"},
+    )
+    kept = Keeper(folder, Submitted(("dot",), profile, "/", 0.0, "7"), "7", 1, {})
+    kept._ports = kept._scheduler_ports()
+    words = " ".join(kept._scheduler_command(folder.scheduler_file(1)))
+    assert " --port 40000 --host 127.0.0.1 --dashboard --dashboard-address 127.0.0.1:8787" in words
+    assert kept._scratch() == {"DASK_TEMPORARY_DIRECTORY": f"{tmp_path}/x"}
+    kept.environment = {"DASK_TEMPORARY_DIRECTORY": "/elsewhere"}
+    assert kept._scratch() == {}, "the user's own"
+    options = options_of(profile, Path("file"), "0")
+    assert options["local_directory"] == f"{tmp_path}/x"
+    assert (options["port"], options["listen_at"]) == ("40002:40003", "40001")
+    assert options["metrics_at"] == ("0.0.0.0", "9100"), "Prometheus is not on this node"
 
 
 def test_what_is_started_has_its_cores_its_address_and_its_settings(folder: JobFolder) -> None:

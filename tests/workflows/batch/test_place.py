@@ -86,6 +86,29 @@ def test_a_job_is_left_to_itself(here: Path) -> None:
     assert folder.path.stat().st_mode & 0o77 == 0
 
 
+def test_variables_of_sbatchs_do_not_go_before_the_profile(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch puts them before what its script says."""
+    Path("cluster.yaml").write_text(
+        yaml.safe_dump({"profiles": {"site": PROFILE | {"partition": "long", "extra": ["--gres=nvme:1"]}}})
+    )
+    command(here, "sbatch", "env | grep ^SBATCH_ | sort >seen; echo 4711")
+    for name, value in {
+        "PARTITION": "debug", "SIGNAL": "9@1", "ACCOUNT": "physics", "GRES": "gpu:2", "EXCLUSIVE": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    left = tilewright(*MATMUL, "--detach", "--device", "cpu")
+    assert left.exit_code == 0, left.output
+    assert Path("seen").read_text() == "SBATCH_ACCOUNT=physics\nSBATCH_EXCLUSIVE=1\n"
+    told = dict(line.split(" of the environment does not count: ") for line in left.stderr.splitlines()[:3])
+    assert told == {
+        "SBATCH_PARTITION=debug": "the profile's partition: long does",
+        "SBATCH_SIGNAL=9@1": "tilewright.grace-seconds says how long a stopped job may take",
+        "SBATCH_GRES=gpu:2": "its workers would use no GPU; say gpus_per_node in the profile",
+    }
+
+
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_command_has_the_result_and_the_status_of_its_job(here: Path, status: int) -> None:
     command(here, "sbatch", ENDS.replace("STATUS", str(status)) + "echo 4711")

@@ -15,7 +15,7 @@ from tests.pipeline.cluster.test_security import signed
 from tilewright.pipeline.cluster.profiles import INSTALLED_PROFILES, load_profiles
 from tilewright.pipeline.cluster.security import shared
 from tilewright.pipeline.errors import ClusterError
-from tilewright.workflows.batch.folder import JobFolder
+from tilewright.workflows.batch.folder import JobFolder, Submitted
 from tilewright.workflows.batch.profile import (
     BatchProfile,
     memory_mib,
@@ -146,6 +146,17 @@ def test_each_worker_has_its_cores_and_its_memory() -> None:
         ({"security": {"tls_ca_file": "nope.pem"}}, "security: tls_ca_file: there is no file nope.pem"),
         ({"security": {}}, "security: {} names no file; give some, "),
         ({"security": {"require_encryption": False}}, "security: require_encryption is no file, which is all"),
+        ({"scheduler_port": 80}, "scheduler_port: 80 is neither a port nor a range of ports"),
+        ({"worker_port": "40000-40009"}, "worker_port: '40000-40009' is neither a port nor a range of ports"),
+        ({"gpus_per_node": 4, "worker_port": "40000:40002"},
+         "worker_port: 40000:40002 has 3 ports, and the 4 workers of a node need 4; give it 4 or more, such as '4000"),
+        ({"ntasks_per_node": 2, "metrics_port": 9100}, "metrics_port: 9100 has 1 port, and the metrics of the 2 work"),
+        ({"worker_port": 40000, "nanny_port": 40000}, "worker_port: 40000 and nanny_port: 40000 have 1 port together"),
+        ({"scheduler_port": 8787, "dashboard_address": ":8787"}, "scheduler_port: 8787 and dashboard_address: 8787 ha"),
+        ({"dashboard_address": "0.0.0.0"}, "dashboard_address: '0.0.0.0' is no address such as \":8787\", on 127."),
+        ({"dashboard_address": "a b:8787"}, "dashboard_address: 'a b:8787' is no address"),
+        ({"local_directory": "scratch"}, "local_directory: 'scratch' is no folder of a node: it begins with /"),
+        ({"local_directory": "/a\nb"}, "local_directory: '/a\\nb' is no folder of a node"),
         ({"extra": {"a": 1}}, "extra: {'a': 1} is not a list of options of sbatch"),
         ({"extra": ["exclusive"]}, "extra: ['exclusive'] is not a list of options"),
         ({"extra": ["--comment='x"]}, "No closing quotation"),
@@ -153,12 +164,61 @@ def test_each_worker_has_its_cores_and_its_memory() -> None:
         ({"extra": ["-o out"]}, "extra: -o out cannot be chosen: the job's files"),
         ({"extra": ["--signal=USR1@9"]}, "tilewright.grace-seconds says how long"),
         ({"extra": ["--gpus-per-node=2"]}, "has a key of its own; say gpus_per_node"),
+        ({"extra": ["--exclusive --partition=b"]}, "extra: --partition=b has a key of its own; say partition"),
+        ({"partition": "a", "extra": ["-p b"]}, "extra: -p b asks for what partition: a asks for; keep partition"),
+        ({"partition": "a", "extra": ["-pb"]}, "extra: -pb asks for what partition: a asks for"),
+        ({"time": "9", "extra": ["--time=8"]}, "extra: --time=8 asks for what time: 9 asks for"),
+        ({"mem": "9G", "extra": ["--mem-per-cpu=2G"]}, "extra: --mem-per-cpu=2G asks for what mem: 9G asks for"),
+        ({"gpus_per_node": 4, "extra": ["--gres=gpu:2"]}, "extra: --gres=gpu:2 asks for what gpus_per_node: 4 asks"),
+        ({"gpus_per_node": 4, "extra": ["--gres nvme:1,gpu:h100:2"]}, "--gres nvme:1,gpu:h100:2 asks for what gpus_"),
+        ({"gpus_per_node": 4, "extra": ["--tres-per-node=gres/gpu:2"]}, "asks for what gpus_per_node: 4 asks for"),
+        ({"extra": ["-G 2"]}, "extra: -G 2 has a key of its own; say gpus_per_node"),
+        ({"extra": ["--gres=gpu"]}, "extra: --gres=gpu has a key of its own; say gpus_per_node"),
+        ({"extra": ["--part=b"]}, "extra: --part=b may be short for --partition; write it out"),
+        ({"extra": ["--gpu=2"]}, "may be short for --gpus, --gpus-per-node, --gpus-per-socket, --gpus-per-task"),
+        ({"extra": ["-D /elsewhere"]}, "extra: -D /elsewhere cannot be chosen: the command runs where it was given"),
+        ({"extra": ["--wait"]}, "extra: --wait cannot be chosen: the command follows its job by itself"),
     ],
 )  # fmt: skip
 def test_what_slurm_does_not_take_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ClusterError, match=re.escape(said)) as told:
         read_profile("profile 'p' of f.yaml", options)
     assert str(told.value).startswith("profile 'p' of f.yaml: ")
+
+
+def test_a_script_shows_what_is_fixed_on_nodes() -> None:
+    lines = script_of(
+        nodes=2,
+        gpus_per_node=4,
+        scheduler_port=40000,
+        worker_port="40001:40008",
+        nanny_port="40009:40016",
+        metrics_port="9100:9103",
+        dashboard_address=":8787",
+        local_directory="$SLURM_TMPDIR/dask",
+    )
+    assert lines[-7:-1] == [
+        "# scheduler: port 40000 of the first node",
+        "# workers: port 40001:40008 of each node",
+        "# nannies: port 40009:40016 of each node",
+        "# metrics: port 9100:9103 of each node",
+        "# dashboard: 127.0.0.1:8787 of the first node",
+        "# temporary files: $SLURM_TMPDIR/dask, as it stands on each node",
+    ]
+    assert not [line for line in script_of() if line.startswith("# ")]
+
+
+def test_a_profile_with_ports_is_the_same_behind_its_file(tmp_path: Path) -> None:
+    found = read_profile("p", {"worker_port": 40000, "metrics_port": "9100:9101", "local_directory": "~/x"})
+    folder = JobFolder(tmp_path)
+    folder.write_submitted(Submitted(("dot",), found, "/", 0.0))
+    assert folder.submitted().profile == found
+
+
+def test_other_options_of_sbatch_are_handed_on() -> None:
+    extra = ["--gres=nvme:1 --licenses=fast", "-d afterok:12", "-x c7", "--mem-bind=local", "--time-min=10"]
+    found = script_of(gpus_per_node=1, mem="8G", time="20", extra=extra)
+    assert [f"#SBATCH {text}" for text in extra] == found[-6:-1]
 
 
 def test_files_of_certificates_are_named_for_all_roles_and_places(
