@@ -72,7 +72,7 @@ test-simulator: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not gpu and not multigpu'
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto tests/pipeline/text/test_lanes.py -m 'simulator and slow'
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and slow'
 
 # Past pins of other libraries, not past ours: dask-cuda is made for one release of Dask.
 test-newest:
