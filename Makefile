@@ -1,5 +1,5 @@
 # make demo    the whole pipeline on real input, from nothing
-# make test    the tests that need no GPU, the simulator's in a run of its own
+# make test    the tests that need no GPU, the simulator's in a run of its own beside the others
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make test-versions   some of them, and the wheel, with each Python of VERSIONS, 3.11 to 3.14, which uv finds or brings
@@ -42,9 +42,9 @@ DOCS_VERSION ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 # BLAS would give itself a thread for every core in each of the processes, which spin while they wait for each other.
-test test-slow test-newest test-versions test-dist: export OPENBLAS_NUM_THREADS := 1
+test test-host test-simulator test-slow test-newest test-versions test-dist: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-slow test-newest test-versions test-dist gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint docs linkcheck man dist changelog clean
+.PHONY: help demo test test-host test-simulator test-slow test-newest test-versions test-dist gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint docs linkcheck man dist changelog clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -58,14 +58,21 @@ $(INSTALLED): pyproject.toml
 demo: $(INSTALLED)
 	$(BIN)/tilewright demo
 
-# What type checkers say takes 20 s and belongs to lint.
+# Both runs at once: the threads of the simulator's wait for each other, and leave half of the cores idle.
 test: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j 2 test-host test-simulator
+
+# What type checkers say takes 20 s and belongs to lint.
+test-host: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' --ignore tests/test_types.py
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow'
+
+# What it says comes when it has ended, and not in between.
+test-simulator: $(INSTALLED)
+	@log=$$(mktemp); NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow' > $$log 2>&1; status=$$?; cat $$log; rm $$log; exit $$status
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not gpu and not multigpu'
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto tests/pipeline/text/test_lanes.py -m 'simulator and slow'
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and slow'
 
 # Past pins of other libraries, not past ours: dask-cuda is made for one release of Dask.
 test-newest:

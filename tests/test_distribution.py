@@ -1,7 +1,8 @@
 """The wheel and the source distribution: what is in them, and that they work where nothing else is installed.
 
 ``make test-dist`` runs it, and ``make test-versions`` with each Python: that which TILEWRIGHT_PYTHON names, or this
-one. uv builds, and installs from PyPI. TILEWRIGHT_OVERRIDES has requirements, with blanks between them, that are
+one. uv builds, and installs from PyPI. TILEWRIGHT_DIST names a folder of what is built already, by ``make dist``, to be
+tried instead. TILEWRIGHT_OVERRIDES has requirements, with blanks between them, that are
 installed whatever others ask for: releases that a library we need does not admit yet.
 """
 
@@ -44,8 +45,10 @@ def uv(*words: str | Path) -> str:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel, which is built from the source distribution, and that."""
-    folder = tmp_path_factory.mktemp("dist")
-    uv("build", "--quiet", "--python", PYTHON, "--out-dir", folder, ROOT)
+    made = os.environ.get("TILEWRIGHT_DIST")
+    folder = ROOT / made if made else tmp_path_factory.mktemp("dist")
+    if not made:
+        uv("build", "--quiet", "--python", PYTHON, "--out-dir", folder, ROOT)
     (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, source
 

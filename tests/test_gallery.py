@@ -17,6 +17,8 @@ NOTEBOOK = "---\nfile_format: mystnb\n"
 SHELL = "%%bash\n"
 PICTURED = {"climate", "eofs", "genetics", "correlation", "neighbours", "corpora", "duplicates"}
 """Pages that draw something."""
+QUICK = {"inputs", "climate"}
+"""Those that are run in every run. The first is no notebook; all others ``make docs`` runs too, also in CI."""
 
 
 def pages() -> list[str]:
@@ -47,7 +49,9 @@ def without_windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_windows")
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page in QUICK else pytest.mark.slow) for page in pages()]
+)
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     executed = cells(page)
@@ -65,6 +69,6 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_worked_problems_have_pictures() -> None:
-    assert set(pages()) >= PICTURED
+    assert set(pages()) >= PICTURED | QUICK
     for page in PICTURED:
         assert "plt.subplots(" in (DOCS / f"{page}.md").read_text(encoding="utf-8"), page

@@ -44,7 +44,7 @@ def run_campaign(folder: Path, *options: str) -> tuple[subprocess.CompletedProce
 SMALL = ("--kills", "3", "--damages", "3", "--cuts", "2", "--seed", "42433", "--jobs", "1")
 """Cases of few products, and yet of a client, workers and a nanny, of each signal, of each remedy, and of a cut in the
 middle and at the end."""
-COUNTED = ("--counts", "2", "--states", "2")
+COUNTED = ("--counts", "1", "--states", "1")
 
 
 def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
@@ -54,9 +54,8 @@ def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
         kind: [case for case in cases if case["kind"] == kind]
         for kind in ("kills", "damages", "cuts", "counts", "states")
     }
-    assert [case["took_effect"] for case in kinds["counts"]] == [True, True]
-    assert len(kinds["states"]) == 2
-    assert any(case["kept"] and case["counted"] for case in kinds["states"])
+    assert [case["took_effect"] for case in kinds["counts"]] == [True]
+    assert [bool(case["kept"] and case["counted"]) for case in kinds["states"]] == [True]
     assert len(kinds["kills"]) == 3
     assert any(case["took_effect"] for case in kinds["kills"])  # one may come behind the end of its command
     assert {case["remedy"] for case in kinds["damages"]} == {"audit", "repair", "resume"}

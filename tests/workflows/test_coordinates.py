@@ -154,6 +154,7 @@ TEXT = ["HG001", "HG2", "NA3", "µ"]
 
 
 @pytest.mark.filterwarnings("ignore:The data type:Warning")
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("kind", ["fixed", "objects", "zarr", "netcdf"])
 def test_text_that_zarr_stores_is_kept(kind: str, zarr_format: Any, tmp_path: Path) -> None:

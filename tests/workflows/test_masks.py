@@ -263,6 +263,7 @@ def test_what_is_no_mask_is_named_as_it_is(tmp_path: Path, rng: np.random.Genera
             tw.cov(path, tmp_path / "c", sum_over="time", missing=mask)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("work", ["cov", "eofs"])
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 @pytest.mark.parametrize("dtype", ["f4", "i2"])

@@ -38,6 +38,7 @@ def words_of(numbers: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.simulator
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [FLOAT, INTEGER])
 @pytest.mark.parametrize("kept", [1, 3, 10])
 def test_lists_are_merged_into_the_best(dtype: np.dtype, kept: int, rng: np.random.Generator) -> None:

@@ -179,6 +179,7 @@ def check_right_product(
     assert found.largest_error <= 0.5 * found.tolerance, "far from the limit"
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("error", ["one element", "a row", "its offset", "its factor", "not added"])
 @pytest.mark.parametrize(("stored", "to", "result"), KINDS, ids=str)
 def test_wrong_ones_are_caught(

@@ -111,6 +111,7 @@ def numbers(shape: tuple[int, int], dtype: str) -> np.ndarray:
     return values.astype(dtype) + (np.array(1j, dtype) * 3 if np.dtype(dtype).kind == "c" else 0)
 
 
+@pytest.mark.sample(36)
 @pytest.mark.parametrize("dtype", ["u1", "f4", "i8", "c8"])
 @pytest.mark.parametrize(("big", "by_columns"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("codecs", [*DECODED, "3 none", "2 none"])

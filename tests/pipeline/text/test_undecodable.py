@@ -77,6 +77,7 @@ def counted(
         )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("nbytes", [31, 2**20])
 @pytest.mark.parametrize("by", ["word", "line", "ngram:3:character", "codepoint"])

@@ -332,6 +332,7 @@ def table(texts: list[str | None]) -> pyarrow.Table:
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream", "stream.gz"])
 @pytest.mark.parametrize("fields", [["text"], ["title", "text"]])
 @pytest.mark.parametrize("nbytes", [3, 2**20])
