@@ -156,8 +156,15 @@ def places() -> list[Place]:
         Place(Path(own, "tilewright", FILE_NAME)),
         Place(Path(FILE_NAME)),
     ]
-    last = {os.path.realpath(place.path): place for place in found}  # one file may be meant twice
-    return [place for place in found if last[os.path.realpath(place.path)] is place]
+    last = {_real(place.path): place for place in found}  # one file may be meant twice
+    return [place for place in found if last[_real(place.path)] is place]
+
+
+def _real(path: Path) -> str:
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError:  # the working directory was removed, and has no file of profiles
+        return str(path)
 
 
 def _is_of_dasks_files(chosen: Any) -> bool:

@@ -324,7 +324,7 @@ class TasksUnderWay(Generic[Result]):
             yield from results
             if failed is not None:
                 raise failed
-            if results and not drained:
+            if results and not drained and not _is_requested(self._drain):
                 self._submit_next(feed)
         if self._drain is not None and self._drain.requested:
             self._drain.end()
@@ -530,6 +530,10 @@ def _is_ready(completed: as_completed, drain: Drain | None = None) -> bool:
     return True
 
 
+def _is_requested(drain: Drain | None) -> bool:
+    return drain is not None and drain.requested
+
+
 def run_combined(
     client: Client,
     function: Callable[..., Any],
@@ -674,7 +678,7 @@ def run_combined(
                 future.release()  # or it would be computed again if its worker is lost
                 give_up_copies(place)
                 yield place, result  # recorded when the next is asked for, as in `TasksUnderWay`
-                if not drained:
+                if not drained and not _is_requested(drain):
                     for next_place, _ in islice(to_do, 1):
                         completed.add(submit_group(next_place, ""))
             if drain is not None and drain.requested:

@@ -115,7 +115,7 @@ named_options = options(
 )  # fmt: skip
 elsewhere_options = options(
     plan_only_option,
-    click.option("--workers", type=click.IntRange(min=1), metavar="N", help="With --plan-only: for so many workers, in"
+    click.option("--workers", type=click.IntRange(min=1), help="With --plan-only: for so many workers, in"
                  " place of a profile's."),
     named_options,
 )  # fmt: skip
