@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.pipeline.report.runs import plan_of, run_of
 from tests.workflows.products import put
+from tilewright.pipeline.forecast import measure
 from tilewright.pipeline.forecast import rates as module
 from tilewright.pipeline.forecast.forecast import Disk, Foreseen, disk_at, forecast_of
 from tilewright.pipeline.forecast.published import START_SECONDS
@@ -322,7 +323,34 @@ def test_names_are_for_plans_alone(tmp_path: Path) -> None:
         assert made.exit_code == 2, made.output
 
 
-def test_commands_say_it_first(tmp_path: Path, rng: np.random.Generator, cache: Path) -> None:
+@pytest.mark.parametrize("command", ["plan", "topk"])
+def test_rates_of_small_products_are_not_kept_for_large_ones(
+    tmp_path: Path, rng: np.random.Generator, cache: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Of 12 columns it is mostly that of calls, and was taken for that of any product of the same dtypes."""
+    monkeypatch.setattr(measure, "SIDE", 32)
+
+    def compute(rows: int) -> float:
+        a = tmp_path / f"a{rows}"
+        if not a.exists():
+            put(a, rng.standard_normal((rows, 20)).astype("f4"))
+        other = [str(a), "--transpose-b"] if command == "plan" else [str(tmp_path / "o"), "--plan-only"]
+        return float(forecast_by(command, str(a), *other, "--device", "cpu")["floors"]["compute"])
+
+    compute(12)
+    assert not cache.exists()
+    compute(300)
+    kept = json.loads(cache.read_text())["kinds"]
+    ((name, _),) = kept.items()
+    remember_measured(name.removesuffix("; measured"), 1.0, 1.0)
+    assert compute(300) > 1e5, "an operation a second, once it is kept"
+    assert compute(12) < 1, "which says nothing of a small one either"
+
+
+def test_commands_say_it_first(
+    tmp_path: Path, rng: np.random.Generator, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SIDE", 32)
     a = put(tmp_path / "a.zarr", rng.standard_normal((64, 48)))
     product = [str(a), str(a), str(tmp_path / "c.zarr"), "--transpose-b", "--device", "cpu", "-q"]
     made = CliRunner().invoke(cli, ["matmul", *product, "--plan-only"])
