@@ -117,8 +117,9 @@ class Forecast:
         seconds = self.seconds
         if seconds is None or self.least_seconds is None or self.most_seconds is None:
             return (
-                f"not known: no run of its kind ({self.alike}, as many workers, such a device) has been timed on this"
-                f" host; the first one tells{'. Of GPUs that are elsewhere --gpu NAME or --rate tells' * self.checks}"
+                f"not known: no run of its kind ({self.alike}, as many workers, such a device), about as large and of"
+                f" {LEAST_RUN_SECONDS:g} s or more, has left its rates on this host; the first such run"
+                f" tells{'. Of GPUs that are elsewhere --gpu NAME or --rate tells' * self.checks}"
             )
         what = f"for the {self.units}"
         about = f"about {_around(self.least_seconds, self.most_seconds)} {what}"
@@ -253,6 +254,12 @@ def _estimated(work: Workload, estimate: Estimate) -> tuple[float, float, dict[s
     else:
         least, most = (sum(at_least) if estimate.in_turns else max(at_least)), sum(at_most)
     return least, most, _middles(slow, fast)
+
+
+def tell_time(work: Workload, earlier: Sequence[Rates]) -> bool:
+    """Whether earlier runs say how long this takes: of those that were too short only how long they took is known."""
+    like = [rates for rates in earlier if rates.is_like(work.operations)]
+    return any(rates.ratio is not None for rates in like) or bool(_quick(work, like))
 
 
 def _quick(work: Workload, like: Sequence[Rates]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +321,33 @@ def test_names_are_for_plans_alone(tmp_path: Path) -> None:
     for wrong in ("", "T", "nan", "-1", "1e400", "5 0"):
         made = CliRunner().invoke(cli, ["plan", str(a), str(a), "--rate", wrong])
         assert made.exit_code == 2, made.output
+
+
+def test_a_run_without_rates_keeps_no_plan_from_measuring(
+    tmp_path: Path, rng: np.random.Generator, cache: Path
+) -> None:
+    """One that was too short says nothing of a larger one, nor was there none."""
+    a = tmp_path / "a.zarr"
+    put(a, rng.standard_normal((64, 48)).astype("f4"))
+    words = ["plan", str(a), str(a), "--transpose-b", "--device", "cpu"]
+    operations = json.loads(CliRunner().invoke(cli, [*words, "-q", "--json"]).stdout)["operations"]
+    run = replace(run_of(PLAN, ["a"]), operations=operations // 10, seconds=0.28)
+    kind = kind_of(PLAN, "CPU", "full").replace("; 4; ", "; 1; ")
+    remember(run, "full")
+    kept = json.loads(cache.read_text())
+    kept["kinds"] = {kind: kept["kinds"][kind_of(PLAN, "CPU", "full")]}
+    cache.write_text(json.dumps(kept))
+    (short,) = remembered(kind)
+    assert (short.ratio, short.seconds, short.is_like(operations)) == (None, 0.28, True)
+    found = forecast_by(*words)
+    assert (found["source"], found["runs"]) == ("measured", 0)
+    assert found["floors"]["compute"] > 0
+    kept["kinds"][kind] += [asdict(Rates(1e6, 1e6, 1e6, 1.0, operations, 2.0))]
+    cache.write_text(json.dumps(kept))
+    assert forecast_by(*words)["source"] == "runs", "it is this kind that the plan is of"
+    text = forecast_of(WORK, [replace(short, work=PLAN.operations // 10)], None, None).time()
+    assert "has been timed" not in text
+    assert "about as large and of 1 s or more, has left its rates on this host" in text
 
 
 @pytest.mark.parametrize("command", ["plan", "topk"])
