@@ -110,8 +110,20 @@ def test_by_measured_rates_it_takes_from_the_longest_part_to_all_of_them() -> No
     assert (forecast.least_seconds, forecast.most_seconds, forecast.runs) == (8.0, 14.0, 0)
     assert forecast.floors == {"load": 3.0, "compute": 9.0, "write": None}
     text = str(Foreseen(PLAN, forecast))
-    assert "about 11 s ± 27% for the tiles, by rates that were measured here" in text
-    assert "multiplying; alone, and at once on all workers: reading 3.00 s, multiplying 9.00 s" in text
+    assert (
+        "at least 8.00 s for the tiles, by rates of reading and multiplying that were measured here" in text
+    )
+    assert "±" not in text, "writing may take longer than all that is known"
+    assert (
+        "multiplying; alone, and at once on all workers: reading 3.00 s, multiplying 9.00 s, writing not known"
+        in text
+    )
+    assert "if writing C does not take longer, more or faster devices shorten it" in text
+    nothing = forecast_of(replace(WORK, disk_nbytes=0, write_nbytes=0), [], (slow, fast), None)
+    assert "about 11 s ± 27% for the tiles, by rates that were measured here" in str(Foreseen(PLAN, nothing))
+    quick = tuple(Rates(1e3 * PLAN.operations, None, None) for _ in range(2))
+    short = forecast_of(WORK, [], (quick[0], quick[1]), None)
+    assert "less than a second for the tiles without writing C; " in str(Foreseen(PLAN, short))
     shared = forecast_of(WORK, [], (slow, fast), None, machines=4)
     assert shared.least_seconds == 2.0
 
