@@ -537,6 +537,10 @@ def test_cosines_are_of_latitudes_that_are_there(
         over = 0 if axis != "time" else 1
         with pytest.raises(tw.OptionError, match=message):
             tw.eofs(source, k=1, sum_over=over, weights={axis: "cos"}, cluster=client)
+    made = made.assign_coords(lat=[0.0, np.nan, 20, 30])
+    made.to_dataset().to_netcdf(tmp_path / "n.nc", engine="h5netcdf")
+    with pytest.raises(tw.OptionError, match=r"coordinates lat hold NaN, first at place 1 \(1 of 4\)"):
+        tw.eofs(f"{tmp_path / 'n.nc'}::sst", k=1, sum_over=0, weights={"lat": "cos"}, cluster=client)
 
 
 @pytest.mark.parametrize("method", ["gram", "krylov"])
