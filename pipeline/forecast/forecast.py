@@ -85,6 +85,11 @@ class Forecast:
             return None
         return (self.least_seconds + self.most_seconds) / 2
 
+    @property
+    def _writing_is_unknown(self) -> bool:
+        """Whether the time is without that of writing the output, which is never measured without a run."""
+        return self.source == "measured" and self.floors["write"] is None and self.disk_nbytes > 0
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"seconds": self.seconds, "fits": self.fits}
 
@@ -117,8 +122,9 @@ class Forecast:
         seconds = self.seconds
         if seconds is None or self.least_seconds is None or self.most_seconds is None:
             return (
-                f"not known: no run of its kind ({self.alike}, as many workers, such a device) has been timed on this"
-                f" host; the first one tells{'. Of GPUs that are elsewhere --gpu NAME or --rate tells' * self.checks}"
+                f"not known: no run of its kind ({self.alike}, as many workers, such a device), about as large and of"
+                f" {LEAST_RUN_SECONDS:g} s or more, has left its rates on this host; the first such run"
+                f" tells{'. Of GPUs that are elsewhere --gpu NAME or --rate tells' * self.checks}"
             )
         what = f"for the {self.units}"
         about = f"about {_around(self.least_seconds, self.most_seconds)} {what}"
@@ -128,8 +134,20 @@ class Forecast:
                 whole = f"; with the start and the check the command takes {_around(*self.command_seconds)}"
             return f"{about}{whole}: {self.words}"
         if self.most_seconds < SHORT_SECONDS:
+            if self._writing_is_unknown:
+                what += f" without writing {self.output}"
             check = f" and the check of {self.output} come" if self.checks else " comes"
             return f"less than a second {what}; the start of the workers{check} on top"
+        if self._writing_is_unknown:
+            last = (
+                f", the start and the check of {self.output}"
+                if self.checks
+                else " and the start of the workers"
+            )
+            return (
+                f"at least {format_seconds(self.least_seconds)} {what}, by rates of reading and multiplying that were"
+                f" measured here; writing {self.output}{last} come on top, and no earlier run tells how long they take"
+            )
         if self.source == "runs":
             top = f"the check of {self.output} comes" if self.checks else "the start of the workers comes"
             if self.runs == 1:
@@ -139,8 +157,8 @@ class Forecast:
                 )
             return f"{about}, by the rates of the last {self.runs} runs of its kind here; {top} on top"
         return (
-            f"{about}, by rates that were measured here; no run of its kind has been timed yet, so writing"
-            f" {self.output}, the start and the check come on top"
+            f"{about}, by rates that were measured here; the start of the workers"
+            f"{f' and the check of {self.output} come' if self.checks else ' comes'} on top"
         )
 
     def _limit(self) -> str:
@@ -149,6 +167,8 @@ class Forecast:
             for name, word in THREADS.items()
             if (floor := self.floors[name]) is not None
         )
+        if self._writing_is_unknown:
+            told += ", writing not known"
         return f"{THREADS[self.limit or 'load']}; alone, and at once on all workers: {told}"
 
     def _verdict(self) -> str:
@@ -168,6 +188,8 @@ class Forecast:
             "compute": "more or faster devices shorten it, other storage does not",
             "write": f"faster storage for {self.output} shortens it",
         }
+        if self._writing_is_unknown:
+            return f"{fits}; if writing {self.output} does not take longer, {faster[self.limit]}"
         return f"{fits}; {faster[self.limit]}"
 
 
@@ -253,6 +275,12 @@ def _estimated(work: Workload, estimate: Estimate) -> tuple[float, float, dict[s
     else:
         least, most = (sum(at_least) if estimate.in_turns else max(at_least)), sum(at_most)
     return least, most, _middles(slow, fast)
+
+
+def tell_time(work: Workload, earlier: Sequence[Rates]) -> bool:
+    """Whether earlier runs say how long this takes: of those that were too short only how long they took is known."""
+    like = [rates for rates in earlier if rates.is_like(work.operations)]
+    return any(rates.ratio is not None for rates in like) or bool(_quick(work, like))
 
 
 def _quick(work: Workload, like: Sequence[Rates]) -> list[float]:

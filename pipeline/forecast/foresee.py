@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 import zarr
 
 from tilewright.kernels.errors import TilewrightError
-from tilewright.pipeline.forecast.forecast import THREADS, Disk, Forecast, Foreseen, disk_at, forecast_of
+from tilewright.pipeline.forecast.forecast import (
+    THREADS,
+    Disk,
+    Forecast,
+    Foreseen,
+    disk_at,
+    forecast_of,
+    tell_time,
+)
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.forecast.measure import measured_here, measured_search
 from tilewright.pipeline.forecast.published import estimate_of
@@ -44,9 +52,9 @@ def foresee(
     None: for so many machines like this one. hardware: workers that a user has named. verify: whether the result is
     checked.
 
-    Rates are those of earlier runs of its kind; where there are none, those of this machine if it is one of CPUs that
-    is planned for, measured now. Of a GPU that is named, or a rate, they follow from that alone. Nothing fails for want
-    of them: then nothing is said of the time.
+    Rates are those of earlier runs of its kind; where these tell nothing, those of this machine, measured now, if it is
+    one of CPUs that is planned for. Of a GPU that is named, or a rate, they follow from that alone. Nothing fails for
+    want of them: then nothing is said of the time.
     """
     here = cluster is None or cluster in HERE
     if hardware is not None:
@@ -95,7 +103,7 @@ def _forecast(
     earlier, measured = [], None
     if kind is not None:
         earlier = [rates for rates in remembered(kind) if rates.is_like(work.operations)]
-        if not earlier and work.on_host and asked.here and work.operations:
+        if not tell_time(work, earlier) and work.on_host and asked.here and work.operations:
             try:
                 measured = measure()
             except (TilewrightError, OSError, MemoryError, ValueError) as error:

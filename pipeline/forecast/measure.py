@@ -20,7 +20,7 @@ from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.threads import run_all
 
 SIDE = 1024
-"""The most rows, columns and depth of what is multiplied."""
+"""The most rows, columns and depth of what is multiplied; of fewer rows or columns the rate is no other product's."""
 MULTIPLY_SECONDS = 0.05
 """It is multiplied for at least so long, `TIMES` times."""
 READ_NBYTES = 32 * 2**20
@@ -33,10 +33,12 @@ def measured_here(
 ) -> tuple[Rates, Rates]:
     """The slowest and the fastest rates of this process, for a plan of CPUs. What is multiplied was perhaps measured
     before; reading depends on the array. Raises as reading does."""
-    operations = rates.measured(kind)
-    if operations is None:
-        operations = _multiply_rates(plan, clock)
-        rates.remember_measured(kind, *operations)
+    m, n, k = (
+        max(1, min(SIDE, side)) for side in (plan.tile_rows, plan.tile_columns, max(plan.panel_depth, 1))
+    )
+    operations = _measured_once(
+        f"{kind}; {k} deep", min(m, n) == SIDE, lambda: _multiply_rates(plan, (m, n, k), clock)
+    )
     read = _read_rates(plan.read_threads, a, clock)
     slowest, fastest = (
         Rates(multiplied, each, None) for multiplied, each in zip(operations, read, strict=True)
@@ -49,10 +51,14 @@ def measured_search(
 ) -> tuple[Rates, Rates]:
     """The same of a search on CPUs: what all cores of this machine compare for a moment, and how fast A is read. Pairs
     are compared as the nearest are."""
-    operations = rates.measured(kind)
-    if operations is None:
-        operations = _search_rates(plan, a.dtype, clock)
-        rates.remember_measured(kind, *operations)
+    rows, columns, width = (
+        min(side, most) for side, most in ((plan.m, SIDE), (plan.n, 8 * SIDE), (plan.width, SIDE))
+    )
+    operations = _measured_once(
+        f"{kind}; {width} wide",
+        (rows, columns) == (SIDE, 8 * SIDE),
+        lambda: _search_rates(plan, a.dtype, (rows, columns, width), clock),
+    )
     read = _read_rates(max(1, plan.threads // plan.workers), a, clock)
     slowest, fastest = (
         Rates(multiplied, each, None) for multiplied, each in zip(operations, read, strict=True)
@@ -60,12 +66,27 @@ def measured_search(
     return slowest, fastest
 
 
-def _search_rates(plan: NeighbourPlan, dtype: np.dtype, clock: Callable[[], float]) -> tuple[float, float]:
+def _measured_once(
+    kind: str, is_large: bool, measure: Callable[[], tuple[float, float]]
+) -> tuple[float, float]:
+    """What is measured, or was before. is_large: whether what is measured is as large as it would be for any larger
+    plan; what is smaller is mostly the cost of a call, so that its rate is neither kept nor looked up."""
+    if not is_large:
+        return measure()
+    found = rates.measured(kind)
+    if found is None:
+        found = measure()
+        rates.remember_measured(kind, *found)
+    return found
+
+
+def _search_rates(
+    plan: NeighbourPlan, dtype: np.dtype, sides: tuple[int, int, int], clock: Callable[[], float]
+) -> tuple[float, float]:
+    """sides: rows that look for neighbours, rows that may be some, and their width."""
     from tilewright.kernels.neighbours.host import Nearest
 
-    rows, columns, width = (
-        min(side, most) for side, most in ((plan.m, SIDE), (plan.n, 8 * SIDE), (plan.width, SIDE))
-    )
+    rows, columns, width = sides
     numbers = np.random.default_rng(0).integers(0, 100, (rows + columns, width))
     block, panel = np.split(numbers.astype(dtype.newbyteorder("=")), [rows])
 
@@ -90,12 +111,13 @@ def _timed(work: Callable[[], object], operations: int, clock: Callable[[], floa
     return min(found), max(found)
 
 
-def _multiply_rates(plan: MatmulPlan, clock: Callable[[], float]) -> tuple[float, float]:
+def _multiply_rates(
+    plan: MatmulPlan, sides: tuple[int, int, int], clock: Callable[[], float]
+) -> tuple[float, float]:
+    """sides: m, n and k of what is multiplied."""
     from tilewright.kernels import matmul
 
-    m, n, k = (
-        max(1, min(SIDE, side)) for side in (plan.tile_rows, plan.tile_columns, max(plan.panel_depth, 1))
-    )
+    m, n, k = sides
     left, right = (
         np.ones(shape, operand) for shape, operand in zip(((m, k), (k, n)), plan.operands, strict=True)
     )

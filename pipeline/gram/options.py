@@ -712,6 +712,12 @@ def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
         )
     angles = found.values.astype(np.float64)
     latitudes = np.rad2deg(angles) if units in RADIANS else angles
+    unknown = np.flatnonzero(np.isnan(latitudes))
+    if len(unknown):
+        raise OptionError(
+            f"{said}, and the coordinates {name} hold NaN, first at place {unknown[0]} ({len(unknown)} of"
+            f" {len(latitudes)}); mend them, or give one number for each"
+        )
     if not (np.abs(latitudes) <= RIGHT_ANGLE * (1 + ANGLE_ROUNDING)).all():
         raise OptionError(
             f"{said}, and the coordinates {name} are not all from -90 to 90 degrees (units={units!r})"

@@ -207,8 +207,18 @@ def _of_empty(matrices: Matrices, side: str) -> str:
 def not_finite(matrices: Matrices, role: str, bad: np.ndarray, line: str) -> OptionError:
     """What to raise for lines whose mean, or whose variance, is not finite. line: one of them, in words."""
     missing, array = matrices.treatments[role].missing, matrices.arrays[role]
-    remedy = "say what stands for a missing number (missing='nan', --missing nan), or leave them out"
-    if isinstance(missing, int | float) and not isinstance(array, Masked):
+    remedy = (
+        "say what stands for a missing number (missing='nan', --missing nan, where it is NaN; missing=math.inf,"
+        " --missing inf, where it is infinity), or leave them out; NaN and infinities together need a mask"
+    )
+    if isinstance(array, Masked):
+        remedy = "the mask may leave them out, or leave out the whole of what they are in"
+    elif missing == "nan":
+        remedy = (
+            "NaN is missing here (missing='nan'), so there are infinities or too large numbers: store NaN in their"
+            " place, give a mask that leaves them out, or divide the numbers if they are right"
+        )
+    elif isinstance(missing, int | float):
         remedy = (
             f"missing={missing:g} names no NaN: give missing='nan' (--missing nan), or where both stand for missing"
             " numbers a mask, beside which NaN is missing too"

@@ -500,6 +500,27 @@ def test_what_a_file_says_is_missing_is_missing(
         tw.eofs(source, tmp_path / "e", missing=-999, **shared)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("method", ["gram", "krylov"])
+def test_infinite_numbers_are_refused_with_advice_that_helps(
+    tmp_path: Path, rng: np.random.Generator, client: Client, method: str
+) -> None:
+    x = rng.standard_normal((20, 12))
+    x[3, 4] = np.inf
+    put(tmp_path / "x", x)
+    words = {"k": 1, "method": method, "device": "cpu", "cluster": client}
+    with pytest.raises(tw.OptionError, match="NaN and infinities together need a mask"):
+        tw.eofs(tmp_path / "x", **words)  # type: ignore[call-overload]
+    with pytest.raises(
+        tw.OptionError, match=r"NaN is missing here .*, so there are infinities .*: store NaN in their place"
+    ):
+        tw.eofs(tmp_path / "x", missing="nan", **words)  # type: ignore[call-overload]
+    tw.eofs(tmp_path / "x", missing=np.isinf(x), **words)  # type: ignore[call-overload]
+    tw.eofs(tmp_path / "x", missing=np.inf, **words)  # type: ignore[call-overload]
+    x[3, 4] = np.nan
+    put(tmp_path / "y", x)
+    tw.eofs(tmp_path / "y", missing="nan", **words)  # type: ignore[call-overload]
+
+
 def test_cosines_are_of_latitudes_that_are_there(
     tmp_path: Path, rng: np.random.Generator, client: Client
 ) -> None:
@@ -516,6 +537,10 @@ def test_cosines_are_of_latitudes_that_are_there(
         over = 0 if axis != "time" else 1
         with pytest.raises(tw.OptionError, match=message):
             tw.eofs(source, k=1, sum_over=over, weights={axis: "cos"}, cluster=client)
+    made = made.assign_coords(lat=[0.0, np.nan, 20, 30])
+    made.to_dataset().to_netcdf(tmp_path / "n.nc", engine="h5netcdf")
+    with pytest.raises(tw.OptionError, match=r"coordinates lat hold NaN, first at place 1 \(1 of 4\)"):
+        tw.eofs(f"{tmp_path / 'n.nc'}::sst", k=1, sum_over=0, weights={"lat": "cos"}, cluster=client)
 
 
 @pytest.mark.parametrize("method", ["gram", "krylov"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.pipeline.report.runs import plan_of, run_of
 from tests.workflows.products import put
+from tilewright.pipeline.forecast import measure
 from tilewright.pipeline.forecast import rates as module
 from tilewright.pipeline.forecast.forecast import Disk, Foreseen, disk_at, forecast_of
 from tilewright.pipeline.forecast.published import START_SECONDS
@@ -109,8 +110,20 @@ def test_by_measured_rates_it_takes_from_the_longest_part_to_all_of_them() -> No
     assert (forecast.least_seconds, forecast.most_seconds, forecast.runs) == (8.0, 14.0, 0)
     assert forecast.floors == {"load": 3.0, "compute": 9.0, "write": None}
     text = str(Foreseen(PLAN, forecast))
-    assert "about 11 s ± 27% for the tiles, by rates that were measured here" in text
-    assert "multiplying; alone, and at once on all workers: reading 3.00 s, multiplying 9.00 s" in text
+    assert (
+        "at least 8.00 s for the tiles, by rates of reading and multiplying that were measured here" in text
+    )
+    assert "±" not in text, "writing may take longer than all that is known"
+    assert (
+        "multiplying; alone, and at once on all workers: reading 3.00 s, multiplying 9.00 s, writing not known"
+        in text
+    )
+    assert "if writing C does not take longer, more or faster devices shorten it" in text
+    nothing = forecast_of(replace(WORK, disk_nbytes=0, write_nbytes=0), [], (slow, fast), None)
+    assert "about 11 s ± 27% for the tiles, by rates that were measured here" in str(Foreseen(PLAN, nothing))
+    quick = tuple(Rates(1e3 * PLAN.operations, None, None) for _ in range(2))
+    short = forecast_of(WORK, [], (quick[0], quick[1]), None)
+    assert "less than a second for the tiles without writing C; " in str(Foreseen(PLAN, short))
     shared = forecast_of(WORK, [], (slow, fast), None, machines=4)
     assert shared.least_seconds == 2.0
 
@@ -322,7 +335,61 @@ def test_names_are_for_plans_alone(tmp_path: Path) -> None:
         assert made.exit_code == 2, made.output
 
 
-def test_commands_say_it_first(tmp_path: Path, rng: np.random.Generator, cache: Path) -> None:
+def test_a_run_without_rates_keeps_no_plan_from_measuring(
+    tmp_path: Path, rng: np.random.Generator, cache: Path
+) -> None:
+    """One that was too short says nothing of a larger one, nor was there none."""
+    a = tmp_path / "a.zarr"
+    put(a, rng.standard_normal((64, 48)).astype("f4"))
+    words = ["plan", str(a), str(a), "--transpose-b", "--device", "cpu"]
+    operations = json.loads(CliRunner().invoke(cli, [*words, "-q", "--json"]).stdout)["operations"]
+    run = replace(run_of(PLAN, ["a"]), operations=operations // 10, seconds=0.28)
+    kind = kind_of(PLAN, "CPU", "full").replace("; 4; ", "; 1; ")
+    remember(run, "full")
+    kept = json.loads(cache.read_text())
+    kept["kinds"] = {kind: kept["kinds"][kind_of(PLAN, "CPU", "full")]}
+    cache.write_text(json.dumps(kept))
+    (short,) = remembered(kind)
+    assert (short.ratio, short.seconds, short.is_like(operations)) == (None, 0.28, True)
+    found = forecast_by(*words)
+    assert (found["source"], found["runs"]) == ("measured", 0)
+    assert found["floors"]["compute"] > 0
+    kept["kinds"][kind] += [asdict(Rates(1e6, 1e6, 1e6, 1.0, operations, 2.0))]
+    cache.write_text(json.dumps(kept))
+    assert forecast_by(*words)["source"] == "runs", "it is this kind that the plan is of"
+    text = forecast_of(WORK, [replace(short, work=PLAN.operations // 10)], None, None).time()
+    assert "has been timed" not in text
+    assert "about as large and of 1 s or more, has left its rates on this host" in text
+
+
+@pytest.mark.parametrize("command", ["plan", "topk"])
+def test_rates_of_small_products_are_not_kept_for_large_ones(
+    tmp_path: Path, rng: np.random.Generator, cache: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Of 12 columns it is mostly that of calls, and was taken for that of any product of the same dtypes."""
+    monkeypatch.setattr(measure, "SIDE", 32)
+
+    def compute(rows: int) -> float:
+        a = tmp_path / f"a{rows}"
+        if not a.exists():
+            put(a, rng.standard_normal((rows, 20)).astype("f4"))
+        other = [str(a), "--transpose-b"] if command == "plan" else [str(tmp_path / "o"), "--plan-only"]
+        return float(forecast_by(command, str(a), *other, "--device", "cpu")["floors"]["compute"])
+
+    compute(12)
+    assert not cache.exists()
+    compute(300)
+    kept = json.loads(cache.read_text())["kinds"]
+    ((name, _),) = kept.items()
+    remember_measured(name.removesuffix("; measured"), 1.0, 1.0)
+    assert compute(300) > 1e5, "an operation a second, once it is kept"
+    assert compute(12) < 1, "which says nothing of a small one either"
+
+
+def test_commands_say_it_first(
+    tmp_path: Path, rng: np.random.Generator, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SIDE", 32)
     a = put(tmp_path / "a.zarr", rng.standard_normal((64, 48)))
     product = [str(a), str(a), str(tmp_path / "c.zarr"), "--transpose-b", "--device", "cpu", "-q"]
     made = CliRunner().invoke(cli, ["matmul", *product, "--plan-only"])
