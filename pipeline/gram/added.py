@@ -15,7 +15,7 @@ from tilewright.pipeline.gram.axes import axes_text, axis_named
 from tilewright.pipeline.store.arrays import Input, name_of, open_array, sliced_name
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.coordinates import along_axis
-from tilewright.pipeline.store.sources.dasks import open_dask
+from tilewright.pipeline.store.sources.dasks import open_dask, pending_of
 from tilewright.pipeline.store.sources.slices import Slice
 
 
@@ -40,7 +40,10 @@ def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.A
     array = open_array(source, ndim=2, or_more=True, role=role)
     axes = _axes(array, given)
     wider = _sums(array.dtype, math.prod(array.shape[axis] for axis in axes))
-    whole = dask.array.from_zarr(array).rechunk(dict.fromkeys(axes, -1))
+    # The memory of an array of dask holds zeros until its own graph is computed, so that the sums go on from that.
+    pending = pending_of(array)
+    lazy = dask.array.from_zarr(array) if pending is None or pending.is_computed else pending.graph
+    whole = lazy.rechunk(dict.fromkeys(axes, -1))
     summed = whole.map_blocks(
         add_block, axes, missing, wider, drop_axis=list(axes), dtype=wider, meta=np.empty(0, wider)
     )

@@ -43,6 +43,11 @@ class Pending:
         self.digest = f"dask {uuid.uuid4().hex}"
         self.is_computed = False
 
+    @property
+    def graph(self) -> Any:
+        """The array of dask; None once it is computed."""
+        return self._array
+
     def compute(self, client: Client) -> None:
         """Have the cluster compute all blocks. Raises StoreError where it cannot."""
         if self.is_computed:

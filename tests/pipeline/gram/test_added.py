@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import dask.array
 import numpy as np
 import pytest
+import xarray
 import zarr
 from click.testing import CliRunner
 from distributed import Client
@@ -123,3 +125,17 @@ def test_a_sum_is_missing_where_a_part_is() -> None:
 )
 def test_sums_have_a_type_that_holds_them(dtype: str, count: int, sums: str) -> None:
     assert _sums(np.dtype(dtype), count) == np.dtype(sums)
+
+
+def xarray_of(calls: str) -> xarray.DataArray:
+    array = zarr.open_array(calls)
+    lazy = dask.array.from_array(array[:], chunks=array.chunks)
+    return xarray.DataArray(lazy, dims=["variants", "samples", "ploidy"])
+
+
+def test_what_dask_makes_of_calls_is_added_up(calls: str, client: Client) -> None:
+    """Not the zeros that its memory holds until it is computed."""
+    some = xarray_of(calls).isel(samples=slice(2, 9))
+    found = tw.gram(some, add_up="ploidy", cluster=client, **OPTIONS)
+    expected = tw.gram(dosages_of(calls)[:, 2:9], cluster=client, **OPTIONS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
