@@ -118,6 +118,8 @@ class GramRequest:
     center: Any = False
     scale: Any = False
     missing: Any = None
+    missing_given: Any = None
+    """What the user said is missing, where ``missing`` stands for it in sums (`added.added_up`); None: ``missing``."""
     missing_as: MissingAs = "mean"
     divide: Any = None
     weights: Values | Mapping[str | int, Values] | None = None
@@ -149,6 +151,8 @@ class GramRequest:
     def told(self) -> dict[str, Any]:
         """The options that are not as they are by themselves, for `json`: arrays by the word that they were given."""
         asked = {name: getattr(self, name) for name in TOLD}
+        if self.missing_given is not None:
+            asked["missing"] = self.missing_given
         usual = {each.name: each.default for each in fields(self)}
         return {
             name: in_words(value)
@@ -168,6 +172,7 @@ class GramRequest:
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),
+            missing_given=_checked_missing(self.missing_given),
             divide=_checked_divisor(self.divide),
         )
 
@@ -219,6 +224,8 @@ class Treatment:
     """By side: numbers that the user has multiplied by, float64 or complex128."""
     missing: Missing = None
     """As in `plan.transform.Transform`."""
+    missing_given: Missing = None
+    """What the user said is missing, for messages."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +329,12 @@ def open_matrices(request: GramRequest) -> Matrices:
         for name in ("center", "scale"):
             _check_no_values_of_two(name, getattr(request, name), of)
     treatments = {
-        role: replace(_treatment(request, array, of), missing=codes[role]) for role, array in arrays.items()
+        role: replace(
+            _treatment(request, array, of),
+            missing=codes[role],
+            missing_given=codes[role] if request.missing_given is None else request.missing_given,
+        )
+        for role, array in arrays.items()
     }
     weights = None
     if request.weights is not None:

@@ -139,3 +139,22 @@ def test_what_dask_makes_of_calls_is_added_up(calls: str, client: Client) -> Non
     found = tw.gram(some, add_up="ploidy", cluster=client, **OPTIONS)
     expected = tw.gram(dosages_of(calls)[:, 2:9], cluster=client, **OPTIONS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_messages_and_attributes_say_what_was_given(tmp_path: Path, calls: str, client: Client) -> None:
+    alleles = zarr.open_array(calls)
+    alleles[[6, 9]] = -1
+    asked = {"add_up": "ploidy", "cluster": client}
+    with pytest.raises(OptionError, match=r"^missing=-1: 2 rows \(6, 9\) of .* have no element"):
+        tw.corr(calls, of="rows", missing=-1, **asked)
+    floats = np.where(alleles[:] < 0, -9.0, alleles[:])
+    with pytest.raises(OptionError, match=r"^missing=-9: 2 rows \(6, 9\) of "):
+        tw.corr(floats, add_up=2, of="rows", missing=-9, cluster=client)
+    tw.gram(calls, None, tmp_path / "c", missing=np.int8(-1), **asked)
+    said = zarr.open_array(tmp_path / "c").attrs.asdict()
+    assert said["tilewright"]["options"]["missing"] == -1
+    assert "missing=-1" in said["history"]
+    tw.eofs(calls, tmp_path / "e", k=1, missing=np.int8(-1), constant="zero", **asked)
+    said = zarr.open_group(tmp_path / "e").attrs.asdict()
+    assert said["tilewright_eofs"]["missing"] == -1
+    assert "missing=-1" in said["history"]
