@@ -15,6 +15,9 @@ from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.region import Flattened, StoredArray
 
+ALLELE_AXES = ("ploidy", "allele", "alleles")
+"""What dimensions are named along which the alleles of a call lie."""
+
 
 def axes_text(array: zarr.Array[Any]) -> str:
     """An array's axes, by number and name, for a message."""

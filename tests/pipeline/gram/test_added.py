@@ -158,3 +158,44 @@ def test_messages_and_attributes_say_what_was_given(tmp_path: Path, calls: str, 
     said = zarr.open_group(tmp_path / "e").attrs.asdict()
     assert said["tilewright_eofs"]["missing"] == -1
     assert "missing=-1" in said["history"]
+
+
+@pytest.mark.parametrize(
+    ("code", "missing", "says"),
+    [
+        (-1, -2, r": -1 \(1 time\), .* say missing=-1 .* -2 may fill up"),
+        (
+            -1,
+            None,
+            r"alleles below 0 .* the 70 in \[7:14, 0:5, 0:2\]: -1 \(1 time\), the first at \[8, 3, 1\]. -1",
+        ),
+        (
+            -2,
+            -1,
+            r": -2 \(1 time\), .* \(mixed ploidy\): leave these samples out, .* calls.where\(calls >= 0, -1\)",
+        ),
+    ],
+)
+def test_alleles_below_0_are_refused(
+    tmp_path: Path, calls: str, client: Client, code: int, missing: int | None, says: str
+) -> None:
+    array = zarr.open_array(calls)
+    array[:] = np.abs(array[:])
+    array[8, 3, 1] = code
+    for made in (tw.gram, tw.corr, tw.eofs):
+        more = {"k": 1} if made is tw.eofs else {}
+        with pytest.raises(OptionError, match=says):
+            made(
+                calls, out=tmp_path / "c", of="rows", add_up="ploidy", missing=missing, cluster=client, **more
+            )
+        assert not (tmp_path / "c").exists()
+    with pytest.raises(OptionError, match=says):
+        tw.gram(xarray_of(calls), add_up="ploidy", missing=missing, cluster=client)
+    with pytest.raises(OptionError, match="alleles below 0"):
+        tw.gram(array[:], add_up=2, missing=missing, cluster=client)
+
+
+def test_other_integers_may_be_below_0(client: Client) -> None:
+    anomalies = np.arange(-30, 30, dtype=np.int16).reshape(5, 6, 2)
+    found = anomalies.sum(2, dtype=int)
+    np.testing.assert_array_equal(tw.gram(anomalies, add_up=2, cluster=client), found.T @ found)
