@@ -25,6 +25,7 @@ from tilewright.pipeline.gram.axes import (
     axis_named,
     broadcast_weights,
     check_summed_alike,
+    of_parts,
     side_left,
     summed_axes,
 )
@@ -425,7 +426,7 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
             if array.ndim > 2:
                 raise ShapeError(
                     f"{role}: {name_of(array)} has shape {array.shape}; it must have 2 dimensions, or sum_over"
-                    f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}"
+                    f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}{of_parts(array)}"
                 )
         return found, request.of, (axis_of(other(request.of)),), x
     axes = {role: summed_axes(array, request.sum_over) for role, array in opened.items()}

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
-from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.gram.added import _sums, add_block
 from tilewright.workflows.cli import cli
 
@@ -199,3 +199,22 @@ def test_other_integers_may_be_below_0(client: Client) -> None:
     anomalies = np.arange(-30, 30, dtype=np.int16).reshape(5, 6, 2)
     found = anomalies.sum(2, dtype=int)
     np.testing.assert_array_equal(tw.gram(anomalies, add_up=2, cluster=client), found.T @ found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "says"),
+    [
+        ((9, 13, 20), ["variants", "samples", "ploidy"], r"axis 2 \('ploidy'\) are .*--add-up ploidy\)"),
+        ((9, 13, 4), None, r"axis 2 are .*\(add_up=2, --add-up 2\)"),
+        ((9, 13, 20), None, None),
+    ],
+)
+def test_a_third_axis_may_be_one_to_add_up(
+    shape: tuple[int, ...], names: list[str] | None, says: str | None
+) -> None:
+    array = zarr.create_array({}, shape=shape, dtype="i1", dimension_names=names)
+    with pytest.raises(ShapeError, match=r"sum_over \(--sum-over\) must say") as error:
+        tw.gram(array)
+    assert ("add_up" in str(error.value)) == (says is not None)
+    if says is not None:
+        error.match(says)
