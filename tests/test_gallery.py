@@ -61,7 +61,7 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         if not cell.startswith(SHELL):
             exec(compile(cell, f"{page}.md", "exec"), names)
             continue
-        for line in cell.removeprefix(SHELL).splitlines():
+        for line in cell.removeprefix(SHELL).replace("\\\n", " ").splitlines():
             arguments = shlex.split(line, comments=True)
             assert arguments[0] == "tilewright"
             result = CliRunner().invoke(cli, arguments[1:])

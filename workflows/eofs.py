@@ -279,7 +279,9 @@ def eofs(
         scratch=scratch,
         listener=listener,
     )
+    missing_given = None
     if add_up is not None:
+        missing_given = missing
         x, missing = added_up(x, add_up, missing, "X")
     request = EofRequest(
         x,
@@ -291,6 +293,7 @@ def eofs(
         scale=scale,
         constant=constant,
         missing=missing,
+        missing_given=missing_given,
         weights=weights,
         sample_weights=sample_weights,
         method=method,
@@ -305,6 +308,7 @@ def plan_only(x: Input, out: Source, **options: Any) -> EofPlan:
     """How `eofs` would go about it; nothing is written to ``out``. options: as it has them. Raises as that."""
     add_up = options.pop("add_up", None)
     if add_up is not None:
-        x, options["missing"] = added_up(x, add_up, options.get("missing"), "X")
+        options["missing_given"] = options.get("missing")
+        x, options["missing"] = added_up(x, add_up, options["missing_given"], "X")
     search = {name: options.pop(name) for name in Search.__dataclass_fields__ if name in options}
     return job.plan_only(EofRequest(x, out, Search(**search), **options))

@@ -529,6 +529,7 @@ def _request(x: Input, out: Source | None, y: Input | None, options: dict[str, A
     stored = {name: options.pop(name) for name in ("chunks", "shards", "codec") if name in options}
     add_up, missing = options.pop("add_up", None), options.get("missing")
     if add_up is not None:
+        options["missing_given"] = missing
         x, options["missing"] = added_up(x, add_up, missing, "X")
         if y is not None:
             y, of_y = added_up(y, add_up, missing, "Y")

@@ -10,13 +10,19 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import shown
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.gram.axes import axes_text, axis_named
+from tilewright.pipeline.gram.axes import ALLELE_AXES, axes_text, axis_named
 from tilewright.pipeline.store.arrays import Input, name_of, open_array, sliced_name
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.coordinates import along_axis
-from tilewright.pipeline.store.sources.dasks import open_dask
+from tilewright.pipeline.store.sources.dasks import open_dask, pending_of
 from tilewright.pipeline.store.sources.slices import Slice
+
+UNKNOWN = -1
+"""What stands for an allele that is not known, in sgkit's calls."""
+SHOWN = 4
+"""How many numbers a message names."""
 
 
 def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.Array[Any], Any]:
@@ -27,7 +33,8 @@ def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.A
     missing: the number that does so in the array, ``"nan"``, or None.
 
     Raises OptionError for axes that the array does not have, fewer than two that would be left, rows or columns of an
-    array, and a mask; else as `open_array`.
+    array, and a mask; else as `open_array`. The array that is returned raises it once it is computed, before it is
+    multiplied, where alleles are below 0 that are not missing (`add_alleles`).
     """
     import dask.array
 
@@ -40,9 +47,15 @@ def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.A
     array = open_array(source, ndim=2, or_more=True, role=role)
     axes = _axes(array, given)
     wider = _sums(array.dtype, math.prod(array.shape[axis] for axis in axes))
-    whole = dask.array.from_zarr(array).rechunk(dict.fromkeys(axes, -1))
+    # The memory of an array of dask holds zeros until its own graph is computed, so that the sums go on from that.
+    pending = pending_of(array)
+    lazy = dask.array.from_zarr(array) if pending is None or pending.is_computed else pending.graph
+    whole = lazy.rechunk(dict.fromkeys(axes, -1))
+    add, more = (
+        (add_alleles, (f"{role}: {name_of(source)}",)) if _of_alleles(array, axes) else (add_block, ())
+    )
     summed = whole.map_blocks(
-        add_block, axes, missing, wider, drop_axis=list(axes), dtype=wider, meta=np.empty(0, wider)
+        add, axes, missing, wider, *more, drop_axis=list(axes), dtype=wider, meta=np.empty(0, wider)
     )
     names = dimension_names(array)
     left = [axis for axis in range(array.ndim) if axis not in axes]
@@ -50,6 +63,14 @@ def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.A
     called = f"{name_of(source)} added up over {' and '.join(names[axis] or str(axis) for axis in axes)}"
     dimensions = [names[axis] for axis in left] if all(names[axis] for axis in left) else None
     return open_dask(summed, role, called, dimensions, None, coordinates), _code(missing, wider)
+
+
+def _of_alleles(array: zarr.Array[Any], axes: tuple[int, ...]) -> bool:
+    """Whether integers are added up that are calls of alleles: by an axis' name, or where it has none as bytes. Other
+    integers may well be below 0, such as packed anomalies."""
+    names = [dimension_names(array)[axis] for axis in axes]
+    named = any(name in ALLELE_AXES for name in names)
+    return array.dtype.kind == "i" and (named or (array.dtype.itemsize == 1 and not all(names)))
 
 
 def _axes(array: zarr.Array[Any], given: Any) -> tuple[int, ...]:
@@ -99,3 +120,56 @@ def add_block(block: np.ndarray, axes: tuple[int, ...], missing: Any, dtype: np.
         lacking |= block == missing
     code = np.nan if dtype.kind in "fc" else np.iinfo(dtype).min
     return np.where(lacking.any(axis=axes), np.asarray(code, dtype), total)
+
+
+def add_alleles(
+    block: np.ndarray,
+    axes: tuple[int, ...],
+    missing: Any,
+    dtype: np.dtype,
+    called: str,
+    block_info: Any = None,
+) -> np.ndarray | OptionError:
+    """`add_block` of calls of alleles; an OptionError, which `Pending.compute` raises, where one is below 0 and not
+    missing: the sum would pass for a dosage, and of calls that are filled up to one ploidy the first component of
+    samples would be just their ploidy.
+
+    called: the array, for messages. block_info: where the block lies, which dask gives.
+    """
+    bad = block < 0
+    if missing is not None and not isinstance(missing, str):
+        bad &= block != missing
+    if not bad.any():
+        return add_block(block, axes, missing, dtype)
+    values, counts = np.unique(block[bad], return_counts=True)
+    found = ", ".join(
+        f"{value} ({counted(int(count), 'time')})"
+        for value, count in zip(values[:SHOWN], counts[:SHOWN], strict=True)
+    )
+    starts = [start for start, _ in block_info[0]["array-location"]] if block_info else [0] * block.ndim
+    first = tuple(
+        int(start + place) for start, place in zip(starts, np.argwhere(bad)[0].tolist(), strict=True)
+    )
+    stop = tuple(start + side for start, side in zip(starts, block.shape, strict=True))
+    region = ", ".join(f"{start}:{end}" for start, end in zip(starts, stop, strict=True))
+    return OptionError(
+        f"{called} has alleles below 0 that are not missing, of the {block.size} in [{region}]: {found}"
+        f"{', ...' if len(values) > SHOWN else ''}, the first at {list(first)}. {_remedy(values, missing)}"
+    )
+
+
+def _remedy(values: np.ndarray, missing: Any) -> str:
+    """What to do about such numbers, found where ``missing`` was said to be missing."""
+    others = values[values != UNKNOWN].tolist()
+    told = []
+    if UNKNOWN in values:
+        told.append(
+            f"{UNKNOWN} stands for an allele that is not known: say missing={UNKNOWN} (--missing {UNKNOWN})."
+        )
+    if others or missing not in (None, UNKNOWN, "nan"):
+        told.append(
+            f"{others[-1] if others else missing} may fill up calls of samples with fewer alleles (mixed ploidy): leave"
+            f" these samples out, or have all that is below 0 be missing, by xarray calls.where(calls >= 0, {UNKNOWN})"
+            f" with missing={UNKNOWN}."
+        )
+    return " ".join([*told, "Where they are no alleles, and may be below 0, name the axis otherwise."])

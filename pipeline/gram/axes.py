@@ -15,11 +15,36 @@ from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.region import Flattened, StoredArray
 
+ALLELE_AXES = ("ploidy", "allele", "alleles")
+"""What dimensions are named along which the alleles of a call lie."""
+SHORT = range(2, 9)
+"""Lengths of an axis that may be that of alleles, or of other parts of one number: ploidies are hardly larger."""
+
 
 def axes_text(array: zarr.Array[Any]) -> str:
     """An array's axes, by number and name, for a message."""
     names = enumerate(dimension_names(array))
     return ", ".join(f"{axis}" + (f" ({name!r})" if name else "") for axis, name in names)
+
+
+def of_parts(array: zarr.Array[Any]) -> str:
+    """A clause about axes along which the parts of one number may lie, such as the alleles of a dosage: by their names,
+    or as they are short. Empty where there are none."""
+    names = dimension_names(array)
+    axes = [
+        axis
+        for axis, (name, side) in enumerate(zip(names, array.shape, strict=True))
+        if name in ALLELE_AXES or side in SHORT
+    ]
+    if not axes:
+        return ""
+    told = " or ".join(f"{axis}" + (f" ({names[axis]!r})" if names[axis] else "") for axis in axes)
+    example = names[axes[-1]] or axes[-1]
+    return (
+        f". Where the elements along axis {told} are parts of one number, as the alleles of a dosage are, have them"
+        f" added up first (add_up={example!r}, --add-up {example}): summed over, each part is multiplied by itself"
+        " alone"
+    )
 
 
 def axis_named(array: zarr.Array[Any], given: Any, option: str) -> int:

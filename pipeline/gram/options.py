@@ -25,6 +25,7 @@ from tilewright.pipeline.gram.axes import (
     axis_named,
     broadcast_weights,
     check_summed_alike,
+    of_parts,
     side_left,
     summed_axes,
 )
@@ -118,6 +119,8 @@ class GramRequest:
     center: Any = False
     scale: Any = False
     missing: Any = None
+    missing_given: Any = None
+    """What the user said is missing, where ``missing`` stands for it in sums (`added.added_up`); None: ``missing``."""
     missing_as: MissingAs = "mean"
     divide: Any = None
     weights: Values | Mapping[str | int, Values] | None = None
@@ -149,6 +152,8 @@ class GramRequest:
     def told(self) -> dict[str, Any]:
         """The options that are not as they are by themselves, for `json`: arrays by the word that they were given."""
         asked = {name: getattr(self, name) for name in TOLD}
+        if self.missing_given is not None:
+            asked["missing"] = self.missing_given
         usual = {each.name: each.default for each in fields(self)}
         return {
             name: in_words(value)
@@ -168,6 +173,7 @@ class GramRequest:
             center=_checked_sides("center", self.center, CENTERS),
             scale=_checked_sides("scale", self.scale, SIDES),
             missing=_checked_missing(self.missing),
+            missing_given=_checked_missing(self.missing_given),
             divide=_checked_divisor(self.divide),
         )
 
@@ -219,6 +225,8 @@ class Treatment:
     """By side: numbers that the user has multiplied by, float64 or complex128."""
     missing: Missing = None
     """As in `plan.transform.Transform`."""
+    missing_given: Missing = None
+    """What the user said is missing, for messages."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +330,12 @@ def open_matrices(request: GramRequest) -> Matrices:
         for name in ("center", "scale"):
             _check_no_values_of_two(name, getattr(request, name), of)
     treatments = {
-        role: replace(_treatment(request, array, of), missing=codes[role]) for role, array in arrays.items()
+        role: replace(
+            _treatment(request, array, of),
+            missing=codes[role],
+            missing_given=codes[role] if request.missing_given is None else request.missing_given,
+        )
+        for role, array in arrays.items()
     }
     weights = None
     if request.weights is not None:
@@ -413,7 +426,7 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
             if array.ndim > 2:
                 raise ShapeError(
                     f"{role}: {name_of(array)} has shape {array.shape}; it must have 2 dimensions, or sum_over"
-                    f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}"
+                    f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}{of_parts(array)}"
                 )
         return found, request.of, (axis_of(other(request.of)),), x
     axes = {role: summed_axes(array, request.sum_over) for role, array in opened.items()}

@@ -172,7 +172,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
         if len(empty) and constant == "error" and not is_beside_mask(matrices.arrays[role]):
             what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
-                f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
+                f"missing={treatment.missing_given!r}: {_named(empty, side)} of {name}"
                 f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
                 f" {role}, or {_of_empty(matrices, side)}"
             )

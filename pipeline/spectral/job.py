@@ -641,6 +641,7 @@ def _attributes(
     from tilewright import __version__
 
     search = request.search
+    given = None if request.missing_given is None else matrices.treatments["X"].missing_given
     options = {
         "k": search.k,
         "of": matrices.of,
@@ -648,7 +649,7 @@ def _attributes(
         "center": request.center,
         "scale": request.scale,
         "constant": None if request.constant == "error" else request.constant,
-        "missing": "mask" if is_beside_mask(matrix.array) else request.missing,
+        "missing": "mask" if is_beside_mask(matrix.array) else request.missing if given is None else given,
         "weights": _weights_told(request.weights),
         "sample_weights": _weights_told(request.sample_weights),
         "method": method,

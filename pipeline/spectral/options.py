@@ -112,6 +112,8 @@ class EofRequest:
     scale: Any = False
     constant: Constant = "error"
     missing: Any = None
+    missing_given: Any = None
+    """As in `gram.options.GramRequest`."""
     weights: Values | Mapping[str | int, Values] | None = None
     """Of the variables."""
     sample_weights: Values | None = None
@@ -146,6 +148,7 @@ class EofRequest:
             scale=self.scale,
             constant=self.constant,
             missing=self.missing,
+            missing_given=self.missing_given,
             weights=self.sample_weights,
             divide="n-1",
         ).checked()

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import zarr
 
-from tilewright.pipeline.errors import ShapeError, StoreError
+from tilewright.pipeline.errors import ShapeError, StoreError, TilewrightError
 from tilewright.pipeline.store.region import Masked, StoredArray, base_of, whole_of
 from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import MappedStore, mapped_array, named, stored_dtype
@@ -43,8 +43,14 @@ class Pending:
         self.digest = f"dask {uuid.uuid4().hex}"
         self.is_computed = False
 
+    @property
+    def graph(self) -> Any:
+        """The array of dask; None once it is computed."""
+        return self._array
+
     def compute(self, client: Client) -> None:
-        """Have the cluster compute all blocks. Raises StoreError where it cannot."""
+        """Have the cluster compute all blocks. Raises StoreError where it cannot, and an error of ours that a task
+        returned in place of numbers: raised there, it would be a failure that Dask's workers log."""
         if self.is_computed:
             return
         import dask
@@ -77,13 +83,18 @@ class Pending:
                     slice(edge[one], edge[one + 1]) for edge, one in zip(edges, place, strict=True)
                 )
                 try:
-                    self.memory.write(region, np.asarray(future.result()))
+                    block = future.result()
+                    if not isinstance(block, TilewrightError):
+                        self.memory.write(region, np.asarray(block))
                 except Exception as error:  # whatever the graph's functions raise
                     client.cancel(list(under_way))
                     raise StoreError(
                         f"{self._called}: block {place} cannot be computed ({type(error).__name__}: {error}); compute"
                         " it by itself to see why, or store it (to_zarr), and give the path"
                     ) from error
+                if isinstance(block, TilewrightError):
+                    client.cancel(list(under_way))
+                    raise block
                 for other in submit(1):
                     done.add(other)
         self.is_computed = True

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import dask.array
 import numpy as np
 import pytest
+import xarray
 import zarr
 from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
-from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.gram.added import _sums, add_block
 from tilewright.workflows.cli import cli
 
@@ -123,3 +125,96 @@ def test_a_sum_is_missing_where_a_part_is() -> None:
 )
 def test_sums_have_a_type_that_holds_them(dtype: str, count: int, sums: str) -> None:
     assert _sums(np.dtype(dtype), count) == np.dtype(sums)
+
+
+def xarray_of(calls: str) -> xarray.DataArray:
+    array = zarr.open_array(calls)
+    lazy = dask.array.from_array(array[:], chunks=array.chunks)
+    return xarray.DataArray(lazy, dims=["variants", "samples", "ploidy"])
+
+
+def test_what_dask_makes_of_calls_is_added_up(calls: str, client: Client) -> None:
+    """Not the zeros that its memory holds until it is computed."""
+    some = xarray_of(calls).isel(samples=slice(2, 9))
+    found = tw.gram(some, add_up="ploidy", cluster=client, **OPTIONS)
+    expected = tw.gram(dosages_of(calls)[:, 2:9], cluster=client, **OPTIONS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_messages_and_attributes_say_what_was_given(tmp_path: Path, calls: str, client: Client) -> None:
+    alleles = zarr.open_array(calls)
+    alleles[[6, 9]] = -1
+    asked = {"add_up": "ploidy", "cluster": client}
+    with pytest.raises(OptionError, match=r"^missing=-1: 2 rows \(6, 9\) of .* have no element"):
+        tw.corr(calls, of="rows", missing=-1, **asked)
+    floats = np.where(alleles[:] < 0, -9.0, alleles[:])
+    with pytest.raises(OptionError, match=r"^missing=-9: 2 rows \(6, 9\) of "):
+        tw.corr(floats, add_up=2, of="rows", missing=-9, cluster=client)
+    tw.gram(calls, None, tmp_path / "c", missing=np.int8(-1), **asked)
+    said = zarr.open_array(tmp_path / "c").attrs.asdict()
+    assert said["tilewright"]["options"]["missing"] == -1
+    assert "missing=-1" in said["history"]
+    tw.eofs(calls, tmp_path / "e", k=1, missing=np.int8(-1), constant="zero", **asked)
+    said = zarr.open_group(tmp_path / "e").attrs.asdict()
+    assert said["tilewright_eofs"]["missing"] == -1
+    assert "missing=-1" in said["history"]
+
+
+@pytest.mark.parametrize(
+    ("code", "missing", "says"),
+    [
+        (-1, -2, r": -1 \(1 time\), .* say missing=-1 .* -2 may fill up"),
+        (
+            -1,
+            None,
+            r"alleles below 0 .* the 70 in \[7:14, 0:5, 0:2\]: -1 \(1 time\), the first at \[8, 3, 1\]. -1",
+        ),
+        (
+            -2,
+            -1,
+            r": -2 \(1 time\), .* \(mixed ploidy\): leave these samples out, .* calls.where\(calls >= 0, -1\)",
+        ),
+    ],
+)
+def test_alleles_below_0_are_refused(
+    tmp_path: Path, calls: str, client: Client, code: int, missing: int | None, says: str
+) -> None:
+    array = zarr.open_array(calls)
+    array[:] = np.abs(array[:])
+    array[8, 3, 1] = code
+    for made in (tw.gram, tw.corr, tw.eofs):
+        more = {"k": 1} if made is tw.eofs else {}
+        with pytest.raises(OptionError, match=says):
+            made(
+                calls, out=tmp_path / "c", of="rows", add_up="ploidy", missing=missing, cluster=client, **more
+            )
+        assert not (tmp_path / "c").exists()
+    with pytest.raises(OptionError, match=says):
+        tw.gram(xarray_of(calls), add_up="ploidy", missing=missing, cluster=client)
+    with pytest.raises(OptionError, match="alleles below 0"):
+        tw.gram(array[:], add_up=2, missing=missing, cluster=client)
+
+
+def test_other_integers_may_be_below_0(client: Client) -> None:
+    anomalies = np.arange(-30, 30, dtype=np.int16).reshape(5, 6, 2)
+    found = anomalies.sum(2, dtype=int)
+    np.testing.assert_array_equal(tw.gram(anomalies, add_up=2, cluster=client), found.T @ found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "says"),
+    [
+        ((9, 13, 20), ["variants", "samples", "ploidy"], r"axis 2 \('ploidy'\) are .*--add-up ploidy\)"),
+        ((9, 13, 4), None, r"axis 2 are .*\(add_up=2, --add-up 2\)"),
+        ((9, 13, 20), None, None),
+    ],
+)
+def test_a_third_axis_may_be_one_to_add_up(
+    shape: tuple[int, ...], names: list[str] | None, says: str | None
+) -> None:
+    array = zarr.create_array({}, shape=shape, dtype="i1", dimension_names=names)
+    with pytest.raises(ShapeError, match=r"sum_over \(--sum-over\) must say") as error:
+        tw.gram(array)
+    assert ("add_up" in str(error.value)) == (says is not None)
+    if says is not None:
+        error.match(says)
