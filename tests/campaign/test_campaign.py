@@ -213,11 +213,16 @@ def test_a_pipe_ties_a_process_to_the_one_that_started_it() -> None:
 def test_what_was_run_is_told_where_a_campaign_is_interrupted(tmp_path: Path) -> None:
     results = tmp_path / "results-0"
     results.write_text('{"kind": "kills", "seed": 3, "broken": []}\n{"kind": "kills", "se')
-    with subprocess.Popen(["sleep", "60"]) as lane:
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        cases, failed = campaign.gathered({lane.pid: results}, 2, time.monotonic())
-        lane.kill()
+    # Tests that a shell has started in the background have inherited that it is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with subprocess.Popen(["sleep", "60"]) as lane:
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            cases, failed = campaign.gathered({lane.pid: results}, 2, time.monotonic())
+            lane.kill()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [case["seed"] for case in cases] == [3]
     assert failed == ["it was interrupted while 1 of 1 lanes were at work"]
 
