@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,9 +140,18 @@ def test_a_job_keeps_to_its_ports_and_to_its_nodes_folders(submit: Callable[...,
 def test_two_jobs_at_once_share_nothing(submit: Callable[..., Run]) -> None:
     one, two = submit(3, output="C.zarr"), submit(3, output="D.zarr")
     one.wait_for_tiles(2)
+    first = one.address()
     two.wait_for_tiles(2)
-    assert all(len(processes("dask", "scheduler", str(run.folder))) == 1 for run in (one, two))
-    assert one.address() != two.address()
+    assert first != two.address()
+
+    def schedulers(run: Run) -> int:
+        return len(processes("dask", "scheduler", str(run.folder)))
+
+    # A child has its parent's command until it becomes another, and on busy cores the first job may be over.
+    until = time.monotonic() + 20
+    while (found := (schedulers(one), schedulers(two))) not in ((1, 1), (0, 1)):
+        assert time.monotonic() < until, found
+        time.sleep(0.1)
     one.finished()
     two.finished()
 
