@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -77,20 +78,11 @@ def _tile_results(
     """Yield a number and a report for each tile as it is stored. A tile takes one task; where k is cut, one for each
     part and one that adds them up. ``left_behind`` is as in `run_placed`."""
     key = f"tile-{product.run}"
+    results_with = partial(
+        _results_with, task=task, waiting=waiting, lost=lost, drain=drain, unrecorded=unrecorded
+    )
     if product.fused.nbytes <= SENT_NBYTES:
-        yield from _results_with(
-            client,
-            product,
-            tiles,
-            left_behind,
-            (),
-            key,
-            task=task,
-            waiting=waiting,
-            lost=lost,
-            drain=drain,
-            unrecorded=unrecorded,
-        )
+        yield from results_with(client, product, tiles, left_behind, (), key)
         return
     # Long vectors go to each worker once, not along with each task.
     left = {tile.index: tile for tile in tiles}
@@ -100,20 +92,7 @@ def _tile_results(
         held: list[Future], key: str
     ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
         ordered = list(left.values())
-        results = _results_with(
-            client,
-            bare,
-            ordered,
-            left_behind,
-            held,
-            key,
-            task=task,
-            waiting=waiting,
-            lost=lost,
-            drain=drain,
-            unrecorded=unrecorded,
-        )
-        with closing(results):
+        with closing(results_with(client, bare, ordered, left_behind, held, key)) as results:
             for number, report in results:
                 index = number if product.plan.k_parts == 1 else ordered[number].index
                 del left[index]

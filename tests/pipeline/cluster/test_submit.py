@@ -135,8 +135,8 @@ def test_what_a_group_combined_is_let_go_of_while_others_go_on(client: Client) -
         assert held == 0
 
 
-def test_only_a_window_of_groups_is_under_way(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their parts stay on the workers until they are combined, and the plan counts those of so many."""
+def keys_submitted(client: Client, patch: pytest.MonkeyPatch) -> list[str]:
+    """Gets the key of each task that the client submits from now on."""
     submitted: list[str] = []
     submit = client.submit
 
@@ -144,7 +144,13 @@ def test_only_a_window_of_groups_is_under_way(client: Client, monkeypatch: pytes
         submitted.append(key)
         return submit(*arguments, key=key, **options)
 
-    monkeypatch.setattr(client, "submit", noting)
+    patch.setattr(client, "submit", noting)
+    return submitted
+
+
+def test_only_a_window_of_groups_is_under_way(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their parts stay on the workers until they are combined, and the plan counts those of so many."""
+    submitted = keys_submitted(client, monkeypatch)
     groups = [((0,), [(number,), (number + 1,)]) for number in range(7)]
     with closing(run_combined(client, double, total, groups, window=2, key="windowed")) as results:
         for done, _ in enumerate(results, 1):
@@ -155,14 +161,7 @@ def test_nothing_more_is_given_out_before_results_are_recorded(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a client that is killed has not recorded is computed again: no more than was under way at the most."""
-    submitted: list[str] = []
-    submit = client.submit
-
-    def noting(*arguments: Any, key: str, **options: Any) -> Any:
-        submitted.append(key)
-        return submit(*arguments, key=key, **options)
-
-    monkeypatch.setattr(client, "submit", noting)
+    submitted = keys_submitted(client, monkeypatch)
     most = sum(count + 1 for count in client.nthreads().values())
     calls = [(number,) for number in range(5 * most)]
     with closing(run_bounded(client, double, calls, key="recorded")) as results:
