@@ -758,7 +758,8 @@ reading_options = (
         type=click.Choice(ON_ERROR),
         default="stop",
         show_default=True,
-        help="End at the first file that cannot be counted; or leave such files out, list them, and exit with 3.",
+        help="End at the first file that cannot be counted; or leave such files, and such lines of JSON lines, out,"
+        " list them, and exit with 3.",
     ),
 )
 """How the files of a corpus are read."""

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from tilewright.kernels.arguments import check_callable, check_choice, check_flag, shown
+from tilewright.kernels.arguments import check_callable, check_flag, shown
 from tilewright.kernels.choices import (
-    ON_ERROR,
     ErrorPolicy,
     FormName,
     HashName,
@@ -125,7 +124,6 @@ def duplicates(
     """
     config.check_all(cluster_file=cluster_file)
     check_callable("listener", listener)
-    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
     overwrite = check_flag("overwrite", overwrite)
     options = options_of(
         threshold=threshold,
@@ -150,6 +148,7 @@ def duplicates(
         split_on=split_on,
         include=include,
         exclude=exclude,
+        on_error=on_error,
     )
     place = _place_of(out)
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import (
     DEVICES,
-    ON_ERROR,
     DeviceName,
     ErrorPolicy,
     FormName,
@@ -108,7 +107,7 @@ def histogram(
         of names, ``2024/**/*.txt`` of paths. Files that are named are counted unless ``exclude`` says otherwise.
     on_error
         ``stop`` ends the count with an error at the first file that cannot be counted; ``report`` leaves such files
-        out, whole, and lists them in ``Histogram.bad``.
+        out, whole, and such lines of JSON lines, and lists them in ``Histogram.bad``.
     casefold, normalise
         How words count, alone and in n-grams: by ``str.casefold``, and in one of Unicode's forms, ``NFC``, ``NFD``,
         ``NFKC`` or ``NFKD``. They are found as they stand, then normalised, folded, and normalised again.
@@ -338,9 +337,8 @@ def _checked(
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
-    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
     per_document = check_flag("per_document", per_document)
-    found = reading_of(**reading)
+    found = reading_of(on_error=on_error, **reading)
     if found.id_field and not per_document:
         raise OptionError(
             f"id_field={found.id_field!r} says what identifies each document, and without per_document all of them have"

@@ -33,9 +33,9 @@ from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.text.arrival import without
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, check_unchanged, cut_pieces
 from tilewright.pipeline.text.counting import LEAST_PIECE_NBYTES
-from tilewright.pipeline.text.documents import Listing
+from tilewright.pipeline.text.documents import Listing, all_bad
 from tilewright.pipeline.text.formats.listing import TEXT
-from tilewright.pipeline.text.formats.sources import Remarks, add_remarks, remarks_of
+from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks, remarks_of
 from tilewright.pipeline.text.names import notes_on_ids
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
@@ -70,6 +70,7 @@ class _Arrival:
         """Of each piece: provisional rows, places of files, and the documents."""
         self.bad: dict[int, str] = {}
         self.remarks: Remarks = {}
+        self.left_out: dict[int, LeftOut] = {}
 
     def __call__(self, place: int, part: Signed) -> Signed:
         piece = self._pieces[place]
@@ -81,6 +82,7 @@ class _Arrival:
             files = places if part.rows is None else places[part.rows.places]
             self._parts.append((self._listing.rows_of(part.rows, places), files, part))
         add_remarks(self.remarks, part.remarks)
+        self.left_out |= {int(places[at]): each for at, each in part.left_out.items()}
         return part
 
     def documents(self, bands: int) -> _Documents:
@@ -183,7 +185,7 @@ def find_duplicates(
         nbytes=int(documents.where.nbytes.sum()),
         seconds=time.perf_counter() - start,
         signatures=documents.signatures,
-        bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
+        bad=all_bad([document.name for document in corpus.documents], arrival.bad, arrival.left_out),
     )
 
 

@@ -54,7 +54,7 @@ class Duplicates:
     signatures: np.ndarray | None = None
     """uint32[(documents, num_perm)], where they were asked for."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Files that were left out, and why, where ``on_error`` is "report"."""
+    """Files, and lines of JSON lines, that were left out, and why, where ``on_error`` is "report"."""
 
     @cached_property
     def clusters(self) -> tuple[tuple[int, ...], ...]:

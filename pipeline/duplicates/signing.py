@@ -17,7 +17,7 @@ from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.corpus import Piece, reading_ahead
 from tilewright.pipeline.text.documents import Rows, are_files, joined, rows_of
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.sources import Found, Remarks
+from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks
 from tilewright.pipeline.text.pieces import without_bad_files
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Signed:
     signatures: np.ndarray | None
     """uint32[(documents, num_perm)], where they are wanted."""
     remarks: Remarks
+    left_out: dict[int, LeftOut]
+    """`Found.left_out`."""
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be read, by their places in the piece, and why; all else is of the piece without them."""
 
@@ -120,6 +122,7 @@ def _signed_by(
             np.concatenate(keys, axis=1),
             np.concatenate(signatures) if options.signatures else None,
             found.remarks,
+            found.left_out,
         ),
         stages,
     )

@@ -12,7 +12,7 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.text.corpus import Corpus, Piece
 from tilewright.pipeline.text.documents import Counts, Listing, width_of
-from tilewright.pipeline.text.formats.sources import Remarks, add_remarks
+from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks
 from tilewright.pipeline.text.kept_counts import Again, counts_in, entry_of
 from tilewright.pipeline.text.totals import Total
 
@@ -67,6 +67,8 @@ class Arrival:
         """Bytes, decoded; tokens in all; documents."""
         self.lost: int | None = 0
         self.remarks: Remarks = {}
+        self.left_out: dict[int, LeftOut] = {}
+        """Lines that are left out, by the places of their files in the corpus."""
 
     def __call__(self, place: int, part: Counts | None) -> Counts:
         piece, again = self._work.pieces[place], self._work.again.get(place)
@@ -117,6 +119,7 @@ class Arrival:
         self.documents += part.documents
         self.lost = None if self.lost is None or part.lost is None else self.lost + part.lost
         add_remarks(self.remarks, part.remarks)
+        self.left_out |= {int(places[at]): each for at, each in part.left_out.items()}
 
 
 STEP = 2**20

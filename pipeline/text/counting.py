@@ -36,7 +36,7 @@ from tilewright.pipeline.text.corpus import (
     cut_pieces,
     share_out,
 )
-from tilewright.pipeline.text.documents import Counts
+from tilewright.pipeline.text.documents import Counts, all_bad
 from tilewright.pipeline.text.fingerprints import is_as_before
 from tilewright.pipeline.text.formats.listing import names_of
 from tilewright.pipeline.text.formats.sources import remarks_of
@@ -169,7 +169,7 @@ def count_corpus(
         document_count=arrival.documents,
         undecodable=arrival.lost if kind.decodes else None,
         ids=ids if corpus.reading.id_field else None,
-        bad=tuple((corpus.documents[place].name, why) for place, why in sorted(arrival.bad.items())),
+        bad=all_bad([document.name for document in corpus.documents], arrival.bad, arrival.left_out),
     )
 
 

@@ -14,7 +14,7 @@ from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.records import packed, unpacked
 from tilewright.pipeline.text.fingerprints import NONE
-from tilewright.pipeline.text.formats.sources import Found, Remark, Remarks
+from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remark, Remarks
 from tilewright.pipeline.text.names import Ids, Names, Part, part_of
 
 
@@ -135,6 +135,8 @@ class Counts:
     """Per document; None where those are the piece's files."""
     remarks: Remarks = field(default_factory=dict)
     """`Found.remarks`."""
+    left_out: dict[int, LeftOut] = field(default_factory=dict)
+    """`Found.left_out`."""
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be counted, by their places in the piece, and why; all else is of the piece without them."""
 
@@ -149,6 +151,7 @@ class Counts:
             "tells": True,
             "rows": None if self.rows is None else self.rows.to_json(),
             "remarks": self.remarks,
+            **({"left_out": _as_json(self.left_out)} if self.left_out else {}),
         }
 
 
@@ -167,7 +170,28 @@ def facts_from(entry: dict[str, Any], documents: int) -> dict[str, Any]:
         "lost": entry.get("lost") if tells else None,
         "rows": None if rows is None else Rows.from_json(rows),
         "remarks": {what: Remark(*each) for what, each in entry.get("remarks", {}).items()},
+        "left_out": {
+            int(place): LeftOut(number, [(where, what) for where, what in named])
+            for place, (number, named) in entry.get("left_out", {}).items()
+        },
     }
+
+
+def _as_json(left_out: dict[int, LeftOut]) -> dict[str, Any]:
+    return {str(place): [each.number, each.named] for place, each in left_out.items()}
+
+
+def all_bad(
+    names: Sequence[str], bad: dict[int, str], left_out: dict[int, LeftOut]
+) -> tuple[tuple[str, str], ...]:
+    """What was left out of a corpus, and why, in the corpus's order.
+
+    names: of its files; bad: by the places of files that were left out whole, why; left_out: of lines.
+    """
+    found: list[tuple[str, str]] = []
+    for place in sorted(bad.keys() | left_out.keys()):
+        found += [(names[place], bad[place])] if place in bad else left_out[place].listed(names[place])
+    return tuple(found)
 
 
 class Listing:

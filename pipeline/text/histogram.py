@@ -72,7 +72,7 @@ class Histogram:
     ids: Sequence[str | None] | None = None
     """Per document, what ``id_field`` says of each; None where none was asked for."""
     bad: tuple[tuple[str, str], ...] = ()
-    """Files that were left out, and why, where ``on_error`` is "report"."""
+    """Files, and lines of JSON lines, that were left out, and why, where ``on_error`` is "report"."""
 
     @property
     def bins(self) -> int:

@@ -245,6 +245,8 @@ class Kept(NamedTuple):
     start: int
     stop: int
     prints: np.ndarray
+    leaves_out: bool
+    """Whether lines that cannot be read were left out of it."""
 
     @property
     def is_part(self) -> bool:
@@ -315,6 +317,7 @@ def _kept(line: Line, entry: dict[str, Any]) -> Kept:
         entry["start"],
         entry["stop"],
         unpacked(entry["prints"]).astype(np.int64).reshape(4, -1).T,
+        "left_out" in entry,
     )
 
 
@@ -360,7 +363,9 @@ def everything(corpus: Corpus) -> Left:
 def what_is_left(record: Record, corpus: Corpus, kind: Kind | TokenKind) -> Left:
     """Compare a corpus with what the record holds, by the documents' names, sizes and times. What has another name than
     before is found by these."""
-    found = [_kept(line, entry) for line, entry in record.entries()]
+    every = (_kept(line, entry) for line, entry in record.entries())
+    # Who wants an error for such lines gets it from what reads them.
+    found = [kept for kept in every if corpus.reading.leaves_out or not kept.leaves_out]
     if not found:
         return everything(corpus)
     homes, left, cover = _Homes(corpus, found), Left(), _Cover()

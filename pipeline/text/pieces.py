@@ -44,7 +44,7 @@ from tilewright.pipeline.text.fingerprints import NONE, Fingerprints
 from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
-from tilewright.pipeline.text.formats.sources import Found, Remarks, add_remarks
+from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
 from tilewright.pipeline.text.sparse_counts import narrowest
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
@@ -407,8 +407,10 @@ def _counts_of(
 ) -> tuple[Counts, dict[str, float]]:
     """The counts of a piece from those of its shares."""
     remarks: Remarks = {}
-    for part in parts:
+    left_out: dict[int, LeftOut] = {}
+    for share, part in zip(shares, parts, strict=True):
         add_remarks(remarks, part.found.remarks)
+        left_out |= {share.first + place: each for place, each in part.found.left_out.items()}
     lost = None
     if all(part.lost is not None for part in parts):
         lost = sum(part.found.lost + sum((part.lost or {}).values()) for part in parts)
@@ -439,7 +441,8 @@ def _counts_of(
     prints = np.concatenate([part.prints for part in parts])
     nbytes = sum(part.nbytes for part in parts)
     values = values.astype(narrowest(values))  # millions of them travel
-    return Counts(cells, values, nbytes, prints, documents, lost, rows, remarks, tokens=tokens), stages
+    counts = Counts(cells, values, nbytes, prints, documents, lost, rows, remarks, left_out, tokens=tokens)
+    return counts, stages
 
 
 class _Rows:

@@ -28,6 +28,9 @@ _NAMES = ("", "", "null", "a number", "true or false", "an object", "a list")
 
 REMEDY = "restore the file, or leave it out"
 
+MOST_BAD = 100
+"""Where so many lines were bad, and no more were good, the file is taken for none of JSON lines."""
+
 
 class _Long(NamedTuple):
     """A document of a line that had no room where it was to go."""
@@ -63,6 +66,9 @@ class JsonLines:
         self._without = np.zeros((len(keys), 2), np.int64)
         """Of each field, and of the identifier: the records that lack it, and those in which it is null."""
         self._first: bytes | None = None
+        self._bad = 0
+        self._first_fault: ContentError | None = None
+        """Of the lines that were left out."""
 
     def fill(self, target: np.ndarray, gap: int, most: int) -> tuple[int, np.ndarray]:
         loop, window, fields = self._loop, self._window, len(self._reading.fields)
@@ -78,6 +84,8 @@ class JsonLines:
                 if count:
                     return filled, ends
                 code = self._state[loop.CODE]
+                if code in loop.FAULTS:
+                    continue  # behind a line that was left out
             else:
                 code = loop.NO_ROOM
             if code == loop.NO_ROOM and self._read_long():
@@ -113,7 +121,7 @@ class JsonLines:
         count, code = int(state[loop.DOCUMENTS]), int(state[loop.CODE])
         self._records += int(state[loop.RECORDS])
         before, self._line = self._line, self._line + int(state[loop.LINES])
-        if code in loop.FAULTS:
+        if code in loop.FAULTS and not self._reading.leaves_out:
             raise self._fault(code)
         if count:
             named: list[str | None] | None = None
@@ -130,7 +138,33 @@ class JsonLines:
                 ids=named,
                 lost=lost[:count],
             )
+        if code in loop.FAULTS:
+            self._leave_out(code)
         return count, int(state[loop.FILLED]), ends[:count]
+
+    def _leave_out(self, code: int) -> None:
+        """Pass over the line at which the loop stopped. Raises ContentError for a file of such lines."""
+        fault, window = self._fault(code), self._window
+        self._first_fault = self._first_fault or fault
+        self._bad += 1
+        if self._bad >= max(MOST_BAD, self._records):
+            raise self._all_bad()
+        end = self._loop.newline_from(window.data, window.words, window.skip, window.start, window.stop)
+        window.start = window.stop if end < 0 else end + 1
+        self._line += 1
+        member = f":{self._member}" if self._member else ""
+        self._found.leave_out(member + fault.where, fault.what)
+
+    def _all_bad(self) -> ContentError:
+        """What is wrong with a file in which so few lines are good."""
+        first = self._first_fault
+        assert first is not None
+        if self._bad == 1:
+            return first
+        lines = counted(self._bad + self._records, "line")
+        return ContentError(
+            f"{first.what}; {self._bad} of its first {lines} cannot be read", first.remedy, first.where
+        )
 
     def _read_long(self) -> bool:
         """Read one line into memory of its own, where no other is; whether there was a whole one."""
@@ -215,6 +249,8 @@ class JsonLines:
     def _check_field(self) -> None:
         reading, records = self._reading, counted(self._records, "record")
         lacking, null = (self._without[:, column].tolist() for column in (0, 1))
+        if self._bad and not self._records:
+            raise self._all_bad()
         self._without[:], every, self._records = 0, self._records, 0
         if not every:
             return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.kernels.arguments import check_choice, check_flag, shown
-from tilewright.kernels.choices import PASSAGES, PassageName
+from tilewright.kernels.choices import ON_ERROR, PASSAGES, ErrorPolicy, PassageName
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError
 
@@ -36,6 +36,8 @@ class Reading:
     """Patterns of names."""
     window_nbytes: int = 2**27
     """The largest window of Zstandard."""
+    leaves_out: bool = False
+    """Whether lines of JSON lines that cannot be read are left out, and listed."""
     threads: int = 1
     """How many decompress one large file, where that consists of parts."""
 
@@ -75,6 +77,7 @@ def reading_of(
     split_on: PassageName | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
+    on_error: ErrorPolicy = "stop",
 ) -> Reading:
     """What a user says, checked.
 
@@ -84,6 +87,7 @@ def reading_of(
         A value that means nothing, or two that exclude each other.
     """
     raw = check_flag("raw", raw)
+    check_choice("on_error", on_error, ON_ERROR, "way with bad files")
     fields = _texts("field", field)
     if len(set(fields)) < len(fields):
         raise OptionError(f"field={shown(field)} names a field twice; name each once")
@@ -106,6 +110,7 @@ def reading_of(
         _texts("include", include),
         _texts("exclude", exclude),
         config.get("window-nbytes"),
+        leaves_out=on_error == "report",
     )
     if raw and not found.as_stored:
         raise OptionError(

@@ -95,6 +95,8 @@ class Found:
     documents: int = 0
     lost: int = 0
     remarks: Remarks = field(default_factory=dict)
+    left_out: dict[int, LeftOut] = field(default_factory=dict)
+    """By the places of files in the piece."""
 
     def ended(
         self,
@@ -112,10 +114,38 @@ class Found:
         if self.keeps_rows:
             self.rows.append(Row(self.place, member, numbers, fields, ids, lost))
 
+    def leave_out(self, where: str, what: str) -> None:
+        """A line of the file cannot be read, and is left out."""
+        self.left_out.setdefault(self.place, LeftOut()).add(where, what)
+
     def remark(self, what: str, name: str, *, records: int | None = None) -> None:
         """Have something told of a file, a member or a document; or of so many of its records, if there are any."""
         if records is None or records:
             add_remarks(self.remarks, {what: Remark(1, name, records or 0)})
+
+
+MOST_LISTED = 100
+"""Lines of one file that are left out by name; of more, their number is told."""
+
+
+@dataclass
+class LeftOut:
+    """The lines of one file that could not be read."""
+
+    number: int = 0
+    named: list[tuple[str, str]] = field(default_factory=list)
+    """The first of them: what stands behind the file's name, with a colon before each, and what is wrong there."""
+
+    def add(self, where: str, what: str) -> None:
+        self.number += 1
+        if len(self.named) < MOST_LISTED:
+            self.named.append((where, what))
+
+    def listed(self, file: str) -> list[tuple[str, str]]:
+        """Names and reasons, for people. file: its name, which of all lines but the first stands for them."""
+        more = self.number - len(self.named)
+        found = [(file + where, f"{file}{where}: {what}") for where, what in self.named]
+        return [*found, *([(file, f"{file}: {counted(more, 'line')} more")] if more else [])]
 
 
 def add_remarks(remarks: Remarks, others: Remarks) -> None:

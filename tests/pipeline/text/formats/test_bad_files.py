@@ -54,7 +54,7 @@ def counted(
     on_error: str = "report",
     **options: object,
 ) -> Histogram:
-    reading = reading_of(**options)  # type: ignore[arg-type]
+    reading = reading_of(on_error=on_error, **options)  # type: ignore[arg-type]
     kind = any_kind_named(by)
     keeping = None if state is None else State(state)
     with open_counts(
