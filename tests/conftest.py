@@ -212,6 +212,17 @@ def disks_are_not_waited_for() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def simulated_threads_are_waited_for() -> Iterator[None]:
+    """See `tests.simulated_blocks`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if SIMULATOR:
+            from tests import simulated_blocks
+
+            simulated_blocks.install(patch)
+        yield
+
+
 @pytest.fixture
 def forced_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are forced to disk in this process, as they are for users."""
