@@ -113,11 +113,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def mark_cases_as_slow(items: list[pytest.Item]) -> None:
-    """All cases of a test with the marker ``sample`` but as many as it says."""
-    tests = defaultdict[str, list[pytest.Function]](list)
+    """All cases of a test with the marker ``sample`` but as many as it says; of those that run elsewhere, on a GPU or
+    in the simulator, as many again, since what they cover is not covered here."""
+    tests = defaultdict[tuple[str, ...], list[pytest.Function]](list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
-            tests[item.nodeid.partition("[")[0]].append(item)
+            elsewhere = [name for name in (*NEEDS, "simulator") if item.get_closest_marker(name)]
+            tests[item.nodeid.partition("[")[0], *elsewhere].append(item)
     for cases in tests.values():
         # A parameter's value is one object in all cases.
         values = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]
