@@ -363,6 +363,7 @@ def test_the_host_combines_sums_where_they_are(
 
 
 @simulated_as_numpy_warns
+@pytest.mark.sample(8)
 @on_gpu
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (37, 33), (2, 77)], ids=str)
 @pytest.mark.parametrize("pairwise", PAIRWISE, ids=str)
