@@ -66,18 +66,30 @@ class Handler(SimpleHTTPRequestHandler):
         return BytesIO(part)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
-    top = tmp_path / "corpus"
-    (top / "deep er").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def files_of_corpus() -> dict[str, bytes]:
+    """What the files of a corpus hold; compressing it takes longer than most tests of it."""
+    rng = np.random.default_rng(20261121)
     text = bytes(rng.choice(np.frombuffer(b"abc \n", np.uint8), 2**18)) * 40
-    (top / "large.txt").write_bytes(text)
-    (top / "empty.txt").write_bytes(b"")
-    (top / "deep er" / "a.txt.gz").write_bytes(gzip.compress(text[: 2**20]))
-    with zipfile.ZipFile(top / "deep er" / "b.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+    archive = BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr("x.txt", text[: 2**21])
         zipped.writestr("y.txt", b"end")
     return top
+    return {
+        "large.txt": text,
+        "empty.txt": b"",
+        "deep er/a.txt.gz": gzip.compress(text[: 2**20]),
+        "deep er/b.zip": archive.getvalue(),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, files_of_corpus: dict[str, bytes]) -> Path:
+    top = tmp_path / "corpus"
+    (top / "deep er").mkdir(parents=True)
+    for name, data in files_of_corpus.items():
+        (top / name).write_bytes(data)
 
 
 @pytest.fixture
