@@ -42,16 +42,18 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.sampling import sample  # noqa: E402
+from tests.sampling import EXAMPLES, THOROUGH_EXAMPLES, sample  # noqa: E402
 
 # Compilation makes the first example slow, so a deadline would measure the compiler.
 settings.register_profile(
     "tilewright",
     deadline=None,
-    max_examples=40,
+    max_examples=EXAMPLES,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+# make test-slow and make gpu-test: twice as many, of tests that do not say how many.
+settings.register_profile("thorough", settings.get_profile("tilewright"), max_examples=THOROUGH_EXAMPLES)
 settings.load_profile("tilewright")
 
 NEEDS = {"gpu": 1, "multigpu": 2}

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
+from tests.sampling import examples
 from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.store.remote import files
 from tilewright.pipeline.store.remote.files import Expected, RemoteFile, UrlError, read_at, reading_ahead
@@ -75,7 +76,6 @@ def files_of_corpus() -> dict[str, bytes]:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr("x.txt", text[: 2**21])
         zipped.writestr("y.txt", b"end")
-    return top
     return {
         "large.txt": text,
         "empty.txt": b"",
@@ -90,6 +90,7 @@ def folder(tmp_path: Path, files_of_corpus: dict[str, bytes]) -> Path:
     (top / "deep er").mkdir(parents=True)
     for name, data in files_of_corpus.items():
         (top / name).write_bytes(data)
+    return top
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_other_file_systems_of_fsspec(folder: Path) -> None:
         memory.rm("/test_remote_corpora", recursive=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_whatever_is_read_in_whichever_order_is_right(data: st.DataObject) -> None:
     """With requests of a few bytes, so that small files cross many of them."""
