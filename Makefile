@@ -1,6 +1,6 @@
 # make demo    the whole pipeline on real input, from nothing
 # make test    the tests that need no GPU, the simulator's in a run of its own beside the others
-# make test-slow   those left out of it for their length: every variant of every kernel compiled
+# make test-slow   those left out of it for their length: every variant of every kernel compiled; more examples of Hypothesis
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make test-versions   some of them, and the wheel, with each Python of VERSIONS, 3.11 to 3.14, which uv finds or brings
 # make test-dist   the wheel and the source distribution built, looked into, and tried in an environment of their own
@@ -70,9 +70,10 @@ test-host: $(INSTALLED)
 test-simulator: $(INSTALLED)
 	@log=$$(mktemp); NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow' > $$log 2>&1; status=$$?; cat $$log; rm $$log; exit $$status
 
+# Those of Hypothesis once more, with more examples.
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not gpu and not multigpu'
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and slow'
+	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile thorough -m '(slow or hypothesis) and not gpu and not multigpu'
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile thorough tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and (slow or hypothesis)'
 
 # Past pins of other libraries, not past ours: dask-cuda is made for one release of Dask.
 test-newest:
@@ -94,7 +95,7 @@ test-dist: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow tests/test_distribution.py
 
 gpu-test: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'gpu or multigpu'
+	$(BIN)/python -m pytest --hypothesis-profile thorough -m 'gpu or multigpu'
 
 campaign: $(INSTALLED)
 	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --counts $(COUNTS) --states $(STATES) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs

@@ -42,16 +42,18 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.sampling import sample  # noqa: E402
+from tests.sampling import EXAMPLES, THOROUGH_EXAMPLES, sample  # noqa: E402
 
 # Compilation makes the first example slow, so a deadline would measure the compiler.
 settings.register_profile(
     "tilewright",
     deadline=None,
-    max_examples=40,
+    max_examples=EXAMPLES,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+# make test-slow and make gpu-test: twice as many, of tests that do not say how many.
+settings.register_profile("thorough", settings.get_profile("tilewright"), max_examples=THOROUGH_EXAMPLES)
 settings.load_profile("tilewright")
 
 NEEDS = {"gpu": 1, "multigpu": 2}
@@ -113,11 +115,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def mark_cases_as_slow(items: list[pytest.Item]) -> None:
-    """All cases of a test with the marker ``sample`` but as many as it says."""
-    tests = defaultdict[str, list[pytest.Function]](list)
+    """All cases of a test with the marker ``sample`` but as many as it says; of those that run elsewhere, on a GPU or
+    in the simulator, as many again, since what they cover is not covered here."""
+    tests = defaultdict[tuple[str, ...], list[pytest.Function]](list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
-            tests[item.nodeid.partition("[")[0]].append(item)
+            elsewhere = [name for name in (*NEEDS, "simulator") if item.get_closest_marker(name)]
+            tests[item.nodeid.partition("[")[0], *elsewhere].append(item)
     for cases in tests.values():
         # A parameter's value is one object in all cases.
         values = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]
@@ -209,6 +213,17 @@ def disks_are_not_waited_for() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # which refuses what is not open, too
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def simulated_threads_are_waited_for() -> Iterator[None]:
+    """See `tests.simulated_blocks`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if SIMULATOR:
+            from tests import simulated_blocks
+
+            simulated_blocks.install(patch)
         yield
 
 

@@ -1,8 +1,20 @@
-"""Which cases of a test run every time, where all of them take longer than they teach."""
+"""Which cases of a test run every time, where all of them take longer than they teach, and how many examples."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+
+from hypothesis import settings
+
+from tilewright.kernels.numbers import ceil_div
+
+THOROUGH_EXAMPLES, EXAMPLES = 40, 20
+"""Of Hypothesis, for a test that does not say how many: in `make test-slow` and `make gpu-test`, and else."""
+
+
+def examples(thorough: int) -> int:
+    """As many of Hypothesis in `make test-slow` and `make gpu-test`, and half of them else."""
+    return ceil_div(thorough * settings.default.max_examples, THOROUGH_EXAMPLES)
 
 
 def sample(cases: Sequence[Mapping[str, Hashable]], size: int) -> set[int]:

@@ -131,6 +131,7 @@ def test_eofs_have_them_and_know_latitudes(kind: str, sst: xarray.DataArray, tmp
     np.testing.assert_allclose(run.values, sizes[:2] ** 2 / 7, rtol=1e-2)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_they_are_stored_beside_a_product_in_a_group(
@@ -221,6 +222,7 @@ def test_packed_coordinates_are_unpacked(tmp_path: Path, sst: xarray.DataArray) 
     np.testing.assert_array_equal(xarray.open_zarr(tmp_path / "e.zarr").lat, np.repeat(LAT, 4))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["zarr 3", "netcdf", "memory"])
 @pytest.mark.parametrize("units", ["degrees_north", "radians"])
 def test_latitudes_have_the_units_that_they_say(

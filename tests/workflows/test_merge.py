@@ -42,6 +42,7 @@ def assert_same(one: Histogram, other: Histogram) -> None:
     assert one.facts() == other.facts()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("ending", [".json", ".npz", ".parquet", ".zarr"])
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("by", ["codepoint", "word", "ngram:2:byte"])
@@ -112,6 +113,7 @@ def test_sums_do_not_depend_on_how_they_are_taken(cuts: list[int], per_document:
     assert_same(added([added(group) for group in groups]), added(all_of))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("by", ["letter", "codepoint", "word"])
 @pytest.mark.parametrize("per_document", [False, True])
 def test_what_was_added_is_subtracted(client: Client, tmp_path: Path, by: str, per_document: bool) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.pipeline.store.stored_arrays import as_remote
+from tests.sampling import examples
 from tests.workflows.products import (
     DTYPES,
     numbers,
@@ -83,7 +84,7 @@ def in_parts_of_k() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(data=st.data())
 def test_c_is_symmetric_to_the_bit(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -48,6 +48,7 @@ def placed(
     return matrix.copy_to_host().view(dtype).reshape(rows, pitch)
 
 
+@pytest.mark.sample(8)
 @on_gpu
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("by_columns", [False, True])
@@ -97,6 +98,7 @@ def shuffled(chunk: np.ndarray, codec: Any, folder: Path) -> tuple[np.ndarray, n
     return out, found.chunks[0]
 
 
+@pytest.mark.sample(6)
 @on_gpu
 @pytest.mark.parametrize("shuffle", [0, 1, 2])
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.duplicates import naive_shingles as naive
+from tests.sampling import examples
 from tilewright.kernels.choices import FORMS, HASHES, SCHEMES, SHINGLES
 from tilewright.kernels.duplicates.hashing import LOOPS
 from tilewright.kernels.duplicates.minhash import EMPTY, band_keys, permutations_of, signatures_of
@@ -61,7 +62,7 @@ def listed(found: Shingles) -> list[list[bytes]]:
     return [every[first:last] for first, last in zip(found.edges[:-1], found.edges[1:], strict=True)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(texts=documents, kind=kinds)
 def test_shingles_and_what_two_documents_share(texts: list[bytes], kind: TokenKind) -> None:
     found = of(texts, kind)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels import naive
+from tests.sampling import examples
 from tilewright.kernels import matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.base import GemmKernel
@@ -58,7 +59,7 @@ def test_every_dtype(kernel: GemmKernel, dtype: str, rng: np.random.Generator) -
 
 
 @pytest.mark.parametrize("kernel", PORTABLE, ids=lambda kernel: kernel.name)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
     lie=st.tuples(layouts, layouts, layouts),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tilewright.kernels.gemm.exact import scaled_residues as twin
 from tilewright.kernels.gemm.exact.outcomes import note, noted
 from tilewright.kernels.gemm.exact.residues import MODULI
@@ -106,7 +107,7 @@ def test_as_accurate_as_sums_one_by_one(kind: str, dtype: np.dtype, rng: np.rand
     assert math.sqrt((ours**2).mean()) <= twin.LARGEST_ERROR / 2  # eps is two units
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 8), st.integers(1, 300), DOUBLES)
 def test_whole_numbers_are_exact(seed: int, m: int, n: int, k: int, count: int) -> None:
     rng = np.random.default_rng(seed)
@@ -115,7 +116,7 @@ def test_whole_numbers_are_exact(seed: int, m: int, n: int, k: int, count: int) 
     np.testing.assert_array_equal(twin.multiply(a, b, count), a @ b)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32 - 1), st.integers(-1074, 900), st.integers(-1074, 900), DOUBLES)
 def test_powers_of_two_change_nothing(seed: int, of_a: int, of_b: int, count: int) -> None:
     """Of any size, where no number underflows or overflows."""

@@ -89,6 +89,7 @@ def test_regions_are_multiplied_where_they_lie(dtype: str, transpose: str, gpu: 
     assert by_regions
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4", "f2"])
 @pytest.mark.parametrize(
     "sides", [(64, 64, 64), (1, 300, 1000), (511, 513, 65), (4096, 4128, 512), (40, 64, 8192)]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.histograms.naive_tokens import is_word, naive_tokens
+from tests.sampling import examples
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms import token_counting, token_order
 from tilewright.kernels.histograms.tables import packed_table, radix
@@ -88,7 +89,7 @@ def test_equals_counter_however_it_is_cut(kind: TokenKind, data: bytes, cuts: li
     assert as_counter(parts.take()) == expected
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(documents=st.lists(texts, min_size=1, max_size=4))
 def test_rows_are_of_their_documents(documents: list[bytes]) -> None:
     for kind in KINDS_HERE[:3]:

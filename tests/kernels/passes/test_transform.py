@@ -16,6 +16,7 @@ from numba import cuda
 
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tests.kernels.passes.fused_values import LEFT_OUT, a_transform, an_epilogue, bits, numbers
+from tests.sampling import examples
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.passes import pairs_device, transform_device, transform_host
 from tilewright.pipeline.plan.pairs import (
@@ -73,7 +74,7 @@ def pool() -> Any:
         yield threads
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.sampled_from([np.dtype(code) for code in ("i1", "u8", "f2", "c8")]),
     st.sampled_from([F4, np.dtype("c16")]),
@@ -362,6 +363,7 @@ def test_the_host_combines_sums_where_they_are(
         np.testing.assert_array_equal(bits(target), bits(wanted))
 
 
+@pytest.mark.sample(8)
 @simulated_as_numpy_warns
 @on_gpu
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (37, 33), (2, 77)], ids=str)

@@ -32,6 +32,7 @@ def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("device", marks=on_gpu)])
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("side", [1, 33, 70])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tests.kernels.gpu import fake_gpu
+from tests.sampling import examples
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 ITEMS = [1, 2, 4, 8, 16]
@@ -155,7 +156,7 @@ def assert_hashed(drawn: tuple[int, int, int, int, int, list[Part]], seed: int) 
 
 
 @pytest.mark.simulator
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(drawn=panels(40), seed=st.integers(0, 99))
 def test_any_part_of_any_panel(drawn: Any, seed: int) -> None:
     assert_hashed(drawn, seed)

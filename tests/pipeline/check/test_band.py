@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.plan.test_band import mask
+from tests.sampling import examples
 from tilewright.pipeline.check import band as check
 from tilewright.pipeline.check.band import verify_band, window_sums
 from tilewright.pipeline.check.verify import Verification
@@ -83,7 +84,7 @@ def numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.
     ).astype(dtype)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.data())
 def test_a_right_band_passes_and_one_wrong_element_does_not(
     one_worker: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -13,6 +13,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.pipeline.check import verify
 from tilewright.pipeline.check.locate import wrong_blocks
@@ -138,7 +139,7 @@ any_case = given(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @any_case
 def test_right_products_pass(
     client: Client,

@@ -16,6 +16,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.pipeline.check import sides
 from tilewright.pipeline.check import vectors as probes
@@ -177,7 +178,7 @@ def test_only_groups_with_special_columns_are_projected_again(
 
 
 @given(st.data())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_right_products_of_any_shape_pass(
     client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

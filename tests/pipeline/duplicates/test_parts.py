@@ -12,6 +12,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tilewright.pipeline.duplicates import buckets
 from tilewright.pipeline.duplicates.bands import best_bands, chance
 from tilewright.pipeline.duplicates.buckets import Buckets, all_pairs, find_buckets, join_keys, stars
@@ -88,7 +89,7 @@ def listed(found: Buckets) -> list[tuple[int, ...]]:
     return [tuple(found.members[i:j].tolist()) for i, j in itertools.pairwise(found.edges.tolist())]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(1, 5), st.integers(0, 30), st.integers(1, 40), st.randoms())
 def test_buckets_however_bands_are_cut(client: Client, bands: int, n: int, task_keys: int, random) -> None:  # type: ignore[no-untyped-def]
     keys = np.array([[random.randrange(6) + 2**63 for _ in range(n)] for _ in range(bands)], np.uint64)

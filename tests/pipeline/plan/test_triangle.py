@@ -159,6 +159,7 @@ def check_cover(plan: MatmulPlan, c_unit: tuple[int, int]) -> None:
     )
 
 
+@pytest.mark.sample(75)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("spare", [0, 10, 40, 70, 90, 130, 300])
 @pytest.mark.parametrize("panels", [1, 2, 4])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tilewright.pipeline.spectral.krylov import (
     Aim,
     AsymmetricError,
@@ -71,7 +72,7 @@ def test_pairs_are_lapacks(rng: np.random.Generator, dtype: str, spectrum: str) 
     assert (sizes <= 1e-4 * np.abs(found.values) + 2 * found.floor + 1e-6 * largest).all()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_any_side_and_number(data: st.DataObject) -> None:
     side = data.draw(st.integers(1, 40))

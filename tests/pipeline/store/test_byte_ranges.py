@@ -23,6 +23,7 @@ from zarr.codecs import BytesCodec
 from zarr.storage import FsspecStore
 
 from tests.pipeline.store.stored_arrays import CODECS, KINDS, as_remote, chunk_file, encoded, stored
+from tests.sampling import examples
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.store.byte_ranges import (
     JOINED_NBYTES,
@@ -159,7 +160,7 @@ def test_small_shards_are_asked_for_whole(tmp_path: Path, asked: list[tuple[str,
     assert sorted(asked) == [("c/0/0", 32 * 64 * 8 + 16 * 8 + 4), ("c/1/0", 32 * 64 * 8 + 16 * 8 + 4)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(0, 8 * REQUEST_NBYTES), st.integers(1, REQUEST_NBYTES)), max_size=12))
 def test_stretches_hold_all_extents_and_lie_far_apart(extents: list[tuple[int, int]]) -> None:
     stretches = joined(extents)
@@ -172,7 +173,7 @@ def test_stretches_hold_all_extents_and_lie_far_apart(extents: list[tuple[int, i
         assert one.stop in {offset + nbytes for offset, nbytes in extents}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.tuples(st.integers(1, 64), st.integers(1, 64)), st.integers(1, 2 * JOINED_NBYTES))
 def test_blocks_divide_a_shard_and_are_not_too_large(counts: tuple[int, int], nbytes: int) -> None:
     layout = ChunkLayout(

@@ -17,6 +17,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, TransposeCodec, ZstdCodec
 
 from tests.pipeline.store.stored_arrays import as_remote
 from tests.pipeline.store.test_region_uploads import bring
+from tests.sampling import examples
 from tilewright.pipeline.store import region_read
 from tilewright.pipeline.store.arrays import as_stored_matrix, is_plain
 from tilewright.pipeline.store.chunks import layout_of
@@ -74,7 +75,7 @@ def part_of(draw: Any, length: int) -> slice:
     return slice(start, draw(st.integers(start + 1, length)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_a_region_is_what_numpy_makes_of_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -113,7 +114,7 @@ def test_a_region_is_what_numpy_makes_of_it(
         np.testing.assert_array_equal(brought, expected)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(view=views(), plain=st.booleans())
 def test_no_chunk_is_cut_at_multiples_of_the_unit(
     tmp_path_factory: pytest.TempPathFactory, view: Any, plain: bool

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.fuzzing import Left, check_tree, outcome, tree
+from tests.sampling import examples
 
 ARRAYS: dict[str, dict[str, Any]] = {
     "plain": {"compressors": None},
@@ -335,7 +336,7 @@ def check_spoilt(place: Path, client: Client, case: tuple[str, str, Any]) -> Non
 
 
 def test_spoilt_arrays(place: Path, client: Client) -> None:
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(spoilt(place))
     def test(case: tuple[str, str, Any]) -> None:
         check_spoilt(place, client, case)

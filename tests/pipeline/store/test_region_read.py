@@ -134,6 +134,7 @@ def test_what_has_come_in_place_of_a_chunk_is_named_and_not_waited_for(
         first.read(target)
 
 
+@pytest.mark.sample(28)
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 @pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "longer", "shorter"])
 @pytest.mark.parametrize("codecs", CODECS)

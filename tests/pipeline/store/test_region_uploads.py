@@ -16,6 +16,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec, ZstdCodec
 
 from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
+from tests.sampling import examples
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.region_read import region_reads, region_uploads
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
@@ -57,7 +58,7 @@ def bring(array: zarr.Array, region: tuple[slice, slice], pitch: int, threads: i
     return device[:, :columns], moved
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_any_region_of_any_grid(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shape = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.text.test_counting import count, cpu_workers, dense, documents, naive_counts
+from tests.sampling import examples
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.plan.inputs import WorkerFacts
@@ -86,7 +87,7 @@ def text(rng: np.random.Generator, nbytes: int) -> bytes:
         for each in (False, True)
     ],
 )
-@settings(max_examples=15)  # for each of ten variants
+@settings(max_examples=examples(15))  # for each of ten variants
 @given(
     texts=st.lists(st.tuples(documents, documents, st.sampled_from(["", *SUFFIXES])), min_size=1, max_size=6),
     nbytes=st.integers(1, 20),
@@ -114,7 +115,7 @@ def test_equals_counter(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("per_document", [False, True])
-@settings(max_examples=20)  # for each of ten variants
+@settings(max_examples=examples(20))  # for each of ten variants
 @given(
     texts=st.lists(st.tuples(documents, st.sampled_from(["", *SUFFIXES])), min_size=1, max_size=6),
     nbytes=st.integers(1, 40),

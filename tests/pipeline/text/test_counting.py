@@ -17,6 +17,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CorpusError, PlanError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
@@ -95,7 +96,7 @@ documents = st.lists(fragments, max_size=8).map(b"".join).filter(lambda data: no
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("per_document", [False, True])
-@settings(max_examples=15)  # for each of ten variants
+@settings(max_examples=examples(15))  # for each of ten variants
 @given(corpus=st.lists(documents, min_size=1, max_size=5), nbytes=st.integers(1, 30))
 def test_equals_counter(
     client: Client, by: str, per_document: bool, corpus: list[bytes], nbytes: int

@@ -201,6 +201,7 @@ def test_documents_that_are_gone_are_left_out(run: Run, paths: list[Path], per_d
     assert run.counted == 1, "c itself: nothing is forgotten"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize(
     "touch", [os.utime, lambda path: os.chmod(path, 0o600), lambda path: write(path, path.read_bytes())]

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.text.test_counting import dense, documents, naive_counts
+from tests.sampling import examples
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text import pieces
@@ -62,7 +63,7 @@ def counted(block: Block, by: str, gap: int) -> Counter[int]:
 
 
 @pytest.mark.parametrize("by", ["byte", "letter", "bigram", "codepoint"])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     texts=st.lists(st.tuples(documents, st.booleans()), min_size=1, max_size=6),
     nbytes=st.integers(1, 25),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.pipeline.text.test_counting import dense, naive_counts
+from tests.sampling import examples
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.text import lanes
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus
@@ -44,7 +45,7 @@ def count(
 
 
 @pytest.mark.parametrize("by", ["byte", "letter", "bigram"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(data=st.data())
 def test_every_token_is_counted_once(
     tmp_path_factory: pytest.TempPathFactory, by: str, data: st.DataObject

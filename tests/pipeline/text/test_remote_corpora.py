@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
+from tests.sampling import examples
 from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.store.remote import files
 from tilewright.pipeline.store.remote.files import Expected, RemoteFile, UrlError, read_at, reading_ahead
@@ -66,17 +67,29 @@ class Handler(SimpleHTTPRequestHandler):
         return BytesIO(part)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
-    top = tmp_path / "corpus"
-    (top / "deep er").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def files_of_corpus() -> dict[str, bytes]:
+    """What the files of a corpus hold; compressing it takes longer than most tests of it."""
+    rng = np.random.default_rng(20261121)
     text = bytes(rng.choice(np.frombuffer(b"abc \n", np.uint8), 2**18)) * 40
-    (top / "large.txt").write_bytes(text)
-    (top / "empty.txt").write_bytes(b"")
-    (top / "deep er" / "a.txt.gz").write_bytes(gzip.compress(text[: 2**20]))
-    with zipfile.ZipFile(top / "deep er" / "b.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+    archive = BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr("x.txt", text[: 2**21])
         zipped.writestr("y.txt", b"end")
+    return {
+        "large.txt": text,
+        "empty.txt": b"",
+        "deep er/a.txt.gz": gzip.compress(text[: 2**20]),
+        "deep er/b.zip": archive.getvalue(),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, files_of_corpus: dict[str, bytes]) -> Path:
+    top = tmp_path / "corpus"
+    (top / "deep er").mkdir(parents=True)
+    for name, data in files_of_corpus.items():
+        (top / name).write_bytes(data)
     return top
 
 
@@ -163,7 +176,7 @@ def test_other_file_systems_of_fsspec(folder: Path) -> None:
         memory.rm("/test_remote_corpora", recursive=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_whatever_is_read_in_whichever_order_is_right(data: st.DataObject) -> None:
     """With requests of a few bytes, so that small files cross many of them."""

@@ -188,6 +188,7 @@ def test_words_of_other_options_do_not_add_up() -> None:
         added([one, two])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("by", ["word", "line", "ngram:2"])
 def test_a_stopped_count_goes_on(client: Client, tmp_path: Path, by: str, per_document: bool) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
+from tests.sampling import examples
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
 from tilewright.pipeline.transfer import file_download
 from tilewright.pipeline.transfer.file_download import DRIVER, store
@@ -28,7 +29,7 @@ def lane() -> Iterator[np.ndarray]:
     assert (memory[:, BLOCK:] == 0xEE).all(), "written behind a block"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     rows=st.integers(1, 30),
     width=st.sampled_from([1, 7, 64, 333, 999, 1000, 1001, 2500]),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.open_files import open_under
+from tests.sampling import examples
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
 from tilewright.pipeline.transfer import calls, file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
@@ -31,7 +32,7 @@ def write(path: Path, nbytes: int, seed: int = 0) -> np.ndarray:
     return data
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data(), threads=st.integers(1, 3))
 def test_rectangles_of_any_shape_come_to_their_places(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, threads: int

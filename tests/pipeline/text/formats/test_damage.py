@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.text.formats.test_layers import counted_piece, table, tarred, warc, zipped
+from tests.sampling import examples
 from tilewright.pipeline.errors import DocumentError, MalformedDocumentError
 
 TEXTS = [
@@ -97,7 +98,7 @@ def attempt(path: Path, data: bytes, reading: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("name", list(FILES))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_damage_is_told_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
     make, reading = FILES[name]

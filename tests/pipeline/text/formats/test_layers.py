@@ -28,6 +28,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.text.test_counting import KNOWN, cpu_workers, dense, documents, fragments, naive_counts
+from tests.sampling import examples
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.text.corpus import Piece, list_corpus
@@ -259,7 +260,7 @@ def passages(text: bytes, split_on: str) -> list[tuple[int, bytes]]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("by", ["byte", "bigram", "codepoint"])
 @pytest.mark.parametrize("split_on", ["line", "paragraph"])
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     text=st.lists(
         st.one_of(fragments, st.sampled_from([b"\n", b"\r\n", b"\n\n", b" \n", b"\r"])), max_size=14
@@ -284,7 +285,7 @@ def test_passages(by: str, split_on: str, text: bytes, suffix: str, per_document
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1", "shift_jis", "gb18030"])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(data=st.binary(max_size=40), text=st.text(max_size=20), nbytes=st.integers(1, 40))
 def test_encodings(encoding: str, data: bytes, text: str, nbytes: int) -> None:
     stored = text.encode(encoding, "ignore") + data

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
+from tests.sampling import examples
 from tilewright.kernels.records.block_marks import BLOCK, BYTE_INSIDE, END, find_marks
 from tilewright.pipeline.text.formats import cuts, decompress, parallel
 
@@ -136,7 +137,7 @@ def test_parts_are_put_together(how: str, small_parts: None, monkeypatch: pytest
     assert all_of(fill, 777) == (b"".join(parts), "")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_damage_is_told_as_by_one_thread(data: st.DataObject) -> None:
     how = data.draw(st.sampled_from(sorted(WRITERS)))
