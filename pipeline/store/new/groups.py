@@ -24,6 +24,7 @@ from tilewright.pipeline.transfer.files import read_file, sync_files
 
 GROUP_NAME = ".zgroup"
 CONSOLIDATED_NAME = ".zmetadata"
+GROWING_ENDING = ".partial"
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """The attribute in which xarray keeps the names of dimensions in format 2."""
 
@@ -162,6 +163,8 @@ def _group_around(final: Path) -> tuple[Path, Literal[2, 3] | None, list[Path]]:
         final = Path(os.path.realpath(final))
     between: list[Path] = []
     for folder in final.parents:
+        if folder.suffix == GROWING_ENDING:
+            break  # what lies in an output that grows is not the group's until that has its name
         if os.path.exists(folder / METADATA_NAMES[3]):
             return folder, 3 if _group_metadata(folder) is not None else None, between
         if os.path.exists(folder / GROUP_NAME):
