@@ -5,26 +5,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
-from zarr.errors import BaseZarrError
 
 from tilewright import __version__
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.check.verify import Verification
-from tilewright.pipeline.store.arrays import UNREADABLE, name_of
+from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import flattened_sides, product_names
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.coordinates import (
+    OURS,
+    SIDES,
+    Gathered,
     flattened_with_coordinates,
     for_zarr,
+    gathered_sides,
+    is_long,
     left_behind,
-    many_along,
+    listed_sides,
     of_side,
 )
 from tilewright.pipeline.store.journal import write_whole
@@ -32,6 +36,9 @@ from tilewright.pipeline.store.new.groups import (
     carry_coordinates,
     ended,
     format_around,
+    holds_values,
+    is_of_alone,
+    lengths_around,
     renew_consolidated,
 )
 from tilewright.pipeline.store.objects import folder_of
@@ -40,7 +47,7 @@ from tilewright.pipeline.store.sources.beside import Coordinates
 from tilewright.pipeline.store.sources.mapped import ATTRIBUTES_NAME
 from tilewright.pipeline.strict_json import strict
 
-PROVENANCE = "tilewright"
+PROVENANCE = OURS
 """The attribute of C that says what it is."""
 OPTIONS = "options"
 """Of that, what was asked for beside the product: of a Gram matrix."""
@@ -86,44 +93,54 @@ def record_sides(
     transposed: tuple[bool, bool],
     final: Path,
 ) -> None:
-    """Write the coordinates of flattened sides into the attributes of finished arrays that have no name yet, but for
-    those that `settle_in_group` stores. Not before: an array's attributes go along with every task. final: what the
-    name will be. Raises what zarr does."""
+    """Write the coordinates of sides into the attributes of finished arrays that have no name yet, but for those that
+    `settle_in_group` stores alone. Not before: an array's attributes go along with every task. final: what the name
+    will be. Raises what zarr does."""
     a, b = factors["A"], factors["B"]
-    found = flattened_with_coordinates(a, b, *transposed, _stored_apart(final, a, b, *transposed))
-    for array in arrays if found is not None else ():
-        _add_attributes(array, found or {})
+    many = [
+        name
+        for side in gathered_sides(a, b, *transposed)
+        for name, one in _apart(final, side).items()
+        if is_long(one)
+    ]
+    found = flattened_with_coordinates(a, b, *transposed, many) or {}
+    if format_around(final) is None and (listed := listed_sides(a, b, *transposed)[0]):
+        found = found | {SIDES: listed}
+    for array in arrays if found else ():
+        _add_attributes(array, found)
 
 
 def first_attributes(
     path: Path | None, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
 ) -> dict[str, Any] | None:
-    """Those of a new array for C, of its flattened sides. path: where it is on a local disk: there `record_sides` adds
-    the coordinates at the end; others have no name to wait for, and get them at once."""
-    made = flattened_with_coordinates if path is None else flattened_sides
-    return made(a, b, transpose_a, transpose_b)
+    """Those of a new array for C, of its sides. path: where it is on a local disk: there `record_sides` adds the
+    coordinates at the end; others have no name to wait for, and get them at once."""
+    if path is not None:
+        return flattened_sides(a, b, transpose_a, transpose_b)
+    found = flattened_with_coordinates(a, b, transpose_a, transpose_b) or {}
+    listed, _ = listed_sides(a, b, transpose_a, transpose_b)
+    return found | ({SIDES: listed} if listed else {}) or None
 
 
-def _stored_apart(
-    final: Path, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
-) -> dict[str, Coordinates]:
-    """The coordinates of flattened axes that are arrays of the group that a product lies in, by their names: many, and
-    nothing else has that name there."""
+def _apart(final: Path, side: Gathered) -> dict[str, Coordinates]:
+    """The coordinates of flattened axes that are arrays of the group that a product lies in, by their names: those for
+    which there is room. Nothing else may have the name there, or be as long along a dimension that is called so, since
+    xarray opens no group in which one dimension has two lengths."""
     if format_around(final) is None:
         return {}
-    every = many_along(a, int(transpose_a)) | many_along(b, int(not transpose_b))
-    return {name: one for name, one in every.items() if _is_free_or_holds(final.with_name(name), one)}
+    lengths = lengths_around(final)
+    return {
+        name: one
+        for name, one in side.levels.items()
+        if lengths.get(name, {len(one.values)}) == {len(one.values)} and _is_free_or_holds(final, name, one)
+    }
 
 
-def _is_free_or_holds(place: Path, found: Coordinates) -> bool:
-    """Whether nothing stands in a place, or these coordinates do, as where X lies in that group."""
-    if not os.path.lexists(place):
-        return True
-    try:
-        there = zarr.open_array(place.absolute(), mode="r")
-        return there.shape == found.values.shape and bool(np.array_equal(there[:], found.values))
-    except (OSError, BaseZarrError, *UNREADABLE):
-        return False
+def _is_free_or_holds(final: Path, name: str, found: Coordinates) -> bool:
+    """Whether nothing stands beside a product under this name but its own coordinates from before, or these do, as
+    where X lies in that group."""
+    place = final.with_name(name)
+    return not os.path.lexists(place) or is_of_alone(place, final) or holds_values(place, found.values)
 
 
 def _said(verification: Verification | None) -> str:
@@ -155,14 +172,20 @@ def named(array: StoredArray) -> str:
 
 
 def settle_in_group(
-    final: Path, a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+    finals: Sequence[Path], a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
 ) -> list[str]:
     """Make a product that has its name by now, in a group of Zarr, complete for readers of that: the coordinates of its
     sides, as far as A and B have them, and consolidated metadata. Nothing where it is in no group. Returns a sentence
-    for what could not be done, and for coordinates that are lost in any case."""
+    for what could not be done, and for coordinates that are lost in any case.
+
+    finals: its path, and those of what the same run has written beside it, which may be in other groups."""
+    if not finals:
+        return []
+    final, *others = finals
     told = left_behind((a, int(transpose_a)), (b, int(not transpose_b)))
+    told += [sentence for other in others for sentence in renew_consolidated(other)]
     if format_around(final) is None:
-        return told if flattened_sides(a, b, transpose_a, transpose_b) else []
+        return told + listed_sides(a, b, transpose_a, transpose_b)[1]
     values: dict[str, np.ndarray] = {}
     attributes: dict[str, Mapping[str, Any]] = {}
     names = product_names(a, b, transpose_a, transpose_b) or ()
@@ -170,6 +193,10 @@ def settle_in_group(
         found = None if name is None else of_side(factor, side)
         if name is not None and found is not None:
             values[name], attributes[name] = for_zarr(found.values), found.attributes
-    for name, many in _stored_apart(final, a, b, transpose_a, transpose_b).items():
-        values[name], attributes[name] = for_zarr(many.values), many.attributes
+    for flat in gathered_sides(a, b, transpose_a, transpose_b):
+        levels = _apart(final, flat)
+        every = flat.whole and len(levels) == len(flat.levels)
+        index = {flat.name: flat.places} if every else {}
+        for level, one in (levels | index).items():
+            values[level], attributes[level] = for_zarr(one.values), one.attributes
     return told + carry_coordinates(final, values, attributes) + renew_consolidated(final, values)

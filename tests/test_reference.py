@@ -39,6 +39,7 @@ FUNCTIONS = (
     "plan_histogram",
     "duplicates",
     "slice",
+    "open_xarray",
     "dot",
     "devices",
     "open_cluster",

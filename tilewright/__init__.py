@@ -17,6 +17,7 @@ Functions, each of which says more to ``help``:
     plan_histogram  how they would be counted: files, pieces, memory, what would be refused
     duplicates      which documents are the same, or nearly, and which to keep
     slice           some rows and columns of a matrix, as an input of these
+    open_xarray     a stored result as a DataArray of xarray, with coordinates
     dot             the sum of conj(x) y over two stored vectors
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
@@ -91,6 +92,7 @@ _HOME = {
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
+    "open_xarray": "tilewright.pipeline.labelled",
     "pairs": "tilewright.workflows.neighbours.search",
     "plan_histogram": "tilewright.workflows.histogram",
     "plan_matmul": "tilewright.workflows.matmul",
@@ -131,6 +133,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
     from tilewright.pipeline.forecast.counts import CountPlan as CountPlan
+    from tilewright.pipeline.labelled import open_xarray as open_xarray
     from tilewright.pipeline.neighbours.audit import NeighbourAudit as NeighbourAudit
     from tilewright.pipeline.neighbours.check import NeighbourCheck as NeighbourCheck
     from tilewright.pipeline.neighbours.plan import NeighbourPlan as NeighbourPlan

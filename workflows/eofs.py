@@ -201,7 +201,7 @@ def eofs(
         Whether the mean of each variable is subtracted, and whether it is divided by its standard deviation (n - 1).
     constant
         What happens to a variable without variance that is scaled, or without any number, such as a place on land:
-        ``error``, or ``zero``, by which it counts as 0.
+        ``error``; ``zero``, by which it counts as 0; or ``nan``, by which it does and its part of each EOF is NaN.
     missing
         What stands for a missing number: a number as it is stored, or ``"nan"``; or a mask, as for ``tilewright.gram``,
         of which places that it leaves nothing of have 0 in the EOFs. Means and deviations are of those that

@@ -165,8 +165,8 @@ def gram(
         too, as it is where xarray opens X. Or a mask, an array of bool or the path of a stored one, which is True where
         a number is missing: of X's shape, or one that broadcasts to it along its last axes, or along those that its
         dimensions' names are of, such as a (lat, lon) mask of land. Of two matrices ``{"X": mask, "Y": mask}``. Beside
-        a mask NaN is missing too; lines of which a mask leaves nothing count as 0. Means and deviations are of numbers
-        that are there.
+        a mask NaN is missing too; lines of which a mask leaves nothing count as 0, or with ``constant="nan"`` as NaN.
+        Means and deviations are of numbers that are there.
     missing_as
         ``mean``: a missing number is taken for the mean that is subtracted, so it counts as 0 once it is centred, and
         without ``center`` as 0. ``pairwise``: each element is formed of the pairs of numbers that are both there, and
@@ -212,7 +212,8 @@ def gram(
         is ``missing``, a number or ``"nan"``, is missing. Without it products are of single elements.
     constant
         What happens where a variable without variance is to be divided by its deviation, or one without any number has
-        a mean to be subtracted: ``error``, or ``zero``, by which it counts as 0.
+        a mean to be subtracted: ``error``; ``zero``, by which it counts as 0; or ``nan``, by which its row and its
+        column of C are NaN, also where a mask leaves nothing of it and where nothing is subtracted.
     dtype
         C's dtype, a float or a complex one unless nothing is made of the numbers. Without it: float64 for integers,
         but where numbers of at most 16 bits are missing or weighted float32; the dtype of X for floats and complex
@@ -457,8 +458,8 @@ def corr(
 
     ``corr(x, out)`` equals ``numpy.corrcoef(x, rowvar=False)``, and with ``of="rows"`` ``numpy.corrcoef(x)``;
     ``corr(x, y, out)`` is the upper right block of NumPy's. Constant columns have no correlation: they are refused, or
-    with ``constant="zero"`` have 0 with all others and themselves. With ``missing_as="pairwise"`` it equals pandas'
-    ``DataFrame.corr()``.
+    with ``constant="zero"`` have 0 with all others and themselves, with ``constant="nan"`` NaN. With
+    ``missing_as="pairwise"`` it equals pandas' ``DataFrame.corr()``.
 
     All arguments are as for `gram`.
 

@@ -71,6 +71,8 @@ def not_additive(request: GramRequest, matrices: Matrices) -> str | None:
         return "missing_as='pairwise'"
     if isinstance(request.divide, str):
         return f"divide={request.divide!r}"
+    if request.constant == "nan" and any(each.missing is not None for each in matrices.treatments.values()):
+        return "constant='nan'"  # a variable may get its first number
     return None
 
 

@@ -38,6 +38,7 @@ from tilewright.pipeline.gram.transforms import (
     Statistics,
     check_lines,
     form_of,
+    lines_notice,
     made_exact,
     made_of_pairs,
     made_transformed,
@@ -45,6 +46,7 @@ from tilewright.pipeline.gram.transforms import (
     stays_exact,
     wanted_of,
     with_divisor,
+    with_nan,
 )
 from tilewright.pipeline.gram.widening import (
     Widening,
@@ -104,7 +106,9 @@ def gram(request: GramRequest) -> MatmulRun:
         begin_widened(widening, product, resume=request.resume)
         return multiply(product)
 
-    wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
+    wanted = {
+        role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form, request.constant))
+    }
     if not wanted:
         return run(_with(plain, _made(request, matrices, form, {}, dtype)))
     with (
@@ -125,6 +129,8 @@ def gram(request: GramRequest) -> MatmulRun:
                 if told := likely_missing(role, matrices.arrays[role], missing, of_role):
                     request.listener(Caution(told))
                 check_lines(matrices, role, of_role, request.constant)
+                if told := lines_notice(matrices, role, of_role, request.constant):
+                    request.listener(Notice(told))
             matrices = with_divisor(matrices, found)
             if form == "exact" and not stays_exact(matrices, found):
                 form = "transformed"
@@ -183,7 +189,9 @@ def plan_only(request: GramRequest) -> MatmulPlan:
         request.listener(Notice(kept_sentence(widening, (plan.m, plan.n), kept, plan.tile_count)))
         return plan
 
-    wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
+    wanted = {
+        role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form, request.constant))
+    }
     if not wanted:
         return planned(_with(plain, _made(request, matrices, form, {}, dtype)), resume=True)
     request.listener(
@@ -275,7 +283,13 @@ def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:
     """The product alone."""
     columns = matrices.of == "columns"
     plain = request.product(matrices.arrays, transpose_a=columns, transpose_b=not columns, dtype=dtype)
-    return replace(plain, said={OPTIONS: request.told()}).checked()
+    plain = replace(plain, said={OPTIONS: request.told()}).checked()
+    if request.constant == "nan" and (held := open_factors(plain).dtype).kind in "iu":
+        raise OptionError(
+            f"constant='nan': the result holds {held}, which has no NaN; ask for floats (dtype='float64', --dtype), or"
+            " leave constant out: sums of integers that are all there have a value everywhere"
+        )
+    return plain
 
 
 def _with(plain: Request, made: Made) -> Request:
@@ -297,9 +311,10 @@ def _made(
     if matrices.counts_pairs:
         return made_of_pairs(matrices, found, np.dtype(dtype), request.constant)
     if form == "transformed":
-        return made_transformed(matrices, found, np.dtype(dtype), request.conjugated)
-
-    return made_exact(matrices, found, thin or _no_pass)
+        made = made_transformed(matrices, found, np.dtype(dtype), request.conjugated)
+    else:
+        made = made_exact(matrices, found, thin or _no_pass)
+    return with_nan(made, matrices, found) if request.constant == "nan" else made
 
 
 def _no_pass(role: str, vector: np.ndarray) -> np.ndarray:

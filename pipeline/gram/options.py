@@ -70,7 +70,7 @@ DEGREES = frozenset(
 RADIANS = frozenset(["radians", "radian", "rad"])
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
-Constant: TypeAlias = Literal["error", "zero"]
+Constant: TypeAlias = Literal["error", "zero", "nan"]
 CONSTANTS: tuple[Constant, ...] = get_args(Constant)
 
 Values: TypeAlias = "Source | InMemory | Sequence[float]"
@@ -131,7 +131,8 @@ class GramRequest:
     storage: Storage = AS_IT_COMES
     sum_over: Any = None
     constant: Constant = "error"
-    """What becomes of lines without variance that are scaled to unit variance: ``error`` or ``zero``."""
+    """What becomes of variables without any number, and of those without variance that are scaled to unit variance:
+    ``error``, ``zero`` or ``nan``."""
     conjugated: Literal["left", "right"] = "left"
     """Which factor's conjugate a complex product takes."""
     dtype: str | np.dtype | None = None

@@ -19,7 +19,7 @@ from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.errors import DTypeError, OptionError
-from tilewright.pipeline.gram.options import ALLELES, Matrices
+from tilewright.pipeline.gram.options import ALLELES, Constant, Matrices
 from tilewright.pipeline.gram.statistics import Wanted
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
@@ -39,6 +39,9 @@ NARROW_NBYTES = 2
 
 SINGLE_COUNTS = 2**24
 """Single precision counts one by one up to here."""
+
+ZERO, NAN = "constant='zero' (--constant zero)", "constant='nan' (--constant nan)"
+"""How it is asked for what lines without any number, or without variance, count as, in words."""
 
 SHOWN = 5
 """Lines that a message names."""
@@ -136,24 +139,27 @@ def _transformed_dtype(matrices: Matrices, form: Form, dtypes: list[np.dtype], a
     return np.dtype(np.float32 if narrow else np.float64)
 
 
-def wanted_of(matrices: Matrices, role: str, form: Form) -> Wanted | None:
-    """What the first pass has to find of a matrix; None where it needs none."""
+def wanted_of(matrices: Matrices, role: str, form: Form, constant: Constant = "error") -> Wanted | None:
+    """What the first pass has to find of a matrix; None where it needs none. constant: as in `options.GramRequest`."""
     treatment, array = matrices.treatments[role], matrices.arrays[role]
     sides = {*treatment.centered, *filter(None, [treatment.scaled])}
     if form == "exact" and array.dtype.itemsize > NARROW_NBYTES:
         sides.add(matrices.of)  # for the largest number, which decides whether the sums are exact
+    if constant == "nan" and treatment.missing is not None:
+        sides.add(matrices.of)  # for those without any number
     if not sides:
         return None
     weighted = matrices.of if matrices.weights is not None else None
     return Wanted(tuple(sorted(sides)), treatment.missing, weighted, matrices.weights)
 
 
-def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str) -> None:
+def check_lines(matrices: Matrices, role: str, found: Statistics, constant: Constant) -> None:
     """Raise OptionError for lines that have no mean, or no variance, where that is needed; it names the first few. Also
     for NaN and infinities that would leave no number in C, or that stand beside a number for missing ones.
 
     Lines of which a mask leaves nothing, such as places on land, need none: they count as 0. So do all lines without
-    any number where constant ones do.
+    any number where constant ones do. Where those are to be NaN, that is said of variables alone: a line that is summed
+    over would leave no number in all of C.
 
     constant: as in `options.GramRequest`.
     """
@@ -169,7 +175,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
-        if len(empty) and constant == "error" and not is_beside_mask(matrices.arrays[role]):
+        if len(empty) and not _passes(side, matrices, constant) and not is_beside_mask(matrices.arrays[role]):
             what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
                 f"missing={treatment.missing_given!r}: {_named(empty, side)} of {name}"
@@ -186,19 +192,29 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
             " by a small number first, or give factors"
         )
     alike = np.flatnonzero(moments.constant)
-    if len(alike) and constant == "error":
+    if len(alike) and not _passes(treatment.scaled, matrices, constant):
         raise OptionError(
             f"scale: {_named(alike, treatment.scaled)} of {name} {'is' if len(alike) == 1 else 'are'} constant, to"
-            f" double precision, and cannot have unit variance; leave them out of {role}, or have them count as 0 with"
-            " constant='zero' (--constant zero)"
+            f" double precision, and cannot have unit variance; leave them out of {role}, or have them"
+            f" {_counting(matrices, treatment.scaled)}"
         )
+
+
+def _passes(side: str, matrices: Matrices, constant: Constant) -> bool:
+    """Whether lines of a side may be constant, or without any number."""
+    return constant == "zero" or (constant == "nan" and side == matrices.of)
+
+
+def _counting(matrices: Matrices, side: str) -> str:
+    """What such lines may count as, and how that is asked for, in words."""
+    return f"count as 0 with {ZERO}" + (f", or as NaN with {NAN}" if side == matrices.of else "")
 
 
 def _of_empty(matrices: Matrices, side: str) -> str:
     """How lines without any number are let pass, and what becomes of them, in words."""
-    asked = "with constant='zero' (--constant zero)"
+    asked = f"with {ZERO}"
     if not matrices.counts_pairs:
-        return f"have them count as 0 {asked}"
+        return f"have them {_counting(matrices, side)}"
     if side == matrices.of:
         return f"keep them {asked}: what has no pairs is NaN, and so are their rows and columns of the result"
     return f"keep them {asked}: no pair has a part in them"
@@ -385,7 +401,7 @@ def made_transformed(
 
 
 def made_of_pairs(
-    matrices: Matrices, found: Mapping[str, Statistics], dtype: np.dtype, constant: str
+    matrices: Matrices, found: Mapping[str, Statistics], dtype: np.dtype, constant: Constant
 ) -> Made:
     """The transforms of both factors, for a C of this dtype, and what is formed of the pairs that are both there.
 
@@ -417,6 +433,82 @@ def made_of_pairs(
         own=len(roles) == 1,
     )
     return Made((of_each[roles[0]], of_each[roles[-1]]), pairwise=pairwise)
+
+
+def empty_variables(matrices: Matrices, found: Statistics) -> np.ndarray:
+    """Whether each variable of a matrix has no number; none where nobody looked."""
+    moments = found.get(matrices.of)
+    return np.zeros(0, bool) if moments is None else moments.count == 0
+
+
+def flat_variables(matrices: Matrices, role: str, found: Statistics) -> np.ndarray:
+    """Whether each variable of a matrix is constant and to be divided by its deviation; none where none is."""
+    if matrices.treatments[role].scaled != matrices.of:
+        return np.zeros(0, bool)
+    return found[matrices.of].constant
+
+
+def lines_notice(
+    matrices: Matrices, role: str, found: Statistics, constant: Constant, place: str = ""
+) -> str | None:
+    """A sentence about variables without any number, and those without variance that are scaled: how many there are,
+    and what stands in the result for them. None where there are none. Of pairs C says that by itself.
+
+    place: their place in the result, in words; else their rows, or columns, or both.
+    """
+    if matrices.counts_pairs:
+        return None
+    kinds = (
+        (empty_variables(matrices, found), "holds no number", "hold no number"),
+        (flat_variables(matrices, role, found), "is constant", "are constant"),
+    )
+    told = [
+        f"{_named(np.flatnonzero(lines), matrices.of)} {of_one if lines.sum() == 1 else of_more}"
+        for lines, of_one, of_more in kinds
+        if lines.any()
+    ]
+    if not told:
+        return None
+    lines = "rows and columns" if len(matrices.arrays) == 1 else "rows" if role == "X" else "columns"
+    place = place or f"their {lines} of the result are"
+    stands = "NaN" if constant == "nan" else f"0, and would be NaN with {NAN}"
+    return f"{name_of(matrices.arrays[role])}: {' and '.join(told)}; {place} {stands}"
+
+
+def with_nan(made: Made, matrices: Matrices, found: Mapping[str, Statistics]) -> Made:
+    """The same, and NaN in the rows and columns of C of variables without any number, or without variance that are
+    scaled. What is added to their sums is NaN, which needs nothing of a device that centring sums does not."""
+    if matrices.counts_pairs:
+        return made
+    roles = tuple(matrices.arrays)
+    lines = {role: without_values(matrices, role, found.get(role, {})) for role in roles}
+    if not any(one.any() for one in lines.values()):
+        return made
+    epilogue = made.epilogue or Epilogue()
+    left, right = lines[roles[0]], lines[roles[-1]]
+    diagonal = epilogue.diagonal
+    return replace(
+        made,
+        epilogue=replace(
+            epilogue,
+            row_offsets=_nan_where(left, epilogue.row_offsets),
+            column_offsets=_nan_where(right, epilogue.column_offsets),
+            diagonal=None if diagonal is None else _nan_where(left, diagonal),
+        ),
+    )
+
+
+def without_values(matrices: Matrices, role: str, found: Statistics) -> np.ndarray:
+    """Whether each variable of a matrix has no number, or no variance to be divided by."""
+    lines = np.zeros(_variables(matrices, role), bool)
+    for some in (empty_variables(matrices, found), flat_variables(matrices, role, found)):
+        if len(some):
+            lines |= some
+    return lines
+
+
+def _nan_where(lines: np.ndarray, vector: np.ndarray | None) -> np.ndarray:
+    return np.where(lines, np.nan, np.zeros(len(lines)) if vector is None else vector)
 
 
 def _powers_near(moments: Moments) -> np.ndarray:

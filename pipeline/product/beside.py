@@ -194,6 +194,12 @@ def names_of(factors: Mapping[str, StoredArray], output: Output) -> dict[str, st
     return names | {"C": str(output.final or name_of(output.array))}
 
 
+def finals_of(output: Output) -> list[Path]:
+    """The path of a finished output on a local disk, and of what was written beside it; none of one elsewhere."""
+    beside = None if output.beside is None else output.beside.final
+    return [path for path in (output.final, beside) if path is not None] if output.final is not None else []
+
+
 def arrays_of(output: Output) -> Mapping[str, zarr.Array[Any]]:
     """What tiles are written to."""
     found = {"C": output.array}

@@ -222,7 +222,8 @@ def not_finite_caution(
     shape: C's. verification: of the product, None where nobody asked for it: then nobody knows which factors hold NaN
     or infinity.
     """
-    if not found.c.not_finite:
+    told = _Marked.of(factors, shape)
+    if found.c.not_finite <= told.most and (verification is None or told.explains(verification)):
         return None
     (rows, columns), size, names = shape, math.prod(shape), factors.names
     share = _share(found.c.not_finite, size)
@@ -240,7 +241,7 @@ def not_finite_caution(
         )
         overflow = _overflow(factors, found) if found.c.infinite else ""
         return f"{text}; {overflow + '; ' if overflow else ''}{hint}"
-    causes = _special(factors, verification, shape)
+    causes = _special(factors, verification, shape, told)
     special_rows, special_columns = verification.special_rows, verification.special_columns
     explained = special_rows * columns + special_columns * rows - special_rows * special_columns
     if found.c.not_finite > explained:
@@ -250,15 +251,63 @@ def not_finite_caution(
     return f"{text}: {' and '.join(causes)}"
 
 
-def _special(factors: Factors, verification: Verification, shape: tuple[int, int]) -> list[str]:
-    """What of each factor holds NaN or infinity, as it is stored."""
+@dataclass(frozen=True)
+class _Marked:
+    """Rows and columns of C in which an epilogue puts NaN, of which somebody has told: those of variables without
+    values."""
+
+    rows: int
+    columns: int
+    most: int
+    """Elements of C in them, of a band those that are in it."""
+
+    @classmethod
+    def of(cls, factors: Factors, shape: tuple[int, int]) -> _Marked:
+        epilogue = factors.fused.epilogue
+        down, across = (
+            np.zeros(side, bool) if offsets is None or offsets.dtype.kind in "iu" else np.isnan(offsets)
+            for side, offsets in zip(
+                shape,
+                (None, None) if epilogue is None else (epilogue.row_offsets, epilogue.column_offsets),
+                strict=True,
+            )
+        )
+        if not (down.any() or across.any()):
+            return cls(0, 0, 0)
+        before, after = shape if factors.band is None else factors.band
+        row = np.arange(shape[0])
+        first, stop = np.clip(row - before, 0, shape[1]), np.clip(row + after + 1, 0, shape[1])
+        others = np.concatenate([[0], np.cumsum(across)])  # of the columns before each
+        most = np.where(down, stop - first, others[stop] - others[first])
+        return cls(int(down.sum()), int(across.sum()), int(most.sum()))
+
+    def explains(self, verification: Verification) -> bool:
+        """Whether no other row or column holds what leaves no number in it."""
+        return verification.special_rows <= self.rows and verification.special_columns <= self.columns
+
+
+def _special(
+    factors: Factors, verification: Verification, shape: tuple[int, int], marked: _Marked
+) -> list[str]:
+    """What of each factor holds NaN or infinity, as it is stored, and in how many lines the epilogue puts NaN."""
     told = []
     sides = (
-        ("A", verification.special_rows, shape[0], ("rows", "columns")[factors.transposed[0]]),
-        ("B", verification.special_columns, shape[1], ("columns", "rows")[factors.transposed[1]]),
+        ("A", verification.special_rows, marked.rows, shape[0], ("rows", "columns")[factors.transposed[0]]),
+        (
+            "B",
+            verification.special_columns,
+            marked.columns,
+            shape[1],
+            ("columns", "rows")[factors.transposed[1]],
+        ),
     )
-    for (role, count, total, lines), dtype in zip(sides, factors.operands, strict=True):
-        if not count or (role == "B" and factors.symmetric):
+    for (role, special, without, total, lines), dtype in zip(sides, factors.operands, strict=True):
+        if role == "B" and factors.symmetric:
+            continue
+        if without:
+            told.append(f"{without} {lines} of {factors.names.of(role)} have no value (constant='nan')")
+        count = special - without
+        if count <= 0:
             continue
         large = ""
         if dtype.kind in "fc" and np.finfo(dtype).max > np.finfo(compute_dtype(factors.dtype)).max:

@@ -45,6 +45,7 @@ from tilewright.pipeline.product.banded import WINDOW
 from tilewright.pipeline.product.beside import (
     arrays_of,
     created_with_counts,
+    finals_of,
     growing_counts,
     names_of,
     resumed_with_counts,
@@ -536,9 +537,8 @@ def _fill(
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(keeping.removed, durable=request.durability == "full"):
             tell.say(left)
-        if output.final is not None:
-            for left in settle_in_group(output.final, factors.a, factors.b, *factors.transposed):
-                tell.say(left)
+        for left in settle_in_group(finals_of(output), factors.a, factors.b, *factors.transposed):
+            tell.say(left)
     return replace(
         run,
         timeline=Recorder.of(request.listener).timeline(),

@@ -35,7 +35,7 @@ from tilewright.pipeline.store.arrays import (
 )
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
-from tilewright.pipeline.store.new.groups import format_around, make_groups, metadata_in
+from tilewright.pipeline.store.new.groups import format_around, make_groups, metadata_in, renew_consolidated
 from tilewright.pipeline.store.new.names import check_zarr_ending
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
@@ -141,6 +141,7 @@ def output_group(
             growing.rename(path)
             (path / MARK_NAME).unlink()
             sync_folder(path.parent)
+            renew_consolidated(path, within=[each.name for each in path.iterdir() if each.is_dir()])
             if displaced is not None:
                 shutil.rmtree(displaced)
     except BaseException:

@@ -38,7 +38,13 @@ from tilewright.pipeline.events import on_waiting
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import Matrices, axis_of, in_words
 from tilewright.pipeline.gram.statistics import Wanted, find_statistics, likely_missing
-from tilewright.pipeline.gram.transforms import check_lines, made_transformed, not_finite
+from tilewright.pipeline.gram.transforms import (
+    check_lines,
+    lines_notice,
+    made_transformed,
+    not_finite,
+    without_values,
+)
 from tilewright.pipeline.in_memory import read_whole, stored_for_a_moment
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
@@ -338,6 +344,8 @@ def eofs(request: EofRequest) -> EofRun:
             tell.warn(told)
         _check_finite(matrices, of_variables)
         check_lines(matrices, "X", moments, request.constant)
+        if told := lines_notice(matrices, "X", moments, request.constant, "their part of each EOF is"):
+            tell.say(told)
         anomalies = Anomalies.of(matrices, moments, task.weights, dtype)
         _check_varies(anomalies, matrices, of_variables)
         matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell, passes=passes)
@@ -356,6 +364,8 @@ def eofs(request: EofRequest) -> EofRun:
         values = squares / anomalies.degrees
         order = np.argsort(-values, kind="stable")
         values, vectors = values[order], vectors[:, order]
+        if request.constant == "nan":  # after all products with them
+            vectors[without_values(matrices, "X", moments)] = np.nan
         ratios = values / anomalies.total if anomalies.total > 0 else np.zeros(len(values))
         residuals = found.residuals[order] / anomalies.degrees
         names = dimension_names(x)

@@ -442,21 +442,32 @@ def flattened_sides(
     """The attributes of C = op(A) op(B) by which a reader can take its flattened sides apart; None where no side is
     made of more than one axis.
 
-    `FLATTENED` has what `made_of` says of each such dimension of C, by its name.
+    `FLATTENED` has what `made_of` says of each such dimension of C, by its name, and as ``levels`` what its axes are
+    called among those of C: as X calls them, but no two alike, so that of a field by itself the second side's are
+    ``lat_2`` and ``lon_2``.
     """
-    names = product_names(a, b, transpose_a, transpose_b)
+    names = product_names(a, b, transpose_a, transpose_b) or ()
     sides = (a, int(transpose_a)), (b, int(not transpose_b))
-    found = {
-        name: made
-        for name, (factor, side) in zip(names or (), sides, strict=False)
-        if name is not None and (made := made_of(factor, side)) is not None
-    }
+    found, taken = {}, {name for name in names if name is not None}
+    for name, (factor, side) in zip(names, sides, strict=False):
+        made = made_of(factor, side)
+        if name is None or made is None:
+            continue
+        made["levels"] = []
+        for level in made["dimensions"]:
+            while level in taken:
+                level += "_2"
+            taken.add(level)
+            made["levels"].append(level)
+        found[name] = made
     return {FLATTENED: found} if found else None
 
 
 def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
     """What a side of a matrix, its rows (0) or columns (1), is made of: the names and lengths of several axes, the last
-    one fastest. None where it is one axis."""
+    one fastest; and where only some of their places are taken, the first and the last + 1. None where it is one
+    axis."""
+    places = (array.rows, array.columns)[side] if isinstance(array, Section) else None
     array = unmasked(array)
     if not isinstance(array, Flattened):
         return None
@@ -464,7 +475,6 @@ def made_of(array: StoredArray, side: int) -> dict[str, Any] | None:
     if len(axes) < 2:
         return None
     base, names = array.array, dimension_names(array.array)
-    return {
-        "dimensions": [names[axis] or f"axis_{axis}" for axis in axes],
-        "shape": [base.shape[axis] for axis in axes],
-    }
+    shape = [int(base.shape[axis]) for axis in axes]
+    made = {"dimensions": [names[axis] or f"axis_{axis}" for axis in axes], "shape": shape}
+    return made if places in (None, (0, math.prod(shape))) else made | {"places": list(places)}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,13 @@ from tilewright.pipeline.store.region import Flattened, Section, StoredArray, ba
 from tilewright.pipeline.store.sources.beside import Coordinates, coordinates_with
 from tilewright.pipeline.strict_json import strict
 
+COMPRESSED = "compress"
+"""The attribute of CF's conventions for a dimension that several are gathered into: their names. The array of that
+dimension's name has the number of each place among all of theirs, the last one fastest."""
+
+OURS = "tilewright"
+"""The attribute that a result has, and that coordinates have which are stored beside it."""
+
 LEFT_BEHIND = (
     DIMENSIONS,
     *MASKS,
@@ -37,6 +46,8 @@ LEFT_BEHIND = (
     "climatology",
     "coordinates",
     "dtype",
+    COMPRESSED,
+    OURS,
 )
 """Attributes that do not go along: those by which stored numbers are decoded, which is done here, and those that name
 other arrays."""
@@ -204,26 +215,41 @@ MOST_LISTED = 4096
 """Coordinates of an axis that are listed in an attribute, which everything that opens the array reads as a whole."""
 
 
-def made_with_coordinates(
-    array: StoredArray, side: int, apart: Collection[str] = ()
-) -> dict[str, Any] | None:
-    """As `attributes.made_of`, with the coordinates of each axis, by its name, and what is said of them.
+def is_long(found: Coordinates) -> bool:
+    """Whether there are more than an attribute is to list."""
+    return len(found.values) > MOST_LISTED
 
-    Numbers that JSON has not are texts, such as ``"nan"``. apart: the axes whose coordinates are arrays of the group,
-    by the same names, which are named in place of a list."""
+
+def made_with_coordinates(
+    array: StoredArray, side: int, apart: Collection[str] = (), levels: Sequence[str] | None = None
+) -> dict[str, Any] | None:
+    """As `attributes.made_of`, with the coordinates of each axis, by its name, their dtypes, and what is said of them.
+
+    Numbers that JSON has not are texts, such as ``"nan"``. levels: what the axes are called in C, where it has levels.
+    apart: those whose coordinates are arrays of the group, which are named in place of a list."""
     made = made_of(array, side)
     if made is None:
         return None
+    named = dict(zip(made["dimensions"], levels or made["dimensions"], strict=True))
     found = {name: one for name, one in of_sides(array, side).items() if is_stored(one.values)}
-    listed = {name: one for name, one in found.items() if name not in apart}
+    listed = {name: one for name, one in found.items() if named[name] not in apart}
     return (
         made
-        | {
-            "coordinates": {name: _listed(one.values) for name, one in listed.items()},
-            "attributes": {name: dict(one.attributes) for name, one in listed.items() if one.attributes},
-        }
-        | ({"arrays": [name for name in found if name in apart]} if len(listed) < len(found) else {})
+        | ({} if levels is None else {"levels": list(levels)})
+        | {"coordinates": {name: _listed(one.values) for name, one in listed.items()}}
+        | {"dtypes": {name: _dtype_named(one.values) for name, one in listed.items()}}
+        | {"attributes": {name: dict(one.attributes) for name, one in listed.items() if one.attributes}}
+        | (
+            {"arrays": [named[name] for name in found if name not in listed]}
+            if len(listed) < len(found)
+            else {}
+        )
     )
+
+
+def _dtype_named(values: np.ndarray) -> str:
+    """The dtype that a list of coordinates is read back as: of text NumPy's, since its width follows from that."""
+    return "str" if values.dtype.kind in "UT" else values.dtype.name
 
 
 def _listed(values: np.ndarray) -> Any:
@@ -236,9 +262,7 @@ def many_along(array: StoredArray, side: int) -> dict[str, Coordinates]:
     if made_of(array, side) is None:
         return {}
     found = of_sides(array, side)
-    return {
-        name: one for name, one in found.items() if is_stored(one.values) and len(one.values) > MOST_LISTED
-    }
+    return {name: one for name, one in found.items() if is_stored(one.values) and is_long(one)}
 
 
 def flattened_with_coordinates(
@@ -252,9 +276,69 @@ def flattened_with_coordinates(
     sides = zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=True)
     return {
         FLATTENED: {
-            name: made_with_coordinates(*one, apart) for name, one in sides if name in made[FLATTENED]
+            name: made_with_coordinates(*one, apart, made[FLATTENED][name]["levels"])
+            for name, one in sides
+            if name in made[FLATTENED]
         }
     }
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A side of C that several axes are flattened into."""
+
+    name: str
+    levels: Mapping[str, Coordinates]
+    """By what the axes are called in C, their coordinates: of those that have some which Zarr stores."""
+    places: Coordinates
+    """Where each element of the side lies among all places of the axes, as CF has it."""
+    whole: bool
+    """Whether each axis has coordinates."""
+
+
+def gathered_sides(a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool) -> list[Gathered]:
+    """The sides of C = op(A) op(B) that several axes are flattened into."""
+    made = (flattened_sides(a, b, transpose_a, transpose_b) or {}).get(FLATTENED, {})
+    names = product_names(a, b, transpose_a, transpose_b) or ()
+    found = []
+    for name, (array, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
+        if name not in made:
+            continue
+        levels = dict(zip(made[name]["dimensions"], made[name]["levels"], strict=True))
+        held = {levels[axis]: one for axis, one in of_sides(array, side).items() if is_stored(one.values)}
+        first, last = _span(array, side, math.prod(made[name]["shape"]))
+        places = Coordinates(np.arange(first, last), {COMPRESSED: " ".join(levels.values())})
+        found.append(Gathered(str(name), held, places, len(held) == len(levels)))
+    return found
+
+
+SIDES = "side_coordinates"
+"""The attribute of a C outside of any group that has the coordinates of its sides, those of one axis."""
+
+
+def listed_sides(
+    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """What `SIDES` says of C = op(A) op(B): by the name of each dimension of one axis, as far as it has coordinates
+    that Zarr stores, ``values``, ``dtype`` and ``attributes``. And a sentence for those that are too many."""
+    names = product_names(a, b, transpose_a, transpose_b) or ()
+    found, told = {}, []
+    for name, (array, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
+        one = None if name is None else of_side(array, side)
+        if one is None:
+            continue
+        if is_long(one):
+            told.append(
+                f"the coordinates {name}, {len(one.values)} of them, are left out: an attribute lists {MOST_LISTED} at"
+                " most; in a group, such as C.zarr/result, they are stored beside the result"
+            )
+            continue
+        found[str(name)] = {
+            "values": _listed(one.values),
+            "dtype": _dtype_named(one.values),
+            "attributes": dict(one.attributes),
+        }
+    return found, told
 
 
 def left_behind(*sides: tuple[StoredArray, int]) -> list[str]:

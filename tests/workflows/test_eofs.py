@@ -208,6 +208,11 @@ def test_what_xarray_makes_of_it(client: Client, tmp_path: Path, rng: np.random.
     assert found.attrs["source"] == str(path)
     back = (found.scores @ found.components).values
     np.testing.assert_allclose(back, (x - found["mean"].values) * found["factor"].values, atol=1)
+    # In a group, which what grows in it is no part of yet.
+    zarr.create_group(tmp_path / "group.zarr")
+    for method in ("gram", "krylov"):
+        run = tw.eofs(path, tmp_path / "group.zarr" / method, 3, method=method, cluster=client)
+        assert xarray.open_zarr(run.out, consolidated=False).components.shape == (3, 30)
     unnamed = tw.eofs(put(tmp_path / "y.zarr", x), tmp_path / "named.zarr", 2, cluster=client)
     assert xarray.open_zarr(unnamed.out, consolidated=False).scores.dims == ("sample", "mode")
 

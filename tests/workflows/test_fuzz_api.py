@@ -508,6 +508,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         {name: (st.sampled_from(VECTOR), sources) for name in "xy"}
         | {"dtype": (None, dtypes)} | DEVICE | PLACED,
     ),
+    "open_xarray": (
+        lambda source, **options: tw.open_xarray(source, **options),
+        {"source": (st.sampled_from(LEFT), sources), "unstack": (st.booleans(), flags | junk)},
+    ),
     "open_cluster": (
         lambda cluster, config: _entered(cluster, config),
         {"cluster": (SHARED, clusters), "config": (None, cluster_files)},

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import xarray
 import zarr
@@ -113,18 +112,13 @@ def test_xarray_takes_the_sides_of_c_apart(tmp_path: Path) -> None:
     assert of_c["lat_lon"] == {
         "dimensions": ["lat", "lon"],
         "shape": [3, 4],
+        "levels": ["lat", "lon"],
         "coordinates": {"lat": [-60.0, 0.0, 60.0], "lon": [0.0, 90.0, 180.0, 270.0]},
+        "dtypes": {"lat": "float64", "lon": "float64"},
         "attributes": {},
     }
-    read = xarray.DataArray(c[...], dims=c.metadata.dimension_names)
-    for side, made in of_c.items():
-        ending = side.removeprefix("_".join(made["dimensions"]))
-        values = [made["coordinates"][name] for name in made["dimensions"]]
-        index = xarray.Coordinates.from_pandas_multiindex(
-            pandas.MultiIndex.from_product(values, names=[name + ending for name in made["dimensions"]]),
-            side,
-        )
-        read = read.assign_coords(index).unstack(side)
+    assert of_c["lat_lon_2"] == of_c["lat_lon"] | {"levels": ["lat_2", "lon_2"]}
+    read = tw.open_xarray(tmp_path / "out.zarr" / "cov", unstack=True)
     place = {"lat": 60.0, "lon": 90.0, "lat_2": 0.0, "lon_2": 270.0}
     expected = np.cov(sst.sel(lat=60.0, lon=90.0), sst.sel(lat=0.0, lon=270.0))[0, 1]
     assert float(read.sel(place)) == pytest.approx(expected)

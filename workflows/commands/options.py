@@ -23,7 +23,7 @@ from tilewright.workflows.console import (
 
 DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
-CONSTANTS = ("error", "zero")
+CONSTANTS = ("error", "zero", "nan")
 
 
 def as_stored(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -181,7 +181,8 @@ variables_options = options(
 )  # fmt: skip
 constant_option = click.option("--constant", type=click.Choice(CONSTANTS), default="error", show_default=True,
                                help="What becomes of constant columns, or rows, that are scaled, and of"
-                               " those without any number; zero: they count as 0.")  # fmt: skip
+                               " those without any number, such as places on land; zero: they count as 0; nan: what"
+                               " is formed of them is NaN.")  # fmt: skip
 divide_help = (
     "What the sums are divided by: a number, n, n-1, or pairs, each its own number of those there; 2pq: the sum of"
     " 2p(1 - p), by dosages whose means, 2p, are subtracted."

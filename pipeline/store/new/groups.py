@@ -27,6 +27,16 @@ CONSOLIDATED_NAME = ".zmetadata"
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """The attribute in which xarray keeps the names of dimensions in format 2."""
 
+UNREADABLE = (OSError, BaseZarrError, ValueError, TypeError, KeyError, AttributeError)
+"""What opening something may raise that is no array."""
+GROUP_ENDING, GROWING_ENDING = ".zarr", ".partial"
+NEW_GROUP: Mapping[str, Any] = {
+    "attributes": {},
+    "zarr_format": 3,
+    "node_type": "group",
+    "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}},
+}
+
 Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")
 
 
@@ -53,7 +63,7 @@ def carry_coordinates(
     final: Path, sides: Mapping[str, np.ndarray], attributes: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
     """Store the coordinates of a new array's dimensions beside it, in the group that it lies in, so that xarray finds
-    them: those that are not there yet.
+    them: those that are not there yet, or are there from an earlier result and others.
 
     sides: a vector for each name of a dimension. attributes: of each of these, by its name. Returns a sentence for what
     could not be done.
@@ -62,15 +72,20 @@ def carry_coordinates(
     left = []
     for name, values in sides.items() if zarr_format is not None else []:
         place = final.with_name(name)
-        if os.path.lexists(place):
-            continue
+        there = os.path.lexists(place)
+        stale = there and is_of_alone(place, final) and not holds_values(place, values)
         named: dict[str, Any] = {"dimension_names": [name]} if zarr_format == 3 else {"fill_value": None}
-        own = dict(attributes.get(name, {})) | ({DIMENSIONS: [name]} if zarr_format == 2 else {})
+        own = dict(attributes.get(name, {})) | {CARRIED: {CARRIED_OF: [final.name]}}
+        own |= {DIMENSIONS: [name]} if zarr_format == 2 else {}
         create = partial(
             zarr.create_array, place.absolute(), data=values, zarr_format=zarr_format, attributes=own,
-            **named,
+            overwrite=stale, **named,
         )  # fmt: skip
         try:
+            if there and not stale:
+                if holds_values(place, values):
+                    _note_result(place, final)
+                continue
             with suppress(ContainsArrayError, ContainsGroupError):  # another run was quicker
                 ended(create)
         except (OSError, BaseZarrError, ValueError, TypeError) as error:
@@ -80,14 +95,76 @@ def carry_coordinates(
     return left
 
 
-def renew_consolidated(final: Path, beside: Iterable[str] = ()) -> list[str]:
-    """Tell consolidated metadata of the groups around a new output of it, and of arrays that were stored beside it.
+CARRIED, CARRIED_OF = "tilewright", "coordinates_of"
+"""The attribute of coordinates that were stored beside results, and what in it names these."""
+
+
+def is_of_alone(place: Path, final: Path) -> bool:
+    """Whether coordinates stand in a place that were stored beside this result, and are of no other: it may replace
+    them."""
+    return _results_of(place) == [final.name]
+
+
+def _results_of(place: Path) -> list[str]:
+    """The results beside which the coordinates in a place were stored; none of what somebody else stored."""
+    try:
+        said = _opened(place).attrs.get(CARRIED)
+    except UNREADABLE:
+        return []
+    found = said.get(CARRIED_OF) if isinstance(said, Mapping) else None
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _note_result(place: Path, final: Path) -> None:
+    """Have coordinates in a place that were stored beside another result be of this one too."""
+    results = _results_of(place)
+    if results and final.name not in results:
+        array = zarr.open_array(place.absolute(), mode="r+")
+        ended(lambda: array.update_attributes({CARRIED: {CARRIED_OF: [*results, final.name]}}))
+
+
+def holds_values(place: Path, values: np.ndarray) -> bool:
+    """Whether an array with these elements stands in a place."""
+    try:
+        there = _opened(place)
+        return there.shape == values.shape and bool(np.array_equal(there[:], values))
+    except UNREADABLE:
+        return False
+
+
+def _opened(place: Path) -> zarr.Array[Any]:
+    return zarr.open_array(place.absolute(), mode="r")
+
+
+def lengths_around(final: Path) -> dict[str, set[int]]:
+    """How long the dimensions of the arrays in an output's group are, by their names, but for coordinates that it may
+    replace."""
+    found: dict[str, set[int]] = {}
+    for place in sorted(final.parent.iterdir()) if final.parent.is_dir() else ():
+        try:
+            array = _opened(place)
+        except UNREADABLE:
+            continue
+        if place == final or is_of_alone(place, final):
+            continue
+        names: Any = array.attrs.get(DIMENSIONS)
+        if array.metadata.zarr_format == 3:
+            names = array.metadata.dimension_names
+        for name, length in zip(names or (), array.shape, strict=False):
+            if isinstance(name, str):
+                found.setdefault(name, set()).add(length)
+    return found
+
+
+def renew_consolidated(final: Path, beside: Iterable[str] = (), within: Iterable[str] = ()) -> list[str]:
+    """Tell consolidated metadata of the groups around a new output of it, and of arrays that were stored beside it, or
+    within it where it is a group.
 
     Only what is new is put in: nothing else in the group is looked at, and other outputs may be growing there. Returns
     a sentence for what could not be done.
     """
     final = Path(os.path.realpath(absolute(final)))
-    nodes = [final, *(final.with_name(name) for name in beside)]
+    nodes = [final, *(final.with_name(name) for name in beside), *(final / name for name in within)]
     for folder in final.parents:
         try:
             if _group_metadata(folder) is None and not (folder / GROUP_NAME).exists():
@@ -127,15 +204,21 @@ def _renew(folder: Path, nodes: Sequence[Path]) -> None:
             if group is not None:
                 found.pop("consolidated_metadata", None)
             kept["metadata"][key if group is not None else f"{key}/{name}"] = found
+    _write_metadata(target, whole)
+
+
+def _write_metadata(target: Path, whole: Mapping[str, Any]) -> None:
+    """Write metadata in one step, durably: a power cut must not take what a group had."""
     draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.partial")
     draft.write_text(json.dumps(whole, indent=2))
-    sync_files([draft], folder)  # a power cut must not take what the group had
+    sync_files([draft], target.parent)
     draft.replace(target)
 
 
 def make_groups(final: Path) -> list[str]:
     """Make groups of the folders between an output and the group that it lies in, as zarr does where it creates an
-    array there: a folder without metadata hides what is below it from whoever lists the group.
+    array there: a folder without metadata hides what is below it from whoever lists the group. A group that is not
+    there itself yet gets consolidated metadata too, by which xarray opens it without a warning.
 
     Returns a sentence for what could not be done.
     """
@@ -143,6 +226,9 @@ def make_groups(final: Path) -> list[str]:
     for folder in between if zarr_format is not None else []:
         create = partial(zarr.create_group, folder, zarr_format=zarr_format)
         try:
+            if folder == around:
+                _begin_group(folder)
+                continue
             with suppress(ContainsGroupError, ContainsArrayError):  # another process was quicker
                 ended(create)
         except (OSError, BaseZarrError, ValueError) as error:
@@ -155,13 +241,26 @@ def make_groups(final: Path) -> list[str]:
     return []
 
 
+def _begin_group(folder: Path) -> None:
+    """Make a group of format 3 of a folder, with consolidated metadata that know of nothing yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with in_turn(folder):
+        if not (folder / METADATA_NAMES[3]).exists():
+            _write_metadata(folder / METADATA_NAMES[3], NEW_GROUP)
+
+
 def _group_around(final: Path) -> tuple[Path, Literal[2, 3] | None, list[Path]]:
     """The group of Zarr that an output would lie in, however deep; its format, None where there is none; and the
-    folders between the two, the group's own first. They need not be there yet, and are no groups themselves."""
+    folders between the two, the group's own first. They need not be there yet, and are no groups themselves.
+
+    A folder with a name such as ``stats.zarr`` that is not there yet, or that has nothing in it but what came there by
+    such outputs, is meant as a group: it becomes one, of format 3, along with the folders between."""
     if ".." in final.parts:  # what is above a path is not what it names before then
         final = Path(os.path.realpath(final))
     between: list[Path] = []
     for folder in final.parents:
+        if folder.suffix == GROWING_ENDING:
+            break  # what lies in an output that grows is not the group's until that has its name
         if os.path.exists(folder / METADATA_NAMES[3]):
             return folder, 3 if _group_metadata(folder) is not None else None, between
         if os.path.exists(folder / GROUP_NAME):
@@ -169,7 +268,28 @@ def _group_around(final: Path) -> tuple[Path, Literal[2, 3] | None, list[Path]]:
         if os.path.exists(folder / METADATA_NAMES[2]):
             break  # an array
         between.insert(0, folder)
+    else:
+        for number, folder in enumerate(between):
+            if folder.suffix == GROUP_ENDING and _may_become_group(folder, final):
+                return folder, 3, between[number:]
     return final.parent, None, []
+
+
+def _may_become_group(folder: Path, final: Path) -> bool:
+    """Whether a folder holds nothing but arrays and groups of format 3, and outputs that grow or are set aside there.
+    final: an output below it."""
+    try:
+        entries = list(folder.iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return all(
+        entry in final.parents
+        or entry.suffix in (GROWING_ENDING, ".replaced")
+        or (entry / METADATA_NAMES[3]).exists()
+        for entry in entries
+    )
 
 
 def _group_metadata(folder: Path) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"window": (1, 2, 3)}, OptionError, r"window=\(1, 2, 3\): give how many variables"),
     ({"missing_as": "pairwise"}, OptionError, "missing_as='pairwise': nobody said what stands for a missing"),
     ({"missing_as": "zero"}, OptionError, "missing_as='zero' is unknown; it may be 'mean', 'pairwise'"),
-    ({"constant": "nan"}, OptionError, "constant='nan' is unknown; it may be 'error', 'zero'"),
+    ({"constant": "none"}, OptionError, "constant='none' is unknown; it may be 'error', 'zero', 'nan'"),
     (
         {"center": None},
         OptionError,
