@@ -296,6 +296,31 @@ def test_a_search_like_an_earlier_one_takes_as_long(cache: Path) -> None:
     assert not remembered(kind_of_search(replace(plan, k=11), "CPU", "full"))
 
 
+def test_a_short_run_says_little_of_ten_times_as_many_points() -> None:
+    """Which are a hundred times the work: a first run of 4 s, mostly start, had it take 6 min 30 s, and it took 9 s."""
+    run = run_of(PLAN, ["a", "b", "c", "d"])
+    run = replace(
+        run, read_nbytes=PLAN.read_nbytes, write_nbytes=PLAN.write_nbytes, operations=PLAN.operations
+    )
+    short = Rates.of(run)
+    more = replace(WORK, operations=100 * WORK.operations, read_nbytes=10 * WORK.read_nbytes)
+    rates = Rates(more.operations / 10, None, None)
+    measured = forecast_of(more, [short], (rates, rates), None)
+    assert (measured.source, measured.seconds) == ("measured", 10.0)
+    alone = forecast_of(more, [short], None, None)
+    assert (alone.least_seconds, alone.most_seconds) == pytest.approx((4.0, 300.0 * 4 / 3))
+    assert "± 98% for the tiles, by the rates of the one run" in alone.time()
+    assert "by how much more it may be off" in alone.time()
+    long = replace(short, operations=PLAN.operations / 300, seconds=400.0)
+    assert forecast_of(more, [short, long], (rates, rates), None).runs == 1
+    within = forecast_of(more, [long], None, None)
+    assert within.least_seconds is not None
+    assert within.most_seconds is not None
+    assert within.most_seconds < 1.05 * within.least_seconds, "little of that was its start"
+    twice = forecast_of(replace(WORK, operations=2 * WORK.operations), [short], (rates, rates), None)
+    assert (twice.source, twice.least_seconds, twice.most_seconds) == ("runs", 4.0, pytest.approx(8.0))
+
+
 def test_a_count_like_an_earlier_one_takes_as_long(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,9 +334,12 @@ def test_a_count_like_an_earlier_one_takes_as_long(
     assert "disk            at most 2 KiB for the counts, less where it is compressed; " in made.stdout
     remember_count(kind_of_count("byte", "CPU", 1, per_document=False, plain=True), 1100, 1, 20.0)
     found = forecast_by(*words)
-    assert (found["seconds"], found["source"], found["runs"]) == (pytest.approx(200.0), "runs", 1)
+    assert (found["source"], found["runs"]) == ("runs", 1)
+    assert (found["least_seconds"], found["most_seconds"]) == pytest.approx((65.0, 200.0)), (
+        "15 s may be the start"
+    )
     made = CliRunner().invoke(cli, [*words, "-q"])
-    assert "about 3 min 20 s for the pieces, by the rates of the one run of its kind" in made.stdout
+    assert "about 2 min 12 s ± 51% for the pieces, by the rates of the one run of its kind" in made.stdout
     assert "the start of the workers comes on top" in made.stdout
 
 
