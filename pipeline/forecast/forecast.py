@@ -75,7 +75,7 @@ class Forecast:
     """What the work is cut into."""
     output: str = "C"
     words: str = ""
-    """What an estimate is made from, for people."""
+    """What an estimate is made from, or why there is none of a GPU that was named, for people."""
     checks: bool = True
     """Whether the output is checked."""
     alike: str = "these dtypes"
@@ -129,6 +129,8 @@ class Forecast:
         """How long it takes, as far as that is known."""
         seconds = self.seconds
         if seconds is None or self.least_seconds is None or self.most_seconds is None:
+            if self.words:
+                return f"not known: {self.words}"
             return (
                 f"not known: no run of its kind ({self.alike}, as many workers, such a device), about as large and of"
                 f" {LEAST_RUN_SECONDS:g} s or more, has left its rates on this host; the first such run"

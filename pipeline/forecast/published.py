@@ -115,8 +115,9 @@ class Estimate:
 
 
 def estimate_of(work: Workload, hardware: Hardware) -> Estimate | None:
-    """None where neither a rate is given nor one known for this arithmetic."""
-    gpu = hardware.gpu
+    """None where neither a rate is given nor one known for this arithmetic, or cores do it, of which a GPU's peak says
+    nothing."""
+    gpu = None if work.on_host else hardware.gpu
     share = None if gpu is None else _share(work.arithmetic, gpu)
     if hardware.rate is not None:
         operations = (hardware.rate, hardware.rate)
@@ -133,16 +134,17 @@ def estimate_of(work: Workload, hardware: Hardware) -> Estimate | None:
         source = "published"
     else:
         return None
+    queue = "; the job's wait in the queue comes before" if hardware.queued else ""
     around = None if work.on_host else _around(work)
     if work.on_host:
         slow, fast = (Rates(each, None, None) for each in operations)
         reads = work.read_nbytes, work.read_nbytes
-        return Estimate(slow, fast, reads, (1.0, JOB_OVER_FLOOR), False, None, source, words)
+        return Estimate(slow, fast, reads, (1.0, JOB_OVER_FLOOR), False, None, source, words + queue)
     if work.is_search:
         slow, fast = (Rates(*rates, None) for rates in zip(operations, SEARCH_RATE, strict=True))
         # How much faster several are was not timed: at worst each is as busy with it as one alone.
         reads = max(work.read_nbytes, work.sharing * work.once_nbytes), work.read_nbytes
-        return Estimate(slow, fast, reads, None, True, around, source, words)
+        return Estimate(slow, fast, reads, None, True, around, source, words + queue)
     host = ENCODED_HOST_RATE if work.encoded else HOST_RATE
     each = [rate / min(work.sharing, HOST_GPUS) for rate in host]
     if gpu is not None:
@@ -154,7 +156,7 @@ def estimate_of(work: Workload, hardware: Hardware) -> Estimate | None:
         most = min(most, max(together, most // work.sharing))
     least = min(most, max(work.once_nbytes, work.read_nbytes // work.sharing))
     words += ", and files that lie in memory"
-    return Estimate(slow, fast, (most, least), None, False, around, source, words)
+    return Estimate(slow, fast, (most, least), None, False, around, source, words + queue)
 
 
 def _share(arithmetic: str, gpu: Gpu) -> tuple[str, float, float] | None:

@@ -235,6 +235,16 @@ def test_what_was_never_measured_is_less_sure(tmp_path: Path) -> None:
     assert on_cpus["command_seconds"] is None
 
 
+def test_of_cores_a_gpu_says_nothing(tmp_path: Path) -> None:
+    """The search fell to the cores, and was timed by the peak of the GPU, a hundred times too fast."""
+    zarr.create_array(tmp_path / "a", shape=(9000, 64), chunks=(900, 64), dtype="f4", compressors=None)
+    words = [str(tmp_path / "a"), str(tmp_path / "o"), "-k", "2000", "--plan-only", "--gpu", "h100"]
+    found = forecast_by("topk", *words)
+    assert (found["source"], found["seconds"], found["device_nbytes"]) == ("none", None, 0)
+    assert "time            not known: cores do this work" in CliRunner().invoke(cli, ["topk", *words]).stdout
+    assert forecast_by("topk", *words, "--rate", "1T")["source"] == "given"
+
+
 def test_searches_and_eofs_say_it_too(tmp_path: Path, rng: np.random.Generator, cache: Path) -> None:
     a = put(tmp_path / "a.zarr", rng.standard_normal((300, 40)).astype("f4"))
     for words in (
