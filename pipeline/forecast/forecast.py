@@ -304,7 +304,12 @@ def _estimated(work: Workload, estimate: Estimate) -> tuple[float, float, dict[s
     if estimate.ratio is not None:
         least, most = estimate.ratio[0] * max(at_least), estimate.ratio[1] * max(at_most)
     else:
-        least, most = (sum(at_least) if estimate.in_turns else max(at_least)), sum(at_most)
+        least, most = (
+            max(floors) + share * (sum(floors) - max(floors)) + ends
+            for floors, share, ends in zip(
+                (at_least, at_most), estimate.beside, estimate.ends_seconds, strict=True
+            )
+        )
     return least, most, _middles(slow, fast)
 
 

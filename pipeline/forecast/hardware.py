@@ -77,6 +77,8 @@ FREE_SHARE = 0.9
 """Of a GPU's memory, where nothing else runs: the driver and the code of kernels take some."""
 GPU_CORES = 16
 """Cores of a host for each of its GPUs: those of the hosts that were measured."""
+HOST_GPUS = 8
+"""The most GPUs that share a host, where nobody says more."""
 MOST_WORKERS = 10**6
 """The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
 fill memory."""
@@ -93,6 +95,10 @@ class Hardware:
     """Operations a second that each multiplies at, as the user says."""
     found: tuple[WorkerFacts, ...] | None = None
     """What the workers have, where that is known; None: it follows from the above."""
+    on_host: int = HOST_GPUS
+    """The most that share a host."""
+    cores: int = GPU_CORES
+    """Of a host, for each of them."""
     queued: bool = False
     """Whether they are those of a job, which waits in a queue before."""
 
@@ -134,7 +140,7 @@ class Hardware:
         if self.gpu is None:
             return [facts_here(device, host_memory, device_memory)] * self.workers
         free = free_nbytes(self.gpu, config.get("device-memory", device_memory))
-        cores = GPU_CORES, GPU_CORES, GPU_CORES * min(self.workers, 8)
+        cores = GPU_CORES, GPU_CORES, GPU_CORES * min(self.workers, HOST_GPUS)
         return [WorkerFacts("cuda", self.gpu.name, free, host_memory, *cores)] * self.workers
 
 

@@ -56,7 +56,10 @@ class PlannedJob:
 
     def hardware(self, device: DeviceName, rate: float | None) -> Hardware:
         """What is known of its workers, which do so many operations a second; None: as their GPUs do."""
-        return Hardware(self.profile.workers, self.model(device), rate, queued=True)
+        profile = self.profile
+        on_node = profile.gpus or profile.ntasks_per_node
+        cores = profile.cpus_per_gpu if profile.gpus else profile.cpus_per_task
+        return Hardware(profile.workers, self.model(device), rate, on_host=on_node, cores=cores, queued=True)
 
     def facts(
         self, device: DeviceName, device_memory: int | str | None, warn: Callable[[str], None]

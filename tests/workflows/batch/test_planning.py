@@ -245,3 +245,18 @@ def test_what_is_taken_for_granted_of_gpus_is_said() -> None:
     other = PlannedJob("p", read_profile("p", TYPED), MODELS["a100"]).facts("auto", None, told.append)
     assert other[0].name == "NVIDIA A100 80 GB"
     assert told[1] == "p says gpus_per_node: h100, and the plan is for NVIDIA A100 80 GB, as --gpu (gpu) says"
+
+
+@pytest.mark.usefixtures("here")
+def test_hosts_are_those_of_the_profile() -> None:
+    """Eight GPUs on two nodes have the storage of two, and half the cores of those measured may do half as much."""
+
+    def most(**more: Any) -> tuple[float, float]:
+        Path("cluster.yaml").write_text(yaml.safe_dump({"profiles": {"p": TYPED | more}}))
+        found = json.loads(plan("--profile", "p", "--json").stdout)["forecast"]
+        return found["floors"]["write"], found["command_seconds"][1]
+
+    one_node = {"nodes": 1, "gpus_per_node": "h100:8", "mem": "514G"}
+    assert most()[0] < most(**one_node)[0]
+    assert most(cpus_per_gpu=16)[1] < most()[1]
+    assert most(cpus_per_gpu=16) == most(cpus_per_gpu=64)
