@@ -31,8 +31,6 @@ from tilewright.workflows.batch.profile import read_profile
 from tilewright.workflows.batch.script import job_script, put_aside
 from tilewright.workflows.console import is_quiet, on_interrupt
 
-PLAN_ONLY = "--plan-only"
-
 
 def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool, dry_run: bool) -> bool:
     """Whether all that was asked for is a job's script, which is then printed.
@@ -81,8 +79,9 @@ def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool
     return dry_run
 
 
-def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> None:
-    """Submit a command as a batch job, and follow it unless it is to be left to itself.
+def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool, plans: bool = False) -> None:
+    """Submit a command as a batch job, and follow it unless it is to be left to itself. plans: whether it only makes a
+    plan, which could be made without a job.
 
     Raises
     ------
@@ -113,7 +112,7 @@ def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> N
         raise
     folder.number(job)
     tell(f"submitted as job {job}; its files are in {folder.path}")
-    if PLAN_ONLY in words:
+    if plans:
         tell(
             "the job asks its own workers for the plan; with --gpu or --rate it is made here, and none is submitted"
         )
