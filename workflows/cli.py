@@ -16,6 +16,7 @@ from tilewright.kernels.choices import PRECISIONS
 from tilewright.workflows.commands.completion import JOB, SETTING
 from tilewright.workflows.commands.job import JobCommand
 from tilewright.workflows.commands.options import (
+    ELSEWHERE,
     EPILOGUE,
     add_up_option,
     cluster_file_option,
@@ -63,7 +64,6 @@ from tilewright.workflows.console import (
     printing,
     range_options,
     taken,
-    taken_hardware,
     taken_of_product,
     to_json_text,
 )
@@ -97,6 +97,28 @@ def storing(c: str) -> Iterator[Any]:
     on_interrupt(kept)
     with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
         yield listener
+
+
+def taken_workers(options: dict[str, Any], *, plan_only: bool) -> Any:
+    """As `elsewhere.taken`, which is imported only where one of its options is given."""
+    if all(options[name] is None for name in ELSEWHERE):
+        for name in ELSEWHERE:
+            del options[name]
+        return None
+    from tilewright.workflows.batch.elsewhere import taken as taken_elsewhere
+
+    return taken_elsewhere(options, plan_only=plan_only)
+
+
+@contextmanager
+def planning(named: Any, options: dict[str, Any]) -> Iterator[Any]:
+    """A listener for a plan alone, and the workers that it is for, as `taken_workers` has them; None: the cluster's."""
+    with listening(quiet=is_quiet()) as listener:
+        if named is None:
+            yield listener, None
+            return
+        with named.planning(options, listener) as workers:
+            yield listener, workers
 
 
 @click.group(name="tilewright", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -139,14 +161,14 @@ def matmul(
     check_report(report, c, plan_only=plan_only, overwrite=overwrite)
     turned = {name: shared[name] for name in ("transpose_a", "transpose_b")}
     left, right = taken_of_product(a, b, rows, columns, **turned)
-    named = taken_hardware(shared, plan_only=plan_only)
+    named = taken_workers(shared, plan_only=plan_only)
     if plan_only:
-        with listening(quiet=is_quiet()) as listener:
+        with planning(named, shared) as (listener, workers):
             asked = {name: shared.pop(name) for name in EPILOGUE}
             shared["storage"] = as_storage(*(shared.pop(name) for name in ("chunks", "shards", "codec")))
-            request = Request(left, right, c, listener=listener, hardware=named, **shared)
+            request = Request(left, right, c, listener=listener, hardware=workers, **shared)
             planned = job.plan_only(request.with_epilogue(**asked))
-        print_plan(planned, left, c, as_json=as_json, hardware=named, **shared)
+        print_plan(planned, left, c, as_json=as_json, named=named, **shared)
         return
     with storing(c) as listener:
         run = workflow.matmul(left, right, c, listener=listener, **shared)
@@ -167,11 +189,11 @@ def _run_gram(name: str, arrays: tuple[Any, ...], as_json: bool, **shared: Any) 
     arrays = (taken(arrays[0], shared.pop("rows"), shared.pop("columns")), *arrays[1:])
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
-    named = taken_hardware(shared, plan_only=shared["plan_only"])
+    named = taken_workers(shared, plan_only=shared["plan_only"])
     if shared.pop("plan_only"):
-        with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(name, arrays, listener=listener, hardware=named, **shared)
-        print_plan(planned, arrays[0], arrays[-1], as_json=as_json, hardware=named, **shared)
+        with planning(named, shared) as (listener, workers):
+            planned = workflow.plan_only(name, arrays, listener=listener, hardware=workers, **shared)
+        print_plan(planned, arrays[0], arrays[-1], as_json=as_json, named=named, **shared)
         return
     with storing(arrays[-1]) as listener:
         run = getattr(workflow, name)(*arrays, listener=listener, **shared)
@@ -290,11 +312,11 @@ def eofs(x: str, out: str, plan_only: bool, report: str | None, as_json: bool, *
     given = taken(x, shared.pop("rows"), shared.pop("columns"))
     for option in ("center", "verify", "resume"):
         shared[option] = not shared.pop(f"no_{option}")
-    named = taken_hardware(shared, plan_only=plan_only)
+    named = taken_workers(shared, plan_only=plan_only)
     if plan_only:
-        with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(given, out, listener=listener, hardware=named, **shared)
-        print_plan(planned, given, out, as_json=as_json, hardware=named, **shared)
+        with planning(named, shared) as (listener, workers):
+            planned = workflow.plan_only(given, out, listener=listener, hardware=workers, **shared)
+        print_plan(planned, given, out, as_json=as_json, named=named, **shared)
         return
     on_interrupt(
         lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
@@ -334,11 +356,11 @@ def _run_neighbours(
     shared["of"] = "columns" if shared.pop("columns") else "rows"
     for option in ("resume", "verify"):
         shared[option] = not shared.pop(f"no_{option}")
-    named = taken_hardware(shared, plan_only=shared["plan_only"])
+    named = taken_workers(shared, plan_only=shared["plan_only"])
     if shared.pop("plan_only"):
-        with listening(quiet=is_quiet()) as listener:
-            planned = search.plan_only(*given, listener=listener, hardware=named, **shared)
-        print_plan(planned, given[0], out, as_json=as_json, hardware=named, **shared)
+        with planning(named, shared) as (listener, workers):
+            planned = search.plan_only(*given, listener=listener, hardware=workers, **shared)
+        print_plan(planned, given[0], out, as_json=as_json, named=named, **shared)
         return
     if out is not None:
         on_interrupt(lambda: f"finished blocks are kept beside {out}, and the same command goes on there")
@@ -404,16 +426,16 @@ def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: An
 @options(named_options, storage_options, json_option)
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
+    from tilewright.workflows.batch.elsewhere import elsewhere
     from tilewright.workflows.matmul import plan_matmul
 
-    beside = (
-        dict(shared) if shared["gpu"] else dict(shared, cluster=None)
-    )  # a profile's workers may have a rate
-    named = taken_hardware(beside) if shared["gpu"] or shared["rate"] else None
-    del shared["rate"]  # which says how long it takes, not how it is done
+    rate = shared.pop("rate")  # which says how long it takes, not how it is done
+    place = shared["cluster"], shared["cluster_file"], shared["device"]
+    count = shared["workers"] if shared["workers"] != 1 else None
+    named = elsewhere(*place, count, shared["gpu"], rate)
     with listening(quiet=is_quiet()) as listener:
         planned = plan_matmul(a, b, listener=listener, **shared)
-    print_plan(planned, a, None, as_json=as_json, hardware=named, **shared)
+    print_plan(planned, a, None, as_json=as_json, named=named, **shared)
 
 
 @cli.command(cls=JobCommand)

@@ -439,12 +439,13 @@ def print_plan(
     precision: str,
     cluster: Any = None,
     workers: int = 1,
-    hardware: Any = None,
+    named: Any = None,
     verify: bool = True,
     **others: Any,
 ) -> None:
     """Print a plan, behind what is expected of it in the user's words: how long, how much disk, what limits it, whether
-    it fits. The others are what else was asked for."""
+    it fits. named: what the options say of its workers, as `elsewhere` has it. The others are what else was asked
+    for."""
     from tilewright.pipeline.forecast.foresee import foresee
 
     foreseen = foresee(
@@ -454,30 +455,10 @@ def print_plan(
         precision=precision,
         cluster=cluster,
         machines=workers,
-        hardware=hardware,
+        hardware=None if named is None else named.hardware,
         verify=verify,
     )
     print_result(foreseen, as_json=as_json)
-
-
-def taken_hardware(options: dict[str, Any], *, plan_only: bool = True) -> Any:
-    """The workers that ``--workers``, ``--gpu`` and ``--rate`` name, taken out of the options; None where these are not
-    given. Raises click.UsageError where that is no plan alone, OptionError where another option contradicts them."""
-    given = {name: options.pop(name, None) for name in ("workers", "gpu", "rate")}
-    words = [f"--{name}" for name, value in given.items() if value is not None]
-    if not words:
-        return None
-    if not plan_only:
-        raise click.UsageError(
-            f"{' and '.join(words)} without --plan-only: a plan can be made for workers that are elsewhere; give that"
-            " too, or leave this away and name a profile (--profile), whose workers do the work"
-        )
-    from tilewright.pipeline.forecast.hardware import Hardware
-
-    named = Hardware.named(**given)
-    if named is not None:
-        named.check(options.get("cluster"), options.get("device", "auto"))
-    return named
 
 
 def print_names(names: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tilewright.kernels.choices import DeviceName, GpuName, PrecisionName
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import Listener, Teller, log_notices
+from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
@@ -23,7 +23,7 @@ from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Durability, Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.new.storage import Sides, as_storage
-from tilewright.workflows.batch.planning import planned_job
+from tilewright.workflows.batch.elsewhere import elsewhere
 
 
 class ProductOptions(TypedDict, total=False):
@@ -255,13 +255,14 @@ def plan_matmul(
     have (a profile's own cluster is started for that; of kind slurm no job is, and the plan is what the job would
     follow). With ``device="cuda"`` and ``device_memory`` no GPU need be here: a plan for GPUs with so much memory free
     can be made anywhere; with ``gpu`` (one of ``a100``, ``a100-40gb``, ``h100``, ``h100-pcie``, ``h200``, ``l40s``)
-    each worker has such a GPU, with its memory. ``alpha``, scales and offsets are as for ``matmul``: by them sums of
-    integers become floats, which a tile needs room for; and so are ``chunks``, ``shards`` and ``codec``, by which tiles
-    are cut and encoded.
+    each worker has such a GPU, with its memory, those of a job too. Without it a job's are what its profile calls them,
+    where that is one of these (``gpus_per_node: h100:4``, ``constraint: h100``), which the listener is told. ``alpha``,
+    scales and offsets are as for ``matmul``: by them sums of integers become floats, which a tile needs room for; and
+    so are ``chunks``, ``shards`` and ``codec``, by which tiles are cut and encoded.
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
-    many, and OptionError for fewer workers than one, more than a million, workers, their memory or a GPU given
-    beside a cluster, an unknown GPU, a file of profiles without one, or a wrong setting.
+    many, and OptionError for fewer workers than one, more than a million, workers or their memory given beside a
+    cluster, a GPU beside one without any, an unknown GPU, a file of profiles without one, or a wrong setting.
 
     Examples
     --------
@@ -292,25 +293,29 @@ def plan_matmul(
         column_offset=column_offset,
     )
     request = replace(request, storage=as_storage(chunks, shards, codec))  # of a C that is stored somewhere
-    named = Hardware.named(workers, gpu) or Hardware()
-    count = named.workers
-    if gpu is not None:
-        named.check(cluster, device)
-    if cluster is not None and (count != 1 or host_memory is not None):
-        given = f"workers={count}" if count != 1 else f"host_memory={shown(host_memory)}"
+    named = elsewhere(cluster, cluster_file, device, _count(workers), gpu)
+    if cluster is not None and host_memory is not None:
         raise OptionError(
-            f"{given} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
-            " of the two away"
+            f"host_memory={shown(host_memory)} beside a cluster ({shown(cluster)}): a plan is for the workers that are"
+            " found there, and what they have; leave one of the two away (--profile, --host-memory)"
         )
     if cluster is None and cluster_file is not None:
         raise OptionError(
             f"cluster_file={shown(cluster_file)} without a cluster: the plan would be for this machine; name one of its"
             " profiles (cluster), or leave it away"
         )
-    if (job := planned_job(cluster, cluster_file)) is not None:
-        with job.settings():
-            facts = job.facts(device, device_memory, Teller(listener).warn)
-            return plan_unplaced(request, facts, None, None)
     if host_memory is not None:
         host_memory = config.as_nbytes(host_memory, "host_memory (--host-memory)")
-    return plan_unplaced(request, named, host_memory, cluster)
+    if named is None:
+        return plan_unplaced(request, Hardware(), host_memory, cluster)
+    taken: dict[str, Any] = {"device": device, "device_memory": device_memory}
+    with named.planning(taken, listener) as hardware:
+        if hardware is None:
+            return plan_unplaced(request, Hardware(), None, cluster)
+        return plan_unplaced(request, hardware, host_memory, None)
+
+
+def _count(workers: int) -> int | None:
+    """How many workers a plan is for; None: nobody said, so that it is one. Raises OptionError."""
+    named = Hardware.named(workers) or Hardware()
+    return None if named.workers == 1 else named.workers

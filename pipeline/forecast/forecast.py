@@ -15,6 +15,14 @@ from tilewright.pipeline.forecast.rates import LEAST_RUN_SECONDS, Rates
 from tilewright.pipeline.forecast.workload import Workload
 
 THREADS = {"load": "reading", "compute": "multiplying", "write": "writing"}
+MOST_START_SECONDS = 15.0
+"""What of a run's time was its start at most: the first one compiles, for ten seconds and more."""
+MOST_GROWTH = 4
+"""How many times the work of a run its rates tell of, unless it took `LONG_RUN_SECONDS`: of a shorter one much may be
+its start, and a hundred times that, a hundred times too long."""
+LONG_RUN_SECONDS = 60.0
+NEARLY = 1.05
+"""Times that are nearer to each other are one."""
 SHORT_SECONDS = 0.5
 """What takes less is not worth a number."""
 
@@ -67,7 +75,7 @@ class Forecast:
     """What the work is cut into."""
     output: str = "C"
     words: str = ""
-    """What an estimate is made from, for people."""
+    """What an estimate is made from, or why there is none of a GPU that was named, for people."""
     checks: bool = True
     """Whether the output is checked."""
     alike: str = "these dtypes"
@@ -121,6 +129,8 @@ class Forecast:
         """How long it takes, as far as that is known."""
         seconds = self.seconds
         if seconds is None or self.least_seconds is None or self.most_seconds is None:
+            if self.words:
+                return f"not known: {self.words}"
             return (
                 f"not known: no run of its kind ({self.alike}, as many workers, such a device), about as large and of"
                 f" {LEAST_RUN_SECONDS:g} s or more, has left its rates on this host; the first such run"
@@ -151,9 +161,11 @@ class Forecast:
         if self.source == "runs":
             top = f"the check of {self.output} comes" if self.checks else "the start of the workers comes"
             if self.runs == 1:
+                if self.most_seconds <= NEARLY * self.least_seconds:
+                    about = f"about {format_seconds(seconds)} {what}"
                 return (
-                    f"about {format_seconds(seconds)} {what}, by the rates of the one run of its kind that was timed"
-                    f" here, so that nobody can say by how much it may be off; {top} on top"
+                    f"{about}, by the rates of the one run of its kind that was timed here, so that nobody can say by"
+                    f" how much {'more ' * (' ± ' in about)}it may be off; {top} on top"
                 )
             return f"{about}, by the rates of the last {self.runs} runs of its kind here; {top} on top"
         return (
@@ -216,7 +228,12 @@ def forecast_of(
     sharing = work.sharing
     like = [rates for rates in earlier if rates.is_like(work.operations)]
     runs = 0
-    known = [(rates, _floors(work, rates, sharing)) for rates in like if rates.ratio is not None]
+    timed = [rates for rates in like if rates.ratio is not None]
+    near = [rates for rates in timed if not _is_far(work, rates)]
+    # Those that are far tell where nothing else does.
+    known = [
+        (rates, _floors(work, rates, sharing)) for rates in near or ([] if measured is not None else timed)
+    ]
     command = None
     if estimate is not None:
         source, (least, most, floors) = estimate.source, _estimated(work, estimate)
@@ -227,9 +244,7 @@ def forecast_of(
     elif known:
         source, runs = "runs", len(known)
         times = [
-            max(floor for floor in each.values() if floor is not None) * (rates.ratio or 1.0)
-            for rates, each in known
-            if any(floor is not None for floor in each.values())
+            seconds for rates, each in known if _known(each) for seconds in _scaled(max(_known(each)), rates)
         ]
         least, most = min(times), max(times)
         floors = {
@@ -263,6 +278,22 @@ def forecast_of(
     )
 
 
+def _scaled(floor: float, rates: Rates) -> tuple[float, float]:
+    """Between which seconds work takes whose longest stage alone takes ``floor``, by a run: of what that took, up to
+    `MOST_START_SECONDS` were its start, which does not grow with the work; nobody knows how many."""
+    in_proportion = (rates.ratio or 1.0) * floor
+    if not rates.seconds:
+        return in_proportion, in_proportion
+    start = min(rates.seconds, MOST_START_SECONDS)
+    return in_proportion, start + in_proportion * (1 - start / rates.seconds)
+
+
+def _is_far(work: Workload, rates: Rates) -> bool:
+    """Whether a run was so much smaller, and so short, that it says little of this work."""
+    short = rates.seconds is None or rates.seconds < LONG_RUN_SECONDS
+    return short and work.operations > MOST_GROWTH * (rates.work or 0)
+
+
 def _estimated(work: Workload, estimate: Estimate) -> tuple[float, float, dict[str, float | None]]:
     """The least and the most seconds, and the middles of the floors."""
     slow, fast = (
@@ -273,14 +304,21 @@ def _estimated(work: Workload, estimate: Estimate) -> tuple[float, float, dict[s
     if estimate.ratio is not None:
         least, most = estimate.ratio[0] * max(at_least), estimate.ratio[1] * max(at_most)
     else:
-        least, most = (sum(at_least) if estimate.in_turns else max(at_least)), sum(at_most)
+        least, most = (
+            max(floors) + share * (sum(floors) - max(floors)) + ends
+            for floors, share, ends in zip(
+                (at_least, at_most), estimate.beside, estimate.ends_seconds, strict=True
+            )
+        )
     return least, most, _middles(slow, fast)
 
 
 def tell_time(work: Workload, earlier: Sequence[Rates]) -> bool:
-    """Whether earlier runs say how long this takes: of those that were too short only how long they took is known."""
+    """Whether earlier runs say how long this takes: of those that were too short only how long they took is known, and
+    those that are far say less than what is measured."""
     like = [rates for rates in earlier if rates.is_like(work.operations)]
-    return any(rates.ratio is not None for rates in like) or bool(_quick(work, like))
+    timed = any(rates.ratio is not None and not _is_far(work, rates) for rates in like)
+    return timed or bool(_quick(work, like))
 
 
 def _quick(work: Workload, like: Sequence[Rates]) -> list[float]:

@@ -99,7 +99,9 @@ def _forecast(
     """kind: of runs with the same rates; None: there is no such device here."""
     named = asked.hardware
     if named is not None and (named.gpu is not None or named.rate is not None):
-        return forecast_of(work, [], None, asked.disk, estimate=estimate_of(work, named))
+        estimate = estimate_of(work, named)
+        found = forecast_of(work, [], None, asked.disk, estimate=estimate)
+        return found if estimate is not None else replace(found, words=_unknown(work))
     earlier, measured = [], None
     if kind is not None:
         earlier = [rates for rates in remembered(kind) if rates.is_like(work.operations)]
@@ -109,6 +111,16 @@ def _forecast(
             except (TilewrightError, OSError, MemoryError, ValueError) as error:
                 logger.debug("no rates were measured: %s", error)
     return forecast_of(work, earlier, measured, asked.disk, asked.machines)
+
+
+def _unknown(work: Workload) -> str:
+    """Why nothing follows from a GPU that was named."""
+    if work.on_host:
+        return (
+            "cores do this work, of which a GPU (--gpu) says nothing; how fast each worker is, --rate tells"
+        )
+    what = work.arithmetic.removeprefix("search ")
+    return f"of this work ({what}) no GPU was measured; how fast each worker is, --rate tells"
 
 
 def _of_passes(plan: EofPlan, asked: _Asked) -> Forecast:

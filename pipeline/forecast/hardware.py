@@ -4,6 +4,7 @@ that the user knows."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,24 @@ MODELS: dict[GpuName, Gpu] = {
 }  # fmt: skip
 """By the name that ``--gpu`` takes. Others can be had by ``--rate`` and ``--device-memory``."""
 
+CALLED: dict[GpuName, str] = {
+    "a100": r"a100(-(sxm4|pcie))?(-80(gb?)?(-pcie)?)?",
+    "a100-40gb": r"a100(-(sxm4|pcie))?-40(gb?)?",
+    "h100": r"h100(-sxm5?)?(-80(gb?)?(-hbm3)?)?",
+    "h100-pcie": r"h100-pcie(-80(gb?)?)?",
+    "h200": r"h200(-sxm)?(-141(gb?)?(-hbm3e)?)?",
+    "l40s": r"l40s(-48(gb?)?)?",
+}
+"""What else a model is called: as types of GPUs and features of nodes, by sites and by Slurm itself, which makes them
+of the driver's names. Whole names alone count: others are of other boards (``h100_nvl``), or of parts of one
+(``a100_3g.20gb``)."""
+
 FREE_SHARE = 0.9
 """Of a GPU's memory, where nothing else runs: the driver and the code of kernels take some."""
 GPU_CORES = 16
 """Cores of a host for each of its GPUs: those of the hosts that were measured."""
+HOST_GPUS = 8
+"""The most GPUs that share a host, where nobody says more."""
 MOST_WORKERS = 10**6
 """The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
 fill memory."""
@@ -78,6 +93,14 @@ class Hardware:
     """Of each; None: they are like this machine, or as ``device`` and ``device_memory`` say."""
     rate: float | None = None
     """Operations a second that each multiplies at, as the user says."""
+    found: tuple[WorkerFacts, ...] | None = None
+    """What the workers have, where that is known; None: it follows from the above."""
+    on_host: int = HOST_GPUS
+    """The most that share a host."""
+    cores: int = GPU_CORES
+    """Of a host, for each of them."""
+    queued: bool = False
+    """Whether they are those of a job, which waits in a queue before."""
 
     @classmethod
     def named(cls, workers: Any = None, gpu: Any = None, rate: Any = None) -> Hardware | None:
@@ -99,37 +122,39 @@ class Hardware:
             )
         return cls(count, None if gpu is None else MODELS[gpu], rate)
 
-    def check(self, cluster: Any, device: DeviceName) -> None:
-        """Raise OptionError where a plan is to be for other workers too."""
-        if cluster not in (None, "local"):
-            raise OptionError(
-                f"{self._words()} beside a cluster ({shown(cluster)}): a plan is for the workers that are found there,"
-                " and what they have; leave one of the two away (--profile, or --workers, --gpu and --rate)"
-            )
+    def check(self, device: DeviceName) -> None:
+        """Raise OptionError where a plan is to be for another device too."""
         if self.gpu is not None and device == "cpu":
             raise OptionError(
-                f"{self._words()} beside device='cpu': say which of them multiplies, and leave the other away (--gpu,"
-                " --device)"
+                f"gpu={self.gpu.name!r} beside device='cpu': say which of them multiplies, and leave the other away"
+                " (--gpu, --device)"
             )
-
-    def _words(self) -> str:
-        if self.gpu is not None:
-            return f"gpu={self.gpu.name!r}"
-        return f"workers={self.workers}" if self.rate is None else f"rate={self.rate:g}"
 
     def facts(
         self, device: str, host_memory: int | None, device_memory: int | str | None
     ) -> list[WorkerFacts]:
         """The workers. Of a GPU that is named nothing is asked of this machine; hosts have memory enough unless
         ``host_memory`` says how much. Raises OptionError where they have not the memory that is asked for."""
+        if self.found is not None:
+            return list(self.found)
         if self.gpu is None:
             return [facts_here(device, host_memory, device_memory)] * self.workers
-        asked = config.get("device-memory", device_memory)
-        if asked is not None and asked > self.gpu.memory_nbytes:
-            raise OptionError(
-                f"device_memory={format_nbytes(asked)} (--device-memory): {self.gpu.name} has"
-                f" {format_nbytes(int(self.gpu.memory_nbytes))}; give at most that"
-            )
-        free = int(FREE_SHARE * self.gpu.memory_nbytes)
-        cores = GPU_CORES, GPU_CORES, GPU_CORES * min(self.workers, 8)
+        free = free_nbytes(self.gpu, config.get("device-memory", device_memory))
+        cores = GPU_CORES, GPU_CORES, GPU_CORES * min(self.workers, HOST_GPUS)
         return [WorkerFacts("cuda", self.gpu.name, free, host_memory, *cores)] * self.workers
+
+
+def free_nbytes(gpu: Gpu, asked: int | None) -> int:
+    """What such a GPU has for tiles and panels at most. Raises OptionError where more is asked for than it has."""
+    if asked is not None and asked > gpu.memory_nbytes:
+        raise OptionError(
+            f"device_memory={format_nbytes(asked)} (--device-memory): {gpu.name} has"
+            f" {format_nbytes(int(gpu.memory_nbytes))}; give at most that"
+        )
+    return int(FREE_SHARE * gpu.memory_nbytes)
+
+
+def model_called(name: str) -> Gpu | None:
+    """The model that a site, Slurm or the driver calls so; None for what is none, or one of which nothing is known."""
+    plain = re.sub(r"[ _]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("tesla-")
+    return next((MODELS[model] for model, form in CALLED.items() if re.fullmatch(form, plain)), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.forecast.hardware import GB, Gpu, Hardware
+from tilewright.pipeline.forecast.hardware import GB, GPU_CORES, Gpu, Hardware
 from tilewright.pipeline.forecast.rates import Rates
 from tilewright.pipeline.forecast.workload import Workload
 
@@ -71,14 +71,14 @@ MOST_SHARE = 0.95
 
 BUS_SHARE = (0.63, 0.85)
 """Of the published bus: plain chunks from the page cache came at 40.4 to 46.2 GB/s, copies alone at 54.5, of 64."""
-HOST_RATE = (38 * GB, 61 * GB)
-"""At which a host's storage, in memory, read and wrote for all its GPUs together ("The whole job")."""
+HOST_RATE = (38 * GB, 55 * GB)
+"""At which a host's storage, in memory, read and wrote for one GPU ("The whole job": 42 to 55, and 38)."""
+HOST_RATE_OF_SEVERAL = (50 * GB, 95 * GB)
+"""The same for two and four GPUs together, by twice as many threads and more (61 to 95; on the slower host 54)."""
 ENCODED_HOST_RATE = (6.9 * GB, 16 * GB)
 """The same where cores decode and encode ("Compressed chunks": 12.9 GB in 0.82 to 1.86 s)."""
 SEARCH_RATE = (0.8 * GB, 1.2 * GB)
 """Bytes of A and B over what searches on one GPU took besides comparing: 0.31 GB in 0.33 and in 0.27 s, 0.77 in 0.9."""
-HOST_GPUS = 8
-"""The most GPUs that share a host."""
 SHARED_READS = 1.7
 """Times the lower bound of one worker that GPUs of a host read together from files, since they get panels from one
 another: at most 1.68 ("The whole job")."""
@@ -86,10 +86,26 @@ another: at most 1.68 ("The whole job")."""
 START_SECONDS = (1.5, 2.6)
 """From the command to the first tile: "a second and a half" of a search, 2.5 of a product. Where no kernel has been
 compiled on a machine yet, ten more."""
-CHECK_RATE = (3 * GB, 7.5 * GB)
-"""Of A, B and C ("The check": 3.2 GB of float32 in 0.5 s, 1.6 of float16 in 0.5, 6.4 of int64 in 0.86)."""
+CLUSTER_START_SECONDS = (1.5, 4.5)
+"""What processes of their own for the workers add to that: 3 s once ("The command": 4.1 and 7.1 s)."""
+CHECK_RATE = {
+    1: (3.5 * GB, 5.4 * GB),
+    2: (1.9 * GB, 3.4 * GB),
+    4: (3.7 * GB, 6.4 * GB),
+    8: (4.8 * GB, 9.9 * GB),
+}
+"""Of A, B and C on one host, by the bytes of a real number of A and B. "The check" has 1.6 GB of int8 in 0.30 to 0.31
+s, 1.6 of float16 in 0.47 to 0.55, 3.2 of float32 in 0.50 to 0.58 and 6.4 of int64 in 0.85 to 0.89; on a CPU float64
+takes 1.3 times as long as float32, and complex64 2.2 times. Some hosts are a third slower."""
+CHECK_SHARED = 0.5
+"""What of another worker's rate each further worker adds to the check at least. Its tasks go to all workers, whichever
+of them is free; that was not timed on several GPUs."""
 SEARCH_CHECK_RATE = (0.40e9, 0.48e9)
 """Elements of B that a search's check goes through a second: 384 × 10^6 in 0.9 s, 154 × 10^6 in 0.32 and in 0.36."""
+BESIDE = (0.2, 1.0)
+"""Of a product on GPUs, whose first panels come before anything is multiplied, and whose last tile is written after."""
+ENDS_SECONDS = (0.03, 0.15)
+"""What a product on GPUs takes before the first panel and after the last tile ("The whole job" of what falls short)."""
 JOB_OVER_FLOOR = 1.56
 """The most that a whole job took of its largest floor ("The whole job", "Compressed chunks")."""
 
@@ -104,8 +120,11 @@ class Estimate:
     """What the slow ones read, and the fast ones."""
     ratio: tuple[float, float] | None
     """Between which multiples of the largest floor the work takes; None: between that floor and the sum of all."""
-    in_turns: bool
-    """Whether stages were measured one after the other, so that even the fastest take their sum."""
+    beside: tuple[float, float]
+    """Which shares of what the other stages take come on top of the longest, at least and at most: 1 where stages were
+    measured one after the other."""
+    ends_seconds: tuple[float, float]
+    """What comes before the first stage and after the last, at least and at most."""
     around_seconds: tuple[float, float] | None
     """What start and check of the command add; None: not known."""
     source: str
@@ -115,8 +134,9 @@ class Estimate:
 
 
 def estimate_of(work: Workload, hardware: Hardware) -> Estimate | None:
-    """None where neither a rate is given nor one known for this arithmetic."""
-    gpu = hardware.gpu
+    """None where neither a rate is given nor one known for this arithmetic, or cores do it, of which a GPU's peak says
+    nothing."""
+    gpu = None if work.on_host else hardware.gpu
     share = None if gpu is None else _share(work.arithmetic, gpu)
     if hardware.rate is not None:
         operations = (hardware.rate, hardware.rate)
@@ -133,28 +153,34 @@ def estimate_of(work: Workload, hardware: Hardware) -> Estimate | None:
         source = "published"
     else:
         return None
-    around = None if work.on_host else _around(work)
+    queue = "; the job's wait in the queue comes before" if hardware.queued else ""
+    around = None if work.on_host else _around(work, hardware)
     if work.on_host:
         slow, fast = (Rates(each, None, None) for each in operations)
         reads = work.read_nbytes, work.read_nbytes
-        return Estimate(slow, fast, reads, (1.0, JOB_OVER_FLOOR), False, None, source, words)
+        return Estimate(
+            slow, fast, reads, (1.0, JOB_OVER_FLOOR), BESIDE, (0.0, 0.0), None, source, words + queue
+        )
     if work.is_search:
         slow, fast = (Rates(*rates, None) for rates in zip(operations, SEARCH_RATE, strict=True))
         # How much faster several are was not timed: at worst each is as busy with it as one alone.
         reads = max(work.read_nbytes, work.sharing * work.once_nbytes), work.read_nbytes
-        return Estimate(slow, fast, reads, None, True, around, source, words)
-    host = ENCODED_HOST_RATE if work.encoded else HOST_RATE
-    each = [rate / min(work.sharing, HOST_GPUS) for rate in host]
+        return Estimate(slow, fast, reads, None, (1.0, 1.0), (0.0, 0.0), around, source, words + queue)
+    hosts = ceil_div(work.sharing, hardware.on_host)
+    together = ceil_div(work.sharing, hosts)
+    host = HOST_RATE if together == 1 else HOST_RATE_OF_SEVERAL
+    if work.encoded:
+        host = ENCODED_HOST_RATE
+    each = [rate / together for rate in (host[0] * _fewer_cores(hardware), host[1])]
     if gpu is not None:
         each = [min(rate, share * gpu.bus_rate) for rate, share in zip(each, BUS_SHARE, strict=True)]
     slow, fast = (Rates(multiplied, rate, rate) for multiplied, rate in zip(operations, each, strict=True))
     most = work.read_nbytes
     if work.sharing > 1:
-        together = int(SHARED_READS * work.once_nbytes) * ceil_div(work.sharing, HOST_GPUS)
-        most = min(most, max(together, most // work.sharing))
+        most = min(most, max(int(SHARED_READS * work.once_nbytes) * hosts, most // work.sharing))
     least = min(most, max(work.once_nbytes, work.read_nbytes // work.sharing))
     words += ", and files that lie in memory"
-    return Estimate(slow, fast, (most, least), None, False, around, source, words)
+    return Estimate(slow, fast, (most, least), None, BESIDE, ENDS_SECONDS, around, source, words + queue)
 
 
 def _share(arithmetic: str, gpu: Gpu) -> tuple[str, float, float] | None:
@@ -170,10 +196,28 @@ def _share(arithmetic: str, gpu: Gpu) -> tuple[str, float, float] | None:
     return peak, NOT_MEASURED[0] * least, min(MOST_SHARE, NOT_MEASURED[1] * most)
 
 
-def _around(work: Workload) -> tuple[float, float]:
-    """Seconds that start and check add: where several workers check, at best they share that."""
-    slow, fast = SEARCH_CHECK_RATE if work.is_search else CHECK_RATE
-    return (
-        START_SECONDS[0] + work.check_nbytes / fast / max(1, work.sharing),
-        START_SECONDS[1] + work.check_nbytes / slow,
-    )
+def _fewer_cores(hardware: Hardware) -> float:
+    """What share of the least rate is to be expected of hosts with fewer cores for each worker than those that were
+    measured; the most may be what it was, where memory and not the cores limited it."""
+    return min(1.0, hardware.cores / GPU_CORES)
+
+
+def _around(work: Workload, hardware: Hardware) -> tuple[float, float]:
+    """Seconds that start and check add: where several workers check, they share that."""
+    start = START_SECONDS
+    if work.workers > 1:
+        start = start[0] + CLUSTER_START_SECONDS[0], start[1] + CLUSTER_START_SECONDS[1]
+    if work.is_search:
+        slow, fast = SEARCH_CHECK_RATE
+        least_help = 1.0
+    else:
+        slow, fast = CHECK_RATE[work.check_itemsize]
+        if work.encoded:  # which has to be decoded first
+            slow, fast = (
+                1 / (1 / each + 1 / host) for each, host in zip((slow, fast), ENCODED_HOST_RATE, strict=True)
+            )
+        least_help = 1 + CHECK_SHARED * (work.sharing - 1)
+    slow *= _fewer_cores(hardware)
+    return start[0] + work.check_nbytes / fast / work.sharing, start[
+        1
+    ] + work.check_nbytes / slow / least_help

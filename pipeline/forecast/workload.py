@@ -37,6 +37,8 @@ class Workload:
     disk_nbytes: int
     check_nbytes: int
     """What is gone through once more to check the result; 0: it is not checked."""
+    check_itemsize: int = 8
+    """Bytes of a real number of the factors."""
     encoded: bool = False
     """Whether chunks have to be decoded, and C's encoded, by the hosts' cores."""
     units: str = "tiles"
@@ -51,7 +53,7 @@ class Workload:
     @classmethod
     def of_product(cls, plan: MatmulPlan, precision: str = "full", *, verify: bool = True) -> Workload:
         a, b = (np.dtype(name).itemsize for name in (plan.a_dtype, plan.b_dtype))
-        factors = plan.m * plan.k * a + (0 if plan.symmetric else plan.k * plan.n * b)
+        factors = plan.m * plan.k * a + plan.k * plan.n * b  # of one array both are read
         return cls(
             arithmetic=_named(plan.operands, plan.sums, "full" if plan.on_host else precision),
             operations=plan.operations,
@@ -65,6 +67,7 @@ class Workload:
             device_nbytes=0 if plan.on_host else plan.device_peak_nbytes,
             disk_nbytes=plan.write_nbytes,
             check_nbytes=factors + plan.write_nbytes if verify else 0,
+            check_itemsize=max(_real_nbytes(name) for name in (plan.a_dtype, plan.b_dtype)),
             encoded=bool(plan.decoded_by),
         )
 
@@ -114,6 +117,12 @@ class Workload:
             units="blocks",
             output="the pairs" if plan.k is None else "the neighbours",
         )
+
+
+def _real_nbytes(name: str) -> int:
+    """Bytes of an element, or of the real part of a complex one."""
+    dtype = np.dtype(name)
+    return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
 
 
 def _named(operands: tuple[np.dtype, np.dtype], sums: np.dtype, precision: str) -> str:

@@ -254,19 +254,19 @@ def plan_only(request: Request, begun: Past | None = None) -> MatmulPlan:
 
 
 def plan_unplaced(
-    request: Request, workers: Hardware | list[WorkerFacts], host: int | None, cluster: Cluster | None
+    request: Request, hardware: Hardware, host: int | None, cluster: Cluster | None
 ) -> MatmulPlan:
-    """The plan of a product of which nobody says where it goes: for the workers of a cluster, for these, or for those
-    of some hardware, each with ``host`` bytes. Raises as ``tilewright.plan_matmul``."""
+    """The plan of a product that goes nobody knows where: for the workers of a cluster, or without one for those of
+    some hardware, each with ``host`` bytes. Raises as ``tilewright.plan_matmul``."""
     factors = open_factors(request)
     factors.storage.check(None, factors.dtype)
     tell = Teller(request.listener)
-    tell.warn_once(cautions(factors, None, request.precision))
-    if note := wrap_note(factors):
-        tell.warn(note)
-    facts = _survey_for_plan(request, cluster) if cluster is not None else workers
-    if isinstance(facts, Hardware):
-        facts = facts.facts(request.device, host, request.device_memory)
+    note = wrap_note(factors)
+    tell.warn_once([*cautions(factors, None, request.precision), *([note] if note else [])])
+    if cluster is None:
+        facts = hardware.facts(request.device, host, request.device_memory)
+    else:
+        facts = _survey_for_plan(request, cluster)
     plan = plan_for(factors, None, facts)
     tell.warn_once(cautions(factors, None, request.precision, facts, plan))
     return plan

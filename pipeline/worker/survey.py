@@ -70,7 +70,8 @@ def facts_here(device: str, host_memory: int | None, device_memory: int | str | 
         kind = "cuda" if elsewhere else resolve_device(device)
     except DeviceUnavailableError as error:
         raise DeviceUnavailableError(
-            f"{error}; to plan for GPUs elsewhere, give the memory they have free (device_memory, --device-memory)"
+            f"{error}; to plan for GPUs elsewhere, give the memory they have free (device_memory, --device-memory), or"
+            " name them (gpu, --gpu)"
         ) from None
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
     limit = memory_limit() if host_memory is None else host_memory

@@ -230,3 +230,19 @@ def test_a_plan_knows_of_scales_and_offsets(tmp_path: Path) -> None:
     assert (scaled.c_dtype, scaled.sum_dtype, scaled.finished) == ("float64", "int32", True)
     with pytest.raises(tw.ShapeError, match="row_scale"):
         tw.plan_matmul(a, b, row_scale=np.ones(29), **options)
+
+
+def test_a_gpu_says_how_fast_the_workers_of_a_cluster_are_if_they_have_one(
+    client: Client, tmp_path: Path
+) -> None:
+    """It was refused beside every cluster."""
+    path = str(put(tmp_path / "a", np.ones((300, 300))))
+    assert client.scheduler is not None
+    words = ["plan", path, path, "--profile", client.scheduler.address]
+    made = CliRunner().invoke(cli, [*words, "--device", "cpu", "--rate", "1T", "--json"])
+    assert made.exit_code == 0, made.output
+    found = json.loads(made.stdout)
+    assert (found["workers"], found["forecast"]["source"]) == (len(client.nthreads()), "given")
+    made = CliRunner().invoke(cli, [*words, "--gpu", "h100"])
+    assert made.exit_code == 0, made.output
+    assert "time            not known: cores do this work, of which a GPU (--gpu) says nothing" in made.stdout

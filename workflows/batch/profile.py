@@ -48,6 +48,9 @@ MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)B?", re.IGNORECASE)
 MIB = {"": 1.0, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
 """Slurm's units of memory; a number without is MiB."""
 GPUS = re.compile(r"(?:(?P<type>[\w.-]+):)?(?P<count>\d+)")
+CHOICE = re.compile(r"[|\[*!~]")
+"""In what nodes have to have: that some of it will do, or is wanted on some of them."""
+FEATURE = re.compile(r"[\w.:-]+")
 OURS = {
     "array": "one command is one job",
     "chdir": "the command runs where it was given",
@@ -147,6 +150,16 @@ class BatchProfile:
         """GPUs of a node."""
         found = GPUS.fullmatch(self.gpus_per_node) if self.gpus_per_node is not None else None
         return int(found["count"]) if found is not None else 0
+
+    @property
+    def gpu_names(self) -> tuple[tuple[str, str], ...]:
+        """What the profile calls its GPUs, and the key that says so: their type, and what the nodes have to have, where
+        that is one thing or all of several and no choice."""
+        found = GPUS.fullmatch(self.gpus_per_node) if self.gpus_per_node is not None else None
+        names = [("gpus_per_node", found["type"])] if found is not None and found["type"] else []
+        if self.constraint is not None and not CHOICE.search(self.constraint):
+            names += [("constraint", word) for word in FEATURE.findall(self.constraint)]
+        return tuple(names)
 
     @property
     def tasks(self) -> int:

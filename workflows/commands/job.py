@@ -49,7 +49,8 @@ class JobCommand(Command):
             batch = asked
         from tilewright.workflows.batch.place import run_as_job
 
-        return run_as_job(batch, words, detach=detach)
+        plans = bool(ctx.params.get("plan_only")) and "gpu" in ctx.params
+        return run_as_job(batch, words, detach=detach, plans=plans)
 
 
 def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -109,10 +109,13 @@ plan_only_option = click.option(
 )
 named_options = options(
     click.option("--gpu", type=click.Choice(GPUS), help="Plan for workers with such a GPU each, which need not be here:"
-                 " its memory, and its time by the vendor's published rates."),
+                 " its memory, and its time by the vendor's published rates; with --profile of kind slurm, for those of"
+                 " its job, which is not submitted."),
     click.option("--rate", type=Rate(), metavar="RATE", help="Plan with so many operations a second of each worker,"
                  " such as 50T."),
 )  # fmt: skip
+ELSEWHERE = ("workers", "gpu", "rate")
+"""What a plan alone may be for, by `elsewhere_options`."""
 elsewhere_options = options(
     plan_only_option,
     click.option("--workers", type=click.IntRange(min=1), help="With --plan-only: for so many workers, in"

@@ -17,11 +17,15 @@ from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
 from tilewright.pipeline.events import Event, Notice
-from tilewright.workflows.batch.planning import planned_job
+from tilewright.pipeline.forecast.hardware import MODELS
+from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch.planning import PlannedJob, planned_job
+from tilewright.workflows.batch.profile import read_profile
 from tilewright.workflows.cli import cli
 
 GIB = 2**30
-GPUS = {"kind": "slurm", "nodes": 2, "gpus_per_node": "h100:4", "cpus_per_gpu": 8, "mem": "257G"}
+GPUS = {"kind": "slurm", "nodes": 2, "gpus_per_node": 4, "cpus_per_gpu": 8, "mem": "257G"}
+TYPED = GPUS | {"gpus_per_node": "h100:4"}
 
 
 @pytest.fixture
@@ -30,6 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(device_choice, "cuda_available", lambda: False)
     profiles = {
         "gpus": GPUS,
+        "typed": TYPED,
         "cores": {"kind": "slurm", "nodes": 3, "ntasks_per_node": 2, "cpus_per_task": 5},
         "odd": {"kind": "slurm", "gpu": 4},
         "own": {"kind": "cpu", "n_workers": 1},
@@ -118,6 +123,11 @@ def test_nodes_whose_memory_is_not_said_are_taken_for_this_machine() -> None:
         ({"cluster": "cores", "device": "cuda", "device_memory": "9GiB"}, OptionError, "asks for no GPU; say gpus"),
         ({"cluster": "odd"}, ClusterError, "a job of Slurm's has no key 'gpu'"),
         ({"cluster": "cores", "workers": 3}, OptionError, "workers=3 beside a cluster"),
+        ({"cluster": "gpus", "gpu": "h100", "workers": 3}, OptionError, "workers=3 beside a cluster"),
+        ({"cluster": "cores", "gpu": "h100"}, OptionError, r"asks for no GPU; say gpus_per_node there, or leave --gpu"),
+        ({"cluster": "own", "gpu": "h100"}, OptionError, r"whose workers are cores: leave one of the two away \(--gpu"),
+        ({"cluster": "gpus", "gpu": "h100", "device": "cpu"}, OptionError, "beside device='cpu'"),
+        ({"cluster": "typed", "gpu": "h100", "device_memory": "100GiB"}, OptionError, "has 74.5 GiB; give at most"),
     ],
 )  # fmt: skip
 def test_what_no_job_could_be_planned_for_is_refused(
@@ -135,3 +145,118 @@ def test_a_plan_by_another_profile_asks_its_workers() -> None:
     alone = plan("--cluster-file", "cluster.yaml")
     assert alone.exit_code == 1
     assert "cluster_file='cluster.yaml' without a cluster" in alone.stderr
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("profile", "more"), [("gpus", ["--gpu", "h100"]), ("typed", [])])
+def test_a_jobs_plan_is_timed_by_the_rates_of_the_gpus_it_asks_for(profile: str, more: list[str]) -> None:
+    """The two options excluded each other, so that what was timed was another plan, of fewer tiles; and by the profile
+    the time was not known. A profile that calls its GPUs by their model needs no ``--gpu``."""
+    made = plan("--profile", profile, *more, "--json")
+    assert made.exit_code == 0, made.output
+    said = "the GPUs are taken for NVIDIA H100 SXM, since profile 'typed' of cluster.yaml says gpus_per_node: h100"
+    assert (said in made.stderr) == (profile == "typed")
+    found = json.loads(made.stdout)
+    assert (found["workers"], found["forecast"]["workers"], found["forecast"]["source"]) == (
+        8,
+        8,
+        "published",
+    )
+    assert found["device_limit_nbytes"] == 57_600_000_000, "eight tenths of nine tenths of 80 GB"
+    by_memory = json.loads(plan("--profile", "gpus", "--device-memory", "57600000000", "--json").stdout)
+    named = json.loads(plan("--gpu", "h100", "--workers", "8", "--json").stdout)
+    assert found["tile_count"] > named["tile_count"]
+    assert found["forecast"]["floors"]["compute"] == named["forecast"]["floors"]["compute"]
+    for one in (found, by_memory):
+        del one["forecast"]
+    assert found == by_memory, "it is the job's plan, timed"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["matmul", "a.zarr", "a.zarr", "o", "--transpose-b"],
+        ["gram", "a.zarr", "o"],
+        ["cov", "a.zarr", "o"],
+        ["corr", "a.zarr", "o"],
+        ["eofs", "e.zarr", "o", "-k", "2"],
+        ["topk", "e.zarr", "o"],
+        ["pairs", "e.zarr", "o", "--above", "5"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_plan_only_by_a_profile_and_a_gpu_submits_nothing(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--rate`` neither; without either the job itself is asked, of which a line tells."""
+    zarr.create_array("e.zarr", shape=(4000, 64), chunks=(1000, 64), dtype="float32")
+    monkeypatch.setattr(slurm, "submit", None)
+    for more in (["--gpu", "h100"], ["--rate", "50T", "--device-memory", "9GiB"]):
+        made = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", "gpus", *more, "--json"])
+        assert made.exit_code == 0, made.output
+        found = json.loads(made.stdout)
+        assert found["forecast"]["source"] == ("published" if more[0] == "--gpu" else "given")
+        assert found["forecast"]["workers"] == 8
+        for option in ("--detach", "--dry-run"):
+            refused = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", "gpus", *more, option])
+            assert (refused.exit_code, f"leave {option} away, or {more[0]}" in refused.stderr) == (2, True)
+    both = CliRunner().invoke(
+        cli, [*words, "--plan-only", "--profile", "gpus", "--gpu", "h100", "--workers", "2"]
+    )
+    assert (both.exit_code, "workers=2 beside a cluster ('gpus')" in both.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "model"),
+    [
+        ({"gpus_per_node": "h100:4"}, "NVIDIA H100 SXM"),
+        ({"gpus_per_node": "nvidia_h100_80gb_hbm3:8"}, "NVIDIA H100 SXM"),
+        ({"gpus_per_node": "H100_PCIe:1"}, "NVIDIA H100 PCIe"),
+        ({"gpus_per_node": "nvidia_a100-sxm4-80gb:4"}, "NVIDIA A100 80 GB"),
+        ({"gpus_per_node": "a100_40:4"}, "NVIDIA A100 40 GB"),
+        ({"gpus_per_node": 4, "constraint": "h200&nvlink"}, "NVIDIA H200 SXM"),
+        ({"gpus_per_node": "l40s:2", "constraint": "rack1,l40s"}, "NVIDIA L40S"),
+        ({"gpus_per_node": 4, "constraint": "h100|h200"}, None),
+        ({"gpus_per_node": 4, "constraint": "[h100|a100]"}, None),
+        ({"gpus_per_node": "h100:4", "constraint": "a100"}, None),
+        ({"gpus_per_node": "a100_3g.20gb:1"}, None),
+        ({"gpus_per_node": "nvidia_h100_nvl:1"}, None),
+        ({"gpus_per_node": "gh200:1"}, None),
+        ({"gpus_per_node": 4}, None),
+        ({"constraint": "h100"}, None),
+    ],
+)
+def test_what_a_profile_calls_its_gpus_is_known_by_whole_names(
+    options: dict[str, Any], model: str | None
+) -> None:
+    found = PlannedJob("p", read_profile("p", options)).model("auto")
+    assert (None if found is None else found.name) == model
+    assert PlannedJob("p", read_profile("p", options)).model("cpu") is None
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_taken_for_granted_of_gpus_is_said() -> None:
+    """Sites call boards of several sizes alike, so that what somebody says of their memory counts."""
+    told: list[str] = []
+    job = PlannedJob("p", read_profile("p", TYPED))
+    facts = job.facts("auto", "90GiB", told.append)
+    assert (facts[0].device_free_nbytes, facts[0].name, len(told)) == (90 * GIB, "NVIDIA H100 SXM", 1)
+    other = PlannedJob("p", read_profile("p", TYPED), MODELS["a100"]).facts("auto", None, told.append)
+    assert other[0].name == "NVIDIA A100 80 GB"
+    assert told[1] == "p says gpus_per_node: h100, and the plan is for NVIDIA A100 80 GB, as --gpu (gpu) says"
+
+
+@pytest.mark.usefixtures("here")
+def test_hosts_are_those_of_the_profile() -> None:
+    """Eight GPUs on two nodes have the storage of two, and half the cores of those measured may do half as much."""
+
+    def most(**more: Any) -> tuple[float, float]:
+        Path("cluster.yaml").write_text(yaml.safe_dump({"profiles": {"p": TYPED | more}}))
+        found = json.loads(plan("--profile", "p", "--json").stdout)["forecast"]
+        return found["floors"]["write"], found["command_seconds"][1]
+
+    one_node = {"nodes": 1, "gpus_per_node": "h100:8", "mem": "514G"}
+    assert most()[0] < most(**one_node)[0]
+    assert most(cpus_per_gpu=16)[1] < most()[1]
+    assert most(cpus_per_gpu=16) == most(cpus_per_gpu=64)
