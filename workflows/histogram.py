@@ -325,7 +325,7 @@ def _checked(
     cluster_file: str | None,
     device: str,
     per_document: bool,
-    on_error: str,
+    on_error: ErrorPolicy,
     casefold: bool,
     normalise: FormName | None,
     state: str | os.PathLike[str] | State | None,
