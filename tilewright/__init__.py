@@ -16,13 +16,14 @@ Functions, each of which says more to ``help``:
     histogram       how often each byte, letter, pair or character occurs in files
     plan_histogram  how they would be counted: files, pieces, memory, what would be refused
     duplicates      which documents are the same, or nearly, and which to keep
+    signals         quality signals of each document, by which corpora are filtered
     slice           some rows and columns of a matrix, as an input of these
     dot             the sum of conj(x) y over two stored vectors
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
 They return `MatmulRun`, `EofRun`, `Eofs`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `CountPlan`,
-`Verification`, `Audit`, `Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of
+`Verification`, `Audit`, `Histogram`, `Duplicates`, `Signals` and a list of `Device`. All errors are subclasses of
 `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
@@ -78,6 +79,7 @@ _HOME = {
     "Neighbours": "tilewright.kernels.neighbours.order",
     "Pairs": "tilewright.kernels.neighbours.order",
     "PairsRun": "tilewright.pipeline.neighbours.results",
+    "Signals": "tilewright.pipeline.signals.result",
     "TopkRun": "tilewright.pipeline.neighbours.results",
     "audit": "tilewright.workflows.audit",
     "corr": "tilewright.workflows.gram",
@@ -95,6 +97,7 @@ _HOME = {
     "plan_histogram": "tilewright.workflows.histogram",
     "plan_matmul": "tilewright.workflows.matmul",
     "repair": "tilewright.workflows.repair",
+    "signals": "tilewright.workflows.signals",
     "slice": "tilewright.pipeline.store.sources.slices",
     "topk": "tilewright.workflows.neighbours.search",
     "verify": "tilewright.workflows.verify",
@@ -139,6 +142,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.audit import Audit as Audit
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
+    from tilewright.pipeline.signals.result import Signals as Signals
     from tilewright.pipeline.spectral.results import Eigenpairs as Eigenpairs
     from tilewright.pipeline.spectral.results import EofRun as EofRun
     from tilewright.pipeline.spectral.results import Eofs as Eofs
@@ -160,6 +164,7 @@ if TYPE_CHECKING:
     from tilewright.workflows.neighbours.search import pairs as pairs
     from tilewright.workflows.neighbours.search import topk as topk
     from tilewright.workflows.repair import repair as repair
+    from tilewright.workflows.signals import signals as signals
     from tilewright.workflows.verify import verify as verify
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.kernels.histograms.replaced import malformed_of_documents
-from tilewright.kernels.signals.definitions import DUPE_N, TOP_N
+from tilewright.kernels.signals.definitions import DUPE_N, TOP_N, share
 from tilewright.kernels.signals.repeats import duplicates_of, words_of
 from tilewright.kernels.signals.scanning import (
     ALPHABETIC,
@@ -24,19 +24,15 @@ from tilewright.kernels.signals.scanning import (
 )
 
 
-def signals_of(
-    data: np.ndarray, edges: np.ndarray, stop_words: Sequence[str], lost: np.ndarray | None = None
-) -> dict[str, np.ndarray]:
+def signals_of(data: np.ndarray, edges: np.ndarray, stop_words: Sequence[str]) -> dict[str, np.ndarray]:
     """The signals of the documents ``data[edges[d]:edges[d + 1]]``, uint8, by their names in `definitions.NAMES`; int64
     and float64. ``compression_ratio`` is not among them.
-
-    lost: int64, how many U+FFFD of each document already stand for what could not be decoded.
     """
     edges = np.ascontiguousarray(edges, np.int64)
     nbytes = np.diff(edges)
-    undecodable = np.zeros(len(nbytes), np.int64) if lost is None else lost.copy()
+    undecodable = np.zeros(len(nbytes), np.int64)
     if malformed := malformed_of_documents(data, edges, 0):
-        undecodable[list(malformed)] += list(malformed.values())
+        undecodable[list(malformed)] = list(malformed.values())
         data, edges = _decoded(data, edges, malformed)
     scanned = scan(data, edges)
     found, words, lines, paragraphs = scanned.found, scanned.words, scanned.lines, scanned.paragraphs
@@ -52,6 +48,7 @@ def signals_of(
         "paragraph_count": n_paragraphs,
         "stop_word_count": stops[:, 0],
         "unique_stop_word_count": stops[:, 1],
+        "undecodable_count": undecodable,
         # What is no white space belongs to words.
         "mean_word_length": share(chars - found[:, SPACES], n_words),
         "char_entropy": scanned.entropy,
@@ -71,11 +68,6 @@ def signals_of(
         **{f"frac_chars_top_{n}gram": share(tops[:, k], chars) for k, n in enumerate(TOP_N)},
         **{f"frac_chars_dupe_{n}grams": share(dupes[:, k], chars) for k, n in enumerate(DUPE_N)},
     }
-
-
-def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """float64: a part of a whole, 0 where that is nothing."""
-    return part / np.maximum(whole, 1)
 
 
 def _decoded(data: np.ndarray, edges: np.ndarray, malformed: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,7 @@ COUNTS = (
     "paragraph_count",
     "stop_word_count",
     "unique_stop_word_count",
+    "undecodable_count",
 )
 """Signals that are whole numbers."""
 RATIOS = (
@@ -72,3 +73,8 @@ def class_table() -> np.ndarray:
     table[[ord(each) for each in BULLETS]] |= BULLET
     table.flags.writeable = False
     return table
+
+
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """float64: a part of a whole, 0 where that is nothing."""
+    return part / np.maximum(whole, 1)

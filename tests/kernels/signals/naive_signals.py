@@ -79,6 +79,7 @@ def signals(document: bytes, stop_words: Sequence[str] = STOP_WORDS, lost: int =
         "paragraph_count": len(paragraphs),
         "stop_word_count": len(stops),
         "unique_stop_word_count": len(set(stops)),
+        "undecodable_count": undecodable(document) + lost,
         "mean_word_length": sum(map(len, words)) / n_words,
         "char_entropy": sum(k / n_chars * math.log2(n_chars / k) for k in Counter(text).values()),
         "compression_ratio": len(document) / len(zlib.compress(document, 1)),

@@ -93,12 +93,6 @@ def test_stop_words_are_those_that_are_given(stop_words: list[str], text: bytes)
     check([text, "und 好 好 das é\ncafé".encode()], tuple(stop_words))
 
 
-def test_what_was_lost_before_counts_as_undecodable() -> None:
-    data = np.frombuffer("a\ufffdb\xff".encode("latin-1", "replace"), np.uint8)
-    found = signals_of(data, np.array([0, 3, 4]), STOP_WORDS, np.array([2, 0]))
-    assert found["frac_chars_undecodable"].tolist() == [2 / 3, 1.0]
-
-
 def test_names_and_lists_are_those_that_are_documented() -> None:
     assert set(NAMES) == set(naive.signals(b""))
     assert not set(COUNTS) & set(RATIOS)
