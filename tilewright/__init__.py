@@ -86,7 +86,7 @@ _HOME = {
     "cov": "tilewright.workflows.gram",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
-    "duplicates": "tilewright.workflows.duplicates",
+    "duplicates": "tilewright.workflows.documents.duplicates",
     "gram": "tilewright.workflows.gram",
     "eigh": "tilewright.workflows.eofs",
     "eofs": "tilewright.workflows.eofs",
@@ -97,7 +97,7 @@ _HOME = {
     "plan_histogram": "tilewright.workflows.histogram",
     "plan_matmul": "tilewright.workflows.matmul",
     "repair": "tilewright.workflows.repair",
-    "signals": "tilewright.workflows.signals",
+    "signals": "tilewright.workflows.documents.signals",
     "slice": "tilewright.pipeline.store.sources.slices",
     "topk": "tilewright.workflows.neighbours.search",
     "verify": "tilewright.workflows.verify",
@@ -150,8 +150,9 @@ if TYPE_CHECKING:
     from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
+    from tilewright.workflows.documents.duplicates import duplicates as duplicates
+    from tilewright.workflows.documents.signals import signals as signals
     from tilewright.workflows.dot import dot as dot
-    from tilewright.workflows.duplicates import duplicates as duplicates
     from tilewright.workflows.eofs import eigh as eigh
     from tilewright.workflows.eofs import eofs as eofs
     from tilewright.workflows.gram import corr as corr
@@ -164,7 +165,6 @@ if TYPE_CHECKING:
     from tilewright.workflows.neighbours.search import pairs as pairs
     from tilewright.workflows.neighbours.search import topk as topk
     from tilewright.workflows.repair import repair as repair
-    from tilewright.workflows.signals import signals as signals
     from tilewright.workflows.verify import verify as verify
 
 

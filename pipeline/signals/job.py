@@ -67,14 +67,14 @@ def find_signals(
         for note in notes_on_ids(names, ids, id_field, max(1, len(corpus.reading.fields))):
             listener(Notice(note))
     compressors = sorted({part.compressor for part in arrival.parts})
-    if note := note_on(compressors):
-        listener(Notice(note))
+    if (differ := note_on(compressors)) is not None:
+        listener(Notice(differ))
     check_unchanged(corpus, set(arrival.bad))
     nbytes = sum(int(part.columns["byte_count"].sum()) for part in arrival.parts)
     return Signals(
         documents=names,
         ids=ids,
-        columns=_in_order(arrival.parts, ordered.places),
+        signals=_in_order(arrival.parts, ordered.places),
         options=options.facts() | {"compressor": ", ".join(compressors) or None},
         nbytes=nbytes,
         seconds=time.perf_counter() - start,

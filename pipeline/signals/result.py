@@ -27,15 +27,15 @@ HEADS = ("least", "5 %", "median", "95 %", "most")
 
 @dataclass(frozen=True, eq=False)
 class Signals:
-    """What each document of a corpus is like. The columns' names are those of the signals."""
+    """What each document of a corpus is like."""
 
     documents: Sequence[str]
     """All of them, in the corpus's order."""
     ids: Sequence[str | None] | None
     """What ``id_field`` says of each; None where none was asked for."""
-    columns: Mapping[str, np.ndarray]
-    """Of each signal its values: int64[documents], or float64. Of a document that is too long a count is -1, and
-    anything else NaN."""
+    signals: Mapping[str, np.ndarray]
+    """Of each signal, by its name, its values: int64[documents], or float64. Of a document that is too long a count is
+    -1, and anything else NaN."""
     options: Mapping[str, object]
     """``stop_words``; ``unicode``, the version that says what is a letter; and ``compressor``."""
     nbytes: int
@@ -48,12 +48,12 @@ class Signals:
         return len(self.documents)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The values of a signal; OptionError where there is none of the name."""
+        """The values of a signal, as ``signals`` has them; OptionError where there is none of the name."""
         if name not in NAMES:
             raise OptionError(
                 f"{shown(name)} is no signal; they are {', '.join(NAMES)}{did_you_mean(name, NAMES)}"
             )
-        return self.columns[name]
+        return self.signals[name]
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame of all documents under their names: ``id``, where there are any, and a column for each signal.
@@ -62,7 +62,7 @@ class Signals:
 
         columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
         return pd.DataFrame(
-            columns | dict(self.columns), index=pd.Index(list(self.documents), name="document", dtype=object)
+            columns | dict(self.signals), index=pd.Index(list(self.documents), name="document", dtype=object)
         )
 
     def facts(self) -> dict[str, object]:
@@ -89,7 +89,7 @@ class Signals:
         yield ', "signals": {'
         for place, name in enumerate(NAMES):
             yield f'{", " if place else ""}"{name}": '
-            yield from _listed(self.columns[name])
+            yield from _listed(self.signals[name])
         yield "}}"
 
     def __str__(self) -> str:
@@ -98,13 +98,13 @@ class Signals:
             f"signals of {format_nbytes(self.nbytes)} in {counted(len(self), 'document')} in {self.seconds:.2f} s"
             f" ({rate / 1e9:.3g} GB/s)"
         )
-        known = self.columns["char_count"] >= 0
+        known = self.signals["char_count"] >= 0
         if not known.any():
             return head
         lines = [head, f"{'of the documents':<30}{''.join(f'{each:>10}' for each in HEADS)}"]
         for name in NAMES:
             # Of an even number of documents, no median that no document has.
-            values = np.quantile(self.columns[name][known], SHARES, method="inverted_cdf")
+            values = np.quantile(self.signals[name][known], SHARES, method="inverted_cdf")
             form = "{:>10.0f}" if name in COUNTS else "{:>10.4g}"
             lines.append(f"{name:<30}{''.join(map(form.format, values.tolist()))}")
         return "\n".join(lines)

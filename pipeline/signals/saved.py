@@ -63,7 +63,7 @@ def _save_csv(found: Signals, path: Path | str, overwrite: bool) -> None:
                 columns: list[Any] = [found.documents[part]]
                 if found.ids is not None:
                     columns.append(found.ids[part])
-                columns += [values_of(found.columns[name][part]) for name in NAMES]
+                columns += [values_of(found.signals[name][part]) for name in NAMES]
                 writer.writerows(zip(*columns, strict=True))
 
     write_whole(path, write, overwrite=overwrite)
@@ -94,7 +94,7 @@ def _save_zarr(found: Signals, path: Path | str, overwrite: bool) -> None:
                 "document",
             )
         for name in NAMES:
-            write_numbers(group, name, found.columns[name], "document")
+            write_numbers(group, name, found.signals[name], "document")
 
     write_group(path, SIGNALS_MARK, attributes, write, overwrite=overwrite)
 
@@ -113,7 +113,7 @@ def _save_parquet(found: Signals, path: Path | str, overwrite: bool) -> None:
         if found.ids is not None:
             columns["id"] = pyarrow.array(found.ids[part], pyarrow.string())
         for name in NAMES:
-            values = found.columns[name][part]
+            values = found.signals[name][part]
             columns[name] = pyarrow.array(values, mask=~known_of(values))
         return pyarrow.table(columns).replace_schema_metadata(metadata)
 

@@ -173,7 +173,7 @@ def duplicates(
 ) -> None:
     """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
     from tilewright.pipeline.text.saved_counts import place_of
-    from tilewright.workflows import duplicates as workflow
+    from tilewright.workflows.documents import duplicates as workflow
 
     if lists and as_json:
         raise click.UsageError("--list and --json both say what is printed: give one of them")
@@ -216,7 +216,7 @@ def signals(
 ) -> None:
     """Find quality signals of each document, such as filters of web texts use, in files and all files below folders."""
     from tilewright.pipeline.text.saved_counts import place_of
-    from tilewright.workflows import signals as workflow
+    from tilewright.workflows.documents import signals as workflow
 
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
