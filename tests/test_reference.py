@@ -38,6 +38,7 @@ FUNCTIONS = (
     "histogram",
     "plan_histogram",
     "duplicates",
+    "signals",
     "slice",
     "open_xarray",
     "dot",
@@ -60,6 +61,7 @@ RESULTS = {
     "CountPlan": "CountPlan",
     "Histogram, the result": "Histogram",
     "Duplicates, the result": "Duplicates",
+    "Signals, the result": "Signals",
     "Device": "Device",
 }
 
@@ -151,6 +153,7 @@ def test_json_of_the_commands_has_the_fields(tmp_path: Path) -> None:
         "Histogram, the result": ["histogram", str(text), *cpu],
         "CountPlan": ["histogram", str(text), "--plan-only", *cpu],
         "Duplicates, the result": ["duplicates", str(text), "--json", "-q"],
+        "Signals, the result": ["signals", str(text), "--json", "-q"],
     }
     for title, arguments in titles.items():
         found = run(arguments)

@@ -39,6 +39,7 @@ stored: tw.EofRun = tw.eofs("X.zarr", "E.zarr", 3, method="gram")
 scores: np.ndarray = tw.eofs("X.zarr", k=3).scores
 words: int = tw.histogram("corpus", by="ngram:3:character", split_on="line", on_error="report").bins
 same: tuple[str, ...] = tw.duplicates("corpus", shingle="word", on_error="report").dropped
+lengths: np.ndarray = tw.signals("corpus", stop_words=("und", "der"))["word_count"]
 part: tw.MatmulPlan = tw.plan_matmul(tw.slice("A.zarr", (0, 10)), "B.zarr")
 facts: dict[str, object] = run.to_json()
 try:
@@ -63,6 +64,7 @@ tw.histogram("corpus", by="words")  # wrong
 tw.histogram("corpus", on_error="skip")  # wrong
 tw.histogram("corpus", split_on="lines")  # wrong
 tw.duplicates("corpus", hash="md5")  # wrong
+tw.signals("corpus", stop_words=5)  # wrong
 tw.eofs("X.zarr", "E.zarr", method="svd")  # wrong
 tw.eofs("X.zarr", "E.zarr").scores  # wrong
 tw.matmul(np.ones((2, 2)), np.ones((2, 2))).plan  # wrong

@@ -16,6 +16,7 @@ Functions, each of which says more to ``help``:
     histogram       how often each byte, letter, pair or character occurs in files
     plan_histogram  how they would be counted: files, pieces, memory, what would be refused
     duplicates      which documents are the same, or nearly, and which to keep
+    signals         quality signals of each document, by which corpora are filtered
     slice           some rows and columns of a matrix, as an input of these
     open_xarray     a stored result as a DataArray of xarray, with coordinates
     dot             the sum of conj(x) y over two stored vectors
@@ -23,7 +24,7 @@ Functions, each of which says more to ``help``:
     open_cluster    a cluster for several of these, as a context manager
 
 They return `MatmulRun`, `EofRun`, `Eofs`, `Eigenpairs`, `TopkRun`, `PairsRun`, `MatmulPlan`, `CountPlan`,
-`Verification`, `Audit`, `Histogram`, `Duplicates` and a list of `Device`. All errors are subclasses of
+`Verification`, `Audit`, `Histogram`, `Duplicates`, `Signals` and a list of `Device`. All errors are subclasses of
 `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
@@ -79,13 +80,14 @@ _HOME = {
     "Neighbours": "tilewright.kernels.neighbours.order",
     "Pairs": "tilewright.kernels.neighbours.order",
     "PairsRun": "tilewright.pipeline.neighbours.results",
+    "Signals": "tilewright.pipeline.signals.result",
     "TopkRun": "tilewright.pipeline.neighbours.results",
     "audit": "tilewright.workflows.audit",
     "corr": "tilewright.workflows.gram",
     "cov": "tilewright.workflows.gram",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
-    "duplicates": "tilewright.workflows.duplicates",
+    "duplicates": "tilewright.workflows.documents.duplicates",
     "gram": "tilewright.workflows.gram",
     "eigh": "tilewright.workflows.eofs",
     "eofs": "tilewright.workflows.eofs",
@@ -97,6 +99,7 @@ _HOME = {
     "plan_histogram": "tilewright.workflows.histogram",
     "plan_matmul": "tilewright.workflows.matmul",
     "repair": "tilewright.workflows.repair",
+    "signals": "tilewright.workflows.documents.signals",
     "slice": "tilewright.pipeline.store.sources.slices",
     "topk": "tilewright.workflows.neighbours.search",
     "verify": "tilewright.workflows.verify",
@@ -142,6 +145,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.audit import Audit as Audit
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
+    from tilewright.pipeline.signals.result import Signals as Signals
     from tilewright.pipeline.spectral.results import Eigenpairs as Eigenpairs
     from tilewright.pipeline.spectral.results import EofRun as EofRun
     from tilewright.pipeline.spectral.results import Eofs as Eofs
@@ -149,8 +153,9 @@ if TYPE_CHECKING:
     from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
+    from tilewright.workflows.documents.duplicates import duplicates as duplicates
+    from tilewright.workflows.documents.signals import signals as signals
     from tilewright.workflows.dot import dot as dot
-    from tilewright.workflows.duplicates import duplicates as duplicates
     from tilewright.workflows.eofs import eigh as eigh
     from tilewright.workflows.eofs import eofs as eofs
     from tilewright.workflows.gram import corr as corr

@@ -43,7 +43,7 @@ from tilewright.workflows.commands.options import (
     variables_options,
 )
 from tilewright.workflows.commands.reporting import Reporting, check_report, print_run, report_option
-from tilewright.workflows.commands.texts import duplicates, histogram, merge
+from tilewright.workflows.commands.texts import duplicates, histogram, merge, signals
 from tilewright.workflows.commands.watching import top
 from tilewright.workflows.console import (
     SIDES,
@@ -518,7 +518,7 @@ def repair(
     print_result(outcome, as_json=as_json)
 
 
-for command in (histogram, duplicates, merge):
+for command in (histogram, duplicates, signals, merge):
     cli.add_command(command)
 
 

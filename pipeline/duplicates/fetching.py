@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 import dask
 import numpy as np
 
-from tilewright.pipeline.duplicates.texts import texts_of
 from tilewright.pipeline.errors import DocumentError, StoreError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.reduce import end_if_given_up, reduce_pieces, taken_as_they_arrive
@@ -22,6 +21,7 @@ from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, reading_ahead
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.whole.texts import texts_of
 
 if TYPE_CHECKING:
     from distributed import Client

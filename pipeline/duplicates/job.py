@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilewright.kernels.numbers import ceil_div, counted
-from tilewright.pipeline import config
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.duplicates.buckets import (
     NO_PAIRS,
@@ -30,13 +29,10 @@ from tilewright.pipeline.duplicates.signing import Signed, sign_piece
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
-from tilewright.pipeline.text.arrival import without
-from tilewright.pipeline.text.corpus import Corpus, Document, Piece, check_unchanged, cut_pieces
-from tilewright.pipeline.text.counting import LEAST_PIECE_NBYTES
-from tilewright.pipeline.text.documents import Listing, all_bad
-from tilewright.pipeline.text.formats.listing import TEXT
-from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks, remarks_of
+from tilewright.pipeline.text.corpus import Corpus, check_unchanged
+from tilewright.pipeline.text.formats.sources import remarks_of
 from tilewright.pipeline.text.names import notes_on_ids
+from tilewright.pipeline.text.whole.documents import Arrival, whole_pieces
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 if TYPE_CHECKING:
@@ -60,60 +56,27 @@ class _Documents:
     signatures: np.ndarray | None
 
 
-class _Arrival:
-    """Takes the signed documents of each piece, and puts them in order once all are there."""
-
-    def __init__(self, corpus: Corpus, pieces: Sequence[Piece]) -> None:
-        self._corpus, self._pieces = corpus, pieces
-        self._listing = Listing(len(corpus.documents))
-        self._parts: list[tuple[np.ndarray, np.ndarray, Signed]] = []
-        """Of each piece: provisional rows, places of files, and the documents."""
-        self.bad: dict[int, str] = {}
-        self.remarks: Remarks = {}
-        self.left_out: dict[int, LeftOut] = {}
-
-    def __call__(self, place: int, part: Signed) -> Signed:
-        piece = self._pieces[place]
-        places = piece.first + np.arange(len(piece.documents))
-        if part.bad:
-            self.bad |= {piece.first + at: why for at, why in part.bad.items()}
-            piece, places = without(piece, part.bad), np.delete(places, list(part.bad))
-        if piece.documents:
-            files = places if part.rows is None else places[part.rows.places]
-            self._parts.append((self._listing.rows_of(part.rows, places), files, part))
-        add_remarks(self.remarks, part.remarks)
-        self.left_out |= {int(places[at]): each for at, each in part.left_out.items()}
-        return part
-
-    def documents(self, bands: int) -> _Documents:
-        files = [document.name for document in self._corpus.documents]
-        order, names, ids = self._listing.in_order(files, self.bad)
-        rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _, _ in self._parts)])
-        # Where each provisional row came to stand among those that arrived.
-        arrived = np.empty(int(rows.max(initial=-1)) + 1, np.int64)
-        arrived[rows] = np.arange(len(rows))
-        places = arrived if order is None else arrived[order]
-        parts = [part for _, _, part in self._parts]
-        files_of = np.concatenate([np.empty(0, np.int64), *(files for _, files, _ in self._parts)])[places]
-        # Documents of a file stand together, in its order.
-        first = np.searchsorted(files_of, files_of)
-        where = Where(
-            files_of,
-            np.arange(len(files_of)) - first,
-            np.concatenate([np.empty(0, np.int64), *(part.nbytes for part in parts)])[places],
-            np.concatenate([np.empty((0, 2), np.uint64), *(part.digests for part in parts)])[places],
-        )
-        wanted = [part.signatures for part in parts if part.signatures is not None]
-        return _Documents(
-            list(names),
-            tuple(ids) if ids is not None and self._corpus.reading.id_field else None,
-            where,
-            np.concatenate([np.empty(0, np.bool_), *(part.shingled for part in parts)])[places],
-            np.concatenate([np.empty((bands, 0), np.uint64), *(part.keys for part in parts)], axis=1)[
-                :, places
-            ],
-            np.concatenate(wanted)[places] if wanted else None,
-        )
+def _documents(arrival: Arrival[Signed], corpus: Corpus, bands: int) -> _Documents:
+    """All documents, once the parts of all pieces have arrived."""
+    ordered, parts = arrival.in_order(), arrival.parts
+    places, files = ordered.places, ordered.files
+    # Documents of a file stand together, in its order.
+    first = np.searchsorted(files, files)
+    where = Where(
+        files,
+        np.arange(len(files)) - first,
+        np.concatenate([np.empty(0, np.int64), *(part.nbytes for part in parts)])[places],
+        np.concatenate([np.empty((0, 2), np.uint64), *(part.digests for part in parts)])[places],
+    )
+    wanted = [part.signatures for part in parts if part.signatures is not None]
+    return _Documents(
+        list(ordered.names),
+        tuple(ordered.ids) if ordered.ids is not None and corpus.reading.id_field else None,
+        where,
+        np.concatenate([np.empty(0, np.bool_), *(part.shingled for part in parts)])[places],
+        np.concatenate([np.empty((bands, 0), np.uint64), *(part.keys for part in parts)], axis=1)[:, places],
+        np.concatenate(wanted)[places] if wanted else None,
+    )
 
 
 def find_duplicates(
@@ -144,8 +107,8 @@ def find_duplicates(
     """
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
-    pieces = _pieces(corpus, workers)
-    arrival = _Arrival(corpus, pieces)
+    pieces = whole_pieces(corpus, workers)
+    arrival = Arrival[Signed](corpus, pieces)
     reduce_pieces(
         client,
         taken_as_they_arrive(
@@ -160,7 +123,7 @@ def find_duplicates(
     )
     for remark in remarks_of(arrival.remarks):
         listener(Notice(remark))
-    documents = arrival.documents(options.bands)
+    documents = _documents(arrival, corpus, options.bands)
     if id_field := corpus.reading.id_field:
         for note in notes_on_ids(
             documents.names, documents.ids, id_field, max(1, len(corpus.reading.fields))
@@ -185,27 +148,8 @@ def find_duplicates(
         nbytes=int(documents.where.nbytes.sum()),
         seconds=time.perf_counter() - start,
         signatures=documents.signatures,
-        bad=all_bad([document.name for document in corpus.documents], arrival.bad, arrival.left_out),
+        bad=arrival.all_bad,
     )
-
-
-def _pieces(corpus: Corpus, workers: Sequence[WorkerFacts]) -> list[Piece]:
-    """What each task reads: whole files, since a document's text is hashed from its beginning to its end."""
-    block: int = config.get("piece-nbytes")
-    threads = sum(worker.threads for worker in workers)
-    share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * threads))
-    nbytes = min(block, share)
-    pieces = list(cut_pieces([_whole(document, nbytes) for document in corpus.documents], nbytes))
-    # Large files take longest: begun first, none keeps a single worker busy at the end.
-    pieces.sort(key=lambda piece: -piece.nbytes if piece.nbytes > nbytes else 0)
-    return pieces
-
-
-def _whole(document: Document, most: int) -> Document:
-    """The document as one that is not cut."""
-    if document.codec is None and document.nbytes > most:
-        return document._replace(codec=TEXT)
-    return document
 
 
 class _Verifying:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilewright.pipeline.duplicates.options import Options
-from tilewright.pipeline.duplicates.texts import AS_BYTES, BLOCK_NBYTES, texts_of
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.text.corpus import Piece, reading_ahead
@@ -19,9 +18,13 @@ from tilewright.pipeline.text.documents import Rows, are_files, joined, rows_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks
 from tilewright.pipeline.text.pieces import without_bad_files
+from tilewright.pipeline.text.whole.texts import AS_BYTES, BLOCK_NBYTES, LONGER, texts_of
 
 if TYPE_CHECKING:
     from tilewright.kernels.duplicates.minhash import Permutations
+
+
+TOO_LONG = f"{LONGER}, compared as a whole and not by its shingles: split it (split_on)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +98,7 @@ def _signed_by(
     signatures = [np.empty((0, options.num_perm), np.uint32)]
     stages = {"read": 0.0, "sign": 0.0}
     clock = time.perf_counter()
-    for texts in texts_of(piece, reading, found, check):
+    for texts in texts_of(piece, reading, found, check, too_long=TOO_LONG):
         read = time.perf_counter()
         stages["read"] += read - clock
         lengths = np.diff(texts.edges)

@@ -503,6 +503,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | {"overwrite": (False, flags | junk), "raw": (False, flags | junk), "split_on": (None, words | junk)}
         | {"on_error": ("stop", words | junk)} | PLACED,
     ),
+    "signals": (
+        lambda paths, **options: tw.signals(paths, **options),
+        {"paths": ("text.txt", corpora), "stop_words": (None, words | st.lists(words, max_size=2) | junk)}
+        | {"out": (None, st.sampled_from(["d.npz", "d", "folder", "nowhere/d.csv", "text.txt"]) | junk)}
+        | {"overwrite": (False, flags | junk), "raw": (False, flags | junk), "split_on": (None, words | junk)}
+        | {"on_error": ("stop", words | junk)} | PLACED,
+    ),
     "dot": (
         lambda x, y, **options: tw.dot(x, y, **options),
         {name: (st.sampled_from(VECTOR), sources) for name in "xy"}

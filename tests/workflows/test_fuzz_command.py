@@ -225,6 +225,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None}
         | {"--report": reports},
     ),
+    "signals": (
+        ("CORPUS",),
+        PLACED
+        | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports},
+    ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),
     "topk": (
@@ -293,7 +298,7 @@ def written(line: list[str]) -> Iterator[str]:
     if line[0] in ("matmul", "gram", "cov", "corr", "eofs", "topk", "pairs"):
         yield from line[2:]  # C is one of them
     for option in ("--out", "--plot", "--report"):
-        if line[0] in ("histogram", "duplicates") and option in line:
+        if line[0] in ("histogram", "duplicates", "signals") and option in line:
             yield from line[line.index(option) + 1 :]
 
 

@@ -36,6 +36,7 @@ from tilewright.workflows.console import (
 
 OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
+SIGNALS_ENDINGS = (".csv", ".json", ".parquet", ".zarr")
 
 
 @click.command(cls=JobCommand)
@@ -172,7 +173,7 @@ def duplicates(
 ) -> None:
     """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
     from tilewright.pipeline.text.saved_counts import place_of
-    from tilewright.workflows import duplicates as workflow
+    from tilewright.workflows.documents import duplicates as workflow
 
     if lists and as_json:
         raise click.UsageError("--list and --json both say what is printed: give one of them")
@@ -191,6 +192,46 @@ def duplicates(
             print_names(found.dropped_lines())
         else:
             print_result(found, as_json=as_json)
+    if found.bad:
+        for _, why in found.bad:
+            click.echo(f"left out: {why}", err=True)
+        raise click.exceptions.Exit(3)
+
+
+@click.command(cls=JobCommand)
+@click.argument("corpus", nargs=-1, required=True)
+@click.option("--stop-word", "stop_words", multiple=True, metavar="WORD",
+              help="Count this word as a stop word; may be repeated. Default: Gopher's eight, of English.")  # fmt: skip
+@options(*reading_options)
+@click.option("--out", type=FileName(*SIGNALS_ENDINGS), metavar="FILE",
+              help="Write a row for each document to F.csv, F.json, F.parquet or F.zarr.")  # fmt: skip
+@options(cluster_options, report_option, overwrite_option, json_option)
+def signals(
+    corpus: tuple[str, ...],
+    stop_words: tuple[str, ...],
+    out: str | None,
+    report: str | None,
+    as_json: bool,
+    **shared: Any,
+) -> None:
+    """Find quality signals of each document, such as filters of web texts use, in files and all files below folders."""
+    from tilewright.pipeline.text.saved_counts import place_of
+    from tilewright.workflows.documents import signals as workflow
+
+    overwrite = shared["overwrite"]
+    stored = [each for each in corpus if each != "-"]
+    check_report(report, out, overwrite=overwrite, corpus=stored, what="the result")
+    if out is not None and isinstance(place := place_of(out), Path):
+        on_interrupt(Outputs(place).kept)
+    reporting = Reporting("signals", corpus, report, overwrite=overwrite)
+    with listening(quiet=is_quiet()) as listener:
+        found = workflow.signals(
+            corpus, stop_words=stop_words or None, out=out, listener=reporting.recording(listener), **shared
+        )
+    try:
+        reporting.write(found, found.facts())
+    finally:
+        print_result(found, as_json=as_json)
     if found.bad:
         for _, why in found.bad:
             click.echo(f"left out: {why}", err=True)

@@ -304,6 +304,24 @@ def _add_tokens(table, data, nbytes, offsets, values, first, entries):  # type: 
 
 @kept
 @njit(nogil=True)
+def _find_tokens(table, data, nbytes, starts, lengths, first, entries):  # type: ignore[no-untyped-def]
+    """Count tokens from number ``first`` on, and write their entries; returns the first that there is no room for."""
+    while first < len(starts):
+        tokens = min(BATCH, len(starts) - first)
+        for k in range(tokens):
+            put_in_batch(table, k, data + starts[first + k], lengths[first + k])
+        done = count_batch(table, tokens, data, data + nbytes)
+        found = load_int(table + SCRATCH) + ENTRIES
+        for k in range(done):
+            entries[first + k] = load_int(found + 8 * k)
+        first += done
+        if done < tokens:
+            break
+    return first
+
+
+@kept
+@njit(nogil=True)
 def _keys(slots, used):  # type: ignore[no-untyped-def]
     """The keys of all entries: their lower and their upper 64 bits."""
     low = np.empty(used, np.uint64)
@@ -392,6 +410,17 @@ class Table:
         done = 0
         while done < tokens:
             done = _add_tokens(self.address, data.ctypes.data, len(data), offsets, values, done, entries)
+            if done < tokens:
+                self.make_room()
+        return entries
+
+    def entries_of(self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Count the tokens ``data[starts[i]:starts[i] + lengths[i]]``; returns their entries, int64."""
+        tokens = len(starts)
+        entries = np.empty(tokens, np.int64)
+        done = 0
+        while done < tokens:
+            done = _find_tokens(self.address, data.ctypes.data, len(data), starts, lengths, done, entries)
             if done < tokens:
                 self.make_room()
         return entries

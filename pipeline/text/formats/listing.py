@@ -45,11 +45,14 @@ NAMED = 3
 _OUTPUT = re.compile(
     rb'\{"by": "[^"]*", ("options": \{[^{}]*\}, )?"bins": \d|(document,)?bin,label,count\r\n'
     rb'|\{"options": \{"shingle": "\w+", "ngram": \d'
+    rb'|\{"options": \{"stop_words": \[|document,(id,)?byte_count,char_count,'
 )
 """How the files begin that ``--out`` writes."""
 _ENDINGS_OF_OUTPUTS = (".json", ".csv", ".parquet")
 DUPLICATES_MARK = "tilewright_duplicates"
 """The attribute of what duplicates are written to as Zarr and Parquet."""
+SIGNALS_MARK = "tilewright_signals"
+"""That of signals."""
 _FOOTER_NBYTES = 2**16
 """Bytes at the end of a Parquet file in which a mark is looked for: it stands behind the columns."""
 _OUR_MARKS = ("tilewright-counts.jsonl", "tilewright-output")
@@ -60,6 +63,7 @@ METADATA_NBYTES = 2**26
 """The longest metadata of an array that are looked at: they may list documents."""
 GROUP_KIND = "tilewright_counts"
 """The attribute by which a group of Zarr with counts is known."""
+_MARKS = (GROUP_KIND, DUPLICATES_MARK, SIGNALS_MARK)
 
 HeadOf = Callable[[str, int], bytes]
 """Gives so many of the first bytes of a file, by its name."""
@@ -337,7 +341,7 @@ def _is_our_table(path: str) -> bool:
     try:
         start = max(0, os.fstat(descriptor).st_size - _FOOTER_NBYTES)
         footer = os.pread(descriptor, _FOOTER_NBYTES, start)
-        return DUPLICATES_MARK.encode() in footer or GROUP_KIND.encode() in footer
+        return any(mark.encode() in footer for mark in _MARKS)
     except OSError:
         return False
     finally:
@@ -345,10 +349,11 @@ def _is_our_table(path: str) -> bool:
 
 
 def _is_our_array(metadata: bytes) -> bool:
-    """Whether an array or a group of Zarr, by its metadata, holds counts that ``--out`` wrote, or duplicates."""
+    """Whether an array or a group of Zarr, by its metadata, holds what ``--out`` wrote."""
     try:
         attributes = json.loads(metadata).get("attributes", {})
-        ours = DUPLICATES_MARK in attributes or GROUP_KIND in attributes
-        return ours or {"by", "documents", "skipped", "nbytes"} <= set(attributes)
+        return any(mark in attributes for mark in _MARKS) or {"by", "documents", "skipped", "nbytes"} <= set(
+            attributes
+        )
     except (ValueError, AttributeError, TypeError, RecursionError):
         return False

@@ -19,11 +19,12 @@ from tilewright.pipeline.duplicates.buckets import Buckets, all_pairs, find_buck
 from tilewright.pipeline.duplicates.clusters import connected, first_equal, groups_of
 from tilewright.pipeline.duplicates.comparing import batches_of
 from tilewright.pipeline.duplicates.fetching import Wanted, read_texts
-from tilewright.pipeline.duplicates.texts import TOO_LONG, texts_of
+from tilewright.pipeline.duplicates.signing import TOO_LONG
 from tilewright.pipeline.errors import DocumentError, PlanError
 from tilewright.pipeline.text.corpus import Piece, list_corpus
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.whole.texts import texts_of
 
 # datasketch 2.0.0: lsh._optimal_param(threshold, num_perm, 0.5, 0.5).
 OPTIMAL = {
@@ -147,7 +148,13 @@ def test_texts_come_whole_in_blocks_of_any_size(block_nbytes: int, most_nbytes: 
     piece = Piece(0, documents, 0, sum(map(len, TEXTS)))
     found, texts, digests, long = Found(True), [], [], set()
     blocks = texts_of(
-        piece, Reading(), found, lambda: None, block_nbytes=block_nbytes, most_nbytes=most_nbytes
+        piece,
+        Reading(),
+        found,
+        lambda: None,
+        block_nbytes=block_nbytes,
+        most_nbytes=most_nbytes,
+        too_long=TOO_LONG,
     )
     for block in blocks:
         digests += block.digests.tolist()

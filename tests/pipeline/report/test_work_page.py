@@ -117,6 +117,7 @@ def test_every_command_that_works_writes_a_report(
         ("topk", ["x.zarr", "n.zarr", "-k", "2", *cpu], {"topk"}),
         ("pairs", ["x.zarr", "p.zarr", "--above", "1", *cpu], {"pairs"}),
         ("duplicates", ["texts"], {"signatures"}),
+        ("signals", ["texts"], {"signals"}),
     ):
         page = f"{name}.html"
         made = CliRunner().invoke(cli, [name, *words, "-q", "--json", "--report", page])

@@ -153,6 +153,13 @@ def test_duplicates_leave_them_out_too(tmp_path: Path) -> None:
     assert [Path(name).name for name, _ in found.bad] == ["a.jsonl:2", "b.jsonl:1", "b.jsonl:2"]
 
 
+def test_signals_leave_them_out_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([line("one two"), BAD[0], line("three")]))
+    found = tw.signals(tmp_path, field="text", on_error="report")
+    assert found["word_count"].tolist() == [2, 1]
+    assert [Path(name).name for name, _ in found.bad] == ["a.jsonl:2"]
+
+
 def test_the_command_lists_them_and_exits_with_three(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([line("a"), BAD[0], line("b"), BAD[5]]))
     command = ["histogram", str(tmp_path), "--device", "cpu", "--field", "text", "--by", "letter"]

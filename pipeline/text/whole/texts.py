@@ -19,12 +19,12 @@ from tilewright.pipeline.text.formats.sources import Found
 from tilewright.pipeline.threads import thread_buffer
 
 BLOCK_NBYTES = 2**22
-"""Text whose shingles are found at once, where it is of many documents."""
+"""Text that is looked at at once, where it is of many documents."""
 
 MOST_NBYTES = 2**27
-"""The longest document that shingles are made of: what a worker holds for one takes up to sixteen times as much."""
+"""The longest document whose text is held: what a worker makes of one takes up to sixteen times as much."""
 
-TOO_LONG = f"longer than {format_nbytes(MOST_NBYTES)}, compared as a whole and not by its shingles: split it (split_on)"
+LONGER = f"longer than {format_nbytes(MOST_NBYTES)}"
 
 AS_BYTES = KINDS["byte"]
 """Tells `stream` that no margins are wanted."""
@@ -48,12 +48,14 @@ def texts_of(
     found: Found,
     check: Callable[[], None],
     *,
+    too_long: str = LONGER,
     block_nbytes: int = BLOCK_NBYTES,
     most_nbytes: int = MOST_NBYTES,
 ) -> Iterator[Texts]:
     """The documents of a piece in their order; each `Texts` only until the next is asked for.
 
-    found: is told of documents as they end. check: is called for each block, and may end it.
+    found: is told of documents as they end. check: is called for each block, and may end it. too_long: what is told of
+    a document longer than ``most_nbytes``.
     """
     memory = partial(thread_buffer, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
     under_way: _Long | None = None
@@ -65,7 +67,7 @@ def texts_of(
         if block.edges is None:
             if under_way is None:
                 name = piece.documents[found.place].name
-                under_way = _Long(block.first, most_nbytes, partial(found.remark, TOO_LONG, name))
+                under_way = _Long(block.first, most_nbytes, partial(found.remark, too_long, name))
             under_way.add(block)
         else:
             edges = block.edges.astype(np.int64)

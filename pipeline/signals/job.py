@@ -1,0 +1,102 @@
+"""The signals of a corpus: pieces of whole files, a task each, whose rows are put in the order of its documents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilewright.kernels.signals.definitions import NAMES
+from tilewright.pipeline.events import Listener, Notice
+from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
+from tilewright.pipeline.signals.options import Options
+from tilewright.pipeline.signals.result import Signals
+from tilewright.pipeline.signals.tasks import Measured, measure_piece, no_columns
+from tilewright.pipeline.text.corpus import Corpus, check_unchanged
+from tilewright.pipeline.text.formats.sources import remarks_of
+from tilewright.pipeline.text.names import notes_on_ids
+from tilewright.pipeline.text.whole.documents import Arrival, whole_pieces
+from tilewright.pipeline.text.whole.texts import MOST_NBYTES
+from tilewright.pipeline.transfer.files import let_a_tick_pass
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def find_signals(
+    client: Client,
+    corpus: Corpus,
+    options: Options,
+    workers: Sequence[WorkerFacts],
+    *,
+    listener: Listener,
+    on_error: str = "stop",
+    most_nbytes: int = MOST_NBYTES,
+) -> Signals:
+    """The signals of the corpus's documents. most_nbytes: the longest document that has all of them.
+
+    Raises
+    ------
+    CorpusError
+        A file cannot be read or decompressed, or is not what it was when the corpus was listed.
+    """
+    let_a_tick_pass(corpus.listed)
+    start = time.perf_counter()
+    pieces = whole_pieces(corpus, workers)
+    arrival = Arrival[Measured](corpus, pieces)
+    reduce_pieces(
+        client,
+        taken_as_they_arrive(
+            "signals",
+            measure_piece,
+            "let them take smaller pieces (tilewright.piece-nbytes), or split long documents (split_on)",
+        ),
+        [(piece, options, corpus.reading, on_error, most_nbytes) for piece in pieces],
+        [piece.nbytes for piece in pieces],
+        listener,
+        arrived=arrival,
+    )
+    for remark in remarks_of(arrival.remarks):
+        listener(Notice(remark))
+    ordered = arrival.in_order()
+    names, ids = ordered.names, ordered.ids if corpus.reading.id_field else None
+    if id_field := corpus.reading.id_field:
+        for note in notes_on_ids(names, ids, id_field, max(1, len(corpus.reading.fields))):
+            listener(Notice(note))
+    compressors = sorted({part.compressor for part in arrival.parts})
+    if (differ := note_on(compressors)) is not None:
+        listener(Notice(differ))
+    check_unchanged(corpus, set(arrival.bad))
+    nbytes = sum(int(part.columns["byte_count"].sum()) for part in arrival.parts)
+    return Signals(
+        documents=names,
+        ids=ids,
+        signals=_in_order(arrival.parts, ordered.places),
+        options=options.facts() | {"compressor": ", ".join(compressors) or None},
+        nbytes=nbytes,
+        seconds=time.perf_counter() - start,
+        bad=arrival.all_bad,
+    )
+
+
+def _in_order(parts: list[Measured], places: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns of all documents. Takes those of the parts away, one after the other: ten million documents have two
+    gigabytes of them, which are not to be there twice."""
+    columns = {}
+    for name in NAMES:
+        arrived = [part.columns.pop(name) for part in parts]
+        columns[name] = np.concatenate([no_columns()[name], *arrived])[places]
+    return columns
+
+
+def note_on(compressors: Sequence[str]) -> str | None:
+    """What is to be told where the workers' libraries differ."""
+    if len(compressors) < 2:
+        return None
+    return (
+        f"compression_ratio is by {' and '.join(compressors)}: workers have different libraries, whose ratios may"
+        " differ a little; install the same Python on all of them"
+    )

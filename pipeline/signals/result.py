@@ -1,0 +1,137 @@
+"""The signals of a corpus: a row for each document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.kernels.arguments import shown
+from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.kernels.signals.definitions import COUNTS, NAMES
+from tilewright.kernels.words import did_you_mean
+from tilewright.pipeline.errors import OptionError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+JSON_ROWS = 2**16
+"""Rows of a table that become text at a time."""
+SHARES = (0.0, 0.05, 0.5, 0.95, 1.0)
+"""Of the documents have at most what is printed."""
+HEADS = ("least", "5 %", "median", "95 %", "most")
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    """What each document of a corpus is like."""
+
+    documents: Sequence[str]
+    """All of them, in the corpus's order."""
+    ids: Sequence[str | None] | None
+    """What ``id_field`` says of each; None where none was asked for."""
+    signals: Mapping[str, np.ndarray]
+    """Of each signal, by its name, its values: int64[documents], or float64. Of a document that is too long a count is
+    -1, and anything else NaN."""
+    options: Mapping[str, object]
+    """``stop_words``; ``unicode``, the version that says what is a letter; and ``compressor``."""
+    nbytes: int
+    """Length of the whole corpus, of compressed documents decompressed."""
+    seconds: float
+    bad: tuple[tuple[str, str], ...] = ()
+    """Files that were left out, and why, where ``on_error`` is "report"."""
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The values of a signal, as ``signals`` has them; OptionError where there is none of the name."""
+        if name not in NAMES:
+            raise OptionError(
+                f"{shown(name)} is no signal; they are {', '.join(NAMES)}{did_you_mean(name, NAMES)}"
+            )
+        return self.signals[name]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A DataFrame of all documents under their names: ``id``, where there are any, and a column for each signal.
+        ModuleNotFoundError where pandas is not installed."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
+        return pd.DataFrame(
+            columns | dict(self.signals), index=pd.Index(list(self.documents), name="document", dtype=object)
+        )
+
+    def facts(self) -> dict[str, object]:
+        """Every field that does not grow with the corpus, as JSON types, and ``bad``."""
+        return {
+            "options": dict(self.options),
+            "nbytes": self.nbytes,
+            "seconds": self.seconds,
+            "bad": [list(each) for each in self.bad],
+        }
+
+    def to_json(self) -> dict[str, object]:
+        """Every field as JSON types; what is not known of a document is null."""
+        found: dict[str, Any] = json.loads("".join(self.json_pieces()))
+        return found
+
+    def json_pieces(self) -> Iterator[str]:
+        """The text of ``json.dumps(self.to_json())`` in pieces."""
+        yield json.dumps(self.facts())[:-1]
+        yield ', "documents": '
+        yield from _listed(self.documents)
+        yield ', "ids": '
+        yield from ["null"] if self.ids is None else _listed(self.ids)
+        yield ', "signals": {'
+        for place, name in enumerate(NAMES):
+            yield f'{", " if place else ""}"{name}": '
+            yield from _listed(self.signals[name])
+        yield "}}"
+
+    def __str__(self) -> str:
+        rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
+        head = (
+            f"signals of {format_nbytes(self.nbytes)} in {counted(len(self), 'document')} in {self.seconds:.2f} s"
+            f" ({rate / 1e9:.3g} GB/s)"
+        )
+        known = self.signals["char_count"] >= 0
+        if not known.any():
+            return head
+        lines = [head, f"{'of the documents':<30}{''.join(f'{each:>10}' for each in HEADS)}"]
+        for name in NAMES:
+            # Of an even number of documents, no median that no document has.
+            values = np.quantile(self.signals[name][known], SHARES, method="inverted_cdf")
+            form = "{:>10.0f}" if name in COUNTS else "{:>10.4g}"
+            lines.append(f"{name:<30}{''.join(map(form.format, values.tolist()))}")
+        return "\n".join(lines)
+
+
+def known_of(values: np.ndarray) -> np.ndarray:
+    """Which of the values of a signal are known, bool."""
+    known: np.ndarray = values >= 0 if values.dtype.kind == "i" else ~np.isnan(values)
+    return known
+
+
+def values_of(values: np.ndarray) -> list[Any]:
+    """The values of a signal as Python has them, None where it is not known."""
+    known = known_of(values)
+    found: list[Any] = values.tolist()
+    if known.all():
+        return found
+    return [value if is_known else None for value, is_known in zip(found, known.tolist(), strict=True)]
+
+
+def _listed(values: Sequence[Any] | np.ndarray) -> Iterator[str]:
+    """The JSON of a list, some rows at a time."""
+    yield "["
+    for start in range(0, len(values), JSON_ROWS):
+        some = values[start : start + JSON_ROWS]
+        if isinstance(some, np.ndarray):
+            some = values_of(some)
+        text = json.dumps(list(some))[1:-1]
+        yield f", {text}" if start else text
+    yield "]"

@@ -1,0 +1,136 @@
+"""The files that signals are written to: checked before the corpus is read, whole once they have their names."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import zarr
+
+from tilewright.kernels.signals.definitions import NAMES
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.signals.result import Signals, known_of, values_of
+from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
+from tilewright.pipeline.text.formats.listing import SIGNALS_MARK
+from tilewright.pipeline.text.saved_counts import (
+    ROW_GROUP,
+    check_outputs,
+    parquet_module,
+    place_of,
+    suffix_of,
+    write_whole,
+)
+
+
+def check_signals_output(
+    corpus: Collection[str | os.PathLike[str]], out: str | os.PathLike[str], *, overwrite: bool
+) -> None:
+    """As `saved_counts.check_outputs`, of ``out``."""
+    check_outputs(corpus, out, None, overwrite=overwrite, out_endings=tuple(WRITERS), group_kind=SIGNALS_MARK)
+
+
+def save_signals(found: Signals, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write signals as ``.csv``, ``.json``, ``.parquet`` or ``.zarr``; the file, or what stands at the URL, appears
+    when it is whole, or not at all. That the name has one of these endings, `check_signals_output` has said.
+
+    All have a row for each document: ``document``, ``id`` where there are any, and the signals. What is not known of a
+    document is an empty field, null, or in Zarr -1 and NaN. JSON, Zarr and Parquet, the latter two in attributes and
+    metadata, hold the other fields too.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there and ``overwrite`` is false.
+    StoreError
+        The file cannot be written.
+    """
+    place = place_of(path)
+    WRITERS[suffix_of(place)](found, place, overwrite)
+
+
+def _save_csv(found: Signals, path: Path | str, overwrite: bool) -> None:
+    def write(draft: Path) -> None:
+        # File names may hold bytes that are no UTF-8; they go out as they came.
+        with open(draft, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.writer(file)
+            writer.writerow(["document", *([] if found.ids is None else ["id"]), *NAMES])
+            for start in range(0, len(found), ROW_GROUP):
+                part = slice(start, start + ROW_GROUP)
+                columns: list[Any] = [found.documents[part]]
+                if found.ids is not None:
+                    columns.append(found.ids[part])
+                columns += [values_of(found.signals[name][part]) for name in NAMES]
+                writer.writerows(zip(*columns, strict=True))
+
+    write_whole(path, write, overwrite=overwrite)
+
+
+def _save_json(found: Signals, path: Path | str, overwrite: bool) -> None:
+    def write(draft: Path) -> None:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.writelines(found.json_pieces())
+
+    write_whole(path, write, overwrite=overwrite)
+
+
+def _save_zarr(found: Signals, path: Path | str, overwrite: bool) -> None:
+    names, undecoded = as_unicode(found.documents)
+    attributes = {SIGNALS_MARK: 1} | found.facts()
+    if undecoded is not None:
+        attributes["documents"] = undecoded
+
+    def write(group: zarr.Group) -> None:
+        write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
+        if (ids := found.ids) is not None:
+            write_texts(
+                group,
+                "id",
+                len(ids),
+                lambda start, stop: ["" if each is None else each for each in ids[start:stop]],
+                "document",
+            )
+        for name in NAMES:
+            write_numbers(group, name, found.signals[name], "document")
+
+    write_group(path, SIGNALS_MARK, attributes, write, overwrite=overwrite)
+
+
+def _save_parquet(found: Signals, path: Path | str, overwrite: bool) -> None:
+    parquet = parquet_module()
+    import pyarrow
+
+    names, undecoded = as_unicode(found.documents)
+    facts = found.facts() | ({} if undecoded is None else {"documents": undecoded})
+    metadata = {SIGNALS_MARK: json.dumps(facts)}
+
+    def rows(start: int) -> Any:
+        part = slice(start, start + ROW_GROUP)
+        columns: dict[str, Any] = {"document": pyarrow.array(names[part], pyarrow.string())}
+        if found.ids is not None:
+            columns["id"] = pyarrow.array(found.ids[part], pyarrow.string())
+        for name in NAMES:
+            values = found.signals[name][part]
+            columns[name] = pyarrow.array(values, mask=~known_of(values))
+        return pyarrow.table(columns).replace_schema_metadata(metadata)
+
+    def write(draft: Path) -> None:
+        with parquet.ParquetWriter(draft, rows(0).schema) as writer:
+            for start in range(0, max(1, len(found)), ROW_GROUP):
+                writer.write_table(rows(start))
+
+    try:
+        write_whole(path, write, overwrite=overwrite)
+    except pyarrow.ArrowException as error:
+        raise StoreError(f"output: cannot write {path}: {error}") from error
+
+
+WRITERS: dict[str, Callable[[Signals, Path | str, bool], None]] = {
+    ".csv": _save_csv,
+    ".json": _save_json,
+    ".parquet": _save_parquet,
+    ".zarr": _save_zarr,
+}

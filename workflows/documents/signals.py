@@ -1,0 +1,124 @@
+"""The command that finds quality signals of documents: checks its arguments, lists the files, opens a cluster and has
+them measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from tilewright.kernels.arguments import check_callable, check_flag, shown
+from tilewright.kernels.choices import ErrorPolicy, PassageName
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.profiles import Cluster
+from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.signals.job import find_signals
+from tilewright.pipeline.signals.options import options_of
+from tilewright.pipeline.signals.result import Signals
+from tilewright.pipeline.signals.saved import WRITERS, check_signals_output, save_signals
+from tilewright.pipeline.text.corpus import list_corpus
+from tilewright.pipeline.text.formats.piped import named, without_pipes
+from tilewright.pipeline.text.formats.reading import reading_of
+from tilewright.pipeline.worker.survey import survey
+
+
+def signals(
+    paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
+    *,
+    stop_words: str | Iterable[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    raw: bool = False,
+    encoding: str | None = None,
+    field: str | Iterable[str] | None = None,
+    id_field: str | None = None,
+    split_on: PassageName | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    on_error: ErrorPolicy = "stop",
+    listener: Listener = log_notices,
+) -> Signals:
+    """Find quality signals of each document of a corpus: its length, how its characters and words are, what of it is
+    repeated. Filters such as Gopher's are conditions on them.
+
+    One pass over the corpus. Each document's signals depend on it alone, so neither on the number of workers nor on how
+    the corpus is cut. All is done on the workers' cores, also where they have GPUs.
+
+    Parameters
+    ----------
+    paths
+        A file, a folder, or several of them; what is a document of them, `tilewright.histogram` says, and its options
+        ``raw``, ``encoding``, ``field``, ``id_field``, ``split_on``, ``include``, ``exclude`` and ``on_error`` mean the
+        same here.
+    stop_words
+        The words of which ``stop_word_count`` and ``unique_stop_word_count`` speak, as they stand in texts; without
+        them Gopher's eight English ones.
+    out, overwrite
+        A .csv, .json, .parquet or .zarr to write the result to, and whether to replace one.
+    cluster, cluster_file
+        As of `tilewright.histogram`.
+    listener
+        Is called with every event (``tilewright.pipeline.events``).
+
+    Raises
+    ------
+    TilewrightError
+        One of its subclasses: OptionError for an argument that means nothing; CorpusError for paths that are not there,
+        hold no files, or cannot be read, decompressed or split, and for files that change meanwhile; OutputExistsError,
+        OutputError and StoreError for an ``out`` that cannot be written; ClusterError as its name says.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import tilewright as tw
+    >>> written = Path("hamlet.txt").write_text("To be, or not to be")
+    >>> found = tw.signals("hamlet.txt")
+    >>> found["word_count"].tolist(), found["stop_word_count"].tolist()
+    ([6], [2])
+    """
+    config.check_all(cluster_file=cluster_file)
+    check_callable("listener", listener)
+    overwrite = check_flag("overwrite", overwrite)
+    options = options_of(stop_words)
+    reading = reading_of(
+        raw=raw,
+        encoding=encoding,
+        field=field,
+        id_field=id_field,
+        split_on=split_on,
+        include=include,
+        exclude=exclude,
+        on_error=on_error,
+    )
+    place = _place_of(out)
+    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
+    with without_pipes(given) as (files, names):
+        corpus = named(list_corpus(files, reading=reading), names)
+        if place is not None:
+            stored = [os.fsdecode(each) for each in files if os.fsdecode(each) not in names]
+            check_signals_output(stored, place, overwrite=overwrite)
+        for note in corpus.notes:
+            listener(Notice(note))
+        with (
+            open_executor(cluster, cluster_file) as client,
+            workers_held(client, waiting=on_waiting(listener, "signals", "ends it")),
+        ):
+            facts = survey(client, "cpu")
+            count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
+            listener(Notice(f"finding signals of the documents in {count} with {workers}"))
+            found = find_signals(client, corpus, options, facts, listener=listener, on_error=on_error)
+    if place is not None:
+        save_signals(found, place, overwrite=overwrite)
+    return found
+
+
+def _place_of(out: Any) -> str | None:
+    if out is None or (text := config.path_text(out)):
+        return None if out is None else text
+    raise OptionError(f"out={shown(out)} is no path; give one that ends in {' or '.join(WRITERS)}, or None")
