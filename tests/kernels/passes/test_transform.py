@@ -299,6 +299,33 @@ def test_the_kernel_finishes_sums(
 
 @simulated_as_numpy_warns
 @on_gpu
+@pytest.mark.parametrize("stored", TRANSFORMED, ids=str)
+def test_the_kernel_puts_nan_where_that_is_added(stored: np.dtype, rng: np.random.Generator) -> None:
+    """As rows and columns of variables without any value are made."""
+    shape, number = (37, 33), number_dtype(stored)
+    found = numbers(rng, shape, stored)
+    found[~np.isfinite(found)] = 1
+    rows, columns = (np.where(np.arange(side) % 5 == 2, np.nan, 0).astype(number) for side in shape)
+    vectors = (None, None, None, None, rows, columns)
+    target = on_device(np.zeros(shape, stored))
+    transform_device.finish(
+        on_device(found),
+        target,
+        on_device(np.zeros(shape, stored)),
+        tuple(place_of(vector, number) for vector in vectors),
+        cuda.to_device(np.array([1, 0, 0, 0], number)),
+        stored,
+        transform_device.ROW_OFFSETS | transform_device.COLUMN_OFFSETS,
+        0,
+    )
+    gone = np.isnan(rows)[:, np.newaxis] | np.isnan(columns)
+    result = target.copy_to_host()
+    np.testing.assert_array_equal(np.isnan(result), gone)
+    np.testing.assert_array_equal(result[~gone], found[~gone])
+
+
+@simulated_as_numpy_warns
+@on_gpu
 @pytest.mark.parametrize("stored", [*TRANSFORMED, np.dtype("i8")], ids=str)
 def test_the_kernel_writes_a_diagonal(stored: np.dtype, rng: np.random.Generator) -> None:
     for shape, top, left in (((37, 50), 0, 0), ((5, 40), 20, 3), ((9, 4), 2, 7), ((3, 3), 10, 0)):
