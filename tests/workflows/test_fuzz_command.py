@@ -265,9 +265,9 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         words += [name] if values is None or draw(st.integers(0, 15)) == 0 else [name, draw(values)]
     if "--profile" in options and "--profile" not in words:
         words += ["--profile", SHARED]
-    if command == "top":
-        words += ["--once", "--interval", "0.1"]  # else it goes on
-    return [command, "--quiet", *words]
+    # Else it goes on; behind an option without its value they would be that.
+    ends = ["--once", "--interval", "0.1"] if command == "top" else []
+    return [command, "--quiet", *ends, *words]
 
 
 def check_command(place: Path, client: Client, line: list[str]) -> None:
