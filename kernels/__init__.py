@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.kernels.dots.api import dot as dot
-    from tilewright.kernels.gemm import matmul as matmul
+    from tilewright.kernels.gemm.product import matmul as matmul
     from tilewright.kernels.histograms.api import DocumentOffsets as DocumentOffsets
     from tilewright.kernels.histograms.api import histogram as histogram
 
@@ -18,7 +18,7 @@ _HOME = {
     "DocumentOffsets": "tilewright.kernels.histograms.api",
     "dot": "tilewright.kernels.dots.api",
     "histogram": "tilewright.kernels.histograms.api",
-    "matmul": "tilewright.kernels.gemm",
+    "matmul": "tilewright.kernels.gemm.product",
 }
 
 __all__ = ["DocumentOffsets", "dot", "histogram", "matmul"]

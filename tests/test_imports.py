@@ -70,15 +70,22 @@ def imported_names(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def import_graph(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """Which of these modules each of them imports, but for the packages that it lies in: those are there first."""
+    """Which of these modules each of them imports, and the packages that those lie in, which are imported first; but
+    for the packages that it lies in itself: those are there before it."""
     return {
         name: {
             other
-            for _, other in imported_names(tree)
+            for _, imported in imported_names(tree)
+            for other in (imported, *packages_of(imported))
             if other in trees and other != name and not name.startswith(f"{other}.")
         }
         for name, tree in trees.items()
     }
+
+
+def packages_of(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def reached_from(graph: Graph, start: str) -> set[str]:
@@ -218,6 +225,18 @@ def test_a_circle_is_found_inside_functions_too() -> None:
     )
     assert [line.split()[0] for line in in_circles(made_up)] == [
         f"tilewright.kernels.{name}" for name in "abc"
+    ]
+
+
+def test_a_circle_by_way_of_a_package_is_found() -> None:
+    made_up = graph_of(
+        kernels__a="import tilewright.kernels.a.b\n",
+        kernels__a__b="from tilewright.kernels import c\n",
+        kernels__a__d="",
+        kernels__c="from tilewright.kernels.a import d\n",
+    )
+    assert [line.split()[0] for line in in_circles(made_up)] == [
+        f"tilewright.kernels.{name}" for name in ("a", "a.b", "c")
     ]
 
 

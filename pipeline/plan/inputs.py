@@ -4,7 +4,8 @@ decides (a geometry)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -122,6 +123,11 @@ class Sharers:
 def host_of(address: str) -> str:
     """The part of a worker's address that it shares with other workers of its host."""
     return address.rpartition(":")[0]
+
+
+def most_neighbours(addresses: Iterable[str]) -> int:
+    """The largest number of these workers on one host; 1 if there are none."""
+    return max(Counter(map(host_of, addresses)).values(), default=1)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Teller, on_waiting
 from tilewright.pipeline.forecast.hardware import Hardware
-from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts, most_neighbours
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, StoredObject, TileReport
 from tilewright.pipeline.product.audit import changed_metadata
@@ -107,7 +107,6 @@ from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
 from tilewright.pipeline.store.sources.dasks import any_pending, computed_on
-from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import survey
 

@@ -24,7 +24,7 @@ from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.forecast.rates import kind_of_count, remember_count
-from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts, most_neighbours
 from tilewright.pipeline.records import Record
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, teller
 from tilewright.pipeline.text.arrival import Arrival, Work, counts_again
@@ -51,7 +51,7 @@ from tilewright.pipeline.text.names import notes_on_ids
 from tilewright.pipeline.text.pieces import CORES, ROWS_NBYTES, count_piece
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS, Total, total_for
 from tilewright.pipeline.transfer.files import let_a_tick_pass
-from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.meters import meters_of
 
 if TYPE_CHECKING:

@@ -3,11 +3,6 @@ reading threads of its host."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-
-from tilewright.pipeline.plan.inputs import host_of
-
 LANE_NBYTES = 8 * 2**20
 """Pinned memory through which one thread of a GPU worker moves parts of panels, of a finished tile, or of a text."""
 
@@ -29,8 +24,3 @@ def move_nbytes(threads: int, neighbours: int) -> int:
     """
     share = UNDER_WAY_NBYTES // (2 * max(1, threads) * max(1, neighbours))
     return min(MOST_MOVE_NBYTES, max(LEAST_MOVE_NBYTES, 1 << share.bit_length() - 1))
-
-
-def most_neighbours(addresses: Iterable[str]) -> int:
-    """The largest number of these workers on one host; 1 if there are none."""
-    return max(Counter(map(host_of, addresses)).values(), default=1)

@@ -17,8 +17,8 @@ import numpy as np
 
 from tilewright.kernels import matmul
 from tilewright.kernels.cpu import product as host
-from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.gemm.exact.outcomes import noted
+from tilewright.kernels.gemm.product import kernel_name, prepare
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.passes.contents import NOTHING, Contents, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose

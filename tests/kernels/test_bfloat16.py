@@ -18,8 +18,8 @@ from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, EPSILON, SMALLEST_SUBNORMAL, dtype_name, is_bfloat16
 from tilewright.kernels.elements import conversion, reading
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
-from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.check import result_dtype
+from tilewright.kernels.gemm.product import kernel_name
 from tilewright.kernels.gpu.device_array import as_device_array
 from tilewright.kernels.gpu.device_choice import SIMULATOR, capability, current_device
 from tilewright.kernels.numbers import ceil_div

@@ -18,9 +18,9 @@ from tilewright.kernels.errors import (
     ShapeError,
     TilewrightError,
 )
-from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.base import ELEMENTS, INTEGERS
 from tilewright.kernels.gemm.check import elements_apart, result_dtype
+from tilewright.kernels.gemm.product import kernel_name
 from tilewright.kernels.gpu.device_array import strided_view
 from tilewright.kernels.gpu.device_choice import SIMULATOR, cuda_available
 

@@ -14,10 +14,9 @@ from tests.kernels import naive
 from tilewright.kernels import matmul
 from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.errors import OutputError
-from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.base import GemmKernel
 from tilewright.kernels.gemm.ladder.tiled import TILED
-from tilewright.kernels.gemm.product import describe
+from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gpu.launch import CUDATimer
 from tilewright.kernels.tolerance import tolerance

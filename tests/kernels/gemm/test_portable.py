@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.kernels import naive
 from tests.sampling import examples
 from tilewright.kernels import matmul
-from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.base import GemmKernel
 from tilewright.kernels.gemm.ladder import global_memory, tiled
-from tilewright.kernels.gemm.product import describe
+from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gpu.launch import CUDATimer
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tilewright.kernels import matmul
-from tilewright.kernels.gemm import prepare, product, scratch
+from tilewright.kernels.gemm import product, scratch
+from tilewright.kernels.gemm.product import prepare
 from tilewright.kernels.gpu import launch
 
 pytestmark = pytest.mark.gpu

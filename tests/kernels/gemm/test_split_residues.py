@@ -194,8 +194,8 @@ def test_outcomes_are_those_of_the_block_and_the_thread() -> None:
 
 if not SIMULATOR:
     from tilewright.kernels import matmul
-    from tilewright.kernels.gemm import kernel_name
     from tilewright.kernels.gemm.exact import split_residues, whole_floats
+    from tilewright.kernels.gemm.product import kernel_name
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")

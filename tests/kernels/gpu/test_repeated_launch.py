@@ -16,8 +16,9 @@ from tests.kernels.gpu import fake_gpu
 from tests.kernels.gpu.fake_gpu import Array, FakeGPU
 from tilewright.kernels import matmul
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
-from tilewright.kernels.gemm import kernel_name, prepare, product, tuning
+from tilewright.kernels.gemm import product, tuning
 from tilewright.kernels.gemm.cores.repitch import Matrix
+from tilewright.kernels.gemm.product import kernel_name, prepare
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.gpu import device_choice
 from tilewright.kernels.gpu.device_array import DeviceRegion, memory_of

@@ -8,7 +8,6 @@ from tilewright.pipeline.transfer.lane_blocks import (
     LEAST_MOVE_NBYTES,
     MOST_MOVE_NBYTES,
     UNDER_WAY_NBYTES,
-    most_neighbours,
     move_nbytes,
 )
 
@@ -30,9 +29,3 @@ def test_what_is_under_way_stays_in_cache_above_the_smallest_blocks() -> None:
                 assert 2 * threads * neighbours * moved <= UNDER_WAY_NBYTES
             if moved < MOST_MOVE_NBYTES:
                 assert 2 * threads * neighbours * 2 * moved > UNDER_WAY_NBYTES, "twice as much would not fit"
-
-
-def test_neighbours_are_the_workers_of_the_fullest_host() -> None:
-    assert most_neighbours([]) == 1
-    assert most_neighbours(["tcp://10.0.0.1:1", "tcp://10.0.0.2:1", "tcp://10.0.0.1:7"]) == 2
-    assert most_neighbours(["tls://node-1:1", "tls://node-2:1"]) == 1
