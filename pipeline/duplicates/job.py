@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,7 +108,7 @@ def find_duplicates(
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
     pieces = whole_pieces(corpus, workers)
-    arrival = Arrival[Signed](corpus, pieces)
+    arrival = Arrival[Signed](corpus, pieces, lambda part: replace(part, rows=None))
     reduce_pieces(
         client,
         taken_as_they_arrive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,7 @@ def find_signals(
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
     pieces = whole_pieces(corpus, workers)
-    arrival = Arrival[Measured](corpus, pieces)
+    arrival = Arrival[Measured](corpus, pieces, _kept)
     reduce_pieces(
         client,
         taken_as_they_arrive(
@@ -80,6 +81,12 @@ def find_signals(
         seconds=time.perf_counter() - start,
         bad=arrival.all_bad,
     )
+
+
+def _kept(part: Measured) -> Measured:
+    """What is needed of a part until all are there. What came over a network lies in one piece of memory, of which no
+    column could be freed before the others."""
+    return replace(part, rows=None, columns={name: values.copy() for name, values in part.columns.items()})
 
 
 def _in_order(parts: list[Measured], places: np.ndarray) -> dict[str, np.ndarray]:

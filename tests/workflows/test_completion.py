@@ -98,7 +98,7 @@ def test_a_side_or_a_path_is_completed() -> None:
 
 FREE = {
     *("rows", "columns", "chunks", "shards", "sum_over", "add_up", "window"),
-    *("field", "id_field", "include", "exclude"),
+    *("field", "id_field", "include", "exclude", "stop_words"),
 }
 """Options whose text nobody knows beforehand."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -76,8 +76,9 @@ class Ordered:
 class Arrival(Generic[Part]):
     """Takes what was found of the documents of each piece, and tells their order once all are there."""
 
-    def __init__(self, corpus: Corpus, pieces: Sequence[Piece]) -> None:
-        self._corpus, self._pieces = corpus, pieces
+    def __init__(self, corpus: Corpus, pieces: Sequence[Piece], kept: Callable[[Part], Part]) -> None:
+        """kept: what of a part is to be kept once its rows have been looked at."""
+        self._corpus, self._pieces, self._kept = corpus, pieces, kept
         self._listing = Listing(len(corpus.documents))
         self._rows: list[np.ndarray] = []
         self._files: list[np.ndarray] = []
@@ -103,7 +104,7 @@ class Arrival(Generic[Part]):
         if piece.documents:
             self._files.append(places if part.rows is None else places[part.rows.places])
             self._rows.append(self._listing.rows_of(part.rows, places))
-            self.parts.append(part)
+            self.parts.append(self._kept(part))
         add_remarks(self.remarks, part.remarks)
         self.left_out |= {int(places[at]): each for at, each in part.left_out.items()}
         return part

@@ -22,7 +22,7 @@ BLOCK_NBYTES = 2**22
 """Text that is looked at at once, where it is of many documents."""
 
 MOST_NBYTES = 2**27
-"""The longest document whose text is held: what a worker makes of one takes up to sixteen times as much."""
+"""The longest document whose text is held: what a worker makes of one takes some sixteen times as much."""
 
 LONGER = f"longer than {format_nbytes(MOST_NBYTES)}"
 
