@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import check_choice, check_flag, host_array, shown
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag, host_array, shown
 from tilewright.kernels.choices import DIVISORS, DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.profiles import Cluster
@@ -167,6 +167,7 @@ class GramRequest:
         check_choice("of", self.of, SIDES)
         check_choice("missing_as", self.missing_as, MISSING_AS)
         check_choice("constant", self.constant, CONSTANTS)
+        check_callable("listener", self.listener)
         return replace(
             self,
             window=as_window(self.window),
