@@ -297,7 +297,11 @@ def test_a_module_that_is_too_long_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("module", "most"),
-    [("tilewright.pipeline.plan.product", 18), ("tilewright.pipeline.errors", 5), ("tilewright.kernels.errors", 3)],
+    [
+        ("tilewright.pipeline.plan.product", 18),
+        ("tilewright.pipeline.errors", 5),
+        ("tilewright.kernels.errors", 3),
+    ],
 )
 def test_what_is_pure_loads_little(module: str, most: int) -> None:
     ours, heavy = loaded_by(module)
