@@ -12,12 +12,13 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.duplicates.result import Duplicates
-from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
+from tilewright.pipeline.text.counts_group import as_unicode, write_documents, write_group, write_numbers
 from tilewright.pipeline.text.formats.listing import DUPLICATES_MARK
 from tilewright.pipeline.text.saved_counts import (
     check_outputs,
     parquet_module,
     place_of,
+    save_json,
     suffix_of,
     write_whole,
 )
@@ -29,16 +30,13 @@ GROUP_KIND = DUPLICATES_MARK
 def check_duplicates_output(
     corpus: Collection[str | os.PathLike[str]], out: str | os.PathLike[str], *, overwrite: bool
 ) -> None:
-    """As `saved_counts.check_outputs`, of ``out``; OptionError also where pyarrow is not there to write Parquet."""
+    """As `saved_counts.check_outputs`, of ``out``."""
     check_outputs(corpus, out, None, overwrite=overwrite, out_endings=tuple(WRITERS), group_kind=GROUP_KIND)
-    if suffix_of(place_of(out)) == ".parquet":
-        parquet_module()
 
 
 def save_duplicates(found: Duplicates, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write duplicates as ``.json``, ``.zarr`` or ``.parquet``; the file, or what stands at the URL,
-    appears when it is whole, or not at all. That
-    the name has one of these endings, `check_duplicates_output` has said.
+    """Write duplicates as ``.json``, ``.zarr`` or ``.parquet``; the file, or what stands at the URL, appears when it is
+    whole, or not at all. That the name has one of these endings, `check_duplicates_output` has said.
 
     JSON holds every field. So does a group of Zarr, as xarray reads it: documents with their ``cluster`` and ``exact``,
     and pairs as ``left``, ``right`` and ``jaccard``. Parquet is a table with a row for each document: ``document``,
@@ -55,14 +53,6 @@ def save_duplicates(found: Duplicates, path: str | os.PathLike[str], *, overwrit
     WRITERS[suffix_of(place)](found, place, overwrite)
 
 
-def _save_json(found: Duplicates, path: Path | str, overwrite: bool) -> None:
-    def write(draft: Path) -> None:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.writelines(found.json_pieces())
-
-    write_whole(path, write, overwrite=overwrite)
-
-
 def _save_zarr(found: Duplicates, path: Path | str, overwrite: bool) -> None:
     names, undecoded = as_unicode(found.documents)
     attributes = {GROUP_KIND: 1} | found.facts()
@@ -70,15 +60,7 @@ def _save_zarr(found: Duplicates, path: Path | str, overwrite: bool) -> None:
         attributes["documents"] = undecoded
 
     def write(group: zarr.Group) -> None:
-        write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
-        if (ids := found.ids) is not None:
-            write_texts(
-                group,
-                "id",
-                len(ids),
-                lambda start, stop: ["" if each is None else each for each in ids[start:stop]],
-                "document",
-            )
+        write_documents(group, names, found.ids)
         write_numbers(group, "cluster", found.cluster, "document")
         write_numbers(group, "exact", found.exact, "document")
         write_numbers(group, "left", found.pairs[:, 0], "pair")
@@ -104,7 +86,7 @@ def _save_parquet(found: Duplicates, path: Path | str, overwrite: bool) -> None:
 
 
 WRITERS: dict[str, Callable[[Duplicates, Path | str, bool], None]] = {
-    ".json": _save_json,
+    ".json": save_json,
     ".parquet": _save_parquet,
     ".zarr": _save_zarr,
 }

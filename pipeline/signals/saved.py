@@ -14,13 +14,14 @@ import zarr
 from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.signals.result import Signals, known_of, values_of
-from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
+from tilewright.pipeline.text.counts_group import as_unicode, write_documents, write_group, write_numbers
 from tilewright.pipeline.text.formats.listing import SIGNALS_MARK
 from tilewright.pipeline.text.saved_counts import (
     ROW_GROUP,
     check_outputs,
     parquet_module,
     place_of,
+    save_json,
     suffix_of,
     write_whole,
 )
@@ -69,14 +70,6 @@ def _save_csv(found: Signals, path: Path | str, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
-def _save_json(found: Signals, path: Path | str, overwrite: bool) -> None:
-    def write(draft: Path) -> None:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.writelines(found.json_pieces())
-
-    write_whole(path, write, overwrite=overwrite)
-
-
 def _save_zarr(found: Signals, path: Path | str, overwrite: bool) -> None:
     names, undecoded = as_unicode(found.documents)
     attributes = {SIGNALS_MARK: 1} | found.facts()
@@ -84,15 +77,7 @@ def _save_zarr(found: Signals, path: Path | str, overwrite: bool) -> None:
         attributes["documents"] = undecoded
 
     def write(group: zarr.Group) -> None:
-        write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
-        if (ids := found.ids) is not None:
-            write_texts(
-                group,
-                "id",
-                len(ids),
-                lambda start, stop: ["" if each is None else each for each in ids[start:stop]],
-                "document",
-            )
+        write_documents(group, names, found.ids)
         for name in NAMES:
             write_numbers(group, name, found.signals[name], "document")
 
@@ -130,7 +115,7 @@ def _save_parquet(found: Signals, path: Path | str, overwrite: bool) -> None:
 
 WRITERS: dict[str, Callable[[Signals, Path | str, bool], None]] = {
     ".csv": _save_csv,
-    ".json": _save_json,
+    ".json": save_json,
     ".parquet": _save_parquet,
     ".zarr": _save_zarr,
 }

@@ -58,15 +58,7 @@ def store_group(
         attributes["without_id"] = [place for place, each in enumerate(ids) if each is None]
 
     def write(group: zarr.Group) -> None:
-        write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
-        if ids is not None:
-            write_texts(
-                group,
-                "id",
-                len(ids),
-                lambda start, stop: [each or "" for each in ids[start:stop]],
-                "document",
-            )
+        write_documents(group, names, ids)
         if tokens is not None:
             write_texts(
                 group,
@@ -134,6 +126,19 @@ def write_numbers(group: zarr.Group, name: str, values: np.ndarray, *dimensions:
     )
     for start in range(0, len(values), CHUNK):
         array[start : start + CHUNK] = values[start : start + CHUNK]
+
+
+def write_documents(group: zarr.Group, names: Sequence[str], ids: Sequence[str | None] | None) -> None:
+    """Add the names of documents, and what identifies each, if anything does."""
+    write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
+    if ids is not None:
+        write_texts(
+            group,
+            "id",
+            len(ids),
+            lambda start, stop: ["" if each is None else each for each in ids[start:stop]],
+            "document",
+        )
 
 
 def write_texts(

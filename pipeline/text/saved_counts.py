@@ -9,10 +9,10 @@ import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import dask
 import numpy as np
@@ -331,10 +331,15 @@ def _save_csv(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     write_whole(path, write, overwrite=overwrite)
 
 
-def _save_json(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
+class InPieces(Protocol):
+    def json_pieces(self) -> Iterable[str]:
+        """The text of its JSON."""
+
+
+def save_json(found: InPieces, path: Path | str, overwrite: bool) -> None:
     def write(draft: Path) -> None:
         with open(draft, "w", encoding="utf-8") as file:
-            file.writelines(histogram.json_pieces())
+            file.writelines(found.json_pieces())
 
     write_whole(path, write, overwrite=overwrite)
 
@@ -514,7 +519,7 @@ def store_counts(
 
 WRITERS: dict[str, Callable[[Histogram, Path | str, bool], None]] = {
     ".csv": _save_csv,
-    ".json": _save_json,
+    ".json": save_json,
     ".npz": _save_npz,
     ".parquet": _save_parquet,
     ".zarr": _save_zarr,

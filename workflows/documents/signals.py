@@ -5,25 +5,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
-from tilewright.kernels.arguments import check_callable, check_flag, shown
+from tilewright.kernels.arguments import check_callable, check_flag
 from tilewright.kernels.choices import ErrorPolicy, PassageName
-from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
-from tilewright.pipeline.cluster.watch import workers_held
-from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.signals.job import find_signals
 from tilewright.pipeline.signals.options import options_of
 from tilewright.pipeline.signals.result import Signals
 from tilewright.pipeline.signals.saved import WRITERS, check_signals_output, save_signals
-from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.formats.piped import named, without_pipes
 from tilewright.pipeline.text.formats.reading import reading_of
-from tilewright.pipeline.worker.survey import survey
+from tilewright.workflows.documents.opening import corpus_and_workers, output_place
 
 
 def signals(
@@ -96,29 +90,19 @@ def signals(
         exclude=exclude,
         on_error=on_error,
     )
-    place = _place_of(out)
-    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
-    with without_pipes(given) as (files, names):
-        corpus = named(list_corpus(files, reading=reading), names)
-        if place is not None:
-            stored = [os.fsdecode(each) for each in files if os.fsdecode(each) not in names]
-            check_signals_output(stored, place, overwrite=overwrite)
-        for note in corpus.notes:
-            listener(Notice(note))
-        with (
-            open_executor(cluster, cluster_file) as client,
-            workers_held(client, waiting=on_waiting(listener, "signals", "ends it")),
-        ):
-            facts = survey(client, "cpu")
-            count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
-            listener(Notice(f"finding signals of the documents in {count} with {workers}"))
-            found = find_signals(client, corpus, options, facts, listener=listener, on_error=on_error)
+    place = output_place(out, WRITERS)
+    check = partial(check_signals_output, out=place, overwrite=overwrite) if place is not None else None
+    with corpus_and_workers(
+        paths,
+        reading,
+        "signals",
+        "finding signals of the documents in",
+        check_output=check,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        listener=listener,
+    ) as (corpus, client, facts):
+        found = find_signals(client, corpus, options, facts, listener=listener, on_error=on_error)
     if place is not None:
         save_signals(found, place, overwrite=overwrite)
     return found
-
-
-def _place_of(out: Any) -> str | None:
-    if out is None or (text := config.path_text(out)):
-        return None if out is None else text
-    raise OptionError(f"out={shown(out)} is no path; give one that ends in {' or '.join(WRITERS)}, or None")

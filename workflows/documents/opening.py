@@ -1,0 +1,66 @@
+"""What is alike in all that is found of whole documents: a corpus is listed, and a cluster opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tilewright.kernels.arguments import shown
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.here.opening import open_executor
+from tilewright.pipeline.cluster.profiles import Cluster
+from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.events import Listener, Notice, on_waiting
+from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.text.corpus import Corpus, list_corpus
+from tilewright.pipeline.text.formats.piped import named, without_pipes
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.worker.survey import survey
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def output_place(out: Any, endings: Iterable[str]) -> str | None:
+    """The path or URL that a result is written to. Raises OptionError for what is none."""
+    if out is None or (text := config.path_text(out)):
+        return None if out is None else text
+    raise OptionError(f"out={shown(out)} is no path; give one that ends in {' or '.join(endings)}, or None")
+
+
+@contextmanager
+def corpus_and_workers(
+    paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
+    reading: Reading,
+    work: str,
+    begun: str,
+    *,
+    check_output: Callable[[Collection[str]], None] | None,
+    cluster: Cluster,
+    cluster_file: str | None,
+    listener: Listener,
+) -> Iterator[tuple[Corpus, Client, Sequence[WorkerFacts]]]:
+    """A corpus, and the workers that look at it on their cores, for as long as the block runs.
+
+    work: what it is called while workers are waited for. begun: what is said as it begins, before the number of files.
+    check_output: is given the files, but for what comes through pipes, before any of them is read.
+    """
+    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
+    with without_pipes(given) as (files, names):
+        corpus = named(list_corpus(files, reading=reading), names)
+        if check_output is not None:
+            check_output([os.fsdecode(each) for each in files if os.fsdecode(each) not in names])
+        for note in corpus.notes:
+            listener(Notice(note))
+        with (
+            open_executor(cluster, cluster_file) as client,
+            workers_held(client, waiting=on_waiting(listener, work, "ends it")),
+        ):
+            facts = survey(client, "cpu")
+            count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
+            listener(Notice(f"{begun} {count} with {workers}"))
+            yield corpus, client, facts
