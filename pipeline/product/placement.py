@@ -22,10 +22,10 @@ from tilewright.pipeline.plan.product import MatmulPlan
 
 
 def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[Tile]]:
-    """A share of these tiles for each worker, in the order of work: about equal areas, no tile lost.
+    """A share of these tiles for each worker, in the order of work: about equal work, no tile lost.
 
     The grid is cut into bands of columns, each band is walked row by row, and the walk is cut into shares. The number
-    of bands is the divisor of ``workers`` that minimises the bytes read by all workers times the area of the largest
+    of bands is the divisor of ``workers`` that minimises the bytes read by all workers times the work of the largest
     share; ties go to fewer bands. For one worker the result is the plan's order.
 
     There may be millions of tiles, so the work for each of them is done in NumPy, on their grid positions.
@@ -54,8 +54,8 @@ class _Places(NamedTuple):
     """Index of the tile in the given list."""
     i: np.ndarray
     j: np.ndarray
-    area: np.ndarray
-    """Elements of C."""
+    work: np.ndarray
+    """Elements of C that are computed, twice: of a tile on the diagonal of a symmetric C about half are."""
 
     @classmethod
     def of(cls, plan: MatmulPlan, tiles: Sequence[Tile]) -> _Places:
@@ -63,7 +63,10 @@ class _Places(NamedTuple):
         number = np.lexsort((j, i))
         i, j = i[number], j[number]
         rows, columns = (np.diff(cuts.starts()) for cuts in (plan.tile_grid.rows, plan.tile_grid.columns))
-        return cls(number, i, j, rows[i] * columns[j])
+        work = 2 * rows[i] * columns[j]
+        if plan.symmetric:
+            work[i == j] //= 2
+        return cls(number, i, j, work)
 
 
 def _deal(plan: MatmulPlan, places: _Places, workers: int, bands: int) -> np.ndarray:
@@ -71,12 +74,12 @@ def _deal(plan: MatmulPlan, places: _Places, workers: int, bands: int) -> np.nda
     band = places.j * bands // max(1, plan.grid[1])
     down = np.where(band % 2, -places.i, places.i)  # every second band upwards: the walk stays in its row
     walk = np.lexsort((places.j, down, band))
-    done = np.cumsum(places.area[walk])
-    # A tile belongs to the share that its midpoint in the walk falls into. Areas are doubled so that midpoints are
+    done = np.cumsum(places.work[walk])
+    # A tile belongs to the share that its midpoint in the walk falls into. All is doubled so that midpoints are
     # integers; the ends of shares are rounded up.
-    middles = 2 * done - places.area[walk]
-    area = int(places.area.sum())
-    ends = np.array([ceil_div(2 * area * end, workers) for end in range(1, workers)], np.int64)
+    middles = 2 * done - places.work[walk]
+    work = int(places.work.sum())
+    ends = np.array([ceil_div(2 * work * end, workers) for end in range(1, workers)], np.int64)
     deal = np.empty_like(walk)
     deal[walk] = np.searchsorted(ends, middles, side="right")
     return deal
@@ -109,7 +112,7 @@ def _first_of_each(lines: np.ndarray, deal: np.ndarray) -> np.ndarray:
 
 
 def _cost(plan: MatmulPlan, places: _Places, deal: np.ndarray, workers: int) -> int:
-    """Bytes that all workers together read for each element of k, times the area of the largest share; tiles at the
+    """Bytes that all workers together read for each element of k, times the work of the largest share; tiles at the
     edge count as whole ones."""
     by_columns = np.argsort(places.j, kind="stable")
     count = np.bincount(deal, minlength=workers)
@@ -118,7 +121,7 @@ def _cost(plan: MatmulPlan, places: _Places, deal: np.ndarray, workers: int) -> 
         deal[by_columns][_first_of_each(places.j[by_columns], deal[by_columns])], minlength=workers
     )
     by_worker = np.zeros(workers, np.int64)
-    np.add.at(by_worker, deal, places.area)
+    np.add.at(by_worker, deal, places.work)
     if plan.shares_panels:  # a worker reads each block of A once that any of its tiles needs
         blocks = np.concatenate([deal * plan.grid[0] + places.i, deal * plan.grid[0] + places.j])
         return (

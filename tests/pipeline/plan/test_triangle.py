@@ -284,8 +284,19 @@ def test_shares_of_a_triangle_are_even(grid: int, workers: int, finished: set[in
     assume(tiles)
     shares = divide(plan, tiles, workers)
     assert sorted(tile.index for share in shares for tile in share) == sorted(tile.index for tile in tiles)
-    areas = [sum(tile.rows * tile.columns for tile in share) for share in shares]
-    assert max(areas) < sum(areas) / workers + 64 * 64
+    work = [
+        sum(tile.rows * tile.columns / (1 + plan.on_diagonal(tile)) for tile in share) for share in shares
+    ]
+    assert max(work) < sum(work) / workers + 64 * 64
+
+
+@pytest.mark.parametrize(("grid", "workers"), [(4, 2), (4, 4), (8, 2), (8, 4), (8, 8)])
+def test_an_even_triangle_is_shared_evenly(grid: int, workers: int) -> None:
+    """A tile on the diagonal is half of the work of others."""
+    x = StoredMatrix(64 * grid, 64, F4, (16, 16))
+    plan = plan_of(x, (64, 64), Limits(workers, 10**6), keep=Geometry(64, 64, 16, 1, 64, 64))
+    shares = divide(plan, plan.tiles(), workers)
+    assert {sum(2 - plan.on_diagonal(tile) for tile in share) for share in shares} == {grid * grid // workers}
 
 
 @pytest.mark.parametrize("nbytes", [80_000, 200_000])
