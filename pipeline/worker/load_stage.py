@@ -48,6 +48,8 @@ from tilewright.pipeline.worker.units import DeviceUnit, Loading, Move, parts_re
 PANELS_COMING = 4
 """Panels of A, and of B, that a worker loads at once where it has buffers for them: its threads read on while it asks
 other workers for parts of earlier panels."""
+PANELS_SOON = 4
+"""How far ahead a panel is that this worker is about to begin, so that others wait for it."""
 PANELS_TAKEN = 2
 """For how many of these at once it waits for other workers' answers, which take longer than the copies."""
 
@@ -188,18 +190,22 @@ class LoadStage:
         self._begun = True
 
     def expects(self, key: PanelKey) -> bool:
-        """Whether a panel is still to be begun: for the tile whose panels are being loaded, or for the one after it. As
+        """Whether a panel is about to be begun: for the tile whose panels are being loaded, or for the one after it. As
         far as it is known: before any tile has come, it may be."""
         if self._abandoned or not self._begun:
             return not self._abandoned
-        ahead: list[tuple[Tile, int]] = []
-        with suppress(IndexError):
-            ahead.append((self._queued[0], -1))
+        ahead: list[tuple[Tile, int, int]] = []
+        soon = PANELS_SOON * self._plan.panel_depth
         if (at := self._next) is not None:
-            ahead.append(at)
+            tile, start = at
+            ahead.append((tile, start, max(0, start) + soon))
+            soon -= self._plan.k - max(0, start)
+        if soon > 0:
+            with suppress(IndexError):
+                ahead.append((self._queued[0], -1, soon))
         return any(
-            wanted[:2] == key[:2] and start <= key[2]
-            for tile, start in ahead
+            wanted[:2] == key[:2] and start <= key[2] < stop
+            for tile, start, stop in ahead
             for _, wanted in self._wanted(tile, start)
         )
 

@@ -288,7 +288,9 @@ def test_what_is_not_expected_is_not_waited_for() -> None:
     assert asyncio.run(look(iter(()))) is arrival, "begun, and so nothing more is asked"
 
 
-def test_a_worker_expects_what_is_ahead_of_it(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("soon", [1, 100])
+def test_a_worker_expects_what_is_ahead_of_it(soon: int, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_stage, "PANELS_SOON", soon)
     work = job()
     engine = work.start(WORKERS[0])
     tile, later = list(work.plan.tiles())[:2]
@@ -312,11 +314,12 @@ def test_a_worker_expects_what_is_ahead_of_it(job: Any, monkeypatch: pytest.Monk
                 False,
                 False,
                 True,
-                True,
+                soon > 1,
             ]
         assert not engine.expects(("b", later.j, starts[3])), "of that tile it knows nothing"
         after = pool.submit(engine.multiply, later)
-        until_met(lambda: engine.expects(("b", later.j, 0)))
+        if soon > 1:
+            until_met(lambda: engine.expects(("b", later.j, 0)))
         go_on.set()
         done.result(SOON_SECONDS)
         after.result(SOON_SECONDS)
