@@ -243,18 +243,38 @@ def plan_only(request: EofRequest) -> EofPlan:
             tell.say("an earlier run left passes, which would not be made again")
     except (StoreError, OutputError, OutputExistsError) as error:
         tell.warn(f"without --plan-only this would be refused: {error}")
-    nothing = Moments.of_nothing(task.variables, np.dtype(np.float64))
-    moments = {task.matrices.of: replace(nothing, count=nothing.count + 1, weight=nothing.weight + 1)}
-    anomalies = Anomalies.of(task.matrices, moments, task.weights, task.dtype)
-    plans: dict[str, MatmulPlan] = {}
     with (
         _executor(search, task.x) as client,
         workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")),
-        _scratch(search) as folder,
     ):
-        matrix = Streamed(client, search, task.source, task.x, anomalies.transform, folder, tell)
-        x, variables = task.x, axis_of(task.matrices.of)
-        block = search.aim(min(x.shape), max(x.shape), 1, task.dtype).block
+        plans = _plans(task, client, tell)
+    x = task.x
+    most = task.fewest if task.whole else task.others + 2 * (task.products or 0)
+    return EofPlan(
+        task.matrices.length,
+        task.variables,
+        search.k,
+        "gram" if task.whole else "krylov",
+        "samples" if task.by_samples else "variables",
+        task.fewest,
+        most,
+        math.prod(x.shape) * x.dtype.itemsize,
+        (task.matrices.length + task.variables) * search.k * task.dtype.itemsize,
+        task.dtype.name,
+        plans,
+    )
+
+
+def _plans(task: Task, client: Client, tell: PassTeller) -> dict[str, MatmulPlan]:
+    """Of each kind of product that a run makes, by what it is of. Raises as these do where no worker can make one."""
+    search, x, variables = task.request.search, task.x, axis_of(task.matrices.of)
+    nothing = Moments.of_nothing(task.variables, np.dtype(np.float64))
+    moments = {task.matrices.of: replace(nothing, count=nothing.count + 1, weight=nothing.weight + 1)}
+    anomalies = Anomalies.of(task.matrices, moments, task.weights, task.dtype)
+    block = search.aim(min(x.shape), max(x.shape), 1, task.dtype).block
+    plans: dict[str, MatmulPlan] = {}
+    with _scratch(search) as folder:
+        matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell)
         for width in {block, search.k}:
             for side in (0, 1):
                 zarr.create_array(
@@ -281,20 +301,7 @@ def plan_only(request: EofRequest) -> EofPlan:
             plans["a block of columns"] = by(1, block)
             plans["a block of rows"] = by(0, block)
         plans["scores"] = by(variables, search.k)
-    most = task.fewest if task.whole else task.others + 2 * (task.products or 0)
-    return EofPlan(
-        task.matrices.length,
-        task.variables,
-        search.k,
-        "gram" if task.whole else "krylov",
-        "samples" if task.by_samples else "variables",
-        task.fewest,
-        most,
-        math.prod(x.shape) * x.dtype.itemsize,
-        (task.matrices.length + task.variables) * search.k * task.dtype.itemsize,
-        task.dtype.name,
-        plans,
-    )
+    return plans
 
 
 def eofs_in_memory(request: EofRequest) -> Eofs:
@@ -326,6 +333,7 @@ def eofs(request: EofRequest) -> EofRun:
         client = stack.enter_context(_executor(search, x))
         stack.enter_context(workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")))
         arrays = stack.enter_context(unchanged(client, {"X": x}, "its EOFs were found"))
+        _plans(task, client, PassTeller(lambda event: None, EOFS))  # raises, before X is read
         growing, passes = stack.enter_context(_growing(task, path))
         folder = growing / eof_group.THIN
         if search.scratch is not None:

@@ -355,6 +355,14 @@ def test_bad_input_is_refused(client: Client, tmp_path: Path, rng: np.random.Gen
     assert run.total_variance == pytest.approx(19)
 
 
+@pytest.mark.parametrize("method", ["gram", "krylov"])
+def test_what_no_worker_can_do_leaves_nothing(method: Any, client: Client, tmp_path: Path) -> None:
+    x = put(tmp_path / "x.zarr", np.arange(40 * 30.0).reshape(40, 30) ** 1.5)
+    with pytest.raises(tw.PlanError, match="no tile fits into 1 B"):
+        tw.eofs(x, tmp_path / "out.zarr", k=2, method=method, cluster=client, device_memory=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.zarr"]
+
+
 def test_only_eofs_are_replaced(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     path = put(tmp_path / "x.zarr", field(rng, 30, 20, "f4"))
     out = tmp_path / "out.zarr"
