@@ -100,8 +100,9 @@ def storing(c: str) -> Iterator[Any]:
 
 
 def taken_workers(options: dict[str, Any], *, plan_only: bool) -> Any:
-    """As `elsewhere.taken`, which is imported only where one of its options is given."""
-    if all(options[name] is None for name in ELSEWHERE):
+    """As `elsewhere.taken`, which is imported only where one of its options is given, or a plan is for a profile."""
+    by_profile = plan_only and options["cluster"] != "local"
+    if not by_profile and all(options[name] is None for name in ELSEWHERE):
         for name in ELSEWHERE:
             del options[name]
         return None

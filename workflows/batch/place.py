@@ -54,11 +54,11 @@ def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool
         return False
     if not (detach or dry_run):
         return False
-    if params.get("plan_only") and (params.get("gpu") or params.get("rate")):
-        option, named = "--detach" if detach else "--dry-run", "--gpu" if params.get("gpu") else "--rate"
+    if params.get("plan_only"):
+        option = "--detach" if detach else "--dry-run"
         raise click.UsageError(
-            f"{option} is about a batch job, and with --plan-only and {named} there is none: the plan of one is made"
-            f" here; leave {option} away, or {named}"
+            f"{option} is about a batch job, and with --plan-only there is none: the plan of one is made here; leave"
+            f" {option} away, or --plan-only"
         )
     name = params["cluster"]
     profiles = {} if "://" in name else load_profiles(params["cluster_file"])
@@ -79,9 +79,8 @@ def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool
     return dry_run
 
 
-def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool, plans: bool = False) -> None:
-    """Submit a command as a batch job, and follow it unless it is to be left to itself. plans: whether it only makes a
-    plan, which could be made without a job.
+def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> None:
+    """Submit a command as a batch job, and follow it unless it is to be left to itself.
 
     Raises
     ------
@@ -112,10 +111,6 @@ def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool, plan
         raise
     folder.number(job)
     tell(f"submitted as job {job}; its files are in {folder.path}")
-    if plans:
-        tell(
-            "the job asks its own workers for the plan; with --gpu or --rate it is made here, and none is submitted"
-        )
     if detach:
         tell(f"tilewright jobs {job} shows it again, and scancel {job} ends it")
         click.echo(job)

@@ -46,11 +46,12 @@ class JobCommand(Command):
         try:
             return super().work(ctx)
         except BatchProfileError as asked:
+            if ctx.params.get("plan_only"):  # which is made here, and never becomes a job
+                raise
             batch = asked
         from tilewright.workflows.batch.place import run_as_job
 
-        plans = bool(ctx.params.get("plan_only")) and "gpu" in ctx.params
-        return run_as_job(batch, words, detach=detach, plans=plans)
+        return run_as_job(batch, words, detach=detach)
 
 
 def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

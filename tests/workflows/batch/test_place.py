@@ -72,16 +72,6 @@ def test_a_script_is_printed_and_nothing_submitted(here: Path) -> None:
     assert not (here / "jobs").exists()
 
 
-def test_a_plan_that_waits_in_the_queue_need_not(here: Path) -> None:
-    """Counts have no plan without their workers."""
-    said = "the job asks its own workers for the plan; with --gpu or --rate it is made here, and none is submitted"
-    assert said in tilewright(*MATMUL, "--plan-only", "--detach").stderr
-    assert said not in tilewright(*MATMUL, "--detach").stderr
-    counted = tilewright("histogram", "cluster.yaml", "--profile", "site", "--plan-only", "--detach")
-    assert "submitted as job" in counted.stderr
-    assert said not in counted.stderr
-
-
 def test_a_job_is_left_to_itself(here: Path) -> None:
     left = tilewright(*MATMUL, "--detach", "--device", "cpu")
     assert left.exit_code == 0, left.output
