@@ -429,7 +429,9 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
     from tilewright.workflows.batch.elsewhere import elsewhere
     from tilewright.workflows.matmul import plan_matmul
+    from tilewright.workflows.profiles import tell_lost
 
+    tell_lost(shared["cluster"], shared["cluster_file"])
     rate = shared.pop("rate")  # which says how long it takes, not how it is done
     place = shared["cluster"], shared["cluster_file"], shared["device"]
     count = shared["workers"] if shared["workers"] != 1 else None

@@ -24,6 +24,7 @@ from tilewright.pipeline.cluster.node.places import (
     ports_of,
     ports_text,
 )
+from tilewright.pipeline.cluster.profiles import EXTENDS
 from tilewright.pipeline.errors import ClusterError
 
 CPUS_A_GPU = 8
@@ -250,8 +251,9 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     given = {str(key): value for key, value in options.items() if key != "kind" and value is not None}
     for key in given:
         if key not in KEYS:
+            near = did_you_mean(key, (*KEYS, EXTENDS))
             raise ClusterError(
-                f"{called}: a job of Slurm's has no key {key!r}{did_you_mean(key, KEYS)}; there are"
+                f"{called}: a job of Slurm's has no key {key!r}{near}{' T' if near else '; t'}here are"
                 f" {', '.join(KEYS)}; other options of sbatch go below extra"
             )
     for key in COUNTS:

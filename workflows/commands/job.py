@@ -34,6 +34,10 @@ class JobCommand(Command):
 
         words = ctx.meta[_WORDS]
         detach, dry_run = (ctx.meta.get(f"{_WORDS}.{name}", False) for name in ("detach", "dry_run"))
+        if INSIDE not in os.environ:
+            from tilewright.workflows.profiles import tell_lost
+
+            tell_lost(ctx.params["cluster"], ctx.params["cluster_file"])
         if detach or dry_run or INSIDE in os.environ:
             from tilewright.workflows.batch.place import only_prints_script
 

@@ -121,7 +121,7 @@ def test_each_worker_has_its_cores_and_its_memory() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"node": 2}, "no key 'node'; did you mean 'nodes'?; there are nodes, gpus_per_node, "),
+        ({"node": 2}, "no key 'node'; did you mean 'nodes'? There are nodes, gpus_per_node, "),
         ({"gpus-per-node": 2}, "no key 'gpus-per-node'; did you mean 'gpus_per_node'?"),
         ({"colour": 1}, "no key 'colour'; there are nodes, "),
         ({"nodes": 0}, "nodes: 0 is no whole number of 1 or more"),
