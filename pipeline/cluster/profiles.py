@@ -350,8 +350,8 @@ def _merged(under: Mapping[Any, Any], over: Mapping[Any, Any]) -> dict[Any, Any]
 def _wrong_kind(said: Mapping[Any, Any], kind: Any) -> str:
     allowed = f"t may be {', '.join(KINDS)}"
     if kind is not None:
-        near = did_you_mean(kind, KINDS)
-        return f"has kind {shown(kind)}{near}{' I' if near else '; i'}{allowed}"
+        hint = did_you_mean(kind, KINDS)
+        return f"has kind {shown(kind)}{hint}{' I' if hint else '; i'}{allowed}"
     known = (EXTENDS, "kind")
     meant = [(key, near[0]) for key in map(str, said) if key not in known and (near := nearest(key, known))]
     hint = "".join(f" ({key!r} may be meant for {near!r})" for key, near in meant)

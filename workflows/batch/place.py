@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Collection
 from typing import Any
 
 import click
@@ -27,7 +28,7 @@ from tilewright.workflows.batch.folder import (
     name_of,
 )
 from tilewright.workflows.batch.follow import follow
-from tilewright.workflows.batch.profile import read_profile
+from tilewright.workflows.batch.profile import BatchProfile, doubts_of, read_profile
 from tilewright.workflows.batch.script import job_script, put_aside
 from tilewright.workflows.console import is_quiet, on_interrupt
 
@@ -75,8 +76,36 @@ def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool
     if dry_run:
         found = read_profile(profile.called(name), profile.options)
         folder = JobFolder(jobs_folder() / name_of(words[0], time.time()))
-        click.echo(job_script(found, folder, words[0], config.get("grace-seconds")), nl=False)
+        aside = _told(profile.called(name), found, unknown=True)
+        for variable in sorted(os.environ.keys() - aside.keys()):
+            if variable.startswith("SBATCH_"):
+                tell(f"{variable}={os.environ[variable]} of the environment counts beside the profile")
+        script = job_script(found, folder, words[0], config.get("grace-seconds"), aside)
+        click.echo(script, nl=False)
+        tell(f"nothing is submitted; {_slurms_word(script, aside)}")
     return dry_run
+
+
+def _told(called: str, profile: BatchProfile, *, unknown: bool = False) -> dict[str, str]:
+    """Tell what may be wrong with a job before sbatch has its script, and which variables of the environment count or
+    do not; returns the latter, and why. unknown: as `doubts_of` has it."""
+    for doubt in doubts_of(called, profile, unknown=unknown):
+        tell(doubt)
+    aside = put_aside(profile, os.environ)
+    for name, why in aside.items():
+        tell(f"{name}={os.environ[name]} of the environment does not count: {why}")
+    return aside
+
+
+def _slurms_word(script: str, aside: Collection[str]) -> str:
+    """What Slurm says of a script that it is not given."""
+    asked = "whether there are such a partition, account, GPUs, cores and memory Slurm alone knows"
+    if not slurm.available():
+        return f"{asked}, and there is no sbatch here to ask it"
+    try:
+        return f"Slurm (sbatch --test-only) says of it now: {slurm.tested(script, aside)}"
+    except ClusterError as error:
+        return f"{asked}: {error}"
 
 
 def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> None:
@@ -95,15 +124,13 @@ def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> N
             f"{asked.called} is of kind slurm, and there is no sbatch here; log in to a host where Slurm's commands"
             " are, or take another profile (--dry-run prints the job's script)"
         )
-    aside = put_aside(profile, os.environ)
-    for name, why in aside.items():
-        tell(f"{name}={os.environ[name]} of the environment does not count: {why}")
+    aside = _told(asked.called, profile)
     begun = time.time()
     folder = make_folder(words[0], begun)
     try:
         folder.write_submitted(Submitted(tuple(words), profile, os.getcwd(), begun))
         folder.script.write_text(
-            job_script(profile, folder, words[0], config.get("grace-seconds")), encoding="utf-8"
+            job_script(profile, folder, words[0], config.get("grace-seconds"), aside), encoding="utf-8"
         )
         job = slurm.submit(folder.script, aside)
     except BaseException:

@@ -13,6 +13,7 @@ import dask
 from tilewright.kernels.choices import DeviceName
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.kernels.numbers import format_nbytes
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.here.worker import memory_limit, pause_share
 from tilewright.pipeline.cluster.profiles import load_profiles
@@ -20,7 +21,8 @@ from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.forecast.hardware import MODELS, Gpu, Hardware, free_nbytes, model_called
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.worker.survey import facts_here, pause_nbytes
-from tilewright.workflows.batch.profile import BatchProfile, job_settings, read_profile
+from tilewright.workflows.batch.gpu_names import model_in
+from tilewright.workflows.batch.profile import BatchProfile, doubts_of, job_settings, read_profile
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class PlannedJob:
 
         Raises OptionError where the job has no such device, or nobody knows what memory its GPUs have."""
         model = self._checked(device)
+        if self.gpu is None and self._on_gpu(device):
+            for doubt in doubts_of(self.called, self.profile):
+                warn(doubt)
         if model is not None:
             worker = WorkerFacts("cuda", model.name, self._free_nbytes(model, device_memory, warn), None, 1)
         elif self._on_gpu(device):
@@ -109,11 +114,13 @@ class PlannedJob:
         the first one here has."""
         asked = config.get("device-memory", device_memory)
         if asked is None and not cuda_available():
+            unknown = [name for _, name in self.profile.gpu_names[:1] if model_in(name) is None]
+            near = "".join(did_you_mean(name, MODELS, name="{}") for name in unknown)
             raise OptionError(
                 f"{self.called} says {self._said_of_gpus()}, by which it is not known how much memory its GPUs have,"
-                " and there is none here; name their model (--gpu, gpu), say how much each has free (--device-memory,"
-                f" device_memory), or name it in the profile, as gpus_per_node: h100:{self.profile.gpus}; known are"
-                f" {', '.join(MODELS)}"
+                f" and there is none here{near}{' N' if near else '; n'}ame their model (--gpu, gpu), say how much each"
+                " has free (--device-memory, device_memory), or name it in the profile, as gpus_per_node:"
+                f" h100:{self.profile.gpus}; known are {', '.join(MODELS)}"
             )
         return facts_here("cuda", None, device_memory)
 

@@ -26,6 +26,7 @@ from tilewright.pipeline.cluster.node.places import (
 )
 from tilewright.pipeline.cluster.profiles import EXTENDS
 from tilewright.pipeline.errors import ClusterError
+from tilewright.workflows.batch.gpu_names import check_gpus, doubts
 
 CPUS_A_GPU = 8
 """Cores for each GPU where the profile does not say: a GPU's worker reads and decodes with a dozen threads. Slurm's own
@@ -267,6 +268,8 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     found |= _gpus(called, given) | _memory(called, given) | _time(called, given) | _security(called, given)
     found |= _node(called, given)
     profile = BatchProfile(**found, extra=_extra(called, given))
+    if profile.gpus:
+        check_gpus(called, profile.gpu_names)
     if profile.gpus and "ntasks_per_node" in given:
         raise ClusterError(
             f"{called}: ntasks_per_node: {profile.ntasks_per_node} beside gpus_per_node, which has a worker for each"
@@ -282,6 +285,12 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     _check_memory(called, profile)
     check_ports(called, ports_wanted(called, profile))
     return profile
+
+
+def doubts_of(called: str, profile: BatchProfile, *, unknown: bool = False) -> list[str]:
+    """What may be wrong with a profile, as far as it is seen without Slurm, for people; ``unknown`` is as `doubts` has
+    it."""
+    return doubts(called, profile.gpu_names, unknown=unknown) if profile.gpus else []
 
 
 def ports_wanted(called: str, profile: BatchProfile) -> list[Wanted]:

@@ -26,7 +26,7 @@ from tilewright.workflows.batch.script import job_script, signal_seconds
 
 
 def script_of(folder: str = "/shared/jobs/1", grace: float = 20, **options: Any) -> list[str]:
-    return job_script(read_profile("p", options), JobFolder(Path(folder)), "matmul", grace).splitlines()
+    return job_script(read_profile("p", options), JobFolder(Path(folder)), "matmul", grace, {}).splitlines()
 
 
 def test_a_script_asks_for_what_the_profile_says() -> None:
