@@ -216,6 +216,10 @@ def test_plan_only_by_a_profile_submits_nothing(profile: str, words: list[str], 
     assert (found["workers"] if words[0] == "histogram" else found["forecast"]["workers"]) == workers
     if words[0] != "histogram":
         assert found["forecast"]["source"] == ("published" if profile == "typed" else "none")
+    if words[0] in ("topk", "pairs"):
+        limit = (257 * GIB - 512 * 2**20) // 4 if profile == "typed" else int(0.9 / 2 * memory_limit())
+        assert found["host_limit_nbytes"] == limit
+        assert found["forecast"]["memory_nbytes"] == found["host_peak_nbytes"] < limit
     for option in ("--detach", "--dry-run"):
         refused = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", profile, option])
         assert (refused.exit_code, f"leave {option} away, or --plan-only" in refused.stderr) == (2, True)
