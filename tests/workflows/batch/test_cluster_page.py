@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tilewright.pipeline.cluster import profiles as profiles_module
 from tilewright.workflows.cli import cli
+from tilewright.workflows.commands.job import JobCommand
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("\n### Some keys of another profile\n")[2].partition("\n## ")[0]
@@ -67,3 +68,13 @@ def test_a_job_asks_for_what_the_page_says(ann: Path) -> None:
     assert gpu >= both | {"nodes=4", "time=1:00:00"}
     assert debug >= both | {"nodes=1", "time=0:10:00"}
     assert not any("partition" in line or "mail" in line for line in gpu | debug)
+
+
+@pytest.mark.parametrize(
+    ("page", "ending"), [("cluster.md", "do the same"), ("slurm.md", "take the same profile")]
+)
+def test_all_commands_that_can_be_jobs_are_on_the_page(page: str, ending: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8")
+    [listed] = re.findall(rf"((?:`\w+`(?:,|\s+and)?\s+)+){ending}", text)
+    jobs = {name for name, command in cli.commands.items() if isinstance(command, JobCommand)}
+    assert set(re.findall(r"\w+", listed)) - {"and"} == jobs - {"matmul"}
