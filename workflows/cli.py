@@ -100,8 +100,9 @@ def storing(c: str) -> Iterator[Any]:
 
 
 def taken_workers(options: dict[str, Any], *, plan_only: bool) -> Any:
-    """As `elsewhere.taken`, which is imported only where one of its options is given."""
-    if all(options[name] is None for name in ELSEWHERE):
+    """As `elsewhere.taken`, which is imported only where one of its options is given, or a plan is for a profile."""
+    by_profile = plan_only and options["cluster"] != "local"
+    if not by_profile and all(options[name] is None for name in ELSEWHERE):
         for name in ELSEWHERE:
             del options[name]
         return None
@@ -428,7 +429,9 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
     from tilewright.workflows.batch.elsewhere import elsewhere
     from tilewright.workflows.matmul import plan_matmul
+    from tilewright.workflows.profiles import tell_lost
 
+    tell_lost(shared["cluster"], shared["cluster_file"])
     rate = shared.pop("rate")  # which says how long it takes, not how it is done
     place = shared["cluster"], shared["cluster_file"], shared["device"]
     count = shared["workers"] if shared["workers"] != 1 else None

@@ -448,6 +448,10 @@ def print_plan(
     for."""
     from tilewright.pipeline.forecast.foresee import foresee
 
+    if named is not None and named.cluster is not None:
+        cluster = (
+            named.cluster
+        )  # a job's plan is made in this process, and its workers are not this machine's
     foreseen = foresee(
         plan,
         a,

@@ -35,6 +35,7 @@ from tilewright.pipeline.text.formats.reading import Reading, reading_of
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, kept_counts, open_counts
 from tilewright.pipeline.worker.survey import survey
+from tilewright.workflows.batch.planning import planned_job
 
 
 def histogram(
@@ -216,8 +217,9 @@ def plan_histogram(
 
     Nothing is written, and of the files only first bytes are read, of at most 10,000 local ones: of the others, names
     decide, and what listing found. What a file holds behind its first bytes may still be refused. All arguments are as
-    for `histogram`; a profile's own cluster is started, for what its workers have. The listener gets what the count
-    would be refused for beside its files, such as a ``state`` of other counts.
+    for `histogram`; a profile's own cluster is started, for what its workers have, but of kind slurm no job is
+    submitted, and the plan is for the workers that it would have. The listener gets what the count would be refused for
+    beside its files, such as a ``state`` of other counts.
 
     Raises
     ------
@@ -274,8 +276,12 @@ def plan_histogram(
             record = stack.enter_context(kept)
         except (OptionError, StoreError) as error:
             tell.warn(f"without --plan-only this would be refused: {error}")
-        client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
-        facts = survey(client, device, loops=False)
+        if (job := planned_job(cluster, cluster_file)) is not None:
+            stack.enter_context(job.settings())
+            facts = job.facts_of_texts(device, tell.warn)
+        else:
+            client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
+            facts = survey(client, device, loops=False)
         return plan_count(
             corpus,
             asked.kind,

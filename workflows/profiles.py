@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.pipeline.cluster.profiles import INSTALLED_PROFILES, FoundProfiles, find_profiles
+import click
+
+from tilewright.pipeline.cluster.profiles import INSTALLED_PROFILES, FoundProfiles, find_profiles, that_of
+from tilewright.pipeline.errors import ClusterError, OptionError
+from tilewright.workflows.console import is_quiet
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Profiles:
                     "kind": profile.options["kind"],
                     "file": str(profile.file),
                     "replaces": [str(path) for path in self.found.replaced(name)],
+                    "extends": [{"name": other, "file": str(path)} for other, path in profile.extends],
                 }
                 for name, profile in self.found.profiles.items()
             ],
@@ -35,8 +41,10 @@ class Profiles:
         lines = []
         for name, profile in profiles.items():
             replaced = self.found.replaced(name)
-            instead = f", in place of that of {' and '.join(map(_named, replaced))}" if replaced else ""
-            lines.append(f"{name:<{width}}  {profile.options['kind']:<8}  {_named(profile.file)}{instead}")
+            more = f", extends {profile.base(name)}" if profile.extends else ""
+            if replaced:
+                more += f", in place of {' and '.join(map(that_of, replaced))}"
+            lines.append(f"{name:<{width}}  {profile.options['kind']:<8}  {_named(profile.file)}{more}")
         read = [_named(file.path) for file in self.found.files]
         lines += ["", f"read, the nearest last: {', '.join(read)}"]
         if self.found.only:
@@ -50,6 +58,16 @@ def profiles(cluster_file: str | None = None) -> Profiles:
     """All profiles that a command would know here with this ``--cluster-file``. Raises ClusterError and OptionError as
     `find_profiles`."""
     return Profiles(find_profiles(cluster_file))
+
+
+def tell_lost(cluster: Any, cluster_file: Any) -> None:
+    """Print a notice where the profile that a command was given hides another, and what that says. What is wrong with
+    the files is told where they are used."""
+    if not isinstance(cluster, str) or "://" in cluster or is_quiet():
+        return
+    with suppress(ClusterError, OptionError):
+        if (notice := find_profiles(cluster_file).lost(cluster)) is not None:
+            click.echo(notice, err=True)
 
 
 def _named(path: Any) -> str:

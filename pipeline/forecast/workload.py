@@ -110,7 +110,7 @@ class Workload:
             sharing=plan.sharing,
             workers=plan.workers,
             on_host=plan.on_host,
-            host_nbytes=taken if plan.on_host else None,
+            host_nbytes=plan.host_peak_nbytes,
             device_nbytes=0 if plan.on_host else taken,
             disk_nbytes=plan.output_nbytes,
             check_nbytes=plan.n * plan.width if verify and plan.output_nbytes else 0,

@@ -54,6 +54,7 @@ from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, bands_of, 
 from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
 from tilewright.pipeline.neighbours.tasks import WORDS, Found, Work, find_in_block, free_held, of_neighbours
 from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.plan.product import BARE_PROCESS_NBYTES, PROCESS_NBYTES
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
@@ -237,6 +238,12 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
         sides,
         lambda work: expected_density(client, work, sides.m, request.listener),
     )
+    least = plan.host_peak_nbytes - (PROCESS_NBYTES - BARE_PROCESS_NBYTES)
+    if plan.host_limit_nbytes is not None and least > plan.host_limit_nbytes:
+        tell.warn(
+            f"a worker's process comes to {format_nbytes(least)} or more, and {format_nbytes(plan.host_limit_nbytes)}"
+            f" are allowed; {LIGHTER}, or give workers more"
+        )
     return _Prepared(work, plan, name)
 
 
@@ -250,6 +257,7 @@ def planned_on(
     """What the workers are told, and the plan, on one kind of device. density_of: of pairs, the share that is wanted.
     Raises PlanError where memory does not do."""
     threads = max(fact.threads for fact in facts)
+    limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
     bound = None if request.k is not None else bound_of(request, sides) or _nothing(sides)
     work = Work(
         a=sides.a,
@@ -294,6 +302,7 @@ def planned_on(
         threads=threads,
         worker_nbytes=_worker_nbytes(facts, request, kind),
         items_dtype=sides.a.dtype.name,
+        host_limit_nbytes=min(limits, default=None),
     )
     if kind == "cuda" and plan.depth < plan.width:
         raise PlanError(

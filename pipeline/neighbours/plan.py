@@ -12,6 +12,7 @@ from tilewright.kernels.neighbours.capacity import LEAST_MUTUAL_ROWS
 from tilewright.kernels.neighbours.order import MetricName
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError
+from tilewright.pipeline.plan.product import CUDA_NBYTES, PROCESS_NBYTES
 
 PANEL_NBYTES = 2**26
 """What a panel of B takes at most, with what is made of it: more makes nothing faster."""
@@ -31,6 +32,9 @@ PAIR_NBYTES = 24
 """Of a pair: row, column and value."""
 COPIES = 3
 """Of a pair while a task sorts and sends those it found."""
+LINE_NBYTES = 16
+"""Rows begin at multiples of it on a GPU, whose copy engine takes no others; what is filled up with zeros has the same
+products and distances."""
 DEPTH_NBYTES = 2**26
 """What the parts of both panels take where rows are cut, with what is made of them."""
 
@@ -114,6 +118,11 @@ class NeighbourPlan:
     """Whether CPUs compare them."""
     items_dtype: str = "float32"
     """Of A, as it is stored."""
+    host_peak_nbytes: int = 0
+    """Projected peak of a worker's process: on a CPU all that its tasks take, on a GPU what is read for it and found by
+    it, and in either case the process itself."""
+    host_limit_nbytes: int | None = None
+    """What the process may take; None: nobody says."""
 
     @property
     def operations(self) -> int:
@@ -149,6 +158,9 @@ class NeighbourPlan:
             f"memory of a task {format_nbytes(self.task_nbytes)}"
             + (f", of B {format_nbytes(self.held_nbytes)}" if self.holds_b else "")
             + f", of {format_nbytes(self.worker_nbytes)} a worker",
+            f"host memory {format_nbytes(self.host_peak_nbytes)} a worker"
+            + (", these included" if self.on_host else "")
+            + (f", of {format_nbytes(self.host_limit_nbytes)}" if self.host_limit_nbytes is not None else ""),
             f"output {format_nbytes(self.output_nbytes)}",
         ]
         if self.expected_pairs is not None:
@@ -165,8 +177,10 @@ def plan_neighbours(
     threads: int,
     worker_nbytes: int,
     items_dtype: str = "float32",
+    host_limit_nbytes: int | None = None,
 ) -> NeighbourPlan:
-    """The plan for workers with so many bytes each; threads: tasks that one runs at a time.
+    """The plan for workers with so many bytes each; threads: tasks that one runs at a time. host_limit_nbytes: what
+    their processes may take.
 
     Raises PlanError where not even one item of A and one of B, in parts, fit.
     """
@@ -227,6 +241,13 @@ def plan_neighbours(
             + (block * panel * asked.sum_itemsize if depth < asked.width else 0)
         )
     )
+    held = stored_b if holds else 0
+    at_a_time = min(threads, ceil_div(tasks, workers)) if tasks else 0
+    host = PROCESS_NBYTES + (
+        CUDA_NBYTES + _beside_gpu(asked, asked.m if mutual else block, 0 if mutual else panel, at_a_time)
+        if asked.on_gpu
+        else at_a_time * task_nbytes + held
+    )
     pairs = None if asked.k is not None else round(asked.density * _all_pairs(asked))
     entries = asked.m * (asked.k or 0) * (INDEX_NBYTES + asked.value_itemsize)
     if pairs is not None:
@@ -250,11 +271,13 @@ def plan_neighbours(
         read_nbytes=read,
         least_read_nbytes=stored_a if asked.one else stored_a + stored_b,
         task_nbytes=task_nbytes,
-        held_nbytes=stored_b if holds else 0,
+        held_nbytes=held,
         worker_nbytes=worker_nbytes,
         output_nbytes=entries if asked.stores else 0,
         on_host=not asked.on_gpu,
         items_dtype=items_dtype,
+        host_peak_nbytes=host,
+        host_limit_nbytes=host_limit_nbytes,
     )
 
 
@@ -274,6 +297,14 @@ def bands_of(items: int, workers: int, unit: int) -> list[tuple[int, int]]:
 
 def _all_pairs(asked: Asked) -> int:
     return asked.m * (asked.m - 1) // 2 if asked.one else asked.m * asked.n
+
+
+def _beside_gpu(asked: Asked, block: int, panel: int, tasks: int) -> int:
+    """Bytes of host memory that so many tasks of a worker with a GPU take: each has read its block and what it finds,
+    one at a time has a copy of that, in lines, on its way to the GPU, and of two panels, of which one is read ahead."""
+    item_a, item_b = (asked.width * itemsize for itemsize in asked.itemsizes)
+    reading = tasks * block * (item_a + _found_nbytes(asked))
+    return reading + block * (item_a + LINE_NBYTES) + 2 * panel * (2 * item_b + LINE_NBYTES)
 
 
 def _found_nbytes(asked: Asked) -> int:

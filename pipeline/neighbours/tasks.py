@@ -18,6 +18,7 @@ from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_f
 from tilewright.kernels.neighbours.nan_items import items_with_nan
 from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
 from tilewright.pipeline.gram.options import axis_of
+from tilewright.pipeline.neighbours.plan import LINE_NBYTES
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region, region_reads
@@ -112,9 +113,6 @@ WORDS = "words"
 """The array of a band of items that were compared with those before them."""
 
 _on_gpu = threading.Lock()
-LINE_NBYTES = 16
-"""Rows begin at multiples of it on a GPU, whose copy engine takes no others; what is filled up with zeros has the same
-products and distances."""
 
 
 def _placed(work: Work, items: np.ndarray) -> Any:

@@ -45,7 +45,9 @@ def test_profiles_are_listed_with_their_files(files: list[Path], tmp_path: Path)
 def test_profiles_are_listed_as_json(files: list[Path]) -> None:
     found = json.loads(CliRunner().invoke(cli, ["profiles", "--json"]).output)
     by_name = {profile.pop("name"): profile for profile in found["profiles"]}
-    assert by_name["site"] == {"kind": "cpu", "file": "cluster.yaml", "replaces": [str(files[0])]}
+    assert by_name["site"] == {
+        "kind": "cpu", "file": "cluster.yaml", "replaces": [str(files[0])], "extends": [],
+    }  # fmt: skip
     assert found["read"] == [str(INSTALLED_PROFILES), str(files[0]), "cluster.yaml"]
 
 
@@ -58,3 +60,25 @@ def test_a_file_that_is_named_is_listed_as_the_only_one(files: list[Path]) -> No
     missing = CliRunner().invoke(cli, ["profiles", "--cluster-file", "none.yaml"])
     assert missing.exit_code == 1
     assert "cannot read the profiles file none.yaml" in missing.stderr
+
+
+def test_what_a_profile_extends_is_listed(files: list[Path]) -> None:
+    files[1].write_text("profiles: {site: {extends: site, nodes: 2}, own: {extends: slurm}}")
+    listed = CliRunner().invoke(cli, ["profiles"])
+    assert listed.output.splitlines()[5:8] == [
+        f"site      slurm     cluster.yaml, extends that of {files[0]}",
+        f"debug     slurm     {files[0]}",
+        "own       slurm     cluster.yaml, extends slurm (built-in)",
+    ]
+    found = json.loads(CliRunner().invoke(cli, ["profiles", "--json"]).output)
+    by_name = {profile.pop("name"): profile for profile in found["profiles"]}
+    assert by_name["site"]["extends"] == [{"name": "site", "file": str(files[0])}]
+    assert by_name["site"]["replaces"] == []
+
+
+@pytest.mark.parametrize("command", [["dot", "x.zarr", "y.zarr"], ["plan", "x.zarr", "y.zarr"]])
+def test_commands_say_what_is_lost_of_a_hidden_profile(files: list[Path], command: list[str]) -> None:
+    said = f"profile 'site' of cluster.yaml takes the place of that of {files[0]}, whose account it does not have; ext"
+    assert CliRunner().invoke(cli, [*command, "--profile", "site"]).stderr.startswith(said)
+    assert said not in CliRunner().invoke(cli, [*command, "--profile", "site", "--quiet"]).stderr
+    assert "takes the place" not in CliRunner().invoke(cli, [*command, "--profile", "debug"]).stderr

@@ -172,7 +172,7 @@ def test_a_plan_of_an_output_that_is_none_is_refused(here: Path, client: Client)
 
 
 PROFILES = {
-    b"profiles: {mine: {kind: 2001-99-99}}": "is not valid YAML: month must be in 1..12",
+    b"profiles: {mine: {kind: 2001-99-99}}": "is not valid YAML: line 1, column 25: month must be in 1..12",
     b"[" * 400: "is not valid YAML",
     b"\xff\xfe\x00": "is not valid YAML",
     b"profiles: {mine: {kind: existing, address: 5}}": "address: 5 is no scheduler's address",

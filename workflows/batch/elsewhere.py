@@ -80,18 +80,18 @@ def elsewhere(
 
 
 def taken(options: dict[str, Any], *, plan_only: bool) -> Elsewhere | None:
-    """What ``--workers``, ``--gpu`` and ``--rate`` say, taken out of a command's options; None where these are not
-    given: by a profile of kind slurm a plan is a job then, which asks its own workers. Raises click.UsageError where
-    that is no plan alone, and as `elsewhere`."""
+    """What ``--workers``, ``--gpu`` and ``--rate`` say, taken out of a command's options, and the profile: of a plan
+    alone its job's workers are elsewhere too. None where nothing is. Raises click.UsageError where it is no plan alone,
+    and as `elsewhere`."""
     given = {name: options.pop(name, None) for name in ("workers", "gpu", "rate")}
     words = [f"--{name}" for name, value in given.items() if value is not None]
-    if not words:
-        return None
-    if not plan_only:
+    if words and not plan_only:
         raise click.UsageError(
             f"{' and '.join(words)} without --plan-only: a plan can be made for workers that are elsewhere; give that"
             " too, or leave this away and name a profile (--profile), whose workers do the work"
         )
+    if not plan_only:
+        return None
     return elsewhere(options["cluster"], options["cluster_file"], options["device"], **given)
 
 

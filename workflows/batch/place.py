@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Collection
 from typing import Any
 
 import click
@@ -27,7 +28,7 @@ from tilewright.workflows.batch.folder import (
     name_of,
 )
 from tilewright.workflows.batch.follow import follow
-from tilewright.workflows.batch.profile import read_profile
+from tilewright.workflows.batch.profile import BatchProfile, doubts_of, read_profile
 from tilewright.workflows.batch.script import job_script, put_aside
 from tilewright.workflows.console import is_quiet, on_interrupt
 
@@ -54,11 +55,11 @@ def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool
         return False
     if not (detach or dry_run):
         return False
-    if params.get("plan_only") and (params.get("gpu") or params.get("rate")):
-        option, named = "--detach" if detach else "--dry-run", "--gpu" if params.get("gpu") else "--rate"
+    if params.get("plan_only"):
+        option = "--detach" if detach else "--dry-run"
         raise click.UsageError(
-            f"{option} is about a batch job, and with --plan-only and {named} there is none: the plan of one is made"
-            f" here; leave {option} away, or {named}"
+            f"{option} is about a batch job, and with --plan-only there is none: the plan of one is made here; leave"
+            f" {option} away, or --plan-only"
         )
     name = params["cluster"]
     profiles = {} if "://" in name else load_profiles(params["cluster_file"])
@@ -75,13 +76,40 @@ def only_prints_script(params: dict[str, Any], words: list[str], *, detach: bool
     if dry_run:
         found = read_profile(profile.called(name), profile.options)
         folder = JobFolder(jobs_folder() / name_of(words[0], time.time()))
-        click.echo(job_script(found, folder, words[0], config.get("grace-seconds")), nl=False)
+        aside = _told(profile.called(name), found, unknown=True)
+        for variable in sorted(os.environ.keys() - aside.keys()):
+            if variable.startswith("SBATCH_"):
+                tell(f"{variable}={os.environ[variable]} of the environment counts beside the profile")
+        script = job_script(found, folder, words[0], config.get("grace-seconds"), aside)
+        click.echo(script, nl=False)
+        tell(f"nothing is submitted; {_slurms_word(script, aside)}")
     return dry_run
 
 
-def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool, plans: bool = False) -> None:
-    """Submit a command as a batch job, and follow it unless it is to be left to itself. plans: whether it only makes a
-    plan, which could be made without a job.
+def _told(called: str, profile: BatchProfile, *, unknown: bool = False) -> dict[str, str]:
+    """Tell what may be wrong with a job before sbatch has its script, and which variables of the environment count or
+    do not; returns the latter, and why. unknown: as `doubts_of` has it."""
+    for doubt in doubts_of(called, profile, unknown=unknown):
+        tell(doubt)
+    aside = put_aside(profile, os.environ)
+    for name, why in aside.items():
+        tell(f"{name}={os.environ[name]} of the environment does not count: {why}")
+    return aside
+
+
+def _slurms_word(script: str, aside: Collection[str]) -> str:
+    """What Slurm says of a script that it is not given."""
+    asked = "whether there are such a partition, account, GPUs, cores and memory Slurm alone knows"
+    if not slurm.available():
+        return f"{asked}, and there is no sbatch here to ask it"
+    try:
+        return f"Slurm (sbatch --test-only) says of it now: {slurm.tested(script, aside)}"
+    except ClusterError as error:
+        return f"{asked}: {error}"
+
+
+def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> None:
+    """Submit a command as a batch job, and follow it unless it is to be left to itself.
 
     Raises
     ------
@@ -96,15 +124,13 @@ def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool, plan
             f"{asked.called} is of kind slurm, and there is no sbatch here; log in to a host where Slurm's commands"
             " are, or take another profile (--dry-run prints the job's script)"
         )
-    aside = put_aside(profile, os.environ)
-    for name, why in aside.items():
-        tell(f"{name}={os.environ[name]} of the environment does not count: {why}")
+    aside = _told(asked.called, profile)
     begun = time.time()
     folder = make_folder(words[0], begun)
     try:
         folder.write_submitted(Submitted(tuple(words), profile, os.getcwd(), begun))
         folder.script.write_text(
-            job_script(profile, folder, words[0], config.get("grace-seconds")), encoding="utf-8"
+            job_script(profile, folder, words[0], config.get("grace-seconds"), aside), encoding="utf-8"
         )
         job = slurm.submit(folder.script, aside)
     except BaseException:
@@ -112,10 +138,6 @@ def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool, plan
         raise
     folder.number(job)
     tell(f"submitted as job {job}; its files are in {folder.path}")
-    if plans:
-        tell(
-            "the job asks its own workers for the plan; with --gpu or --rate it is made here, and none is submitted"
-        )
     if detach:
         tell(f"tilewright jobs {job} shows it again, and scancel {job} ends it")
         click.echo(job)

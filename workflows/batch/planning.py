@@ -1,4 +1,4 @@
-"""The plan of a product as a batch job before there is one: for the workers that its profile asks for."""
+"""The plan of a command as a batch job before there is one: for the workers that its profile asks for."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any
 import dask
 
 from tilewright.kernels.choices import DeviceName
+from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.kernels.numbers import format_nbytes
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.here.worker import memory_limit, pause_share
 from tilewright.pipeline.cluster.profiles import load_profiles
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.forecast.hardware import Gpu, Hardware, free_nbytes, model_called
+from tilewright.pipeline.forecast.hardware import MODELS, Gpu, Hardware, free_nbytes, model_called
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.worker.survey import facts_here, pause_nbytes
-from tilewright.workflows.batch.profile import BatchProfile, job_settings, read_profile
+from tilewright.workflows.batch.gpu_names import model_in
+from tilewright.workflows.batch.profile import BatchProfile, doubts_of, job_settings, read_profile
 
 
 @dataclass(frozen=True)
@@ -68,24 +71,69 @@ class PlannedJob:
         says what they are, what ``device_memory`` says, or the first one here has. Of nodes that the profile says no
         memory of it is what this machine has. ``warn`` is told what was taken for granted.
 
-        Raises OptionError where the job has no such device, DeviceUnavailableError as `facts_here`."""
-        profile = self.profile
-        if device == "cuda" and not profile.gpus:
+        Raises OptionError where the job has no such device, or nobody knows what memory its GPUs have."""
+        model = self._checked(device)
+        if self.gpu is None and self._on_gpu(device):
+            for doubt in doubts_of(self.called, self.profile):
+                warn(doubt)
+        if model is not None:
+            worker = WorkerFacts("cuda", model.name, self._free_nbytes(model, device_memory, warn), None, 1)
+        elif self._on_gpu(device):
+            worker = self._of_unknown_gpu(device_memory)
+        else:
+            worker = facts_here("cpu", None, device_memory)
+        return self._on_nodes(worker, warn)
+
+    def facts_of_texts(self, device: DeviceName, warn: Callable[[str], None]) -> list[WorkerFacts]:
+        """The same for work on texts, to which it does not matter how much memory a GPU has. Raises OptionError where
+        the job has no such device."""
+        model = self._checked(device)
+        name = model.name if model is not None else "GPU"
+        on_gpu = WorkerFacts("cuda", name, None, None, 1)
+        return self._on_nodes(on_gpu if self._on_gpu(device) else facts_here("cpu", None, None), warn)
+
+    def _checked(self, device: DeviceName) -> Gpu | None:
+        """As `model`; raises OptionError where the job has no GPU, and one was named."""
+        if device == "cuda" and not self.profile.gpus:
             raise OptionError(
                 f"device='cuda' (--device): {self.called} asks for no GPU; say gpus_per_node there, or take another"
                 " device"
             )
-        if self.gpu is not None and not profile.gpus:
+        if self.gpu is not None and not self.profile.gpus:
             raise OptionError(
                 f"gpu={self.gpu.name!r} (--gpu): {self.called} asks for no GPU; say gpus_per_node there, or leave --gpu"
                 " away (--rate says how fast a worker without one is)"
             )
-        on_gpu = profile.gpus > 0 and device != "cpu"
-        model = self.model(device)
-        if model is not None:
-            here = WorkerFacts("cuda", model.name, self._free_nbytes(model, device_memory, warn), None, 1)
-        else:
-            here = facts_here("cuda" if on_gpu else "cpu", None, device_memory)
+        return self.model(device)
+
+    def _on_gpu(self, device: DeviceName) -> bool:
+        return self.profile.gpus > 0 and device != "cpu"
+
+    def _of_unknown_gpu(self, device_memory: int | str | None) -> WorkerFacts:
+        """A worker on a GPU of which the profile does not say what it is: it has what ``device_memory`` says, or what
+        the first one here has."""
+        asked = config.get("device-memory", device_memory)
+        if asked is None and not cuda_available():
+            unknown = [name for _, name in self.profile.gpu_names[:1] if model_in(name) is None]
+            near = "".join(did_you_mean(name, MODELS, name="{}") for name in unknown)
+            raise OptionError(
+                f"{self.called} says {self._said_of_gpus()}, by which it is not known how much memory its GPUs have,"
+                f" and there is none here{near}{' N' if near else '; n'}ame their model (--gpu, gpu), say how much each"
+                " has free (--device-memory, device_memory), or name it in the profile, as gpus_per_node:"
+                f" h100:{self.profile.gpus}; known are {', '.join(MODELS)}"
+            )
+        return facts_here("cuda", None, device_memory)
+
+    def _said_of_gpus(self) -> str:
+        """What the profile says of its GPUs, with its keys."""
+        said = [f"gpus_per_node: {self.profile.gpus_per_node}"]
+        if self.profile.constraint is not None:
+            said.append(f"constraint: {self.profile.constraint}")
+        return " and ".join(said)
+
+    def _on_nodes(self, worker: WorkerFacts, warn: Callable[[str], None]) -> list[WorkerFacts]:
+        """Workers like this one, on the nodes that the profile asks for, with their memory and cores."""
+        profile = self.profile
         limit = profile.memory_limit()
         if isinstance(limit, float):
             node = memory_limit()
@@ -96,7 +144,7 @@ class PlannedJob:
             limit = int(limit * node)
         workers = profile.gpus or profile.ntasks_per_node
         alike = replace(
-            here,
+            worker,
             host_limit_nbytes=limit,
             pause_nbytes=pause_nbytes(limit, pause_share()),
             cores=1 if profile.gpus else profile.cpus,  # Dask lets a process use one where nobody says more

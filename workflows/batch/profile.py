@@ -24,7 +24,9 @@ from tilewright.pipeline.cluster.node.places import (
     ports_of,
     ports_text,
 )
+from tilewright.pipeline.cluster.profiles import EXTENDS
 from tilewright.pipeline.errors import ClusterError
+from tilewright.workflows.batch.gpu_names import check_gpus, doubts
 
 CPUS_A_GPU = 8
 """Cores for each GPU where the profile does not say: a GPU's worker reads and decodes with a dozen threads. Slurm's own
@@ -250,8 +252,9 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     given = {str(key): value for key, value in options.items() if key != "kind" and value is not None}
     for key in given:
         if key not in KEYS:
+            near = did_you_mean(key, (*KEYS, EXTENDS))
             raise ClusterError(
-                f"{called}: a job of Slurm's has no key {key!r}{did_you_mean(key, KEYS)}; there are"
+                f"{called}: a job of Slurm's has no key {key!r}{near}{' T' if near else '; t'}here are"
                 f" {', '.join(KEYS)}; other options of sbatch go below extra"
             )
     for key in COUNTS:
@@ -265,6 +268,8 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     found |= _gpus(called, given) | _memory(called, given) | _time(called, given) | _security(called, given)
     found |= _node(called, given)
     profile = BatchProfile(**found, extra=_extra(called, given))
+    if profile.gpus:
+        check_gpus(called, profile.gpu_names)
     if profile.gpus and "ntasks_per_node" in given:
         raise ClusterError(
             f"{called}: ntasks_per_node: {profile.ntasks_per_node} beside gpus_per_node, which has a worker for each"
@@ -280,6 +285,12 @@ def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
     _check_memory(called, profile)
     check_ports(called, ports_wanted(called, profile))
     return profile
+
+
+def doubts_of(called: str, profile: BatchProfile, *, unknown: bool = False) -> list[str]:
+    """What may be wrong with a profile, as far as it is seen without Slurm, for people; ``unknown`` is as `doubts` has
+    it."""
+    return doubts(called, profile.gpu_names, unknown=unknown) if profile.gpus else []
 
 
 def ports_wanted(called: str, profile: BatchProfile) -> list[Wanted]:

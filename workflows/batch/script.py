@@ -71,11 +71,13 @@ def put_aside(profile: BatchProfile, environment: Mapping[str, str]) -> dict[str
     return found
 
 
-def job_script(profile: BatchProfile, folder: JobFolder, command: str, grace: float) -> str:
+def job_script(
+    profile: BatchProfile, folder: JobFolder, command: str, grace: float, aside: Mapping[str, str]
+) -> str:
     """The text of the script.
 
     command: what is run, such as ``matmul``; its arguments, which may hold secrets, are not in the script. grace: how
-    many seconds before the end of its time the job needs to come to an end by itself.
+    many seconds before the end of its time the job needs to come to an end by itself. aside: as `put_aside` has it.
     """
     options = {
         "job-name": f"tilewright-{command}",
@@ -103,7 +105,8 @@ def job_script(profile: BatchProfile, folder: JobFolder, command: str, grace: fl
         python = "python"
         body = [profile.activate]
     body.append(f"exec {shlex.quote(python)} -m {KEEPER} {shlex.quote(str(folder.path))}")
-    told = [f"# {line}" for line in _fixed(profile)]
+    told = [f"# {name} of the environment is kept from sbatch: {why}" for name, why in aside.items()]
+    told += [f"# {line}" for line in _fixed(profile)]
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *told, *body, ""])
 
 

@@ -14,6 +14,10 @@ from tilewright.pipeline.errors import ClusterError
 
 ANSWER_SECONDS = 60
 """How long a command of Slurm's may take to answer: a busy controller lets them wait."""
+TEST_SECONDS = 15
+"""How long a script that nobody submits is worth."""
+JOB_OF_A_TEST = re.compile(r"^Job \d+(?= to start)")
+"""By which sbatch calls a job that there is not."""
 FORMAT = "%T|%r|%S|%N"
 """What squeue says of a job: its state, why it waits, when it starts or has started, and its nodes."""
 FIELDS = "State,Reason,Start,NodeList"
@@ -102,17 +106,40 @@ def submit(script: Path, without: Collection[str] = ()) -> str:
     ClusterError
         There is no Slurm here, or it refuses the job: then with what it says.
     """
-    # Inside another job there are the variables of that one, which sbatch and the new job would take for theirs.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in without and (not name.startswith("SLURM_") or name == "SLURM_CONF")
-    }
-    said = _run(["sbatch", "--parsable", str(script)], "submit the job", environment)
+    said = _run(["sbatch", "--parsable", str(script)], "submit the job", _environment(without))
     found = re.match(r"(\d+)(?:;|\s|$)", said.strip().splitlines()[-1] if said.strip() else "")
     if found is None:
         raise ClusterError(f"sbatch answered with no job's number: {said!r}")
     return found[1]
+
+
+def tested(script: str, without: Collection[str]) -> str:
+    """What Slurm says of a script, which is no job then: when it might start, by the queue as it is, or why it would
+    not. Raises ClusterError where it does not answer. without: as for `submit`."""
+    done = _done(
+        ["sbatch", "--test-only"],
+        "test the script",
+        _environment(without),
+        script=script,
+        seconds=TEST_SECONDS,
+    )
+    lines = [
+        line.strip().removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines()
+    ]
+    said = "; ".join(JOB_OF_A_TEST.sub("it is", line) for line in lines if line)
+    return said or (
+        f"exit status {done.returncode}" if done.returncode else "nothing, so that it would take it"
+    )
+
+
+def _environment(without: Collection[str]) -> dict[str, str]:
+    """What sbatch is to see of the environment."""
+    # Inside another job there are the variables of that one, which sbatch and the new job would take for theirs.
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in without and (not name.startswith("SLURM_") or name == "SLURM_CONF")
+    }
 
 
 def look_at(job: str) -> Look:
@@ -172,14 +199,31 @@ def requeue(job: str) -> None:
 
 
 def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> str:
+    done = _done(command, what, environment)
+    if done.returncode:
+        why = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise ClusterError(f"{command[0]} could not {what}: {why}")
+    return done.stdout
+
+
+def _done(
+    command: Sequence[str],
+    what: str,
+    environment: Mapping[str, str] | None,
+    *,
+    script: str | None = None,
+    seconds: float = ANSWER_SECONDS,
+) -> subprocess.CompletedProcess[str]:
+    """What a command of Slurm's has said, whatever its exit status. script: what it reads."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
             env=environment,
+            input=script,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ANSWER_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except FileNotFoundError as error:
@@ -189,11 +233,7 @@ def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | Non
         ) from error
     except subprocess.TimeoutExpired as error:
         raise ClusterError(
-            f"{command[0]} has not answered for {ANSWER_SECONDS} s to {what}; is the controller up?"
+            f"{command[0]} has not answered for {seconds:g} s to {what}; is the controller up?"
         ) from error
     except OSError as error:
         raise ClusterError(f"cannot run {command[0]} to {what}: {error}") from error
-    if done.returncode:
-        why = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise ClusterError(f"{command[0]} could not {what}: {why}")
-    return done.stdout

@@ -34,6 +34,10 @@ class JobCommand(Command):
 
         words = ctx.meta[_WORDS]
         detach, dry_run = (ctx.meta.get(f"{_WORDS}.{name}", False) for name in ("detach", "dry_run"))
+        if INSIDE not in os.environ:
+            from tilewright.workflows.profiles import tell_lost
+
+            tell_lost(ctx.params["cluster"], ctx.params["cluster_file"])
         if detach or dry_run or INSIDE in os.environ:
             from tilewright.workflows.batch.place import only_prints_script
 
@@ -46,11 +50,12 @@ class JobCommand(Command):
         try:
             return super().work(ctx)
         except BatchProfileError as asked:
+            if ctx.params.get("plan_only"):  # which is made here, and never becomes a job
+                raise
             batch = asked
         from tilewright.workflows.batch.place import run_as_job
 
-        plans = bool(ctx.params.get("plan_only")) and "gpu" in ctx.params
-        return run_as_job(batch, words, detach=detach, plans=plans)
+        return run_as_job(batch, words, detach=detach)
 
 
 def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -105,7 +105,7 @@ plan_only_option = click.option(
     "--plan-only",
     is_flag=True,
     help="Print the plan that would be followed, what would be kept or refused, and what would be warned of;"
-    " write nothing.",
+    " write nothing, and submit no job.",
 )
 named_options = options(
     click.option("--gpu", type=click.Choice(GPUS), help="Plan for workers with such a GPU each, which need not be here:"

@@ -212,7 +212,7 @@ def test_paths_of_settings_have_their_variables_replaced(
 def test_a_broken_file_of_a_place_is_named(of_places: Places) -> None:
     of_places.write("dasks", one={"kind": "cpu"})
     of_places.write("machine", one={"kind": "cloud"})
-    with pytest.raises(ClusterError, match=f"profile 'one' in {of_places.machine} has kind 'cloud'"):
+    with pytest.raises(ClusterError, match=f"{of_places.machine}, line 2: profile 'one' has kind 'cloud'"):
         load_profiles()
 
 
@@ -240,6 +240,141 @@ def test_keys_that_are_merged_may_be_said_again(tmp_path: Path) -> None:
         "profiles:\n small: &small {kind: cpu, n_workers: 1}\n large: {<<: *small, n_workers: 9}\n"
     )
     assert load_profiles(path)["large"].options == {"kind": "cpu", "n_workers": 9}
+
+
+def loaded(tmp_path: Path, text: str) -> dict[str, profiles_module.Profile]:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    return load_profiles(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("profiles:\n\ta: {kind: cpu}", "is not valid YAML: line 2, column 1: a tab stands where YAML takes spaces"),
+        ("profiles:\n  a: @b", "is not valid YAML: line 2, column 6: found character that cannot start any token ('@'"),
+        (
+            "profiles:\n a: [1\n b: 2",
+            "line 3, column 3: did not find expected ',' or ']' (while parsing a flow sequence that begins in line 2)",
+        ),
+        ("profiles:\n a:\n  time: 2024-13-01", "line 3, column 9: month must be in 1..12"),
+        ("profiles:\n a: {x: !!bool maybe}", "line 2, column 9: 'maybe'"),
+        ("profiles:\n a: *b", "line 2, column 5: found undefined alias"),
+        ("profiles:\n a: \x07", "line 2: control characters are not allowed"),
+        ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
+        (b"profiles:\n # caf\xe9\n", "line 2: it is no text in UTF-8"),
+        ("profile:\n a: {kind: cpu}", ", line 1: a file of profiles has no key 'profile'; did you mean 'profiles'? A"),
+        ("profiles:\n a: {kind: cpu}\nmine: 3", ", line 3: a file of profiles has no key 'mine'; all profiles stand"),
+        ("profiles:\n a:\n  - kind", ", line 2: profile 'a' is ['kind'], and no mapping of keys"),
+        ("profiles: 7", ", line 1 has no mapping 'profiles'"),
+        ("profiles:\n a: {kind: cuba}", ", line 2: profile 'a' has kind 'cuba'; did you mean 'cuda'? It may be local"),
+        ("profiles:\n a: {extend: cpu}", "says no kind ('extend' may be meant for 'extends'), and extends none"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_told_by_its_name_and_line(
+    text: str | bytes, said: str, tmp_path: Path
+) -> None:
+    """A tab was found in "<unicode string>", and a key beside ``profiles`` was taken for none of it, silently."""
+    path = tmp_path / "own.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ClusterError) as raised:
+        load_profiles(path)
+    assert str(raised.value).startswith(str(path))
+    assert said in str(raised.value)
+
+
+def test_what_stands_for_its_anchors_alone_is_read_by_nobody(tmp_path: Path) -> None:
+    found = loaded(
+        tmp_path, "x-small: &small {n_workers: 1}\nprofiles: {a: {kind: cpu, <<: *small}, 7: {kind: cpu}}"
+    )
+    assert found["a"].options == {"kind": "cpu", "n_workers": 1}
+    assert found["7"].options == {"kind": "cpu"}
+
+
+def test_a_profile_has_what_it_does_not_say_of_the_one_that_it_extends(of_places: Places) -> None:
+    """A profile of the same name that was meant to change one key lost all the others of a site's, silently."""
+    site = of_places.write("machine", gpu={
+        "kind": "slurm", "nodes": 4, "time": "1:00:00", "partition": "gpu", "extra": ["--exclusive"],
+        "security": {"tls_ca_file": "ca.pem", "tls_client_cert": "own.pem"},
+    }, short={"extends": "gpu", "time": "0:10:00"})  # fmt: skip
+    of_places.write("dasks", one={"kind": "cpu"})
+    own = of_places.write("user", gpu={
+        "extends": "gpu", "time": "2:00:00", "partition": None, "extra": ["--nice"],
+        "security": {"tls_client_cert": "mine.pem", "tls_client_key": "mine-key.pem"},
+    })  # fmt: skip
+    here = of_places.write(
+        "here", gpu={"extends": "gpu", "nodes": 2}, night={"extends": "gpu", "qos": "night"}, own={"extends": "cpu"}
+    )  # fmt: skip
+    found = profiles_module.find_profiles()
+    gpu, night, short = (found.profiles[name] for name in ("gpu", "night", "short"))
+    merged = {
+        "kind": "slurm", "nodes": 2, "time": "2:00:00", "partition": None, "extra": ["--nice"],
+        "security": {"tls_ca_file": "ca.pem", "tls_client_cert": "mine.pem", "tls_client_key": "mine-key.pem"},
+    }  # fmt: skip
+    assert gpu.options == merged
+    assert night.options == merged | {"qos": "night"}
+    assert (short.options["time"], short.options["nodes"]) == ("0:10:00", 4), "it means that of its own file"
+    assert found.profiles["own"].options == load_profiles(INSTALLED_PROFILES)["cpu"].options
+    assert (gpu.file, gpu.extends) == (here, (("gpu", own), ("gpu", site)))
+    assert gpu.called("gpu") == (
+        f"profile 'gpu' of cluster.yaml (which extends that of {own}, which extends that of {site})"
+    )
+    assert night.called("night").endswith(
+        f"(which extends gpu, which extends that of {own}, which extends that of {site})"
+    )
+    assert (
+        found.profiles["own"].called("own") == "profile 'own' of cluster.yaml (which extends cpu (built-in))"
+    )
+    assert found.replaced("gpu") == []
+    assert found.lost("gpu") is None
+
+
+@pytest.mark.parametrize(
+    ("profiles", "said"),
+    [
+        ("a: {extends: b}\n b: {extends: c}\n c: {extends: a}", (", line 4: profile 'c' extends 'a', and so itself: a"
+         " extends b extends c extends a; take extends out of one of them, or give it another profile; there are a, b,"
+         " c of ")),
+        ("a: {extends: b}\n b: {extends: b}", (", line 3: profile 'b' extends 'b', and there is no such profile in a"
+         " file farther than ")),
+        ("a: {extends: cdua, n_workers: 2}", "line 2: profile 'a' extends 'cdua', and there is no such profile in "),
+        ("a: {extends: cdua, n_workers: 2}", ("; did you mean 'cuda'? There are cpu, cuda, existing, local, slurm"
+         " (built-in); and no other file was read")),
+        ("a: {extends: [cpu]}", "line 2: profile 'a' extends ['cpu'], which is no profile's name; give one, or null"),
+        ("a: {extends: true}", "line 2: profile 'a' extends True, which is no profile's name"),
+        ("a: {extends: null}", "line 2: profile 'a' says no kind, and extends none that does; it may be local, cpu"),
+    ],
+)  # fmt: skip
+def test_what_no_profile_can_extend_is_refused(profiles: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=re.escape(said)):
+        loaded(tmp_path, f"profiles:\n {profiles}")
+
+
+def test_what_is_lost_of_a_hidden_profile_is_told(of_places: Places) -> None:
+    machine = of_places.write("machine", gpu={"kind": "slurm", "nodes": 4, "mem": "9G", "qos": None})
+    of_places.write("dasks", one={"kind": "cpu"})
+    for own, lost in (
+        ({"kind": "slurm", "nodes": 3}, "mem"),
+        ({"kind": "cpu"}, "mem, nodes"),
+        ({"kind": "slurm", "nodes": 3, "mem": None}, None),
+        ({"kind": "cpu", "extends": None}, None),
+        ({"extends": "gpu"}, None),
+    ):
+        of_places.write(
+            "here", gpu=own, cuda={"kind": "cuda"}, local={"kind": "local", "threads_per_worker": 9}
+        )
+        found = profiles_module.find_profiles()
+        assert found.lost("gpu") == (lost and (
+            f"profile 'gpu' of cluster.yaml takes the place of that of {machine}, whose {lost} it does not have;"
+            " extends: gpu would keep what it does not say, and extends: null says that this is meant"
+        ))  # fmt: skip
+        assert found.replaced("gpu") == ([] if own.get("extends") else [machine])
+    assert "the place of the built-in one, whose threads_per_worker, dashboard_address it" in str(
+        found.lost("cuda")
+    )
+    assert found.lost("local") is None
+    assert found.lost("one") is None
+    assert found.lost("none") is None
 
 
 def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,7 +756,7 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
         ("a: [", "not valid YAML"),
         ("just text", "no mapping 'profiles'"),
         ("profiles: {x: {kind: cloud}}", "kind 'cloud'; it may be local, cpu, cuda, existing"),
-        ("profiles: {x: 3}", "kind None"),
+        ("profiles: {x: 3}", "profile 'x' is 3, and no mapping of keys"),
     ):
         path = tmp_path / "wrong.yaml"
         path.write_text(text)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, bands_of, plan_neighbours
+from tilewright.pipeline.plan.product import CUDA_NBYTES, PROCESS_NBYTES
 
 ASKED = Asked(
     m=100_003,
@@ -128,3 +129,27 @@ def test_bands_hold_all_items_and_about_as_many_pairs_each(items: int, workers: 
     pairs = [stop * stop - first * first for first, stop in bands]
     if items > 1000 * unit * workers and len(bands) == workers:
         assert max(pairs) <= 1.2 * items * items / workers
+
+
+def test_a_process_holds_what_its_tasks_take_and_itself() -> None:
+    """The plan for a GPU said nothing of the memory of its host, of which a job has to ask for some."""
+    plan = planned(ASKED, 2**31, threads=3)
+    assert plan.holds_b
+    assert plan.host_peak_nbytes == PROCESS_NBYTES + 3 * plan.task_nbytes + plan.held_nbytes
+    assert "host memory" in str(plan)
+    few = planned(replace(ASKED, m=1), 2**31, threads=3)
+    assert few.host_peak_nbytes == PROCESS_NBYTES + few.task_nbytes + few.held_nbytes, "it has one task"
+    on_gpu = planned(replace(ASKED, on_gpu=True, itemsizes=(2, 4)), 2**31, threads=3)
+    block, panel = on_gpu.block_rows, on_gpu.panel_rows
+    found = 2 * 10 * (8 + 4)
+    assert on_gpu.host_peak_nbytes == (
+        PROCESS_NBYTES
+        + CUDA_NBYTES
+        + 3 * block * (384 * 2 + found)
+        + block * (384 * 2 + 16)
+        + 2 * panel * (2 * 384 * 4 + 16)
+    )
+    once = replace(ASKED, n=ASKED.m, one=True, on_gpu=True, mutual_nbytes=2**28)
+    mutual = planned(once, 2**33, workers=1, threads=4)
+    assert mutual.tasks == 1
+    assert mutual.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + ASKED.m * (2 * 384 * 4 + found + 16)

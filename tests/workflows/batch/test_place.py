@@ -63,23 +63,65 @@ MATMUL = ("matmul", "A.zarr", "B.zarr", "C.zarr", "--profile", "site")
 
 
 def test_a_script_is_printed_and_nothing_submitted(here: Path) -> None:
-    command(here, "sbatch", "exit 9")
+    command(here, "sbatch", 'echo "$@" >>called; exit 9')
     shown = tilewright(*MATMUL, "--dry-run")
     assert shown.exit_code == 0, shown.output
+    assert Path("called").read_text() == "--test-only\n", "by which sbatch submits nothing"
+    assert shown.stderr == "nothing is submitted; Slurm (sbatch --test-only) says of it now: exit status 9\n"
     assert shown.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=tilewright-matmul\n#SBATCH --nodes=2\n")
     assert f"exec {sys.executable} -m tilewright.workflows.batch.keeper {here}/jobs/" in shown.stdout
     assert "A.zarr" not in shown.stdout, "arguments may hold secrets"
     assert not (here / "jobs").exists()
 
 
-def test_a_plan_that_waits_in_the_queue_need_not(here: Path) -> None:
-    """Counts have no plan without their workers."""
-    said = "the job asks its own workers for the plan; with --gpu or --rate it is made here, and none is submitted"
-    assert said in tilewright(*MATMUL, "--plan-only", "--detach").stderr
-    assert said not in tilewright(*MATMUL, "--detach").stderr
-    counted = tilewright("histogram", "cluster.yaml", "--profile", "site", "--plan-only", "--detach")
-    assert "submitted as job" in counted.stderr
-    assert said not in counted.stderr
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        (
+            "sbatch: Job 639625 to start at 2026-11-28T04:47:02 using 8 processors on nodes c[1-2] in partition long",
+            "it is to start at 2026-11-28T04:47:02 using 8 processors on nodes c[1-2] in partition long",
+        ),
+        (
+            "sbatch: error: Batch job submission failed\nallocation failure: Invalid account",
+            "Batch job submission failed; allocation failure: Invalid account",
+        ),
+        ("", "nothing, so that it would take it"),
+    ],
+)
+def test_slurm_has_the_last_word_on_a_script_that_it_does_not_get(says: str, said: str, here: Path) -> None:
+    command(here, "sbatch", f"cat >script; cat >&2 <<END\n{says}\nEND")
+    shown = tilewright(*MATMUL, "--dry-run")
+    assert shown.stderr == f"nothing is submitted; Slurm (sbatch --test-only) says of it now: {said}\n"
+    assert Path("script").read_text() == shown.stdout
+    assert tilewright(*MATMUL, "--dry-run", "--quiet").stderr == ""
+
+
+def test_without_sbatch_a_script_is_printed_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    shown = tilewright(*MATMUL, "--dry-run")
+    assert (shown.exit_code, shown.stdout.count("#SBATCH")) == (0, 10)
+    assert shown.stderr == (
+        "nothing is submitted; whether there are such a partition, account, GPUs, cores and memory Slurm alone knows,"
+        " and there is no sbatch here to ask it\n"
+    )
+
+
+def test_doubts_of_a_jobs_gpus_are_told_before_it_waits_for_them(here: Path) -> None:
+    for options, said, submitted in (
+        ({"gpus_per_node": "h1000:4"}, "gpus_per_node: h1000, which is no model that is known here; did", True),
+        ({"gpus_per_node": "h100:4", "constraint": "a100"}, "h100 and constraint: a100: no node has both", True),
+        ({"gpus_per_node": "ampere:4"}, "so that it is right if Slurm has GPUs of this type; known are m40", False),
+    ):  # fmt: skip
+        Path("cluster.yaml").write_text(yaml.safe_dump({"profiles": {"site": {"kind": "slurm"} | options}}))
+        assert said in tilewright(*MATMUL, "--dry-run").stderr
+        left = tilewright(*MATMUL, "--detach")
+        assert (left.exit_code, said in left.stderr) == (0, submitted)
+    Path("cluster.yaml").write_text(
+        yaml.safe_dump({"profiles": {"site": {"kind": "slurm", "gpus_per_node": "k80:1"}}})
+    )
+    refused = tilewright(*MATMUL)
+    assert refused.exit_code == 1
+    assert "gpus_per_node: k80 has compute capability 3.7, and kernels need 5.0 at least" in refused.stderr
 
 
 def test_a_job_is_left_to_itself(here: Path) -> None:
@@ -111,12 +153,24 @@ def test_variables_of_sbatchs_do_not_go_before_the_profile(
     left = tilewright(*MATMUL, "--detach", "--device", "cpu")
     assert left.exit_code == 0, left.output
     assert Path("seen").read_text() == "SBATCH_ACCOUNT=physics\nSBATCH_EXCLUSIVE=1\n"
-    told = dict(line.split(" of the environment does not count: ") for line in left.stderr.splitlines()[:3])
-    assert told == {
+    why = {
         "SBATCH_PARTITION=debug": "the profile's partition: long does",
         "SBATCH_SIGNAL=9@1": "tilewright.grace-seconds says how long a stopped job may take",
         "SBATCH_GRES=gpu:2": "its workers would use no GPU; say gpus_per_node in the profile",
     }
+    told = dict(line.split(" of the environment does not count: ") for line in left.stderr.splitlines()[:3])
+    assert told == why
+    [folder] = job_folders()
+    shown = tilewright(*MATMUL, "--dry-run")
+    assert Path("seen").read_text() == "SBATCH_ACCOUNT=physics\nSBATCH_EXCLUSIVE=1\n", (
+        "Slurm is asked the same"
+    )
+    for name, reason in why.items():
+        assert f"{name} of the environment does not count: {reason}\n" in shown.stderr
+        line = f"# {name.partition('=')[0]} of the environment is kept from sbatch: {reason}\n"
+        assert line in shown.stdout
+        assert line in folder.script.read_text()
+    assert "SBATCH_ACCOUNT=physics of the environment counts beside the profile\n" in shown.stderr
 
 
 @pytest.mark.parametrize("status", [0, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from click.testing import CliRunner, Result
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.cluster.here.worker import memory_limit
-from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
+from tilewright.pipeline.errors import ClusterError, OptionError
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.forecast.hardware import MODELS
-from tilewright.workflows.batch import slurm
 from tilewright.workflows.batch.planning import PlannedJob, planned_job
 from tilewright.workflows.batch.profile import read_profile
 from tilewright.workflows.cli import cli
@@ -119,7 +119,7 @@ def test_nodes_whose_memory_is_not_said_are_taken_for_this_machine() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"cluster": "gpus"}, DeviceUnavailableError, "give the memory they have free"),
+        ({"cluster": "gpus"}, OptionError, "says gpus_per_node: 4, by which it is not known how much memory its"),
         ({"cluster": "cores", "device": "cuda", "device_memory": "9GiB"}, OptionError, "asks for no GPU; say gpus"),
         ({"cluster": "odd"}, ClusterError, "a job of Slurm's has no key 'gpu'"),
         ({"cluster": "cores", "workers": 3}, OptionError, "workers=3 beside a cluster"),
@@ -172,39 +172,98 @@ def test_a_jobs_plan_is_timed_by_the_rates_of_the_gpus_it_asks_for(profile: str,
     assert found == by_memory, "it is the job's plan, timed"
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["matmul", "a.zarr", "a.zarr", "o", "--transpose-b"],
-        ["gram", "a.zarr", "o"],
-        ["cov", "a.zarr", "o"],
-        ["corr", "a.zarr", "o"],
-        ["eofs", "e.zarr", "o", "-k", "2"],
-        ["topk", "e.zarr", "o"],
-        ["pairs", "e.zarr", "o", "--above", "5"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_plan_only_by_a_profile_and_a_gpu_submits_nothing(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With ``--rate`` neither; without either the job itself is asked, of which a line tells."""
+PLANNED = [
+    ["matmul", "a.zarr", "a.zarr", "o", "--transpose-b"],
+    ["gram", "a.zarr", "o"],
+    ["cov", "a.zarr", "o"],
+    ["corr", "a.zarr", "o"],
+    ["eofs", "e.zarr", "o", "-k", "2"],
+    ["topk", "e.zarr", "o"],
+    ["pairs", "e.zarr", "o", "--above", "5"],
+    ["histogram", "cluster.yaml", "--by", "word"],
+]
+
+
+@pytest.fixture
+def submitted(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which an sbatch that refuses all notes each of its calls."""
     zarr.create_array("e.zarr", shape=(4000, 64), chunks=(1000, 64), dtype="float32")
-    monkeypatch.setattr(slurm, "submit", None)
+    (here / "bin").mkdir()
+    sbatch = here / "bin" / "sbatch"
+    sbatch.write_text(f'#!/bin/sh\necho "$@" >>{here}/submitted\nexit 1\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}{os.pathsep}{os.environ['PATH']}")
+    return here / "submitted"
+
+
+def test_every_command_that_plans_is_among_these() -> None:
+    planning = {
+        name
+        for name, command in cli.commands.items()
+        if any(one.name == "plan_only" for one in command.params)
+    }
+    assert planning == {words[0] for words in PLANNED}
+
+
+@pytest.mark.parametrize("words", PLANNED, ids=lambda words: words[0])
+@pytest.mark.parametrize("profile", ["typed", "cores"])
+def test_plan_only_by_a_profile_submits_nothing(profile: str, words: list[str], submitted: Path) -> None:
+    """A job was submitted that made the plan, unless ``--gpu`` or ``--rate`` was given."""
+    made = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", profile, "--json"])
+    assert made.exit_code == 0, made.output
+    workers = 8 if profile == "typed" else 6
+    found = json.loads(made.stdout)
+    assert (found["workers"] if words[0] == "histogram" else found["forecast"]["workers"]) == workers
+    if words[0] != "histogram":
+        assert found["forecast"]["source"] == ("published" if profile == "typed" else "none")
+    if words[0] in ("topk", "pairs"):
+        limit = (257 * GIB - 512 * 2**20) // 4 if profile == "typed" else int(0.9 / 2 * memory_limit())
+        assert found["host_limit_nbytes"] == limit
+        assert found["forecast"]["memory_nbytes"] == found["host_peak_nbytes"] < limit
+    for option in ("--detach", "--dry-run"):
+        refused = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", profile, option])
+        assert (refused.exit_code, f"leave {option} away, or --plan-only" in refused.stderr) == (2, True)
+    assert not submitted.exists()
+
+
+@pytest.mark.parametrize("words", PLANNED[:-1], ids=lambda words: words[0])
+def test_what_is_not_known_of_gpus_is_asked_for_and_nothing_submitted(
+    words: list[str], submitted: Path
+) -> None:
+    """The error was about a ``device='cuda'`` that nobody had given, and named no model."""
+    made = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", "gpus"])
+    assert made.exit_code == 1
+    assert made.stderr.splitlines()[-1] == (
+        "error: profile 'gpus' of cluster.yaml says gpus_per_node: 4, by which it is not known how much memory its GPUs"
+        " have, and there is none here; name their model (--gpu, gpu), say how much each has free (--device-memory,"
+        " device_memory), or name it in the profile, as gpus_per_node: h100:4; known are a100, a100-40gb, h100,"
+        " h100-pcie, h200, l40s"
+    )
+    assert not submitted.exists()
+
+
+@pytest.mark.usefixtures("submitted")
+def test_texts_are_planned_whatever_the_gpus_are() -> None:
+    planned = tw.plan_histogram("cluster.yaml", cluster="gpus", listener=silent)
+    assert (planned.workers, planned.device) == (8, "GPU")
+    assert tw.plan_histogram("cluster.yaml", cluster="gpus", device="cpu", listener=silent).device == "CPU"
+    with pytest.raises(OptionError, match="asks for no GPU; say gpus_per_node there"):
+        tw.plan_histogram("cluster.yaml", cluster="cores", device="cuda", listener=silent)
+
+
+@pytest.mark.parametrize("words", PLANNED[:-1], ids=lambda words: words[0])
+def test_plan_only_by_a_profile_and_a_gpu_submits_nothing(words: list[str], submitted: Path) -> None:
     for more in (["--gpu", "h100"], ["--rate", "50T", "--device-memory", "9GiB"]):
         made = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", "gpus", *more, "--json"])
         assert made.exit_code == 0, made.output
         found = json.loads(made.stdout)
         assert found["forecast"]["source"] == ("published" if more[0] == "--gpu" else "given")
         assert found["forecast"]["workers"] == 8
-        for option in ("--detach", "--dry-run"):
-            refused = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", "gpus", *more, option])
-            assert (refused.exit_code, f"leave {option} away, or {more[0]}" in refused.stderr) == (2, True)
     both = CliRunner().invoke(
         cli, [*words, "--plan-only", "--profile", "gpus", "--gpu", "h100", "--workers", "2"]
     )
     assert (both.exit_code, "workers=2 beside a cluster ('gpus')" in both.stderr) == (1, True)
+    assert not submitted.exists()
 
 
 @pytest.mark.parametrize(

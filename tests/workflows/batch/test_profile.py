@@ -26,7 +26,7 @@ from tilewright.workflows.batch.script import job_script, signal_seconds
 
 
 def script_of(folder: str = "/shared/jobs/1", grace: float = 20, **options: Any) -> list[str]:
-    return job_script(read_profile("p", options), JobFolder(Path(folder)), "matmul", grace).splitlines()
+    return job_script(read_profile("p", options), JobFolder(Path(folder)), "matmul", grace, {}).splitlines()
 
 
 def test_a_script_asks_for_what_the_profile_says() -> None:
@@ -121,7 +121,7 @@ def test_each_worker_has_its_cores_and_its_memory() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"node": 2}, "no key 'node'; did you mean 'nodes'?; there are nodes, gpus_per_node, "),
+        ({"node": 2}, "no key 'node'; did you mean 'nodes'? There are nodes, gpus_per_node, "),
         ({"gpus-per-node": 2}, "no key 'gpus-per-node'; did you mean 'gpus_per_node'?"),
         ({"colour": 1}, "no key 'colour'; there are nodes, "),
         ({"nodes": 0}, "nodes: 0 is no whole number of 1 or more"),
