@@ -17,6 +17,7 @@ from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.labels.alignment import Align
 
 
 def eigh(
@@ -110,6 +111,7 @@ class EofOptions(TypedDict, total=False):
     of: Side
     sum_over: Axes
     add_up: Axes
+    align: Align
     center: bool
     scale: bool
     constant: Constant
@@ -149,6 +151,7 @@ def eofs(
     of: Side = "columns",
     sum_over: Axes = None,
     add_up: Axes = None,
+    align: Align = "labels",
     center: bool = True,
     scale: bool = False,
     constant: Constant = "error",
@@ -197,6 +200,9 @@ def eofs(
         names of their dimensions, of an X of any number of dimensions. As for ``tilewright.gram``.
     add_up
         Axes whose elements are added up first, such as the alleles of a dosage, as for ``tilewright.gram``.
+    align
+        Whether a mask, and weights of an axis, need X's ``labels``, where both have coordinates, or are taken by
+        ``position``, as for ``tilewright.gram``.
     center, scale
         Whether the mean of each variable is subtracted, and whether it is divided by its standard deviation (n - 1).
     constant
@@ -289,6 +295,7 @@ def eofs(
         search,
         of=of,
         sum_over=sum_over,
+        align=align,
         center=center,
         scale=scale,
         constant=constant,

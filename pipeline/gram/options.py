@@ -34,12 +34,14 @@ from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
-from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.arrays import Input, Source, name_of, open_array, open_matrix
 from tilewright.pipeline.store.attributes import dimension_names, missing_codes
 from tilewright.pipeline.store.coordinates import along_axis
+from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.opening import InMemory
+from tilewright.pipeline.store.sources.xarrays import is_data_array
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -87,11 +89,14 @@ Missing: TypeAlias = "int | float | Literal['nan'] | None"
 """The number that stands for a missing element."""
 
 
+SUMMED = "which are summed over"
+"""Of the labels along a side, why they are compared."""
+
 ATTRIBUTES = "attributes"
 """What stands for a missing number where its array's attributes say that."""
 TOLD = (
-    "of", "center", "scale", "missing", "missing_as", "divide", "weights", "window", "append", "sum_over", "constant",
-    "conjugated",
+    "of", "center", "scale", "missing", "missing_as", "divide", "weights", "window", "append", "sum_over", "align",
+    "constant", "conjugated",
 )  # fmt: skip
 """The options that say what a Gram matrix is."""
 
@@ -130,6 +135,7 @@ class GramRequest:
     """Where the numbers of pairs go."""
     storage: Storage = AS_IT_COMES
     sum_over: Any = None
+    align: Align = "labels"
     constant: Constant = "error"
     """What becomes of variables without any number, and of those without variance that are scaled to unit variance:
     ``error``, ``zero`` or ``nan``."""
@@ -167,6 +173,7 @@ class GramRequest:
         check_choice("of", self.of, SIDES)
         check_choice("missing_as", self.missing_as, MISSING_AS)
         check_choice("constant", self.constant, CONSTANTS)
+        check_choice("align", self.align, ALIGNS)
         check_callable("listener", self.listener)
         return replace(
             self,
@@ -323,11 +330,14 @@ def open_matrices(request: GramRequest) -> Matrices:
     arrays, codes = _with_missing(request, arrays)
     axis = axis_of(other(of))
     lengths = {role: int(array.shape[axis]) for role, array in arrays.items()}
+    sides = [Along(role, array, axis) for role, array in arrays.items()]
     if len(set(lengths.values())) > 1:
         raise ShapeError(
             f"{name_of(arrays['X'])} has {counted(lengths['X'], other(of)[:-1])} and {name_of(arrays['Y'])} has"
-            f" {lengths['Y']}; both are summed over, so they must have equally many"
+            f" {lengths['Y']}; both are summed over, so they must have equally many{ends_told(*sides)}"
         )
+    if len(sides) == 2 and request.align == "labels":
+        check_same_labels(sides[0], sides[1], SUMMED)
     if len(arrays) == 2:
         for name in ("center", "scale"):
             _check_no_values_of_two(name, getattr(request, name), of)
@@ -341,7 +351,7 @@ def open_matrices(request: GramRequest) -> Matrices:
     }
     weights = None
     if request.weights is not None:
-        given = weights_of_axes(request.weights, x, summed, "summed over")
+        given = weights_of_axes(request.weights, x, summed, "summed over", request.align)
         weights = _weights(given, lengths["X"], other(of), arrays["X"])
     pairwise = request.missing_as == "pairwise"
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
@@ -442,7 +452,7 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
                 else f"X has {x.ndim} dimensions, and sum_over alone says which are the variables; leave of out"
             )
         )
-    if "Y" in opened:
+    if "Y" in opened and not cuts:  # of a part the lengths are compared once it is cut out
         check_summed_alike(x, opened["Y"], list(axes.values()))
     matrices = {role: as_matrix(array, axes[role], of) for role, array in opened.items()}
     return {role: _cut(array, cuts.get(role)) for role, array in matrices.items()}, of, axes["X"], x
@@ -471,7 +481,7 @@ def _with_missing(
         view: zarr.Array[Any] | Flattened | Masked = unmasked(array)
         code: Missing = None
         if role in masks:
-            view = with_mask(unmasked(array), masks[role], role)
+            view = with_mask(unmasked(array), masks[role], role, request.align)
             view = replace(view, codes=missing_codes(array))
         elif missing is not None and not isinstance(missing, GivenMasks):
             view, code = _with_codes(missing, unmasked(array), role)
@@ -661,7 +671,9 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
     return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
 
 
-def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], what: str) -> Any:
+def weights_of_axes(
+    weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], what: str, align: Align = "labels"
+) -> Any:
     """Weights that are given by axis, as those of the side that consists of these axes; others as they are.
 
     what: these axes are, in words. Raises OptionError or ShapeError.
@@ -697,12 +709,23 @@ def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], wha
             raise ShapeError(
                 f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
             )
+        if align == "labels" and (labelled := _labelled(value)) is not None:
+            check_same_labels(
+                Along("X", x, axis), Along(f"weights[{key!r}]", labelled, 0), "which have weights"
+            )
         if values.dtype.kind == "c":
             raise OptionError(
                 f"weights[{key!r}] holds complex numbers; weights must be finite numbers of 0 or more"
             )
         found[axis] = values
     return broadcast_weights(x, axes, found)
+
+
+def _labelled(value: Any) -> zarr.Array[Any] | None:
+    """A vector that may have coordinates: a DataArray, or one that is stored; None for any other."""
+    if is_data_array(value) or isinstance(value, os.PathLike | zarr.Array):
+        return open_array(value, ndim=1, role="weights")
+    return open_array(value, ndim=1, role="weights") if isinstance(value, str) and value != COSINE else None
 
 
 def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:

@@ -166,7 +166,7 @@ class Task:
         dtype = product_dtype(unmasked(x).dtype, search.dtype, "X", name_of(x))
         weights = None
         if request.weights is not None:
-            weights = variable_weights(request.weights, x, matrices.of)
+            weights = variable_weights(request.weights, x, matrices.of, request.align)
         whole = request.method == "gram" or (request.method == "auto" and min(x.shape) <= GRAM_SIDE)
         task = cls(request, matrices, dtype, weights, whole)
         if search.passes < task.fewest:
