@@ -191,7 +191,8 @@ class GramRequest:
         role."""
         given = {"X": self.x} if self.y is None else {"X": self.x, "Y": self.y}
         factors = [
-            array if isinstance(array, Flattened | Masked) else given[role] for role, array in arrays.items()
+            array if isinstance(array, Flattened | Masked | Section) else given[role]
+            for role, array in arrays.items()
         ]
         options: dict[str, Any] = {
             "a": factors[0],
