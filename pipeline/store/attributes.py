@@ -18,7 +18,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked, whole_of
-from tilewright.pipeline.store.sources.mapped import NETCDF_FILL
+from tilewright.pipeline.store.sources.mapped import NETCDF_FILL, NETCDF_FILLS
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -47,6 +47,13 @@ NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)", r
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """The attribute in which xarray keeps the names of dimensions in format 2; format 3 has a field for them."""
+DESCRIBED = frozenset(["units", "standard_name", "long_name", "cell_methods", "grid_mapping"])
+"""Those by which CF's conventions describe a variable: what has one, and names of its dimensions, came from netCDF, or
+may have."""
+
+DEFAULT_FILL = "netCDF's default fill value"
+"""What a message calls it."""
+
 
 Names: TypeAlias = tuple[str | None, ...]
 """The names of an array's dimensions; None for one without."""
@@ -148,7 +155,7 @@ def masks_of(array: StoredArray) -> Masks | None:
     values = sorted(reading.values, key=lambda value: (value.real, value.imag))
     named = {name: reading.found[name] for name in reading.masking}
     if reading.default is not None:
-        named["netCDF's default fill value"] = reading.default
+        named[DEFAULT_FILL] = reading.default
     names = _texts(named)
     return Masks(tuple(values), reading.least, reading.most, names, reading.largest)
 
@@ -195,8 +202,7 @@ def masked_caution(found: Mapping[str, int], masks: Mapping[str, Masks], result:
         return None
     return (
         f"{' and '.join(told)} stand for missing numbers, and went into {result} as the numbers that are stored: to"
-        " leave them out, name the number to gram, cov, corr or eofs (missing, --missing), or store NaN or 0 in their"
-        " place"
+        f" leave them out, {cure} to gram, cov, corr or eofs, or store NaN or 0 in their place"
     )
 
 
@@ -229,9 +235,11 @@ def _read(array: StoredArray) -> _Reading:
         _read_ranges(reading, {name: given[name] for name in RANGES if name in given}, dtype, turned)
     if dtype.kind in "iu":
         reading.found |= {name: given[name] for name in FLAGS if name in given}
-    if NETCDF_FILL in given and MASKS[0] not in given:
-        reading.values.add(given[NETCDF_FILL])
-        reading.default = given[NETCDF_FILL]
+    default = _default_fill(array, given)
+    if default is not None:
+        reading.values.add(default)
+        reading.largest = max(reading.largest, float(abs(default)))
+        reading.default = default
     return reading
 
 
@@ -241,6 +249,14 @@ def _is_turned(said: Any, dtype: np.dtype) -> bool:
     return (dtype.kind, word) in (("i", "true"), ("u", "false"))
 
 
+    every = [masks[role] for role, count in found.items() if count]
+    named = any(name in each.names for each in every for name in (*MASKS, ZARR_FILL))
+    cures = ["say missing='attributes' (--missing attributes)"] if named else []
+    defaults = {value for each in every if DEFAULT_FILL in each.names for value in each.values}
+    if not named and len(defaults) == 1:
+        (default,) = defaults
+        cures.append(f"say missing={default} (--missing {default})")
+    cure = " or ".join(cures) or "give a mask (missing, --missing)"
 def _read_mask(reading: _Reading, name: str, value: Any, dtype: np.dtype, turned: bool) -> None:
     """Add what ``_FillValue`` or its like says."""
     numbers = _numbers(value)
@@ -283,6 +299,20 @@ def _read_ranges(reading: _Reading, given: dict[str, Any], dtype: np.dtype, turn
         reading.least, reading.most = _wrapped(least, dtype), _wrapped(most, dtype)
         reading.values = {value for value in reading.values if least <= _turned(value, dtype) <= most}
         return
+def _default_fill(array: StoredArray, given: Mapping[str, Any]) -> Any:
+    """netCDF's default fill value, where nobody names another: of a variable of netCDF, and of floats that were one, as
+    their attributes tell. No other float is so large, while integers may be."""
+    if MASKS[0] in given:
+        return None
+    if NETCDF_FILL in given or array.dtype.kind != "f" or not DESCRIBED & given.keys():
+        return given.get(NETCDF_FILL)
+    return (
+        NETCDF_FILLS.get(array.dtype.newbyteorder("=").str[1:])
+        if None not in dimension_names(array)
+        else None
+    )
+
+
     reading.least = least if least != whole[0] else None
     reading.most = most if most != whole[1] else None
     reading.values = {value for value in reading.values if least <= value <= most}
