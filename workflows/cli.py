@@ -279,7 +279,7 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     metavar="CODE",
     callback=as_number,
     help="The number that stands for a missing one, such as -1, or nan; attributes: what _FillValue and missing_value"
-    " name; or a stored mask. It counts as the mean.",
+    " name, and packed numbers are unpacked; or a stored mask. It counts as the mean.",
 )
 @click.option(
     "--weights",

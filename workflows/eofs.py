@@ -209,7 +209,8 @@ def eofs(
         What happens to a variable without variance that is scaled, or without any number, such as a place on land:
         ``error``; ``zero``, by which it counts as 0; or ``nan``, by which it does and its part of each EOF is NaN.
     missing
-        What stands for a missing number: a number as it is stored, or ``"nan"``; or a mask, as for ``tilewright.gram``,
+        What stands for a missing number: a number as it is stored, or ``"nan"``; ``"attributes"``, by which X is taken
+        as xarray opens it; or a mask, as for ``tilewright.gram``,
         of which places that it leaves nothing of have 0 in the EOFs. Means and deviations are of those that
         are there, and the others count as the mean.
     weights

@@ -164,8 +164,9 @@ def gram(
         ``divide``; ``columns`` or ``rows`` each column, or row. Or factors, given as for ``center``.
     missing
         What stands for a missing number: a number as it is stored, or ``"nan"``; or ``"attributes"``, the numbers that
-        X's ``_FillValue`` and ``missing_value`` name, and NaN. Beside a number, or a mask, what these name is missing
-        too, as it is where xarray opens X. Or a mask, an array of bool or the path of a stored one, which is True where
+        X's ``_FillValue`` and ``missing_value`` name, and NaN, and X is unpacked by its ``scale_factor`` and
+        ``add_offset``, to float64, as where xarray opens it. Beside a number, or a mask, what the first two
+        name is missing too. Or a mask, an array of bool or the path of a stored one, which is True where
         a number is missing: of X's shape, or one that broadcasts to it along its last axes, or along those that its
         dimensions' names are of, such as a (lat, lon) mask of land. Of two matrices ``{"X": mask, "Y": mask}``. Beside
         a mask NaN is missing too; lines of which a mask leaves nothing count as 0, or with ``constant="nan"`` as NaN.

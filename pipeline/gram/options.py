@@ -35,7 +35,7 @@ from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_array, open_matrix
-from tilewright.pipeline.store.attributes import dimension_names, missing_codes
+from tilewright.pipeline.store.attributes import dimension_names, missing_codes, packing_of
 from tilewright.pipeline.store.coordinates import along_axis
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
@@ -498,11 +498,14 @@ def _with_codes(
     attributes name is missing beside the number too, as it is where xarray opens the array."""
     floats = array.dtype.kind in "fc"
     if missing == ATTRIBUTES:
-        named = missing_codes(array, as_xarray=True)
+        named, packing = missing_codes(array, as_xarray=True), packing_of(array)
+        if packing is not None:
+            return Masked.by_codes(array, named, packing), None
         if not named and not floats:
             raise OptionError(
                 f"missing={ATTRIBUTES!r}: {role}, {name_of(array)}, has no _FillValue or missing_value that"
-                f" {array.dtype} holds; give the number that stands for a missing element (--missing)"
+                f" {array.dtype} holds, nor scale_factor or add_offset; give the number that stands for a missing"
+                " element (--missing)"
             )
         if not named or (len(named) == 1 and not floats):
             return array, "nan" if floats else int(named[0])

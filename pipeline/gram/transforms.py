@@ -25,7 +25,14 @@ from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import dimension_names
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, is_beside_mask, unmasked
+from tilewright.pipeline.store.region import (
+    Flattened,
+    Masked,
+    StoredArray,
+    is_beside_mask,
+    numbers_dtype,
+    unmasked,
+)
 
 EXACT = 2**53
 """Integers up to this are exact in double precision."""
@@ -93,7 +100,7 @@ def result_dtype(matrices: Matrices, form: Form, asked: Any) -> Any:
     """
     if form == "plain":
         return asked
-    dtypes = [unmasked(array).dtype.newbyteorder("=") for array in matrices.arrays.values()]
+    dtypes = [numbers_dtype(array) for array in matrices.arrays.values()]
     if matrices.counts_pairs:
         return _pairs_dtype(matrices, dtypes, asked)
     return _transformed_dtype(matrices, form, dtypes, asked)

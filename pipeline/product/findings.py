@@ -34,7 +34,7 @@ from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
-from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.attributes import is_unpacked, masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.region import Masked, whole_of
 
 
@@ -171,7 +171,7 @@ def masks_in(factors: Factors) -> dict[str, Masks]:
     found = {}
     for (role, array), transform in zip(factors.roles.items(), factors.fused.transforms, strict=True):
         masks = masks_of(array)
-        if masks is None:
+        if masks is None or is_unpacked(array):  # of which codes are missing, and stored ranges say nothing
             continue
         known = None
         if transform is not None:

@@ -72,7 +72,14 @@ from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eo
 from tilewright.pipeline.store.arrays import Input, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names
 from tilewright.pipeline.store.coordinates import along_side, left_behind, made_with_coordinates, many_along
-from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, is_beside_mask, unmasked
+from tilewright.pipeline.store.region import (
+    Flattened,
+    Masked,
+    Section,
+    StoredArray,
+    is_beside_mask,
+    numbers_dtype,
+)
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.transfer.files import with_remedy
@@ -163,7 +170,7 @@ class Task:
         search = request.search
         matrices = request.matrices()
         x = matrices.arrays["X"]
-        dtype = product_dtype(unmasked(x).dtype, search.dtype, "X", name_of(x))
+        dtype = product_dtype(numbers_dtype(x), search.dtype, "X", name_of(x))
         weights = None
         if request.weights is not None:
             weights = variable_weights(request.weights, x, matrices.of, request.align)

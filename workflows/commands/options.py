@@ -174,7 +174,7 @@ variables_options = options(
     align_option,
     click.option("--missing", metavar="CODE", callback=as_number,
                  help="The number that stands for a missing one, such as -1, or nan; attributes: what _FillValue and"
-                 " missing_value name; or a stored mask of bool."),
+                 " missing_value name, and packed numbers are unpacked; or a stored mask of bool."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
