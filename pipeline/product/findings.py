@@ -229,7 +229,10 @@ def not_finite_caution(
     share = _share(found.c.not_finite, size)
     counts = (found.c.nan, "NaN"), (found.c.infinite, "infinite")
     kinds = ", ".join(f"{count} {name}" for count, name in counts if count)
-    if factors.fused.pairwise is not None:
+    if (pairwise := factors.fused.pairwise) is not None:
+        down, across = pairwise.without
+        if factors.band is None and found.c.not_finite <= down * columns + across * rows - down * across:
+            return None  # of variables without any number, which are told of
         return (
             f"{share} of {names.c}'s {size} elements are not finite ({kinds}): too few pairs are both there, a variable"
             f" is constant over them, or {names.either} holds NaN or infinity that is not known as missing"

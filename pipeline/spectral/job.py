@@ -698,7 +698,7 @@ def _check_finite(matrices: Matrices, moments: Moments) -> None:
     """Raise OptionError where a variable holds NaN or infinities that are not said to be missing."""
     bad = np.flatnonzero(~(np.isfinite(moments.mean) & np.isfinite(moments.second)))
     if len(bad):
-        raise not_finite(matrices, "X", bad, "variable")
+        raise not_finite(matrices, "X", bad, matrices.of)
 
 
 def _not_finite(role: str, array: StoredArray) -> OptionError:

@@ -25,9 +25,8 @@ from tilewright.pipeline.gram.options import (
     Values,
     axis_of,
     open_matrices,
-    stored_values,
-    weights_of_axes,
 )
+from tilewright.pipeline.gram.weights import stored_values, weights_of_axes
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix

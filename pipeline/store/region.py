@@ -376,6 +376,13 @@ class Masked(_Seen):
             found |= stored == np.asarray(code, stored.dtype)
         return found
 
+    def read_as(self, stored: np.ndarray, out: np.ndarray) -> None:
+        """Write what elements read as, but for those that are missing."""
+        if self.packing is not None:
+            self.packing.unpacked(stored, out)
+        elif stored is not out:
+            out[...] = stored
+
     def boxes(
         self, region: Sequence[slice], block: np.ndarray
     ) -> Iterator[tuple[np.ndarray, tuple[slice, ...]]]:

@@ -262,10 +262,7 @@ def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, targe
     held = target if target.dtype == stored else np.empty(target.shape, stored)
     part.read(held)
     known = array.holds_code(held)
-    if array.packing is not None:
-        array.packing.unpacked(held, target)
-    elif held is not target:
-        target[...] = held
+    array.read_as(held, target)
     ends = zip(region, part.target, strict=True)
     where = [slice(whole.start + inside.start, whole.start + inside.stop) for whole, inside in ends]
     gone = np.empty(target.shape, bool)

@@ -252,3 +252,14 @@ def ends_told(one: Along, other: Along) -> str:
         f". The coordinates {names} go {', '.join(told)}: take what both have, as with"
         " x, y = xarray.align(x, y, join='inner')"
     )
+
+
+def labels_at(side: Along, place: int) -> str:
+    """What the coordinates say of a place along a side, such as ``lat=15.0, lon=90.0``; empty where there are none."""
+    told = []
+    for number, name in enumerate(side.names):
+        found, at = side.coordinates(number), int(side.places(number)[place])
+        if found is not None and found.first <= at < found.first + len(found.values):
+            one = found.values[at - found.first :][:1]
+            told.append(f"{name}={_Labels(Coordinates(one, found.attributes)).shown(0)}")
+    return ", ".join(told)

@@ -102,7 +102,13 @@ def open_variable(path: Path, variable: str | None, name: str, role: str) -> zar
     except TilewrightError:  # some are of OSError too
         raise
     except OSError as error:
-        raise StoreError(f"{role}: cannot open {name}: {error}") from error
+        cure = "see whether it is whole (h5ls, ncdump -h), and mend, or get, it anew"
+        if "truncated file" in str(error):
+            cure = (
+                f"it has {path.stat().st_size} bytes, and says that it had more: it was cut short, as by a transfer"
+                " that did not end; get it anew"
+            )
+        raise StoreError(f"{role}: cannot open {name}: {error}; {cure}") from error
 
 
 def _found(file: Any, variable: str | None, name: str, role: str) -> Any:
