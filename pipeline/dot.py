@@ -25,6 +25,7 @@ import zarr
 
 from tilewright import __version__
 from tilewright.kernels import dot
+from tilewright.kernels.arguments import check_choice
 from tilewright.kernels.choices import DeviceName
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
@@ -40,6 +41,7 @@ from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Input, name_of, open_array, read_unit
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region_read import reads_parts, region_reads
@@ -79,7 +81,7 @@ class Vectors:
     """When they were looked at, by `time.monotonic`."""
 
 
-def open_vectors(x: Input, y: Input, dtype: str | np.dtype | None) -> Vectors:
+def open_vectors(x: Input, y: Input, dtype: str | np.dtype | None, align: Align = "labels") -> Vectors:
     """Open two vectors and find out what their product is.
 
     Raises
@@ -88,12 +90,17 @@ def open_vectors(x: Input, y: Input, dtype: str | np.dtype | None) -> Vectors:
         One is not there, holds no numbers, or cannot be shared with workers; or does not cast to ``dtype``.
     ShapeError
         One has several dimensions, or the lengths differ.
+    OptionError
+        Their labels differ, and nobody said that they are paired by position.
     """
-    arrays = shared_inputs(
-        {"X": open_array(x, ndim=1, role="X"), "Y": open_array(y, ndim=1, role="Y")}, copied=True
-    )
+    check_choice("align", align, ALIGNS)
+    opened = {"X": open_array(x, ndim=1, role="X"), "Y": open_array(y, ndim=1, role="Y")}
+    sides = Along("X", opened["X"], 0), Along("Y", opened["Y"], 0)
+    n = _common_length(*sides)
+    if align == "labels":
+        check_same_labels(*sides, "by which their elements are paired")
+    arrays = shared_inputs(opened, copied=True)
     left, right = arrays.values()
-    n = _common_length(left, right)
     of_x, of_y = (np.dtype(vector.dtype).newbyteorder("=") for vector in (left, right))
     names = f"X: {name_of(left)}", f"Y: {name_of(right)}"
     result = check.result_dtype(of_x, of_y, dtype, names, NUMPY_ELEMENTS, k=n)
@@ -108,11 +115,12 @@ def open_vectors(x: Input, y: Input, dtype: str | np.dtype | None) -> Vectors:
     )
 
 
-def _common_length(x: zarr.Array[Any], y: zarr.Array[Any]) -> int:
+def _common_length(x: Along, y: Along) -> int:
     (n,), (n_y,) = x.shape, y.shape
     if n != n_y:
         raise ShapeError(
-            f"{name_of(x)} has {n} elements and {name_of(y)} has {n_y}; they must have equally many"
+            f"{name_of(x.array)} has {n} elements and {name_of(y.array)} has {n_y}; they must have equally"
+            f" many{ends_told(x, y)}"
         )
     return int(n)
 
@@ -253,7 +261,7 @@ def dot_stored(
     StoreError
         A chunk cannot be read.
     """
-    n = _common_length(x, y)
+    n = _common_length(Along("X", x, 0), Along("Y", y, 0))
     step, lighter = _piece_elements(x, y)
     ranges, known = _ranges(n, step, kept, listener)
     itemsize = x.dtype.itemsize + y.dtype.itemsize

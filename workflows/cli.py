@@ -19,6 +19,7 @@ from tilewright.workflows.commands.options import (
     ELSEWHERE,
     EPILOGUE,
     add_up_option,
+    align_option,
     cluster_file_option,
     cluster_options,
     constant_option,
@@ -132,8 +133,8 @@ def cli() -> None:
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
-@options(factor_options, range_options("rows of C", "columns of C"), epilogue_options, dtype_option)
-@options(precision_option, cluster_options, device_option, memory_option)
+@options(factor_options, align_option, range_options("rows of C", "columns of C"), epilogue_options)
+@options(dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(elsewhere_options, storage_options, outcome_options)
 def matmul(
     a: str,
@@ -271,7 +272,7 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     help="The axes of the samples, by their dimensions' names or by numbers, with commas between them, in place of"
     " --of.",
 )
-@options(add_up_option)
+@options(add_up_option, align_option)
 @click.option("--no-center", is_flag=True, help="Subtract no means.")
 @click.option("--scale", is_flag=True, help="Divide each variable by its standard deviation.")
 @click.option(
@@ -279,7 +280,7 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     metavar="CODE",
     callback=as_number,
     help="The number that stands for a missing one, such as -1, or nan; attributes: what _FillValue and missing_value"
-    " name; or a stored mask. It counts as the mean.",
+    " name, and packed numbers are unpacked; or a stored mask. It counts as the mean.",
 )
 @click.option(
     "--weights",
@@ -335,7 +336,7 @@ neighbour_options = options(
     click.option("--metric", type=click.Choice(METRICS), default="dot", show_default=True,
                  help="What a pair's value is: the sum of products, that divided by both lengths, or the distance."),
     click.option("--columns", is_flag=True, help="The items are the columns of A and B, not their rows."),
-    precision_option, cluster_options, device_option, memory_option,
+    align_option, precision_option, cluster_options, device_option, memory_option,
     elsewhere_options,
     click.option("--no-verify", is_flag=True, help="Do not compare a sample of the items with all of B anew."),
     click.option("--no-resume", is_flag=True, help="Search every block, also those that a stopped run has finished."),
@@ -405,7 +406,7 @@ def pairs(arrays: tuple[str, ...], count_only: bool, as_json: bool, **shared: An
 @cli.command()
 @click.argument("a")
 @click.argument("b")
-@options(factor_options, dtype_option, precision_option, device_option, memory_option)
+@options(factor_options, align_option, dtype_option, precision_option, device_option, memory_option)
 @click.option("--profile", "cluster", metavar="NAME",
               help="Plan for the workers of a profile: of kind slurm for those of its job, which is not submitted; of"
               " others for those that are found there. Default: this machine.")  # fmt: skip
@@ -532,7 +533,7 @@ for command in (histogram, duplicates, signals, merge):
 @click.option(
     "--no-resume", is_flag=True, help="Multiply every piece, also those that a stopped run has left."
 )
-@options(cluster_options, device_option, sum_dtype_option, json_option)
+@options(align_option, cluster_options, device_option, sum_dtype_option, json_option)
 def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **shared: Any) -> None:
     """Print the sum of conj(x) y over two one-dimensional Zarr arrays.
 

@@ -21,6 +21,7 @@ from tilewright.pipeline.dot import multiply_vectors, open_parts, open_vectors
 from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.records import place_of
 from tilewright.pipeline.store.arrays import Input
+from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
 
@@ -65,6 +66,7 @@ def dot(
     x: Input,
     y: Input,
     *,
+    align: Align = "labels",
     dtype: str | np.dtype | None = None,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
@@ -79,6 +81,9 @@ def dot(
     ----------
     x, y
         One-dimensional arrays of numbers of equal length n: paths, URLs or open arrays of zarr-python.
+    align
+        What pairs the elements of x and y. ``labels``: where they lie, and where both have coordinates these have to be
+        the same; other ones are refused. ``position``: where they lie alone.
     dtype
         The result's dtype. Without it, integers get the smallest of int32, uint32, int64 and uint64 that holds n times
         the largest product of the two dtypes (and no narrower one than NumPy's; NumPy's type widened to 64 bits where
@@ -118,6 +123,7 @@ def dot(
     return timed_dot(
         x,
         y,
+        align=align,
         dtype=dtype,
         cluster=cluster,
         cluster_file=cluster_file,
@@ -132,6 +138,7 @@ def timed_dot(
     x: Input,
     y: Input,
     *,
+    align: Align = "labels",
     dtype: str | np.dtype | None = None,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
@@ -147,7 +154,7 @@ def timed_dot(
     check_callable("listener", listener)
     resume = check_flag("resume", resume)
     place = None if state is None else place_of(state)
-    vectors = open_vectors(x, y, dtype)
+    vectors = open_vectors(x, y, dtype, align)
     for note in vectors.notes:
         listener(Caution(note))
     with (

@@ -17,6 +17,7 @@ from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.labels.alignment import Align
 
 
 def eigh(
@@ -110,6 +111,7 @@ class EofOptions(TypedDict, total=False):
     of: Side
     sum_over: Axes
     add_up: Axes
+    align: Align
     center: bool
     scale: bool
     constant: Constant
@@ -149,6 +151,7 @@ def eofs(
     of: Side = "columns",
     sum_over: Axes = None,
     add_up: Axes = None,
+    align: Align = "labels",
     center: bool = True,
     scale: bool = False,
     constant: Constant = "error",
@@ -197,13 +200,17 @@ def eofs(
         names of their dimensions, of an X of any number of dimensions. As for ``tilewright.gram``.
     add_up
         Axes whose elements are added up first, such as the alleles of a dosage, as for ``tilewright.gram``.
+    align
+        Whether a mask, and weights of an axis, need X's ``labels``, where both have coordinates, or are taken by
+        ``position``, as for ``tilewright.gram``.
     center, scale
         Whether the mean of each variable is subtracted, and whether it is divided by its standard deviation (n - 1).
     constant
         What happens to a variable without variance that is scaled, or without any number, such as a place on land:
         ``error``; ``zero``, by which it counts as 0; or ``nan``, by which it does and its part of each EOF is NaN.
     missing
-        What stands for a missing number: a number as it is stored, or ``"nan"``; or a mask, as for ``tilewright.gram``,
+        What stands for a missing number: a number as it is stored, or ``"nan"``; ``"attributes"``, by which X is taken
+        as xarray opens it; or a mask, as for ``tilewright.gram``,
         of which places that it leaves nothing of have 0 in the EOFs. Means and deviations are of those that
         are there, and the others count as the mean.
     weights
@@ -289,6 +296,7 @@ def eofs(
         search,
         of=of,
         sum_over=sum_over,
+        align=align,
         center=center,
         scale=scale,
         constant=constant,

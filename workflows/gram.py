@@ -33,6 +33,7 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.request import Durability
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.new.storage import Sides, as_storage
 from tilewright.pipeline.store.sources.opening import InMemory
 from tilewright.pipeline.store.sources.slices import Slice
@@ -48,6 +49,7 @@ class _Options(TypedDict, total=False):
     counts: Source | None
     sum_over: Axes
     add_up: Axes
+    align: Align
     constant: Constant
     dtype: str | np.dtype | None
     precision: PrecisionName
@@ -118,6 +120,7 @@ def gram(
     counts: Source | None = None,
     sum_over: Axes = None,
     add_up: Axes = None,
+    align: Align = "labels",
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -161,8 +164,9 @@ def gram(
         ``divide``; ``columns`` or ``rows`` each column, or row. Or factors, given as for ``center``.
     missing
         What stands for a missing number: a number as it is stored, or ``"nan"``; or ``"attributes"``, the numbers that
-        X's ``_FillValue`` and ``missing_value`` name, and NaN. Beside a number, or a mask, what these name is missing
-        too, as it is where xarray opens X. Or a mask, an array of bool or the path of a stored one, which is True where
+        X's ``_FillValue`` and ``missing_value`` name, and NaN, and X is unpacked by its ``scale_factor`` and
+        ``add_offset``, to float64, as where xarray opens it. Beside a number, or a mask, what the first two
+        name is missing too. Or a mask, an array of bool or the path of a stored one, which is True where
         a number is missing: of X's shape, or one that broadcasts to it along its last axes, or along those that its
         dimensions' names are of, such as a (lat, lon) mask of land. Of two matrices ``{"X": mask, "Y": mask}``. Beside
         a mask NaN is missing too; lines of which a mask leaves nothing count as 0, or with ``constant="nan"`` as NaN.
@@ -210,6 +214,10 @@ def gram(
         Axes whose elements are added up first, one or a list, such as the two alleles of a dosage along ``ploidy``; X
         is what is left, in a type that holds all sums, in memory that the host's workers share. A sum with a part that
         is ``missing``, a number or ``"nan"``, is missing. Without it products are of single elements.
+    align
+        What pairs the elements of X and Y along what is summed over, those of X and a mask, and a place of an axis and
+        its weight. ``labels``: they are paired by where they lie, and have to have the same coordinates there, where
+        both have any; other ones are refused. ``position``: by where they lie, whatever their coordinates say.
     constant
         What happens where a variable without variance is to be divided by its deviation, or one without any number has
         a mean to be subtracted: ``error``; ``zero``, by which it counts as 0; or ``nan``, by which its row and its
@@ -233,8 +241,9 @@ def gram(
     Raises
     ------
     TilewrightError
-        As ``tilewright.matmul``, and before the first tile: OptionError for constant variables that are scaled, and for
-        lines without any number where a mean is needed; ShapeError for weights, factors or means of a wrong length.
+        As ``tilewright.matmul``, and before the first tile: OptionError for constant variables that are scaled, for
+        lines without any number where a mean is needed, and for coordinates of X and Y that differ;
+        ShapeError for weights, factors or means of a wrong length.
 
     Examples
     --------
@@ -279,6 +288,7 @@ def gram(
         counts=counts,
         sum_over=sum_over,
         add_up=add_up,
+        align=align,
         constant=constant,
         dtype=dtype,
         precision=precision,
@@ -331,6 +341,7 @@ def cov(
     counts: Source | None = None,
     sum_over: Axes = None,
     add_up: Axes = None,
+    align: Align = "labels",
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -386,6 +397,7 @@ def cov(
         counts=counts,
         sum_over=sum_over,
         add_up=add_up,
+        align=align,
         constant=constant,
         dtype=dtype,
         precision=precision,
@@ -437,6 +449,7 @@ def corr(
     counts: Source | None = None,
     sum_over: Axes = None,
     add_up: Axes = None,
+    align: Align = "labels",
     constant: Constant = "error",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
@@ -491,6 +504,7 @@ def corr(
         counts=counts,
         sum_over=sum_over,
         add_up=add_up,
+        align=align,
         constant=constant,
         dtype=dtype,
         precision=precision,

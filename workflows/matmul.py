@@ -22,6 +22,7 @@ from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.repair import multiply_or_accept
 from tilewright.pipeline.product.request import Durability, Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.new.storage import Sides, as_storage
 from tilewright.workflows.batch.elsewhere import elsewhere
 
@@ -31,6 +32,7 @@ class ProductOptions(TypedDict, total=False):
 
     transpose_a: bool
     transpose_b: bool
+    align: Align
     dtype: str | np.dtype | None
     precision: PrecisionName
     cluster: Cluster
@@ -69,6 +71,7 @@ def matmul(
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
+    align: Align = "labels",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
     cluster: Cluster = "local",
@@ -110,6 +113,9 @@ def matmul(
     transpose_a, transpose_b
         Take the transpose of A or B; nothing is stored transposed. One array by its own transpose gives a C that is
         symmetric to the bit: its tiles on and below the diagonal are computed, and each is stored twice.
+    align
+        What pairs the columns of op(A) with the rows of op(B). ``labels``: where they lie, and where both have
+        coordinates these have to be the same; other ones are refused. ``position``: where they lie alone.
     dtype
         C's dtype. Without it, that of ``numpy.matmul``, but for integers the smallest of int32, uint32, int64 and
         uint64 that holds k times the largest product of the two dtypes, and is no narrower than NumPy's; where none
@@ -193,6 +199,7 @@ def matmul(
         out,
         transpose_a=transpose_a,
         transpose_b=transpose_b,
+        align=align,
         dtype=dtype,
         precision=precision,
         cluster=cluster,
@@ -228,6 +235,7 @@ def plan_matmul(
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
+    align: Align = "labels",
     dtype: str | np.dtype | None = None,
     precision: PrecisionName = "full",
     alpha: complex = 1,
@@ -278,6 +286,7 @@ def plan_matmul(
         b,
         transpose_a=transpose_a,
         transpose_b=transpose_b,
+        align=align,
         dtype=dtype,
         precision=precision,
         cluster_file=cluster_file,

@@ -134,9 +134,11 @@ def _of_passes(plan: EofPlan, asked: _Asked) -> Forecast:
     else:
         parts, times = steps, 1.0 / len(steps)
         units = f"mean pass over X, of which it takes {plan.least_passes} to {plan.most_passes}"
+    mean = _added(parts, times)
+    passes = (1, 1) if times == 1.0 else (plan.least_passes, plan.most_passes)
     return replace(
-        _added(parts, times),
-        command_seconds=None,
+        mean,
+        command_seconds=_command_of_passes(plan, asked, mean, passes),
         disk_nbytes=plan.output_nbytes,
         memory_nbytes=max((each.memory_nbytes or 0 for each in products), default=0),
         device_nbytes=max(each.device_nbytes for each in products),
@@ -144,6 +146,34 @@ def _of_passes(plan: EofPlan, asked: _Asked) -> Forecast:
         output="EOFs and scores",
         words=scores.words,
     )
+
+
+def _command_of_passes(
+    plan: EofPlan, asked: _Asked, found: Forecast, passes: tuple[int, int]
+) -> tuple[float, float] | None:
+    """Between which seconds the whole command takes: at least and at most so many times what was found, one start, and
+    the checks; None where nobody knows those. Of the iteration the scores alone are checked."""
+    begun = [
+        _around(_of_product(product, asked._replace(verify=False))) for product in plan.products.values()
+    ]
+    checked = list(plan.products.values())[0 if plan.method == "gram" else -1 :] if asked.verify else []
+    checks = [_around(_of_product(product, asked)) for product in checked]
+    start, ends = begun[-1], (found.least_seconds, found.most_seconds)
+    if start is None or None in checks or None in ends:
+        return None
+    least, most = (
+        times * seconds + first + sum(each[end] - first for each in checks if each is not None)
+        for end, (times, seconds, first) in enumerate(zip(passes, ends, start, strict=True))
+        if seconds is not None
+    )
+    return least, most
+
+
+def _around(one: Forecast) -> tuple[float, float] | None:
+    """What start and check add to the tiles of a product; None: not known."""
+    if one.command_seconds is None or one.least_seconds is None or one.most_seconds is None:
+        return None
+    return one.command_seconds[0] - one.least_seconds, one.command_seconds[1] - one.most_seconds
 
 
 def _added(parts: Sequence[Forecast], times: float) -> Forecast:

@@ -13,6 +13,7 @@ from tilewright.kernels.arguments import shown
 from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.labels.alignment import Along, ends_told
 from tilewright.pipeline.store.region import Flattened, StoredArray
 
 ALLELE_AXES = ("ploidy", "allele", "alleles")
@@ -102,9 +103,10 @@ def check_summed_alike(x: zarr.Array[Any], y: zarr.Array[Any], axes: Sequence[tu
     """Raise ShapeError where the axes of two arrays that are summed over have other lengths."""
     of_x, of_y = ([array.shape[axis] for axis in some] for array, some in zip((x, y), axes, strict=True))
     if of_x != of_y:
+        sides = [Along(role, array, some[0]) for role, array, some in zip("XY", (x, y), axes, strict=True)]
         raise ShapeError(
             f"the axes that are summed over have the lengths {_lengths(of_x)} in {name_of(x)} and {_lengths(of_y)} in"
-            f" {name_of(y)}; both must have the same"
+            f" {name_of(y)}; both must have the same{ends_told(*sides) if len(of_x) == len(of_y) == 1 else ''}"
         )
 
 

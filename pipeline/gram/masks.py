@@ -16,6 +16,7 @@ from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError, Stor
 from tilewright.pipeline.gram.axes import axes_text
 from tilewright.pipeline.store.arrays import name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.labels.alignment import Align, Along, check_same_labels
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, base_of
 from tilewright.pipeline.store.sources.dasks import pending_of
 from tilewright.pipeline.store.sources.opening import holds_bool, is_given_array
@@ -70,13 +71,13 @@ def _may_be_mask(value: Any) -> bool:
     return isinstance(value, str | os.PathLike | zarr.Array | list | tuple)
 
 
-def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str) -> Masked:
+def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str, align: Align = "labels") -> Masked:
     """A matrix beside its mask, which is opened as every array is.
 
     Raises
     ------
     OptionError
-        Nothing is stored under the name that is given, or it is no array.
+        Nothing is stored under the name that is given, or it is no array; or its coordinates are not the array's.
     StoreError
         What is stored there cannot be read.
     DTypeError
@@ -92,6 +93,11 @@ def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str) -> Mask
             " missing: compare it (mask != 0), or store it so"
         )
     axes = _axes(mask, called, base_of(array), role)
+    if align == "labels":
+        for number, axis in enumerate(axes):
+            if mask.shape[number] == base_of(array).shape[axis]:
+                sides = Along(role, base_of(array), axis), Along("the mask", mask, number)
+                check_same_labels(*sides, "along which the mask lies")
     # An array of dask has its numbers once there is a cluster.
     small = mask.size <= HELD_ELEMENTS and pending_of(mask) is None
     return Masked(array, HeldMask.of(_read(mask) != 0) if small else mask, axes)

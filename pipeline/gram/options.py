@@ -12,31 +12,29 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import check_callable, check_choice, check_flag, host_array, shown
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag, shown
 from tilewright.kernels.choices import DIVISORS, DeviceName, PrecisionName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.profiles import Cluster
-from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
+from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.axes import (
     as_matrix,
     axes_text,
-    axis_named,
-    broadcast_weights,
     check_summed_alike,
     of_parts,
     side_left,
     summed_axes,
 )
 from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
+from tilewright.pipeline.gram.weights import is_values, stored_values, weights_of_axes, weights_of_lines
 from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
-from tilewright.pipeline.product.fusing import read_vector
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
-from tilewright.pipeline.store.attributes import dimension_names, missing_codes
-from tilewright.pipeline.store.coordinates import along_axis
+from tilewright.pipeline.store.attributes import missing_codes, packing_of
+from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.opening import InMemory
@@ -47,27 +45,6 @@ SIDES: tuple[Side, ...] = get_args(Side)
 CENTERS = (*SIDES, "both")
 ALLELES = "2pq"
 """The divisor of VanRaden's relationship matrix (2008): the sum of 2p(1 - p) of allele frequencies p."""
-COSINE = "cos"
-"""In place of the weights of an axis: the cosines of its latitudes."""
-RIGHT_ANGLE = 90
-ANGLE_ROUNDING = 1e-6
-"""What a pole may lie beyond that, as a share of it, in coordinates of single precision."""
-DEGREES = frozenset(
-    [
-        "degrees_north",
-        "degree_north",
-        "degrees_N",
-        "degree_N",
-        "degreesN",
-        "degreeN",
-        "degrees",
-        "degree",
-        "deg",
-        "°",
-    ]
-)
-"""The units of latitudes by CF's conventions, and those that UDUNITS has for the same."""
-RADIANS = frozenset(["radians", "radian", "rad"])
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 Constant: TypeAlias = Literal["error", "zero", "nan"]
@@ -87,11 +64,14 @@ Missing: TypeAlias = "int | float | Literal['nan'] | None"
 """The number that stands for a missing element."""
 
 
+SUMMED = "which are summed over"
+"""Of the labels along a side, why they are compared."""
+
 ATTRIBUTES = "attributes"
 """What stands for a missing number where its array's attributes say that."""
 TOLD = (
-    "of", "center", "scale", "missing", "missing_as", "divide", "weights", "window", "append", "sum_over", "constant",
-    "conjugated",
+    "of", "center", "scale", "missing", "missing_as", "divide", "weights", "window", "append", "sum_over", "align",
+    "constant", "conjugated",
 )  # fmt: skip
 """The options that say what a Gram matrix is."""
 
@@ -130,6 +110,7 @@ class GramRequest:
     """Where the numbers of pairs go."""
     storage: Storage = AS_IT_COMES
     sum_over: Any = None
+    align: Align = "labels"
     constant: Constant = "error"
     """What becomes of variables without any number, and of those without variance that are scaled to unit variance:
     ``error``, ``zero`` or ``nan``."""
@@ -167,6 +148,7 @@ class GramRequest:
         check_choice("of", self.of, SIDES)
         check_choice("missing_as", self.missing_as, MISSING_AS)
         check_choice("constant", self.constant, CONSTANTS)
+        check_choice("align", self.align, ALIGNS)
         check_callable("listener", self.listener)
         return replace(
             self,
@@ -184,7 +166,8 @@ class GramRequest:
         role."""
         given = {"X": self.x} if self.y is None else {"X": self.x, "Y": self.y}
         factors = [
-            array if isinstance(array, Flattened | Masked) else given[role] for role, array in arrays.items()
+            array if isinstance(array, Flattened | Masked | Section) else given[role]
+            for role, array in arrays.items()
         ]
         options: dict[str, Any] = {
             "a": factors[0],
@@ -227,8 +210,8 @@ class Treatment:
     """By side: numbers that the user has multiplied by, float64 or complex128."""
     missing: Missing = None
     """As in `plan.transform.Transform`."""
-    missing_given: Missing = None
-    """What the user said is missing, for messages."""
+    missing_given: Any = None
+    """What the user said is missing, such as ``attributes``, for messages."""
 
 
 @dataclass(frozen=True)
@@ -323,11 +306,14 @@ def open_matrices(request: GramRequest) -> Matrices:
     arrays, codes = _with_missing(request, arrays)
     axis = axis_of(other(of))
     lengths = {role: int(array.shape[axis]) for role, array in arrays.items()}
+    sides = [Along(role, array, axis) for role, array in arrays.items()]
     if len(set(lengths.values())) > 1:
         raise ShapeError(
             f"{name_of(arrays['X'])} has {counted(lengths['X'], other(of)[:-1])} and {name_of(arrays['Y'])} has"
-            f" {lengths['Y']}; both are summed over, so they must have equally many"
+            f" {lengths['Y']}; both are summed over, so they must have equally many{ends_told(*sides)}"
         )
+    if len(sides) == 2 and request.align == "labels":
+        check_same_labels(sides[0], sides[1], SUMMED)
     if len(arrays) == 2:
         for name in ("center", "scale"):
             _check_no_values_of_two(name, getattr(request, name), of)
@@ -335,14 +321,14 @@ def open_matrices(request: GramRequest) -> Matrices:
         role: replace(
             _treatment(request, array, of),
             missing=codes[role],
-            missing_given=codes[role] if request.missing_given is None else request.missing_given,
+            missing_given=_said(request, codes[role]),
         )
         for role, array in arrays.items()
     }
     weights = None
     if request.weights is not None:
-        given = weights_of_axes(request.weights, x, summed, "summed over")
-        weights = _weights(given, lengths["X"], other(of), arrays["X"])
+        given = weights_of_axes(request.weights, x, summed, "summed over", request.align)
+        weights = weights_of_lines(given, lengths["X"], other(of), arrays["X"])
     pairwise = request.missing_as == "pairwise"
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
     if request.divide == ALLELES:
@@ -362,6 +348,13 @@ def open_matrices(request: GramRequest) -> Matrices:
             f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
         )
     return matrices
+
+
+def _said(request: GramRequest, code: Missing) -> Any:
+    """What is missing, in the user's words where it was one."""
+    if request.missing_given is not None:
+        return request.missing_given
+    return request.missing if isinstance(request.missing, str) else code
 
 
 def _check_alleles(request: GramRequest, matrices: Matrices) -> None:
@@ -442,7 +435,7 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
                 else f"X has {x.ndim} dimensions, and sum_over alone says which are the variables; leave of out"
             )
         )
-    if "Y" in opened:
+    if "Y" in opened and not cuts:  # of a part the lengths are compared once it is cut out
         check_summed_alike(x, opened["Y"], list(axes.values()))
     matrices = {role: as_matrix(array, axes[role], of) for role, array in opened.items()}
     return {role: _cut(array, cuts.get(role)) for role, array in matrices.items()}, of, axes["X"], x
@@ -471,7 +464,7 @@ def _with_missing(
         view: zarr.Array[Any] | Flattened | Masked = unmasked(array)
         code: Missing = None
         if role in masks:
-            view = with_mask(unmasked(array), masks[role], role)
+            view = with_mask(unmasked(array), masks[role], role, request.align)
             view = replace(view, codes=missing_codes(array))
         elif missing is not None and not isinstance(missing, GivenMasks):
             view, code = _with_codes(missing, unmasked(array), role)
@@ -487,11 +480,14 @@ def _with_codes(
     attributes name is missing beside the number too, as it is where xarray opens the array."""
     floats = array.dtype.kind in "fc"
     if missing == ATTRIBUTES:
-        named = missing_codes(array, as_xarray=True)
+        named, packing = missing_codes(array, as_xarray=True), packing_of(array)
+        if packing is not None:
+            return Masked.by_codes(array, named, packing), None
         if not named and not floats:
             raise OptionError(
                 f"missing={ATTRIBUTES!r}: {role}, {name_of(array)}, has no _FillValue or missing_value that"
-                f" {array.dtype} holds; give the number that stands for a missing element (--missing)"
+                f" {array.dtype} holds, nor scale_factor or add_offset; give the number that stands for a missing"
+                " element (--missing)"
             )
         if not named or (len(named) == 1 and not floats):
             return array, "nan" if floats else int(named[0])
@@ -504,13 +500,6 @@ def _with_codes(
     return Masked.by_codes(array, every), None
 
 
-def _is_values(value: Any) -> bool:
-    """Whether an argument is, or names, one number a line; arrays of other libraries, as xarray's, are taken by what
-    NumPy makes of them."""
-    given = isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
-    return given or (hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0)
-
-
 def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
     """``center`` or ``scale``: a truth value, a word, or values, or those by side in a mapping."""
     if isinstance(value, bool | np.bool_):
@@ -520,12 +509,12 @@ def _checked_sides(name: str, value: Any, words: tuple[str, ...]) -> Any:
         if wrong or not value:
             found = f"names {shown(wrong[0])}" if wrong else "is empty"
             raise OptionError(f"{name}: the mapping {found}; its keys may be 'columns' and 'rows'")
-        if bad := [side for side in value if not _is_values(value[side])]:
+        if bad := [side for side in value if not is_values(value[side])]:
             raise OptionError(
                 f"{name}[{bad[0]!r}]={shown(value[bad[0]])} is no array; give one number for each of the {bad[0]}"
             )
         return dict(value)
-    if _is_values(value):
+    if is_values(value):
         return value
     raise OptionError(
         f"{name}={shown(value)} is unknown; it may be True, False, {', '.join(map(repr, words))}, or one number a"
@@ -578,7 +567,7 @@ def _checked_divisor(value: Any) -> Any:
 def _check_no_values_of_two(name: str, value: Any, of: str) -> None:
     """Raise OptionError for numbers of the variables where there are two matrices with variables of their own."""
     own = isinstance(value, Mapping) and of in value
-    if own or (_is_values(value) and not (isinstance(value, str) and value in CENTERS)):
+    if own or (is_values(value) and not (isinstance(value, str) and value in CENTERS)):
         if isinstance(value, Mapping) and not own:
             return
         raise OptionError(
@@ -641,123 +630,6 @@ def _vector(name: str, value: Any, array: StoredArray, sides: tuple[str, ...], w
         raise OptionError(
             f"{name}: complex numbers are given for {name_of(array)}, which holds {array.dtype}"
         )
-    return found
-
-
-def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
-    """A vector that a user gives, in memory or stored: float64, or complex128.
-
-    words: what else the argument may be, for a text that names no array.
-    """
-    stored = isinstance(value, str | os.PathLike | zarr.Array)
-    try:
-        found = read_vector(name, value if stored else host_array(name, value))
-    except StoreError as error:
-        if not words or not isinstance(value, str) or "://" in value or os.path.lexists(value):
-            raise
-        raise OptionError(
-            f"{name}={shown(value)} is unknown, and names no stored array; it may be {words}"
-        ) from error
-    return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
-
-
-def weights_of_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], what: str) -> Any:
-    """Weights that are given by axis, as those of the side that consists of these axes; others as they are.
-
-    what: these axes are, in words. Raises OptionError or ShapeError.
-    """
-    if not isinstance(weights, Mapping):
-        if isinstance(weights, str) and weights == COSINE and not os.path.lexists(weights):
-            raise OptionError(
-                f"weights={COSINE!r} is said of an axis: give its name or number too, as {{'lat': {COSINE!r}}}"
-                f" (--weights lat={COSINE}); the axes of {name_of(x)} that are {what} are {', '.join(map(str, axes))}"
-            )
-        return weights
-    if not weights:
-        raise OptionError(f"weights: the mapping is empty; its keys may be axes that are {what}")
-    found = {}
-    for key, value in weights.items():
-        axis = axis_named(x, key, "weights")
-        if axis not in axes or axis in found:
-            wrong = "given twice" if axis in found else f"not {what}"
-            raise OptionError(
-                f"weights: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and {what}"
-                f" {'are' if len(axes) > 1 else 'is'} {', '.join(map(str, axes))}"
-            )
-        if not _is_values(value):
-            raise OptionError(
-                f"weights[{key!r}]={shown(value)} is no array; give one number for each of its places"
-            )
-        if isinstance(value, str) and value == COSINE:
-            values = _cosines(x, axis)
-        else:
-            words = f"{COSINE!r}, for the cosines of latitudes, or one number for each place of that axis"
-            values = stored_values(f"weights[{key!r}]", value, words)
-        if len(values) != x.shape[axis]:
-            raise ShapeError(
-                f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
-            )
-        if values.dtype.kind == "c":
-            raise OptionError(
-                f"weights[{key!r}] holds complex numbers; weights must be finite numbers of 0 or more"
-            )
-        found[axis] = values
-    return broadcast_weights(x, axes, found)
-
-
-def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
-    """The cosines of the coordinates of an axis, which are latitudes, in degrees unless their units say otherwise.
-    Raises OptionError where there are none, or they are no latitudes."""
-    name = dimension_names(x)[axis]
-    said = f"weights: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
-    if name is None:
-        raise OptionError(f"{said}, which has no name by which they would be found; give one number for each")
-    found = along_axis(x, axis)
-    if found is None:
-        raise OptionError(
-            f"{said}, and it has no coordinates {name} of that length beside it; give one number for each"
-        )
-    if found.values.dtype.kind not in "iuf":
-        raise OptionError(f"{said}, and the coordinates {name} are no real numbers; give one number for each")
-    units = found.attributes.get("units") or "degrees"
-    if units not in DEGREES | RADIANS:
-        raise OptionError(
-            f"{said}, and the coordinates {name} have units={shown(units)}; latitudes are in degrees_north or radians:"
-            " mend that attribute, or give one number for each"
-        )
-    angles = found.values.astype(np.float64)
-    latitudes = np.rad2deg(angles) if units in RADIANS else angles
-    unknown = np.flatnonzero(np.isnan(latitudes))
-    if len(unknown):
-        raise OptionError(
-            f"{said}, and the coordinates {name} hold NaN, first at place {unknown[0]} ({len(unknown)} of"
-            f" {len(latitudes)}); mend them, or give one number for each"
-        )
-    if not (np.abs(latitudes) <= RIGHT_ANGLE * (1 + ANGLE_ROUNDING)).all():
-        raise OptionError(
-            f"{said}, and the coordinates {name} are not all from -90 to 90 degrees (units={units!r})"
-        )
-    return np.maximum(np.cos(np.deg2rad(latitudes)), 0.0)
-
-
-def _weights(value: Any, length: int, summed: str, array: StoredArray) -> np.ndarray:
-    if not _is_values(value):
-        raise OptionError(f"weights={shown(value)} is no array; give one number for each of the {summed}")
-    found = stored_values("weights", value)
-    if len(found) != length:
-        raise ShapeError(
-            f"weights: found {len(found)} numbers; {name_of(array)} needs {length}, one for each of the {summed}, which"
-            " are summed over"
-        )
-    bad = (
-        np.flatnonzero(~(np.isfinite(found) & (found >= 0))) if found.dtype.kind == "f" else np.zeros(1, int)
-    )
-    if len(bad):
-        raise OptionError(
-            f"weights: number {bad[0]} is {found[bad[0]]}; weights must be finite numbers of 0 or more"
-        )
-    if not found.sum() > 0 or not np.isfinite(found.sum()):
-        raise OptionError(f"weights: they add up to {found.sum()}; their sum must be finite and more than 0")
     return found
 
 

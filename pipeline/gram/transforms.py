@@ -20,12 +20,19 @@ from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.errors import DTypeError, OptionError
 from tilewright.pipeline.gram.options import ALLELES, Constant, Matrices
+from tilewright.pipeline.gram.places import element_told, line_told
 from tilewright.pipeline.gram.statistics import Wanted
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import dimension_names
-from tilewright.pipeline.store.region import Flattened, Masked, StoredArray, is_beside_mask, unmasked
+from tilewright.pipeline.store.region import (
+    Flattened,
+    StoredArray,
+    is_beside_mask,
+    numbers_dtype,
+    unmasked,
+)
 
 EXACT = 2**53
 """Integers up to this are exact in double precision."""
@@ -93,7 +100,7 @@ def result_dtype(matrices: Matrices, form: Form, asked: Any) -> Any:
     """
     if form == "plain":
         return asked
-    dtypes = [unmasked(array).dtype.newbyteorder("=") for array in matrices.arrays.values()]
+    dtypes = [numbers_dtype(array) for array in matrices.arrays.values()]
     if matrices.counts_pairs:
         return _pairs_dtype(matrices, dtypes, asked)
     return _transformed_dtype(matrices, form, dtypes, asked)
@@ -170,7 +177,7 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: Cons
         # Else a variable leaves NaN in its own row and column of C alone, as NumPy has it.
         everywhere = side == matrices.summed or len(bad) == len(found[side].mean)
         if len(bad) and (everywhere or isinstance(treatment.missing, int | float)):
-            raise not_finite(matrices, role, bad, side[:-1])
+            raise not_finite(matrices, role, bad, side)
     for side in sides:
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
@@ -220,28 +227,31 @@ def _of_empty(matrices: Matrices, side: str) -> str:
     return f"keep them {asked}: no pair has a part in them"
 
 
-def not_finite(matrices: Matrices, role: str, bad: np.ndarray, line: str) -> OptionError:
-    """What to raise for lines whose mean, or whose variance, is not finite. line: one of them, in words."""
-    missing, array = matrices.treatments[role].missing, matrices.arrays[role]
+def not_finite(matrices: Matrices, role: str, bad: np.ndarray, side: str) -> OptionError:
+    """What to raise for lines of a side whose mean, or whose variance, is not finite."""
+    treatment, array = matrices.treatments[role], matrices.arrays[role]
+    missing = treatment.missing
     remedy = (
         "say what stands for a missing number (missing='nan', --missing nan, where it is NaN; missing=math.inf,"
         " --missing inf, where it is infinity), or leave them out; NaN and infinities together need a mask"
     )
-    if isinstance(array, Masked):
+    if is_beside_mask(array):
         remedy = "the mask may leave them out, or leave out the whole of what they are in"
     elif missing == "nan":
         remedy = (
-            "NaN is missing here (missing='nan'), so there are infinities or too large numbers: store NaN in their"
-            " place, give a mask that leaves them out, or divide the numbers if they are right"
+            f"NaN is missing here (missing={treatment.missing_given!r}), so there are infinities or too large numbers:"
+            " store NaN in their place, give a mask that leaves them out, or divide the numbers if they are right"
         )
     elif isinstance(missing, int | float):
         remedy = (
             f"missing={missing:g} names no NaN: give missing='nan' (--missing nan), or where both stand for missing"
             " numbers a mask, beside which NaN is missing too"
         )
+    first = int(bad[0])
     return OptionError(
         f"{role}: {name_of(array)} holds NaN, infinities, or numbers whose squares exceed double precision, first in"
-        f" {line} {bad[0]} ({counted(len(bad), line)} in all); {remedy}"
+        f" {line_told(array, side, first)}{element_told(array, side, first, missing)}"
+        f" ({counted(len(bad), side[:-1])} in all); {remedy}"
     )
 
 
@@ -425,12 +435,14 @@ def made_of_pairs(
                 given["factors"] = _powers_near(statistics[matrices.of])
         of_each[role] = _transform(matrices, role, statistics, formed, given) or Transform(formed)
     roles = tuple(of_each)
+    empty = [int(empty_variables(matrices, found.get(role, {})).sum()) for role in (roles[0], roles[-1])]
     pairwise = Pairwise(
         centered=over_pairs,
         scaled=over_pairs and matrices.treatments["X"].scaled == matrices.of,
         ddof=matrices.ddof if matrices.pairwise else 0,
         constant_is_zero=constant == "zero",
         own=len(roles) == 1,
+        without=(empty[0], empty[1]),
     )
     return Made((of_each[roles[0]], of_each[roles[-1]]), pairwise=pairwise)
 
@@ -452,16 +464,13 @@ def lines_notice(
     matrices: Matrices, role: str, found: Statistics, constant: Constant, place: str = ""
 ) -> str | None:
     """A sentence about variables without any number, and those without variance that are scaled: how many there are,
-    and what stands in the result for them. None where there are none. Of pairs C says that by itself.
+    and what stands in the result for them. None where there are none. What is constant over pairs C says by itself.
 
     place: their place in the result, in words; else their rows, or columns, or both.
     """
-    if matrices.counts_pairs:
-        return None
-    kinds = (
-        (empty_variables(matrices, found), "holds no number", "hold no number"),
-        (flat_variables(matrices, role, found), "is constant", "are constant"),
-    )
+    kinds = [(empty_variables(matrices, found), "holds no number", "hold no number")]
+    if not matrices.counts_pairs:
+        kinds.append((flat_variables(matrices, role, found), "is constant", "are constant"))
     told = [
         f"{_named(np.flatnonzero(lines), matrices.of)} {of_one if lines.sum() == 1 else of_more}"
         for lines, of_one, of_more in kinds
@@ -471,7 +480,7 @@ def lines_notice(
         return None
     lines = "rows and columns" if len(matrices.arrays) == 1 else "rows" if role == "X" else "columns"
     place = place or f"their {lines} of the result are"
-    stands = "NaN" if constant == "nan" else f"0, and would be NaN with {NAN}"
+    stands = "NaN" if constant == "nan" or matrices.counts_pairs else f"0, and would be NaN with {NAN}"
     return f"{name_of(matrices.arrays[role])}: {' and '.join(told)}; {place} {stands}"
 
 

@@ -198,7 +198,8 @@ def _request_of(name: str, work: str, said: Any) -> NeighbourRequest:
     else:
         options |= {"above": told.get("above"), "below": told.get("below")}
     try:
-        return NeighbourRequest(cast("Input", None), device="cpu", **options).checked()
+        # What stands there was made of these matrices, whatever their labels say.
+        return NeighbourRequest(cast("Input", None), device="cpu", align="position", **options).checked()
     except OptionError as error:
         raise StoreError(
             f"C: the attribute {KINDS[work]} of {name} is {shown(said)}, and {work} writes none such ({error}); make"

@@ -31,6 +31,7 @@ from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.options import SIDES, Side, axis_of, other
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix, read_unit
 from tilewright.pipeline.store.attributes import dimension_names
+from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region import StoredArray
 
@@ -48,6 +49,7 @@ class NeighbourRequest:
     below: Any = None
     metric: MetricName = "dot"
     of: Side = "rows"
+    align: Align = "labels"
     exclude_self: Any = False
     count_only: Any = False
     precision: PrecisionName = "full"
@@ -77,6 +79,7 @@ class NeighbourRequest:
         config.check_all(device_memory=self.device_memory, cluster_file=self.cluster_file)
         check_choice("metric", self.metric, METRICS)
         check_choice("of", self.of, SIDES)
+        check_choice("align", self.align, ALIGNS)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("device", self.device, DEVICES)
         check_callable("listener", self.listener)
@@ -216,7 +219,8 @@ def open_sides(request: NeighbourRequest) -> Sides:
     DTypeError
         One holds complex numbers.
     OptionError
-        There are fewer rows than neighbours are asked for; sums of integers might not fit into 64 bits; or
+        The elements of A's items have other labels than those of B's; there are fewer rows than neighbours are asked
+        for; sums of integers might not fit into 64 bits; or
         ``exclude_self`` is asked for of two matrices.
     """
     given = {"A": request.a} if request.b is None else {"A": request.a, "B": request.b}
@@ -233,11 +237,14 @@ def open_sides(request: NeighbourRequest) -> Sides:
     dtypes = a.dtype.newbyteorder("="), b.dtype.newbyteorder("=")
     sides = Sides(arrays, request.of, request.metric, sum_dtype(*dtypes))
     along = 1 - axis_of(request.of)
+    elements = Along("A", a, along), Along("B", b, along)
     if a.shape[along] != b.shape[along]:
         raise ShapeError(
             f"{name_of(a)} has {counted(int(a.shape[along]), other(request.of)[:-1])} and {name_of(b)} has"
-            f" {b.shape[along]}; {request.of} that are compared must have equally many elements"
+            f" {b.shape[along]}; {request.of} that are compared must have equally many elements{ends_told(*elements)}"
         )
+    if request.align == "labels":
+        check_same_labels(*elements, f"the elements of {request.of}")
     if sides.sums == INTEGER and not sums_fit(*dtypes, sides.width, request.metric):
         names = " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes))
         raise OptionError(

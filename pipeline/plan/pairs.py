@@ -11,7 +11,7 @@ cancels. The function here is the definition, which the kernel of a device is co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -57,6 +57,8 @@ class Pairwise:
     """Whether a correlation with what is constant over its pairs is 0, not NaN."""
     own: bool = False
     """Whether C's rows and columns are the same variables: then what varies correlates with itself by 1 exactly."""
+    without: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
+    """How many rows and columns of C are of variables without any number, as somebody has told; for messages alone."""
 
     @property
     def forms(self) -> tuple[Forms, ...]:

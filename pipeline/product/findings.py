@@ -34,7 +34,7 @@ from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
-from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.attributes import is_unpacked, masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.region import Masked, whole_of
 
 
@@ -171,7 +171,7 @@ def masks_in(factors: Factors) -> dict[str, Masks]:
     found = {}
     for (role, array), transform in zip(factors.roles.items(), factors.fused.transforms, strict=True):
         masks = masks_of(array)
-        if masks is None:
+        if masks is None or is_unpacked(array):  # of which codes are missing, and stored ranges say nothing
             continue
         known = None
         if transform is not None:
@@ -229,7 +229,10 @@ def not_finite_caution(
     share = _share(found.c.not_finite, size)
     counts = (found.c.nan, "NaN"), (found.c.infinite, "infinite")
     kinds = ", ".join(f"{count} {name}" for count, name in counts if count)
-    if factors.fused.pairwise is not None:
+    if (pairwise := factors.fused.pairwise) is not None:
+        down, across = pairwise.without
+        if factors.band is None and found.c.not_finite <= down * columns + across * rows - down * across:
+            return None  # of variables without any number, which are told of
         return (
             f"{share} of {names.c}'s {size} elements are not finite ({kinds}): too few pairs are both there, a variable"
             f" is constant over them, or {names.either} holds NaN or infinity that is not known as missing"

@@ -96,7 +96,7 @@ def _facts(array: StoredArray) -> list[Any]:
     if isinstance(array, Section):
         return [*facts, _facts(array.array), list(array.rows), list(array.columns)]
     if isinstance(array, Masked):
-        facts += [str(code) for code in array.codes]
+        facts += [str(code) for code in array.codes] + ([str(array.packing)] if array.packing else [])
         return [*facts, _facts(array.array), list(array.mask.shape), list(array.axes)]
     if isinstance(array, Flattened):
         facts.append([list(array.array.shape), list(array.rows), list(array.columns)])

@@ -73,6 +73,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Found, Given, Source
+from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
@@ -141,6 +142,8 @@ class Request:
     names: Names = AS_FACTORS
     hardware: Hardware | None = None
     """Of a plan: the workers that it is for, where these are not the cluster's."""
+    align: Align = "position"
+    """Whether the labels along the inner side have to be the same; ``matmul`` asks for that, unless told otherwise."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
@@ -262,10 +265,12 @@ def open_factors(request: Request) -> Factors:
     transpose_a = check_flag("transpose_a", request.transpose_a)
     transpose_b = check_flag("transpose_b", request.transpose_b)
     check_choice("precision", request.precision, PRECISIONS)
+    check_choice("align", request.align, ALIGNS)
     called = request.names
     left = store.open_matrix(request.a, called.a)
     right = store.open_matrix(request.b, called.b)
-    inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
+    inner = Along(called.a, left, int(not transpose_a)), Along(called.b, right, int(transpose_b))
+    inner_left, inner_right = (each.array.shape[each.side] for each in inner)
     if inner_left != inner_right:
         hint = ""
         if left.shape[0 if not transpose_a else 1] == inner_right:
@@ -274,8 +279,10 @@ def open_factors(request: Request) -> Factors:
             hint = f"; transposing {called.b} would make them agree"
         raise ShapeError(
             f"inner sides differ: op({called.a}) from {store.name_of(left)} has {inner_left} columns and op({called.b})"
-            f" from {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
+            f" from {store.name_of(right)} has {inner_right} rows; they must be equal{hint or ends_told(*inner)}"
         )
+    if request.align == "labels":
+        check_same_labels(*inner, "the inner side, which is summed over")
     names = f"{called.a}: {store.name_of(left)}", f"{called.b}: {store.name_of(right)}"
     if is_bfloat16(request.dtype):
         raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")

@@ -72,7 +72,14 @@ from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eo
 from tilewright.pipeline.store.arrays import Input, name_of
 from tilewright.pipeline.store.attributes import FLATTENED, dimension_names
 from tilewright.pipeline.store.coordinates import along_side, left_behind, made_with_coordinates, many_along
-from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, is_beside_mask, unmasked
+from tilewright.pipeline.store.region import (
+    Flattened,
+    Masked,
+    Section,
+    StoredArray,
+    is_beside_mask,
+    numbers_dtype,
+)
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.transfer.files import with_remedy
@@ -163,10 +170,10 @@ class Task:
         search = request.search
         matrices = request.matrices()
         x = matrices.arrays["X"]
-        dtype = product_dtype(unmasked(x).dtype, search.dtype, "X", name_of(x))
+        dtype = product_dtype(numbers_dtype(x), search.dtype, "X", name_of(x))
         weights = None
         if request.weights is not None:
-            weights = variable_weights(request.weights, x, matrices.of)
+            weights = variable_weights(request.weights, x, matrices.of, request.align)
         whole = request.method == "gram" or (request.method == "auto" and min(x.shape) <= GRAM_SIDE)
         task = cls(request, matrices, dtype, weights, whole)
         if search.passes < task.fewest:
@@ -699,7 +706,7 @@ def _check_finite(matrices: Matrices, moments: Moments) -> None:
     """Raise OptionError where a variable holds NaN or infinities that are not said to be missing."""
     bad = np.flatnonzero(~(np.isfinite(moments.mean) & np.isfinite(moments.second)))
     if len(bad):
-        raise not_finite(matrices, "X", bad, "variable")
+        raise not_finite(matrices, "X", bad, matrices.of)
 
 
 def _not_finite(role: str, array: StoredArray) -> OptionError:

@@ -25,12 +25,12 @@ from tilewright.pipeline.gram.options import (
     Values,
     axis_of,
     open_matrices,
-    stored_values,
-    weights_of_axes,
 )
+from tilewright.pipeline.gram.weights import stored_values, weights_of_axes
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.region import Flattened, StoredArray, base_of, unmasked
 
 OVERSAMPLING = 10
@@ -110,6 +110,8 @@ class EofRequest:
     sum_over: Any = None
     center: Any = True
     scale: Any = False
+    align: Align = "labels"
+    """Of masks and weights."""
     constant: Constant = "error"
     missing: Any = None
     missing_given: Any = None
@@ -146,6 +148,7 @@ class EofRequest:
             sum_over=self.sum_over,
             center=self.center,
             scale=self.scale,
+            align=self.align,
             constant=self.constant,
             missing=self.missing,
             missing_given=self.missing_given,
@@ -163,13 +166,15 @@ class EofRequest:
         return matrices
 
 
-def variable_weights(given: Values | Mapping[str | int, Values], x: StoredArray, of: str) -> np.ndarray:
+def variable_weights(
+    given: Values | Mapping[str | int, Values], x: StoredArray, of: str, align: Align = "labels"
+) -> np.ndarray:
     """One for each variable, 0 or more; those that are given by axis are multiplied. Raises ShapeError or
     OptionError."""
     name, variables = name_of(x), int(x.shape[axis_of(of)])
     view, axis = unmasked(x), axis_of(of)
     axes = (view.rows, view.columns)[axis] if isinstance(view, Flattened) else (axis,)
-    along = weights_of_axes(given, base_of(x), axes, "of the variables")
+    along = weights_of_axes(given, base_of(x), axes, "of the variables", align)
     found = stored_values("weights", along)
     if len(found) != variables:
         raise ShapeError(

@@ -93,6 +93,7 @@ def appearance_of(array: StoredArray, *, status: bool = False) -> Appearance:
 def _of_both(numbers: Appearance, array: Masked, status: bool) -> Appearance:
     """How an array looks together with its mask, given how it looks itself."""
     along = json.dumps(array.axes) + (f" {array.codes}" if array.codes else "")
+    along += f" {array.packing}" if array.packing is not None else ""
     if isinstance(array.mask, HeldMask):
         held = hashlib.sha256(array.mask.bits).hexdigest()
         mask = Appearance("", json.dumps(array.mask.shape), held)

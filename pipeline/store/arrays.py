@@ -666,7 +666,7 @@ def _of_chain(text: str) -> str:
     file, _, inside = text.partition("::")
     if os.path.isfile(file):
         what = inside or "an array"
-        return f"{file} is no file in which {what} could be read, as HDF5 and NetCDF 4 are (NetCDF 3 is not)"
+        return f"{file} is no file in which {what} could be read, as HDF5 and NetCDF 4 are"
     read_so = "so `::` in it is read as a chain of URLs"
     if os.path.splitext(file)[1]:
         return f"there is no file {file}, and nothing local has the whole name, {read_so}"

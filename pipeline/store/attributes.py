@@ -16,9 +16,18 @@ import numpy as np
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
+from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, unmasked, whole_of
-from tilewright.pipeline.store.sources.mapped import NETCDF_FILL
+from tilewright.pipeline.store.region import (
+    Flattened,
+    Masked,
+    Packing,
+    Section,
+    StoredArray,
+    unmasked,
+    whole_of,
+)
+from tilewright.pipeline.store.sources.mapped import NETCDF_FILL, NETCDF_FILLS
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
@@ -37,6 +46,13 @@ RANGES = ("valid_range", "valid_min", "valid_max")
 
 FLAGS = ("flag_masks", "flag_values")
 """Those that say of stored integers that they stand for sets of bits, or for one of several states."""
+
+DESCRIBED = frozenset(["units", "standard_name", "long_name", "cell_methods", "grid_mapping"])
+"""Those by which CF's conventions describe a variable: what has one, and names of its dimensions, came from netCDF, or
+may have."""
+
+DEFAULT_FILL = "netCDF's default fill value"
+"""What a message calls it."""
 
 MOST_VALUES = 100
 """The most masks that one attribute may name: every stored number is compared with each, and a longer list has another
@@ -83,6 +99,12 @@ def packing(array: StoredArray) -> dict[str, Any]:
     return _read(array).found
 
 
+def is_unpacked(array: StoredArray) -> bool:
+    """Whether an array reads as what its packed numbers stand for."""
+    whole = whole_of(array)
+    return isinstance(whole, Masked) and whole.packing is not None
+
+
 def packing_notice(
     role: str, array: StoredArray, *, written: bool = False, missing: float | str | None = None
 ) -> str | None:
@@ -93,6 +115,8 @@ def packing_notice(
     whether what they say is covered.
     """
     reading = _read(array)
+    if is_unpacked(array) and not written:  # and no range says more
+        reading.found = {name: value for name, value in reading.found.items() if name in (*RANGES, *FLAGS)}
     if not reading.found:
         return None
     named = reading.values - {reading.default}
@@ -120,17 +144,21 @@ def packing_notice(
             f"{has} here its stored numbers are multiplied as they are, and {shown(missing)} counts as missing: say"
             f" missing={shown(code)} (--missing)"
         )
-    leave_out = ""
-    if len(codes) == 1 and missing is None:
-        (code,) = codes
-        leave_out = f" to leave them out, say missing={shown(code)} (--missing) to gram, cov, corr or eofs;"
-    elif codes and missing is None:
-        leave_out = (
-            " to leave them out, say missing='attributes' (--missing attributes) to gram, cov, corr or eofs;"
+    attributes = "missing='attributes' (--missing attributes)"
+    if codes and missing is None:
+        return (
+            f"{has} here its stored numbers are multiplied as they are: to leave them out, say {attributes} to gram,"
+            f" cov, corr or eofs; to multiply what they stand for, store it unpacked {how}"
+        )
+    unpack = ""
+    if {*SCALES, UNSIGNED} & reading.found.keys():
+        unpack = (
+            f" say {attributes} to gram, cov, corr or eofs, or open it with xarray, which unpacks it, and give the"
+            " DataArray;"
         )
     return (
-        f"{has} here its stored numbers are multiplied as they are:{leave_out} to multiply what they stand for, store"
-        f" it unpacked {how}"
+        f"{has} here its stored numbers are multiplied as they are: to multiply what they stand for,{unpack}"
+        f"{' or' if unpack else ''} store it unpacked {how}"
     )
 
 
@@ -148,7 +176,7 @@ def masks_of(array: StoredArray) -> Masks | None:
     values = sorted(reading.values, key=lambda value: (value.real, value.imag))
     named = {name: reading.found[name] for name in reading.masking}
     if reading.default is not None:
-        named["netCDF's default fill value"] = reading.default
+        named[DEFAULT_FILL] = reading.default
     names = _texts(named)
     return Masks(tuple(values), reading.least, reading.most, names, reading.largest)
 
@@ -168,6 +196,33 @@ def missing_codes(array: StoredArray, *, as_xarray: bool = False) -> tuple[Any, 
     for name, value in given.items():
         _read_mask(reading, name, value, dtype, turned)
     return tuple(sorted(reading.values, key=lambda value: (value.real, value.imag)))
+
+
+def packing_of(array: StoredArray) -> Packing | None:
+    """What the stored real numbers stand for by ``scale_factor``, ``add_offset`` and ``_Unsigned``; None where they are
+    what they are. Raises OptionError for a scale or an offset that is no finite number."""
+    attributes, dtype = array.attrs.asdict(), array.dtype.newbyteorder("=")
+    turned = _is_turned(attributes.get(UNSIGNED), dtype)
+    given = dict(SCALES)
+    for name in SCALES:
+        if attributes.get(name) is None:
+            continue
+        numbers = _numbers(attributes[name])
+        if (
+            len(numbers) != 1
+            or isinstance(numbers[0], complex | None)
+            or not math.isfinite(_as_float(numbers[0]))
+        ):
+            raise OptionError(
+                f"{name_of(array)} has {_texts({name: attributes[name]})}, which is no finite number, so that nobody"
+                " knows what its numbers stand for; mend that attribute"
+            )
+        given[name] = numbers[0]
+    plain = all(given[name] == value for name, value in SCALES.items())
+    if (plain and not turned) or dtype.kind not in "iuf":
+        return None
+    scale, offset = (_as_float(given[name]) for name in SCALES)
+    return Packing(scale, offset, turned)
 
 
 def _zarr_fill(array: StoredArray, given: Mapping[str, Any]) -> Any:
@@ -193,10 +248,17 @@ def masked_caution(found: Mapping[str, int], masks: Mapping[str, Masks], result:
     ]
     if not told:
         return None
+    every = [masks[role] for role, count in found.items() if count]
+    named = any(name in each.names for each in every for name in (*MASKS, ZARR_FILL))
+    cures = ["say missing='attributes' (--missing attributes)"] if named else []
+    defaults = {value for each in every if DEFAULT_FILL in each.names for value in each.values}
+    if not named and len(defaults) == 1:
+        (default,) = defaults
+        cures.append(f"say missing={default} (--missing {default})")
+    cure = " or ".join(cures) or "give a mask (missing, --missing)"
     return (
         f"{' and '.join(told)} stand for missing numbers, and went into {result} as the numbers that are stored: to"
-        " leave them out, name the number to gram, cov, corr or eofs (missing, --missing), or store NaN or 0 in their"
-        " place"
+        f" leave them out, {cure} to gram, cov, corr or eofs, or store NaN or 0 in their place"
     )
 
 
@@ -229,10 +291,26 @@ def _read(array: StoredArray) -> _Reading:
         _read_ranges(reading, {name: given[name] for name in RANGES if name in given}, dtype, turned)
     if dtype.kind in "iu":
         reading.found |= {name: given[name] for name in FLAGS if name in given}
-    if NETCDF_FILL in given and MASKS[0] not in given:
-        reading.values.add(given[NETCDF_FILL])
-        reading.default = given[NETCDF_FILL]
+    default = _default_fill(array, given)
+    if default is not None:
+        reading.values.add(default)
+        reading.largest = max(reading.largest, float(abs(default)))
+        reading.default = default
     return reading
+
+
+def _default_fill(array: StoredArray, given: Mapping[str, Any]) -> Any:
+    """netCDF's default fill value, where nobody names another: of a variable of netCDF, and of floats that were one, as
+    their attributes tell. No other float is so large, while integers may be."""
+    if MASKS[0] in given:
+        return None
+    if NETCDF_FILL in given or array.dtype.kind != "f" or not DESCRIBED & given.keys():
+        return given.get(NETCDF_FILL)
+    return (
+        NETCDF_FILLS.get(array.dtype.newbyteorder("=").str[1:])
+        if None not in dimension_names(array)
+        else None
+    )
 
 
 def _is_turned(said: Any, dtype: np.dtype) -> bool:

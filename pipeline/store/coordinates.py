@@ -62,6 +62,15 @@ FINEST = "nanoseconds"
 def along_axis(array: zarr.Array[Any], axis: int) -> Coordinates | None:
     """The coordinates of an axis of a stored array, one for each place: those that it has brought along, else the
     vector of the dimension's name and length in its group, in local files. None where there are none."""
+    found, length = known_along(array, axis), int(array.shape[axis])
+    if found is None or len(found.values) == length:
+        return found
+    return Coordinates(_padded(found.values, found.first, length), found.attributes)
+
+
+def known_along(array: zarr.Array[Any], axis: int) -> Coordinates | None:
+    """As `along_axis`, but of an array of which some places are read those of these places alone, and where they
+    begin."""
     name, length = dimension_names(array)[axis], int(array.shape[axis])
     if name is None:
         return None
@@ -70,23 +79,22 @@ def along_axis(array: zarr.Array[Any], axis: int) -> Coordinates | None:
     if found is None:
         return None
     values, attributes = _as_zarr_has(*found[:2])
-    if carried is not None and len(values) < length:  # some of its places are read
-        values = _padded(values, found.first, length)
-    return Coordinates(values, attributes) if values.shape == (length,) else None
+    fits = values.ndim == 1 and found.first + len(values) <= length
+    if not fits or (len(values) < length and carried is None):
+        return None
+    return Coordinates(values, attributes, found.first)
 
 
 def _padded(values: np.ndarray, first: int, length: int) -> np.ndarray:
     """Coordinates of some places of an axis as those of all, where others are never looked at."""
-    if values.ndim != 1 or first + len(values) > length:
-        return values
     whole = np.zeros(length, values.dtype)
     whole[first : first + len(values)] = values
     return whole
 
 
 def _beside(array: zarr.Array[Any], name: str) -> Coordinates | None:
-    if not isinstance(array.store, LocalStore):
-        return None
+    if not isinstance(array.store, LocalStore) or Path(place_of(array)).name == name:
+        return None  # a coordinate has itself for its labels
     try:
         found = zarr.open_array(Path(place_of(array)).parent / name, mode="r")
         return Coordinates(np.asarray(found[:]), found.attrs.asdict()) if found.ndim == 1 else None
@@ -185,7 +193,7 @@ def along_side(array: StoredArray, side: int) -> dict[str, Coordinates]:
     Zarr stores."""
     base, axes = base_of(array), axes_of(array, side)
     names, shape = dimension_names(base), tuple(base.shape[axis] for axis in axes)
-    first, last = _span(array, side, int(np.prod(shape, dtype=int)))
+    first, last = span_of(array, side, int(np.prod(shape, dtype=int)))
     found = {}
     for number, axis in enumerate(axes):
         one = along_axis(base, axis)
@@ -203,11 +211,11 @@ def of_side(array: StoredArray, side: int) -> Coordinates | None:
     found = along_axis(base_of(array), axes[0]) if len(axes) == 1 else None
     if found is None or not is_stored(found.values):
         return None
-    first, last = _span(array, side, len(found.values))
+    first, last = span_of(array, side, len(found.values))
     return Coordinates(found.values[first:last], found.attributes)
 
 
-def _span(array: StoredArray, side: int, length: int) -> tuple[int, int]:
+def span_of(array: StoredArray, side: int, length: int) -> tuple[int, int]:
     return (array.rows, array.columns)[side] if isinstance(array, Section) else (0, length)
 
 
@@ -306,7 +314,7 @@ def gathered_sides(a: StoredArray, b: StoredArray, transpose_a: bool, transpose_
             continue
         levels = dict(zip(made[name]["dimensions"], made[name]["levels"], strict=True))
         held = {levels[axis]: one for axis, one in of_sides(array, side).items() if is_stored(one.values)}
-        first, last = _span(array, side, math.prod(made[name]["shape"]))
+        first, last = span_of(array, side, math.prod(made[name]["shape"]))
         places = Coordinates(np.arange(first, last), {COMPRESSED: " ".join(levels.values())})
         found.append(Gathered(str(name), held, places, len(held) == len(levels)))
     return found

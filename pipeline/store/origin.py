@@ -123,7 +123,7 @@ def _are_alike(one: Masked, other: Masked) -> bool:
         same = one.mask == other.mask
     else:
         same = is_same_array(one.mask, other.mask)
-    same = same and (one.axes, one.codes) == (other.axes, other.codes)
+    same = same and (one.axes, one.codes, one.packing) == (other.axes, other.codes, other.packing)
     return same and is_same_array(one.array, other.array)
 
 

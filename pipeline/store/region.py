@@ -292,9 +292,32 @@ WIDER = {"i1": "i2", "u1": "i2", "i2": "i4", "u2": "i4", "i4": "i8", "u4": "i8",
 NaN; such integers are multiplied in double precision wherever some of them are missing."""
 
 
+UNPACKED = np.dtype(np.float64)
+"""What packed numbers are read as: what xarray makes of them by a scale in double precision, which is the usual one."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a stored number stands for by CF's conventions: ``stored * scale + offset``, as xarray makes it."""
+
+    scale: float = 1.0
+    offset: float = 0.0
+    turned: bool = False
+    """Whether the integers are unsigned ones by the same bits, or signed ones where they are stored unsigned."""
+
+    def unpacked(self, stored: np.ndarray, out: np.ndarray) -> None:
+        """Write what numbers stand for into an array of `UNPACKED`."""
+        if self.turned:
+            stored = stored.view(f"{'u' if stored.dtype.kind == 'i' else 'i'}{stored.dtype.itemsize}")
+        np.multiply(stored, self.scale, out=out, dtype=UNPACKED)
+        if self.offset:
+            out += self.offset
+
+
 @dataclass(frozen=True)
 class Masked(_Seen):
-    """A stored matrix in which a mask says what is missing: there it reads as ``missing``, elsewhere as it is stored.
+    """A stored matrix in which a mask says what is missing: there it reads as ``missing``, elsewhere as it is stored,
+    or as what that stands for.
 
     Its parts are those of the matrix, so that a mask in larger chunks may be decoded for several of them.
     """
@@ -307,11 +330,18 @@ class Masked(_Seen):
     of it. Along other axes the mask is the same everywhere."""
     codes: tuple[int | float | complex, ...] = ()
     """Stored numbers that are missing too, wherever they are."""
+    packing: Packing | None = None
+    """What the numbers stand for; None: themselves."""
 
     @classmethod
-    def by_codes(cls, array: zarr.Array[Any] | Flattened, codes: tuple[int | float | complex, ...]) -> Masked:
+    def by_codes(
+        cls,
+        array: zarr.Array[Any] | Flattened,
+        codes: tuple[int | float | complex, ...],
+        packing: Packing | None = None,
+    ) -> Masked:
         """A matrix of which such numbers are missing, and in floats NaN, and nothing else."""
-        return cls(array, HeldMask.of(np.zeros((), bool)), (), codes)
+        return cls(array, HeldMask.of(np.zeros((), bool)), (), codes, packing)
 
     @property
     def has_mask(self) -> bool:
@@ -321,6 +351,8 @@ class Masked(_Seen):
     @property
     def dtype(self) -> np.dtype:
         found = self.array.dtype.newbyteorder("=")
+        if self.packing is not None:
+            return UNPACKED
         return np.dtype(WIDER.get(found.str[1:], found)) if self.has_mask else found
 
     @property
@@ -343,6 +375,13 @@ class Masked(_Seen):
         for code in self.codes:
             found |= stored == np.asarray(code, stored.dtype)
         return found
+
+    def read_as(self, stored: np.ndarray, out: np.ndarray) -> None:
+        """Write what elements read as, but for those that are missing."""
+        if self.packing is not None:
+            self.packing.unpacked(stored, out)
+        elif stored is not out:
+            out[...] = stored
 
     def boxes(
         self, region: Sequence[slice], block: np.ndarray
@@ -411,6 +450,14 @@ def unmasked(stored: StoredArray) -> zarr.Array[Any] | Flattened:
     """The whole matrix without its mask."""
     stored = whole_of(stored)
     return stored.array if isinstance(stored, Masked) else stored
+
+
+def numbers_dtype(stored: StoredArray) -> np.dtype:
+    """The dtype of a matrix's own numbers: as they are stored, or of what they stand for; not the wider one beside a
+    mask."""
+    whole = whole_of(stored)
+    unpacked = isinstance(whole, Masked) and whole.packing is not None
+    return whole.dtype if unpacked else unmasked(whole).dtype.newbyteorder("=")
 
 
 def base_of(stored: StoredArray) -> zarr.Array[Any]:

@@ -261,8 +261,8 @@ def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, targe
     stored = array.array.dtype.newbyteorder("=")
     held = target if target.dtype == stored else np.empty(target.shape, stored)
     part.read(held)
-    if held is not target:
-        target[...] = held
+    known = array.holds_code(held)
+    array.read_as(held, target)
     ends = zip(region, part.target, strict=True)
     where = [slice(whole.start + inside.start, whole.start + inside.stop) for whole, inside in ends]
     gone = np.empty(target.shape, bool)
@@ -270,7 +270,7 @@ def _read_masked(array: Masked, region: Sequence[slice], part: RegionRead, targe
     found = _mask_parts(array.mask, {_key(extent): extent for _, extent in boxes})
     for view, extent in boxes:
         view[...] = array.laid_along(found[_key(extent)])
-    gone |= array.holds_code(held)
+    gone |= known
     target[gone] = np.nan if array.missing == "nan" else array.missing
 
 

@@ -97,6 +97,7 @@ SWITCHES = {
     "--json",
 }
 FACTORS: dict[str, Any] = {"--transpose-a": None, "--transpose-b": None, "--precision": precisions}
+ALIGNED: dict[str, Any] = {"--align": st.sampled_from(["labels", "position", "none"]) | names}
 PLACED: dict[str, Any] = {"--profile": profiles, "--cluster-file": files, "--detach": None, "--dry-run": None}
 COMMON: dict[str, Any] = {"--json": None, "--debug": None, "--nonsense": None, "--help": None}
 RIGHT = {
@@ -120,6 +121,7 @@ NEIGHBOURS = (
     | {
         "--metric": st.sampled_from(["dot", "cosine", "l2", "near"]),
         "--columns": None,
+        **ALIGNED,
         "--precision": precisions,
         "--device": devices,
         "--device-memory": sizes,
@@ -140,6 +142,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("A", "B", "C"),
         FACTORS
         | PLACED
+        | ALIGNED
         | {
             "--dtype": dtypes,
             "--device": devices,
@@ -161,6 +164,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
                 "--of": st.sampled_from(["columns", "rows", "lines"]),
                 "--missing": codes,
                 "--missing-as": codes,
+                **ALIGNED,
             }
             | {"--weights": vectors, "--sum-over": codes, "--window": counts, "--dtype": dtypes}
             | {"--device": devices, "--overwrite": None, "--precision": precisions, "--report": reports}
@@ -180,6 +184,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         PLACED
         | {"-k": counts, "--tol": codes, "--passes": counts, "--seed": counts, "--dtype": dtypes}
         | {"--of": st.sampled_from(["columns", "rows", "lines"]), "--sum-over": codes, "--missing": codes}
+        | ALIGNED
         | {
             "--no-center": None,
             "--scale": None,
@@ -195,6 +200,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "plan": (
         ("A", "B"),
         FACTORS
+        | ALIGNED
         | {"--dtype": dtypes, "--device": devices, "--device-memory": sizes, "--workers": counts}
         | {"--host-memory": sizes, "--profile": profiles, "--cluster-file": files}
         | ELSEWHERE
@@ -230,7 +236,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         PLACED
         | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports},
     ),
-    "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
+    "dot": (("X", "X"), PLACED | ALIGNED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),
     "topk": (
         ("A", "C"),

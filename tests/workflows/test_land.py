@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import xarray
 import zarr
 from click.testing import CliRunner
 
@@ -219,3 +220,57 @@ def test_maps_of_eofs_have_nan_on_land(tmp_path: Path, rng: np.random.Generator)
     np.testing.assert_array_equal(np.isnan(found.components), np.broadcast_to(LAND, (2, SIDE)))
     np.testing.assert_array_equal(found.components[:, SEA], zeros.components[:, SEA])
     np.testing.assert_array_equal(found.scores, zeros.scores)
+
+
+@pytest.mark.parametrize("name", ["cov", "corr"])
+def test_of_pairs_land_is_told_of_once_and_alarms_nobody(rng: np.random.Generator, name: str) -> None:
+    """The NaN that was asked for was said to be too few pairs, or a fault in X."""
+    x = field(rng, "f8")
+    said: list[Event] = []
+    how: dict[str, Any] = {"missing": "nan", "missing_as": "pairwise", "listener": said.append, **HERE}
+    found = getattr(tw, name)(x, constant="nan", **how)
+    assert np.isnan(found[LAND]).all()
+    assert not [one.message for one in said if isinstance(one, Caution)]
+    (told,) = [one.message for one in said if isinstance(one, Notice) and "hold no number" in one.message]
+    assert told.endswith("their rows and columns of the result are NaN")
+    said.clear()
+    x[:-1, 1] = np.nan  # a single pair with any other
+    assert np.isnan(getattr(tw, name)(x, constant="nan", **how)[1]).all()
+    assert [one for one in said if isinstance(one, Caution) and "too few pairs" in one.message]
+
+
+def test_what_is_not_finite_is_told_with_its_place_and_the_words_that_were_given(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = xarray.DataArray(
+        rng.standard_normal((12, 3, 4)),
+        {"time": np.arange("2001-01", "2002-01", dtype="M8[M]").astype("M8[ns]"), "lat": [-30.0, 0, 30]},
+        ["time", "lat", "lon"],
+        name="v",
+    )
+    x[:, 0, 1] = np.nan
+    x[7, 2, 3] = np.inf
+    x.to_dataset().to_zarr(tmp_path / "x", consolidated=False)
+    how: dict[str, Any] = {"sum_over": "time", "k": 2, "constant": "nan", **HERE}
+    place = (
+        r"first in column 11 \(lat=30\.0\), with inf in row 7 \(time=2001-08-01\) \(1 column in all\); NaN"
+    )
+    for missing in ("attributes", "nan"):
+        with pytest.raises(
+            OptionError, match=rf"{place} is missing here \(missing='{missing}'\), so there are infinities"
+        ):
+            tw.eofs(tmp_path / "x" / "v", missing=missing, **how)
+    with pytest.raises(
+        OptionError, match=r"^missing='attributes': 1 column .* has no element that is present"
+    ):
+        tw.cov(tmp_path / "x" / "v", missing="attributes", sum_over="time", **HERE)
+    told = r"first in row 0 \(time=2001-01-01\), with nan in column 1 \(lat=-30\.0\)"
+    with pytest.raises(OptionError, match=told):
+        tw.gram(
+            tmp_path / "x" / "v",
+            sum_over=["lat", "lon"],
+            center="rows",
+            missing=-9.0,
+            constant="zero",
+            **HERE,
+        )

@@ -301,3 +301,19 @@ def test_what_a_mask_leaves_of_missing_numbers_is_missing(
             found.append(zarr.open_array(tmp_path / f"e{number}" / "scores")[:])
         assert not [one.message for one in seen if isinstance(one, Caution) and "_FillValue" in one.message]
     np.testing.assert_array_equal(*found)
+
+
+def test_what_is_missing_of_a_part_is_missing(tmp_path: Path) -> None:
+    """The product of some rows and columns took what was stored under the mask, or as a code, for numbers."""
+    numbers = np.arange(60.0).reshape(12, 5) ** 2 % 37
+    a = zarr.create_array(tmp_path / "a", shape=(12, 5), chunks=(5, 2), dtype="f8")
+    a[:] = numbers
+    a.update_attributes({"_FillValue": 36.0, "missing_value": 33.0})
+    gone = np.isin(numbers, (33, 36))
+    held = np.ma.masked_array(numbers, gone)[2:11, 1:5]
+    centred = (held - held.mean(axis=0)).filled(0)
+    part = tw.slice(tmp_path / "a", rows=(2, 11), columns=(1, 5))
+    for missing in (gone, "attributes", 36.0):
+        found = tw.cov(part, missing=missing, cluster="local", device="cpu")
+        np.testing.assert_allclose(found, centred.T @ centred / 8, err_msg=str(missing))
+    assert gone[2:11, 1:5].any()

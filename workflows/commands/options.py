@@ -24,6 +24,7 @@ from tilewright.workflows.console import (
 DURABILITIES = ("full", "none")
 MISSING_AS = ("mean", "pairwise")
 CONSTANTS = ("error", "zero", "nan")
+ALIGNS = ("labels", "position")
 
 
 def as_stored(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -152,6 +153,9 @@ outcome_options = options(
     json_option,
 )
 
+align_option = click.option("--align", type=click.Choice(ALIGNS), default="labels", show_default=True,
+                            help="What pairs elements that are multiplied: where they lie, and labels that have to be"
+                            " the same where both sides have coordinates; or their position alone.")  # fmt: skip
 add_up_option = click.option(
     "--add-up",
     metavar="AXES",
@@ -167,9 +171,10 @@ variables_options = options(
                  help="The axes that are summed over, by their dimensions' names or by numbers, with commas between"
                  " them, in place of --of. Of arrays of more than two dimensions they have to be said."),
     add_up_option,
+    align_option,
     click.option("--missing", metavar="CODE", callback=as_number,
                  help="The number that stands for a missing one, such as -1, or nan; attributes: what _FillValue and"
-                 " missing_value name; or a stored mask of bool."),
+                 " missing_value name, and packed numbers are unpacked; or a stored mask of bool."),
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,

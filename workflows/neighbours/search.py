@@ -15,6 +15,7 @@ from tilewright.pipeline.neighbours.options import NeighbourRequest
 from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
 from tilewright.pipeline.store.arrays import Input, Source
+from tilewright.pipeline.store.labels.alignment import Align
 
 
 class NeighbourOptions(TypedDict, total=False):
@@ -22,6 +23,7 @@ class NeighbourOptions(TypedDict, total=False):
 
     metric: MetricName
     of: Side
+    align: Align
     precision: PrecisionName
     cluster: Cluster
     cluster_file: str | None
@@ -70,6 +72,7 @@ def topk(
     *,
     metric: MetricName = "dot",
     of: Side = "rows",
+    align: Align = "labels",
     exclude_self: bool = False,
     precision: PrecisionName = "full",
     cluster: Cluster = "local",
@@ -102,6 +105,9 @@ def topk(
         row of zeros has the cosine 0. ``l2``: the smallest Euclidean distances.
     of
         ``rows``, or ``columns`` where the items are the columns of A and B.
+    align
+        What pairs the elements of two items. ``labels``: where they lie, and where A and B both have coordinates along
+        d these have to be the same; other ones are refused. ``position``: where they lie alone.
     exclude_self
         Whether, where B is A, row i is no neighbour of itself.
     precision, cluster, cluster_file, device, device_memory, listener
@@ -156,6 +162,7 @@ def topk(
         k=k,
         metric=metric,
         of=of,
+        align=align,
         exclude_self=exclude_self,
         precision=precision,
         cluster=cluster,
@@ -223,6 +230,7 @@ def pairs(
     below: float | None = None,
     metric: MetricName = "dot",
     of: Side = "rows",
+    align: Align = "labels",
     count_only: bool = False,
     precision: PrecisionName = "full",
     cluster: Cluster = "local",
@@ -242,7 +250,7 @@ def pairs(
 
     Parameters
     ----------
-    a, b, metric, of, precision, cluster, cluster_file, device, device_memory, resume, overwrite, listener
+    a, b, metric, of, align, precision, cluster, cluster_file, device, device_memory, resume, overwrite, listener
         As for `topk`.
     out
         A new Zarr group in a local folder, of one entry a pair, in the order of rows, then of columns: ``row`` and
@@ -289,6 +297,7 @@ def pairs(
         below=below,
         metric=metric,
         of=of,
+        align=align,
         count_only=count_only,
         precision=precision,
         cluster=cluster,

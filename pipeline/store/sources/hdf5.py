@@ -23,6 +23,7 @@ from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinat
 from tilewright.pipeline.store.sources.mapped import (
     ABSENT,
     NETCDF_FILL,
+    NETCDF_FILLS,
     Mapped,
     mapped_array,
     named,
@@ -101,7 +102,13 @@ def open_variable(path: Path, variable: str | None, name: str, role: str) -> zar
     except TilewrightError:  # some are of OSError too
         raise
     except OSError as error:
-        raise StoreError(f"{role}: cannot open {name}: {error}") from error
+        cure = "see whether it is whole (h5ls, ncdump -h), and mend, or get, it anew"
+        if "truncated file" in str(error):
+            cure = (
+                f"it has {path.stat().st_size} bytes, and says that it had more: it was cut short, as by a transfer"
+                " that did not end; get it anew"
+            )
+        raise StoreError(f"{role}: cannot open {name}: {error}; {cure}") from error
 
 
 def _found(file: Any, variable: str | None, name: str, role: str) -> Any:
@@ -329,22 +336,27 @@ def _is_text(dataset: Any) -> bool:
 
 USER_DEFINED = 2
 """What HDF5 says of a fill value that somebody has given (``H5D_FILL_VALUE_USER_DEFINED``)."""
-NETCDF_FILLS = {
-    "i1": -127, "u1": 255, "i2": -32767, "u2": 65535, "i4": -(2**31) + 1, "u4": 2**32 - 1,
-    "i8": -(2**63) + 2, "u8": 2**64 - 2, "f4": float(np.float32(9.96921e36)), "f8": 9.9692099683868690e36,
-}  # fmt: skip
-"""NC_FILL_BYTE and its like: what netCDF-C fills variables by, of each dtype, where nobody names another number."""
+DEFAULT = 1
+"""What it says of one that it has by itself (``H5D_FILL_VALUE_DEFAULT``)."""
+NETCDF_FILE, NETCDF_VARIABLE = "_NCProperties", ("_Netcdf4Dimid", "_Netcdf4Coordinates")
+"""Attributes that netCDF's libraries write into a file, and beside a variable."""
 
 
 def _default_fill(dataset: Any) -> dict[str, Any]:
-    """The attribute that says that netCDF has filled a variable by its default; none where its fill value is another,
-    or what HDF5 has by itself."""
+    """The attribute that says that netCDF's default fill value stands for a missing number; none where a variable has
+    another fill value, or is not netCDF's."""
     default = NETCDF_FILLS.get(dataset.dtype.newbyteorder("=").str[1:])
     if default is None or "_FillValue" in dataset.attrs:
         return {}
-    filled = dataset.id.get_create_plist().fill_value_defined() == USER_DEFINED
-    same = dataset.fillvalue is not None and dataset.dtype.type(default) == dataset.fillvalue
-    return {NETCDF_FILL: default} if filled and same else {}
+    defined = dataset.id.get_create_plist().fill_value_defined()
+    if defined == USER_DEFINED:
+        same = dataset.fillvalue is not None and dataset.dtype.type(default) == dataset.fillvalue
+        return {NETCDF_FILL: default} if same else {}
+    # What other libraries write tells HDF5 of none, and readers take the default for a missing number all the same, but
+    # for bytes, of which each may be data.
+    netcdf = NETCDF_FILE in dataset.file.attrs or any(name in dataset.attrs for name in NETCDF_VARIABLE)
+    known = defined == DEFAULT and netcdf and dataset.dtype.itemsize > 1
+    return {NETCDF_FILL: default} if known else {}
 
 
 def _attributes(dataset: Any) -> dict[str, Any]:

@@ -300,8 +300,13 @@ def unit_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 NETCDF_FILL = "_tilewright_netcdf_fill"
-"""The attribute that an open array of a file of HDF5 has where netCDF has filled it by its default, and nobody named
+"""The attribute that an open array of a file of HDF5 has where netCDF fills it by its default, and nobody named
 another: netCDF4-python takes that number for a missing one, and xarray does not."""
+NETCDF_FILLS = {
+    "i1": -127, "u1": 255, "i2": -32767, "u2": 65535, "i4": -(2**31) + 1, "u4": 2**32 - 1,
+    "i8": -(2**63) + 2, "u8": 2**64 - 2, "f4": float(np.float32(9.96921e36)), "f8": 9.9692099683868690e36,
+}  # fmt: skip
+"""NC_FILL_BYTE and its like: what netCDF-C fills variables by, of each dtype, where nobody names another number."""
 BOOL = {"dtype": "bool"}
 """The attribute by which xarray tells that integers are bool, where a format has none."""
 

@@ -127,19 +127,21 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
         return open_npy(path, name, role)
     if hdf5.is_hdf5(path):
         return hdf5.open_variable(path, None, name, role)
-    if is_classic(path):
-        raise StoreError(
-            f"{role}: {name} is a file of NetCDF 3, which is not read here: open it with xarray"
-            f" (xarray.open_dataset({str(path)!r})), and give one of its DataArrays, or store it as NetCDF 4"
-        )
+    check_not_classic(path, role)
     if path.suffix in PARQUET and parquet.is_parquet(path):
         return parquet.open_column(path, None, name, role)
     return None
 
 
-def is_classic(path: Path) -> bool:
-    """Whether a regular file is one of NetCDF 3."""
-    return first_bytes(path, 4) in CLASSIC
+def check_not_classic(path: Path, role: str) -> None:
+    """Raise StoreError for a regular file of NetCDF 3."""
+    if first_bytes(path, 4) not in CLASSIC:
+        return
+    raise StoreError(
+        f"{role}: {path} is a file of NetCDF 3, which is not read here: store it as NetCDF 4 (nccopy -k nc4 {path}"
+        f" new.nc; or xarray.open_dataset({str(path)!r}).to_netcdf('new.nc', engine='h5netcdf'), or .to_zarr), or open"
+        " it with xarray, and give one of its DataArrays"
+    )
 
 
 def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
@@ -154,7 +156,10 @@ def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
     path = Path(file)
     if parquet.is_parquet(path):
         return parquet.open_column(path, variable, name, role)
-    return hdf5.open_variable(path, variable, name, role) if hdf5.is_hdf5(path) else None
+    if hdf5.is_hdf5(path):
+        return hdf5.open_variable(path, variable, name, role)
+    check_not_classic(path, role)
+    return None
 
 
 def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:

@@ -234,6 +234,38 @@ def test_a_command_that_searches_took_what_is_estimated(tmp_path: Path) -> None:
     assert least <= 3.5 <= most
 
 
+@pytest.mark.parametrize("method", ["gram", "krylov"])
+def test_a_command_that_finds_eofs_has_a_start(tmp_path: Path, method: str) -> None:
+    """It was null, and a small job was told to take as long on four GPUs as on one, which start processes."""
+    a = tmp_path / "a"
+    zarr.create_array(a, shape=(4000, 3000), chunks=(1000, 1000), dtype="f4", compressors=None)
+    words = [
+        "eofs",
+        str(a),
+        str(tmp_path / "o"),
+        "-k",
+        "3",
+        "--method",
+        method,
+        "--plan-only",
+        "--gpu",
+        "h100",
+    ]
+    one = forecast_by(*words)
+    least, most = one["command_seconds"]
+    assert least >= one["least_seconds"] + START_SECONDS[0]
+    assert most >= one["most_seconds"] + START_SECONDS[1]
+    several = forecast_by(*words, "--workers", "4")["command_seconds"]
+    assert several[0] > least + 0.9 * CLUSTER_START_SECONDS[0]
+    unchecked = forecast_by(*words, "--no-verify")["command_seconds"]
+    assert unchecked[0] < least
+    assert unchecked[1] < most
+    passes = 1 if method == "gram" else 100
+    assert unchecked[1] == pytest.approx(passes * one["most_seconds"] + START_SECONDS[1])
+    told = CliRunner().invoke(cli, words).stdout
+    assert "; with the start and the check the command takes " in told
+
+
 def forecast_of_search(tmp_path: Path, rows: int, width: int, *more: str) -> dict[str, Any]:
     a = tmp_path / "a"
     zarr.create_array(

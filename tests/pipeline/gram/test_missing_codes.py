@@ -141,6 +141,74 @@ def test_defaults_of_netcdf_are_told_of(tmp_path: Path, dtype: str, default: flo
     np.testing.assert_allclose(found, centred.T @ centred / 3, rtol=1e-5)
 
 
+def fills_of(path: Path, name: str) -> tuple[Any, ...]:
+    masks = masks_of(open_variable(path, name, f"{path}::{name}", "A"))
+    return () if masks is None else masks.values
+
+
+def test_files_of_netcdf_have_its_defaults_whoever_wrote_them(tmp_path: Path) -> None:
+    """xarray writes by h5netcdf, which tells HDF5 of no fill value. Bytes may be any, and are none."""
+    defaults = {
+        "f4": 9.969209968386869e36,
+        "f8": 9.969209968386869e36,
+        "i2": -32767,
+        "i4": -(2**31) + 1,
+        "i1": -127,
+    }
+    data = {name: ("x", np.zeros(3, name)) for name in defaults}
+    no_fill = {name: {"_FillValue": None} for name in defaults}
+    path = tmp_path / "a.nc"
+    xarray.Dataset(data).to_netcdf(path, engine="h5netcdf", encoding=no_fill)
+    for name, default in defaults.items():
+        assert fills_of(path, name) == (() if name == "i1" else (default,)), name
+
+
+@pytest.mark.parametrize("kind", ["netcdf", "zarr", "memory", "dask"])
+@pytest.mark.parametrize("call", ["cov", "eofs", "matmul"])
+def test_defaults_of_netcdf_in_one_chunk_are_told_of(tmp_path: Path, kind: str, call: str) -> None:
+    """Also with `missing`, which does not name them."""
+    numbers = np.random.default_rng(3).standard_normal((40, 6)).astype("f4")
+    numbers[33, 4] = numbers[35, 4] = 9.969209968386869e36
+    field = xarray.DataArray(numbers, dims=["time", "x"], name="v", attrs={"units": "K"})
+    how: dict[str, Any] = {"_FillValue": None}
+    x: Any = field
+    if kind == "netcdf":
+        field.to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding={"v": how | {"chunksizes": (10, 3)}})
+        x = f"{tmp_path / 'a.nc'}::v"
+    elif kind == "zarr":
+        field.to_dataset().to_zarr(
+            tmp_path / "a", encoding={"v": how | {"chunks": (10, 3)}}, consolidated=False
+        )
+        x = str(tmp_path / "a" / "v")
+    elif kind == "dask":
+        x = field.chunk({"time": 10})
+    said: list[Any] = []
+    if call == "matmul":
+        tw.matmul(x, x, tmp_path / "c", transpose_b=True, listener=said.append)
+    elif call == "eofs":
+        tw.eofs(x, k=1, dtype="float64", missing="nan", listener=said.append)
+    else:
+        tw.cov(x, out=tmp_path / "c", dtype="float64", missing="nan", listener=said.append)
+    told = [one.message for one in said if isinstance(one, Caution) and "netCDF" in one.message]
+    assert told
+    assert told[0].startswith("2 elements of "), told
+    assert "say missing=9.969209968386869e+36 (--missing 9.969209968386869e+36)" in told[0]
+
+
+def test_floats_without_a_unit_may_be_any(tmp_path: Path) -> None:
+    """An array that CF's conventions do not describe came from no netCDF, and nothing is looked for in it."""
+    for about in ({}, {"units": "K"}):
+        assert (
+            masks_of(zarr.create_array(tmp_path / str(about), shape=(3, 3), dtype="f4", attributes=about))
+            is None
+        )
+    described: dict[str, Any] = {"shape": (3, 3), "attributes": {"units": "K"}, "dimension_names": ["x", "y"]}
+    assert masks_of(zarr.create_array(tmp_path / "i", dtype="i4", **described)) is None
+    assert masks_of(zarr.create_array(tmp_path / "f", dtype="f4", **described)) is not None
+    described["attributes"] = {"units": "K", "_FillValue": -9.0}
+    assert missing_codes(zarr.create_array(tmp_path / "n", dtype="f4", **described)) == (-9.0,)
+
+
 @pytest.mark.parametrize("call", ["cov", "corr", "eofs", "gram"])
 def test_a_likely_code_is_told_of_by_the_pass_that_is_made(tmp_path: Path, call: str) -> None:
     """It was summed as a number, without a word."""

@@ -238,9 +238,14 @@ def test_a_file_that_is_not_there_or_is_no_array_is_said_to_be_so(
     )
     assert "there is no file sst.nc, and nothing local has the whole name" in refusal("sst.nc::sst")
     Path("sst.nc").write_bytes(b"CDF\x01")
-    assert (
-        "sst.nc is no file in which sst could be read, as HDF5 and NetCDF 4 are (NetCDF 3 is not)"
-        in refusal("sst.nc::sst")
+    for name in ("sst.nc", "sst.nc::sst"):
+        assert (
+            "sst.nc is a file of NetCDF 3, which is not read here: store it as NetCDF 4 (nccopy -k"
+            in refusal(name)
+        )
+    Path("sst.nc").write_bytes(b"text")
+    assert "sst.nc is no file in which sst could be read, as HDF5 and NetCDF 4 are; give" in refusal(
+        "sst.nc::sst"
     )
 
 

@@ -299,7 +299,7 @@ def test_the_way_out_that_is_named_is_one(tmp_path: Path) -> None:
         assert (packing_notice("A", zarr.open_array(unpacked / "x")) is None) is hinted
     told = str(packing_notice("A", array_of(tmp_path / "m", "f4", {"_FillValue": -999.0})))
     assert (
-        "say missing=-999.0 (--missing) to gram, cov, corr or eofs; to multiply what they stand for" in told
+        "say missing='attributes' (--missing attributes) to gram, cov, corr or eofs; to multiply what" in told
     )
     told = str(packing_notice("A", array_of(tmp_path / "a", "u1", {"flag_values": [1, 2]})))
     assert "by which a reader of CF's conventions" in told

@@ -463,6 +463,15 @@ def objects_of(*rows: list[float]) -> np.ndarray:
     return made
 
 
+def short(folder: Path) -> str:
+    """A download that did not end."""
+    path = folder / "short.nc"
+    with h5py.File(path, "w") as file:
+        file["b"] = np.zeros((30, 20))
+    path.write_bytes(path.read_bytes()[:1500])
+    return f"{path}::b"
+
+
 CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "cut": (damaged, tw.StoreError, r"cut\.npy has \d+ bytes, and an array of shape .* cut short; save it again"),
     "objects": (objects, tw.StoreError, r"holds objects of Python; save it as an array of numbers"),
@@ -473,7 +482,8 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "sparse": (lambda _: Sparse(), tw.StoreError, r"found .*Sparse; it must be"),
     "scipy": (lambda _: OfScipy(), tw.StoreError, r"sparse matrices are not supported: \.toarray\(\) makes it dense"),
     "anndata": (anndata, tw.StoreError, r"is a sparse matrix of anndata.*make it dense where it fits"),
-    "classic": (classic, tw.StoreError, r"is a file of NetCDF 3.*open it with xarray"),
+    "classic": (classic, tw.StoreError, r"is a file of NetCDF 3.*nccopy -k nc4.*or open it with xarray"),
+    "short": (short, tw.StoreError, r"truncated file.*; it has 1500 bytes, and says that it had more: .*get it anew"),
     "filter": (lzf, tw.StoreError, r"HDF5's filter 32000 \(lzf\), which is not read here; .*deflate.*h5repack"),
     "several": (lambda folder: lzf(folder).partition("::")[0], tw.StoreError, r"the arrays /b, /lzf; give one, as"),
     "missing": (lambda folder: lzf(folder) + "x", tw.StoreError, r"/lzfx is not in that file; it has the arrays /b"),
