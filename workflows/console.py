@@ -711,7 +711,7 @@ reading_options = (
         multiple=True,
         metavar="NAME",
         help="Count the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be"
-        " given several times.",
+        " given several times. Plain texts beside them are whole documents.",
     ),
     click.option(
         "--id-field",

@@ -95,7 +95,8 @@ def histogram(
         a byte order mark says (UTF-16, UTF-32).
     field
         The field of JSON lines, or the column of Parquet and Arrow, whose texts are the documents; of several, each
-        text is a document of its own. Then every file has to be one of these.
+        text is a document of its own. Plain texts beside them, and those in archives and WARC files, have no
+        fields: each is a document as a whole, and a notice says how many are.
     id_field
         The field, column or header of a WARC's records that identifies a document, for ``Histogram.ids``; with
         ``per_document`` alone. Files of which no record has it cannot be counted; notices say how many documents have

@@ -40,7 +40,7 @@ from tilewright.pipeline.text.documents import Counts, facts_from
 from tilewright.pipeline.text.fingerprints import covers
 from tilewright.pipeline.text.formats.listing import names_of
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.recognition import said_by
+from tilewright.pipeline.text.formats.recognition import named_for_objects, said_by, without_codec
 
 FILE_NAME = "tilewright-counts.jsonl"
 
@@ -398,12 +398,13 @@ def what_is_left(record: Record, corpus: Corpus, kind: Kind | TokenKind) -> Left
     return left
 
 
-_Look = tuple[int, str | None, tuple[str | None, str | None], int | None]
+_Look = tuple[int, str | None, tuple[str | None, str | None], bool, int | None]
 """By what a file that has another name may be taken for one that was counted."""
 
 
-def _look_of(name: str, nbytes: int, codec: str | None, modified_ns: int | None) -> _Look:
-    return nbytes, codec, said_by(name), modified_ns
+def _look_of(name: str, nbytes: int, codec: str | None, modified_ns: int | None, reading: Reading) -> _Look:
+    objects = bool(reading.fields) and named_for_objects(without_codec(name))
+    return nbytes, codec, said_by(name), objects, modified_ns
 
 
 class _Homes:
@@ -430,7 +431,9 @@ class _Homes:
             if place not in at_home:
                 document = corpus.documents[place]
                 for modified_ns in (document.modified_ns, None):
-                    look = _look_of(document.name, document.nbytes, document.codec, modified_ns)
+                    look = _look_of(
+                        document.name, document.nbytes, document.codec, modified_ns, corpus.reading
+                    )
                     self._free.setdefault(look, []).append(place)
 
     def _named(self, path: str, name: str) -> int | None:
@@ -462,7 +465,7 @@ class _Homes:
         """A file that may be the one that was counted as ``name``, taken for no other from here on. gone: whether none
         of that name is there; if one is, only one of the same time is looked for."""
         for time in (modified_ns, None) if gone else (modified_ns,):
-            free = self._free.get(_look_of(name, nbytes, codec, time), [])
+            free = self._free.get(_look_of(name, nbytes, codec, time, self._corpus.reading), [])
             while free:
                 place = free.pop()
                 if place not in self._taken_places:

@@ -20,6 +20,7 @@ from tilewright.pipeline.text.formats.reading import Reading, is_hidden, relativ
 from tilewright.pipeline.text.formats.recognition import (
     CONTAINERS,
     HEAD_NBYTES,
+    JSON_LINES,
     TAR,
     WARC,
     ZIP,
@@ -37,8 +38,6 @@ SNIFFED_NBYTES = 2**18
 """Files of so many bytes are opened when they are listed, since what they are decides how they are cut. Smaller ones
 are looked at when they are read."""
 
-JSON_LINES = (".jsonl", ".ndjson")
-"""How names of JSON lines end, but for what compresses them."""
 NAMED = 3
 """The most documents that a notice names."""
 
