@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dask.config
-import yaml
 
 from tilewright.kernels.arguments import shown
-from tilewright.pipeline import config
+from tilewright.pipeline import config, strict_yaml
 from tilewright.pipeline.errors import ClusterError
+from tilewright.pipeline.strict_yaml import RepeatedKeyError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -26,14 +26,10 @@ Cluster: TypeAlias = "str | Client | DeployCluster"
 
 INSTALLED_PROFILES = Path(__file__).parents[1] / "cluster.yaml"
 FILE_NAME = "cluster.yaml"
+KINDS = ("local", "cpu", "cuda", "existing", "slurm", "class")
 MACHINE_FOLDER = Path("/etc/tilewright")
 """Of files that all users of a machine have."""
 SETTING = next(setting for setting in config.SETTINGS if setting.name == "tilewright.cluster-file")
-MERGE_TAG = "tag:yaml.org,2002:merge"
-"""Of the key ``<<``, which may stand several times in a mapping."""
-KINDS = ("local", "cpu", "cuda", "existing", "slurm", "class")
-_FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML was built with it; a file takes it a tenth of Python's 1.5 ms, at each call."""
 
 
 @dataclass(frozen=True)
@@ -203,42 +199,16 @@ def _unreadable(path: Path, error: OSError) -> ClusterError:
     )
 
 
-class _RepeatedKeyError(Exception):
-    """A mapping says a key more than once."""
-
-    def __init__(self, key: Any, lines: list[int]) -> None:
-        where = (
-            f"line {lines[0]} has"
-            if len(set(lines)) == 1
-            else f"lines {', '.join(map(str, lines[:-1]))} and {lines[-1]} have"
-        )
-        super().__init__(f"{where} the key {shown(key)} {len(lines)} times in one mapping")
-
-
-class _Loader(_FASTEST):
-    """YAML's, which by itself takes the last of several equal keys without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[Any, list[int]] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE_TAG:
-                lines.setdefault(self.construct_object(key), []).append(key.start_mark.line + 1)
-        for key, found in lines.items():
-            if len(found) > 1:
-                raise _RepeatedKeyError(key, found)
-        return super().construct_mapping(node, deep)
-
-
 def _read_profiles(path: Path) -> dict[str, Profile]:
     try:
         if stat.S_ISFIFO(path.stat().st_mode):  # its opening waits for a writer, and commands read twice
             raise ClusterError(f"cannot read the profiles file {path}: it is a pipe; give a file")
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = strict_yaml.load(path.read_text(encoding="utf-8"))
     except ClusterError:
         raise
     except OSError as error:
         raise _unreadable(path, error) from error
-    except _RepeatedKeyError as error:
+    except RepeatedKeyError as error:
         raise ClusterError(f"{path}: {error}; keep one of them") from error
     except (
         Exception

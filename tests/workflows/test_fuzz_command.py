@@ -228,7 +228,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "signals": (
         ("CORPUS",),
         PLACED
-        | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports},
+        | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports}
+        | {"--rules": st.sampled_from(["gopher", "gopher-quality", "c4", "rules.yaml"]) | names}
+        | {"--list": None, "--list-kept": None},
     ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),

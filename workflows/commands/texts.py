@@ -202,6 +202,12 @@ def duplicates(
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--stop-word", "stop_words", multiple=True, metavar="WORD",
               help="Count this word as a stop word; may be repeated. Default: Gopher's eight, of English.")  # fmt: skip
+@click.option("--rules", multiple=True, metavar="SET|FILE",
+              help="Keep documents by these rules, and drop others: gopher, gopher-quality, gopher-repetition, or a"
+              " .yaml or .json file of bounds; of several a later one overrides what it names.")  # fmt: skip
+@click.option("--list", "lists", is_flag=True, help="Print the documents that --rules drop, one a line, with"
+              " --id-field each after its id and a tab, and a tab and the reasons behind it.")  # fmt: skip
+@click.option("--list-kept", is_flag=True, help="Print those that --rules keep, without reasons.")
 @options(*reading_options)
 @click.option("--out", type=FileName(*SIGNALS_ENDINGS), metavar="FILE",
               help="Write a row for each document to F.csv, F.json, F.parquet or F.zarr.")  # fmt: skip
@@ -209,15 +215,24 @@ def duplicates(
 def signals(
     corpus: tuple[str, ...],
     stop_words: tuple[str, ...],
+    rules: tuple[str, ...],
+    lists: bool,
+    list_kept: bool,
     out: str | None,
     report: str | None,
     as_json: bool,
     **shared: Any,
 ) -> None:
-    """Find quality signals of each document, such as filters of web texts use, in files and all files below folders."""
+    """Find quality signals of each document in files and all files below folders, and filter documents by rules."""
     from tilewright.pipeline.text.saved_counts import place_of
     from tilewright.workflows.documents import signals as workflow
 
+    if lists + list_kept + as_json > 1:
+        raise click.UsageError("--list, --list-kept and --json all say what is printed: give one of them")
+    if (lists or list_kept) and not rules:
+        raise click.UsageError(
+            "--list and --list-kept are about what rules drop and keep: add --rules gopher"
+        )
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
     check_report(report, out, overwrite=overwrite, corpus=stored, what="the result")
@@ -226,12 +241,20 @@ def signals(
     reporting = Reporting("signals", corpus, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
         found = workflow.signals(
-            corpus, stop_words=stop_words or None, out=out, listener=reporting.recording(listener), **shared
+            corpus,
+            stop_words=stop_words or None,
+            rules=rules or None,
+            out=out,
+            listener=reporting.recording(listener),
+            **shared,
         )
     try:
         reporting.write(found, found.facts())
     finally:
-        print_result(found, as_json=as_json)
+        if lists or list_kept:
+            print_names(found.dropped_lines() if lists else found.kept_lines())
+        else:
+            print_result(found, as_json=as_json)
     if found.bad:
         for _, why in found.bad:
             click.echo(f"left out: {why}", err=True)
