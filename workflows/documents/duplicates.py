@@ -85,8 +85,8 @@ def duplicates(
         Of the signatures, which are those of datasketch's ``MinHash`` for the same ones. ``hash``: ``sha1``, its
         ``sha1_hash32``, or ``xxh32``. ``scheme``: ``affine32``, or ``legacy``, the one before its release 2.0.
     bands, rows
-        How a signature is cut; together they take at most ``num_perm`` numbers. Without them they are chosen by the
-        threshold, as in datasketch's ``MinHashLSH``. More bands of fewer rows miss fewer pairs, and compare more.
+        How a signature is cut; together they take at most ``num_perm`` numbers. Without them they are chosen so that 99
+        of 100 pairs just at the threshold are compared. More bands of fewer rows miss fewer pairs, and compare more.
     pairs
         ``all``: every pair that agrees in a band is compared. ``links``: only as many as show which documents are of
         one cluster, where a text is there thousands of times with small changes.

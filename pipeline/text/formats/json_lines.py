@@ -308,7 +308,7 @@ def keys_in(line: np.ndarray) -> list[str]:
     """The first keys of the first object in a text, which need not end there; one more than `MOST_KEYS` at most."""
     found: list[str] = []
     depth = 0
-    for part in _PARTS.finditer(memoryview(line[:KEYS_NBYTES])):
+    for part in _PARTS.finditer(line[:KEYS_NBYTES].data):
         token = part.group()
         if token in b"{[":
             depth += 1
