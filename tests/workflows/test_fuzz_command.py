@@ -214,7 +214,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         }
         | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None, "--plan-only": None}
         | {"--report": reports}
-        | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names},
+        | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names, "--top": counts},
     ),
     "duplicates": (
         ("CORPUS",),

@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
 from tilewright.pipeline.errors import MalformedDocumentError, OptionError
 from tilewright.pipeline.events import Event, Notice
+from tilewright.workflows.cli import cli
 
 Counted = tuple[tw.Histogram, list[str]]
 
@@ -246,3 +248,38 @@ def test_a_state_tells_texts_from_lines_by_their_new_names(client: Client, tmp_p
     path.rename(path.with_suffix(".txt"))
     second, _ = counted(client, tmp_path / "c", **kept)
     assert (first.document_count, second.document_count) == (2, 1)
+
+
+def test_a_state_of_other_patterns_says_why(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.txt").write_text("a")
+    counted(client, tmp_path / "c", state=tmp_path / "s")
+    for count in (counted, planned):
+        with pytest.raises(
+            OptionError, match=r"include was not given and is \*\.txt\. They also choose members of archives"
+        ):
+            count(client, tmp_path / "c", state=tmp_path / "s", include="*.txt")
+    with pytest.raises(OptionError, match="keeps pieces of other work"):
+        counted(client, tmp_path / "c", state=tmp_path / "s", include="*.txt", by="byte")
+    (tmp_path / "c" / "b.txt").write_text("b")
+    one, _ = counted(client, tmp_path / "c" / "b.txt", state=tmp_path / "s")
+    both, _ = counted(client, tmp_path / "c", state=tmp_path / "s")
+    assert (one.document_count, both.document_count) == (1, 2)
+
+
+def planned(client: Client, paths: Path, **given: Any) -> None:
+    told: list[Event] = []
+    tw.plan_histogram(
+        paths, by="letter", per_document=True, cluster=client, device="cpu", listener=told.append, **given
+    )
+    raise OptionError(" ".join(str(each) for each in told))
+
+
+def test_the_most_frequent_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(" ".join(f"w{k} " * (k + 1) for k in range(40)))
+    command = ["histogram", str(tmp_path), "--by", "word", "--device", "cpu", "-q"]
+    lines = CliRunner().invoke(cli, [*command, "--top", "30"]).stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:31]] == [[f"w{k}", str(k + 1)] for k in range(39, 9, -1)]
+    assert lines[31:] == ["and 10 more bins"]
+    refused = CliRunner().invoke(cli, [*command, "--top", "3", "--json"])
+    assert refused.exit_code == 2

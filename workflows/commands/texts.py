@@ -60,6 +60,8 @@ SIGNALS_ENDINGS = (".csv", ".json", ".parquet", ".zarr")
     help="Write the counts to F.csv, F.json, F.npz, F.parquet or F.zarr.",
 )
 @options(*plot_options)
+@click.option("--top", type=click.IntRange(1), metavar="N",
+              help="Print the N most frequent, and no more; default: 26.")  # fmt: skip
 @click.option(
     "--state",
     metavar="DIR",
@@ -76,6 +78,7 @@ def histogram(
     bars: str,
     log: bool,
     heat_map: str | None,
+    top: int | None,
     state: str | None,
     no_resume: bool,
     plan_only: bool,
@@ -90,6 +93,12 @@ def histogram(
     from tilewright.pipeline.text.saved_counts import check_outputs, place_of
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.terminal.progress import Counting
+
+    if top is not None and as_json:
+        raise click.UsageError("--top says what is printed for people, and --json has all: give one of them")
+
+    def words(result: Any) -> str | None:
+        return None if top is None else result.words(top)
 
     check_plot_options(plot, heat_map, per_document=shared["per_document"])
     stored = [each for each in corpus if each != "-"]
@@ -143,9 +152,9 @@ def histogram(
     except Exception:
         if keeping is not None and keeping.apart is not None and not is_quiet():
             click.echo(f"what was counted is kept in {keeping.folder}; the same command writes it", err=True)
-        print_result(result, as_json=as_json)  # counting may have taken hours
+        print_result(result, as_json=as_json, words=words(result))  # counting may have taken hours
         raise
-    print_result(result, as_json=as_json)
+    print_result(result, as_json=as_json, words=words(result))
     if result.bad:
         for _, why in result.bad:
             click.echo(f"left out: {why}", err=True)
