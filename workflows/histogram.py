@@ -25,7 +25,7 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import CorpusError, OptionError, OutputError, StoreError
-from tilewright.pipeline.events import Listener, Notice, Teller, log_notices, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, Teller, log_notices, on_waiting
 from tilewright.pipeline.forecast.counts import CountPlan, plan_count
 from tilewright.pipeline.records import place_of
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
@@ -168,6 +168,8 @@ def histogram(
         corpus = named(_listed(files, asked), names)
         for note in corpus.notes:
             listener(Notice(note))
+        for caution in corpus.cautions:
+            listener(Caution(caution))
         with (
             open_counts(
                 keeping, kind, per_document=asked.per_document, reading=asked.reading, listener=listener

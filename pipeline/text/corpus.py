@@ -40,6 +40,8 @@ from tilewright.pipeline.store.remote.files import (
 )
 from tilewright.pipeline.text.formats import decompress, parallel
 from tilewright.pipeline.text.formats.listing import (
+    COLUMN_TEXTS,
+    ITS_TEXTS,
     LeftOut,
     below,
     codec_of,
@@ -49,6 +51,7 @@ from tilewright.pipeline.text.formats.listing import (
     with_separator,
     without_collections,
 )
+from tilewright.pipeline.text.formats.offered import fields_offered
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import READ_FROM_END
 from tilewright.pipeline.transfer.checksum import new_checksum
@@ -132,6 +135,8 @@ class Corpus:
     """How its files are read."""
     urls: tuple[str, ...] = ()
     """Those that were given, with a slash behind that of a folder."""
+    cautions: tuple[str, ...] = ()
+    """What is counted otherwise than its form lets expect, as text for people."""
 
     @property
     def nbytes(self) -> int:
@@ -286,9 +291,21 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
         if count
     ]
     notes += left_out.notes()
-    notes += [f"{names_of(names)}: {what}" for what, names in told.items()]
+    cautions = []
+    for what, names in told.items():
+        if what.endswith((ITS_TEXTS, COLUMN_TEXTS)):
+            offered = "" if is_url(names[0]) else fields_offered(names[0])
+            cautions.append(f"{names_of(names)}: {what}{offered}")
+        else:
+            notes.append(f"{names_of(names)}: {what}")
     return Corpus(
-        tuple(documents.values()), tuple(notes), tuple(status), time.monotonic(), reading, tuple(urls)
+        tuple(documents.values()),
+        tuple(notes),
+        tuple(status),
+        time.monotonic(),
+        reading,
+        tuple(urls),
+        tuple(cautions),
     )
 
 

@@ -12,12 +12,14 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
 from tilewright.pipeline.errors import MalformedDocumentError, OptionError
-from tilewright.pipeline.events import Event, Notice
+from tilewright.pipeline.events import Caution, Event, Notice
+from tilewright.pipeline.text.formats.offered import fields_offered
 from tilewright.workflows.cli import cli
 
 Counted = tuple[tw.Histogram, list[str]]
@@ -283,3 +285,29 @@ def test_the_most_frequent_are_printed(tmp_path: Path) -> None:
     assert lines[31:] == ["and 10 more bins"]
     refused = CliRunner().invoke(cli, [*command, "--top", "3", "--json"])
     assert refused.exit_code == 2
+
+
+def test_without_a_field_a_caution_names_those_there_are(client: Client, tmp_path: Path) -> None:
+    rows = [{"text": f"{k} {hash(str(k))}" * 20, "id": str(k)} for k in range(3000)]
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(data))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(data))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet", compression="none")
+    seen: list[Event] = []
+    options: dict[str, Any] = {"cluster": client, "listener": seen.append}
+    tw.histogram(tmp_path, by="letter", device="cpu", **options)
+    tw.signals(tmp_path, exclude="c.*", **options)
+    told = [each.message for each in seen if isinstance(each, Caution)]
+    lines_told = (
+        f"{tmp_path}/a.jsonl.zst, {tmp_path}/b.jsonl.gz: JSON lines, counted with all that stands in them: name a field"
+        " (--field) to count its texts; its first record has 'text', 'id'"
+    )
+    assert told.count(lines_told) == 2
+    assert (
+        f"{tmp_path}/c.parquet: like a Parquet file, counted as stored bytes: name a column (--field) to count its"
+        " texts; it has 'text', 'id'"
+    ) in told
+    assert lines_told in tw.plan_histogram(tmp_path, by="letter", device="cpu", **options).notes
+    (tmp_path / "a.jsonl.zst").write_bytes(b"no zstd")
+    assert fields_offered(str(tmp_path / "a.jsonl.zst")) == ""
+    assert fields_offered(str(tmp_path / "b.jsonl.gz")) == "; its first record has 'text', 'id'"

@@ -14,7 +14,7 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import Listener, Notice, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, on_waiting
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
 from tilewright.pipeline.text.formats.piped import named, without_pipes
@@ -56,6 +56,8 @@ def corpus_and_workers(
             check_output([os.fsdecode(each) for each in files if os.fsdecode(each) not in names])
         for note in corpus.notes:
             listener(Notice(note))
+        for caution in corpus.cautions:
+            listener(Caution(caution))
         with (
             open_executor(cluster, cluster_file) as client,
             workers_held(client, waiting=on_waiting(listener, work, "ends it")),
