@@ -220,7 +220,7 @@ def plan_count(
     work = Workload.of_count(left, len(pieces), len(workers), on_host=name == "CPU", disk_nbytes=0)
     earlier = remembered(kind_of_corpus(corpus, kind, name, len(workers), per_document=per_document))
     at_once = max(1, min(len(pieces), sum(worker.threads for worker in workers)))
-    forecast = count_forecast(work, earlier, kind, at_once)
+    forecast = count_forecast(work, earlier, USUAL["bytes" if isinstance(kind, Kind) else "tokens"], at_once)
     return CountPlan(
         forecast=forecast,
         by=kind.name,
@@ -260,10 +260,10 @@ words, lines and n-grams. They are for who has no run to go by: hosts, texts and
 
 
 def count_forecast(
-    work: Workload, earlier: Sequence[Rates], kind: Kind | TokenKind, at_once: int
+    work: Workload, earlier: Sequence[Rates], usual: tuple[float, float], at_once: int
 ) -> Forecast:
     """How long a count takes: by earlier ones that were more than their start, or that were larger and short; else by
-    usual rates. at_once: pieces that are counted at a time."""
+    usual rates. usual: such as `USUAL` has. at_once: pieces that are counted at a time."""
     # A short run is mostly compiling and starting, and says nothing of a larger one.
     beyond = [rates for rates in earlier if rates.ratio is None or _seconds(rates) >= MOST_START_SECONDS]
     # Of one that took long the rate is that of a larger count, too, however much larger.
@@ -276,7 +276,7 @@ def count_forecast(
     found = replace(forecast_of(work, larger, None, None), checks=False, alike="what is counted")
     if found.seconds is not None or not work.on_host:
         return found
-    slow, fast = USUAL["bytes" if isinstance(kind, Kind) else "tokens"]
+    slow, fast = usual
     words = (
         f"by usual rates, of {slow / 1e6:g} to {fast / 1e6:g} MB a second of a core, since no run of its"
         f" kind here took {MOST_START_SECONDS:g} s or more; the start of the workers comes on top, of a first run up to"

@@ -11,6 +11,8 @@ import numpy as np
 
 from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline.events import Listener, Notice
+from tilewright.pipeline.forecast.documents import kind_of_documents
+from tilewright.pipeline.forecast.rates import remember_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.signals.options import Options
@@ -75,6 +77,13 @@ def find_signals(
         listener(Notice(differ))
     check_unchanged(corpus, set(arrival.bad))
     nbytes = sum(int(part.columns["byte_count"].sum()) for part in arrival.parts)
+    if not arrival.bad:
+        remember_count(
+            kind_of_documents("signals", corpus, len(workers)),
+            corpus.nbytes,
+            len(workers),
+            time.perf_counter() - start,
+        )
     return Signals(
         documents=names,
         ids=ids,

@@ -222,7 +222,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--threshold": codes, "--ngram": counts, "--num-perm": counts, "--bands": counts, "--rows": counts}
         | {"--shingle": st.sampled_from(["word", "character", "byte"]) | names, "--seed": counts}
         | {"--hash": st.sampled_from(["sha1", "xxh32", "md5"]) | names, "--scheme": names, "--pairs": names}
-        | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None}
+        | {
+            "--out": documents,
+            "--list": None,
+            "--plan-only": None,
+            "--signatures": None,
+            "--overwrite": None,
+            "--raw": None,
+        }
         | {"--report": reports},
     ),
     "signals": (
@@ -230,7 +237,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         PLACED
         | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports}
         | {"--rules": st.sampled_from(["gopher", "gopher-quality", "c4", "rules.yaml"]) | names}
-        | {"--list": None, "--list-kept": None},
+        | {"--list": None, "--list-kept": None, "--plan-only": None},
     ),
     "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),

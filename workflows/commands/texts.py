@@ -176,9 +176,15 @@ def histogram(
               help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
               " those to drop, one a line, with --id-field each after its id and a tab.")  # fmt: skip
-@options(cluster_options, report_option, overwrite_option, json_option)
+@options(cluster_options, plan_only_option, report_option, overwrite_option, json_option)
 def duplicates(
-    corpus: tuple[str, ...], out: str | None, lists: bool, report: str | None, as_json: bool, **shared: Any
+    corpus: tuple[str, ...],
+    out: str | None,
+    lists: bool,
+    plan_only: bool,
+    report: str | None,
+    as_json: bool,
+    **shared: Any,
 ) -> None:
     """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
     from tilewright.pipeline.text.saved_counts import place_of
@@ -188,7 +194,12 @@ def duplicates(
         raise click.UsageError("--list and --json both say what is printed: give one of them")
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
-    check_report(report, out, overwrite=overwrite, corpus=stored, what="the result")
+    check_report(report, out, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="the result")
+    if plan_only:
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(corpus, out=out, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
     if out is not None and isinstance(place := place_of(out), Path):
         on_interrupt(Outputs(place).kept)
     reporting = Reporting("duplicates", corpus, report, overwrite=overwrite)
@@ -220,7 +231,7 @@ def duplicates(
 @options(*reading_options)
 @click.option("--out", type=FileName(*SIGNALS_ENDINGS), metavar="FILE",
               help="Write a row for each document to F.csv, F.json, F.parquet or F.zarr.")  # fmt: skip
-@options(cluster_options, report_option, overwrite_option, json_option)
+@options(cluster_options, plan_only_option, report_option, overwrite_option, json_option)
 def signals(
     corpus: tuple[str, ...],
     stop_words: tuple[str, ...],
@@ -228,6 +239,7 @@ def signals(
     lists: bool,
     list_kept: bool,
     out: str | None,
+    plan_only: bool,
     report: str | None,
     as_json: bool,
     **shared: Any,
@@ -244,7 +256,19 @@ def signals(
         )
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
-    check_report(report, out, overwrite=overwrite, corpus=stored, what="the result")
+    check_report(report, out, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="the result")
+    if plan_only:
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(
+                corpus,
+                stop_words=stop_words or None,
+                rules=rules or None,
+                out=out,
+                listener=listener,
+                **shared,
+            )
+        print_result(planned, as_json=as_json)
+        return
     if out is not None and isinstance(place := place_of(out), Path):
         on_interrupt(Outputs(place).kept)
     reporting = Reporting("signals", corpus, report, overwrite=overwrite)

@@ -4,22 +4,24 @@ them measured."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tilewright.kernels.arguments import check_callable, check_flag
 from tilewright.kernels.choices import ErrorPolicy, PassageName
+from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.documents import DocumentsPlan
 from tilewright.pipeline.signals.job import find_signals
 from tilewright.pipeline.signals.options import options_of
 from tilewright.pipeline.signals.result import Signals
 from tilewright.pipeline.signals.rules import rules_of
 from tilewright.pipeline.signals.saved import WRITERS, check_signals_output, save_signals
 from tilewright.pipeline.text.formats.reading import reading_of
-from tilewright.workflows.documents.opening import corpus_and_workers, output_place
+from tilewright.workflows.documents.opening import corpus_and_workers, output_place, plan_of_documents
 
 RulesName = str | os.PathLike[str] | Mapping[str, Any]
 """A set of rules, a file, or what a file has."""
@@ -119,3 +121,34 @@ def signals(
     if place is not None:
         save_signals(found, place, overwrite=overwrite)
     return found
+
+
+def plan_only(
+    paths: Sequence[str],
+    *,
+    stop_words: Sequence[str] | None,
+    rules: Sequence[str] | None,
+    out: str | None,
+    overwrite: bool,
+    cluster: Cluster,
+    cluster_file: str | None,
+    on_error: ErrorPolicy,
+    listener: Listener,
+    **reading: Any,
+) -> DocumentsPlan:
+    """How `signals` would go through a corpus; the listener gets what it would refuse beside files. Raises as that."""
+    options_of(stop_words)
+    judges = () if rules is None else rules_of(rules)
+    check = partial(check_signals_output, out=out, overwrite=overwrite) if out is not None else None
+    return plan_of_documents(
+        paths,
+        reading_of(on_error=on_error, **reading),
+        "signals",
+        document_nbytes=8 * (len(NAMES) + bool(judges)),
+        out=out,
+        check_output=check,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        on_error=on_error,
+        listener=listener,
+    )

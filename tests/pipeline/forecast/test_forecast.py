@@ -14,11 +14,9 @@ from click.testing import CliRunner
 
 from tests.pipeline.report.runs import plan_of, run_of
 from tests.workflows.products import put
-from tilewright.kernels.histograms.token_kinds import any_kind_named
-from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.forecast import measure
 from tilewright.pipeline.forecast import rates as module
-from tilewright.pipeline.forecast.counts import count_forecast
+from tilewright.pipeline.forecast.counts import USUAL, count_forecast
 from tilewright.pipeline.forecast.forecast import Disk, Foreseen, disk_at, forecast_of
 from tilewright.pipeline.forecast.published import CLUSTER_START_SECONDS, START_SECONDS
 from tilewright.pipeline.forecast.rates import (
@@ -397,7 +395,7 @@ def test_a_count_like_an_earlier_one_takes_as_long(
 
 def test_a_first_count_is_foreseen_by_usual_rates(cache: Path) -> None:
     """A short run, mostly its start, said 65 s of what took one, and of a thousand times as much nothing."""
-    words, letters = any_kind_named("word", casefold=False, normalise=None), KINDS["byte"]
+    words, letters = USUAL["tokens"], USUAL["bytes"]
     small = Workload.of_count(2**21, 4, 1, on_host=True, disk_nbytes=0)
     large = Workload.of_count(2**31, 64, 1, on_host=True, disk_nbytes=0)
     short = Rates(None, 2**21 / 5.0, None, ratio=1.0, work=2**21, seconds=5.0)
