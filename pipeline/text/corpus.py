@@ -40,18 +40,15 @@ from tilewright.pipeline.store.remote.files import (
 )
 from tilewright.pipeline.text.formats import decompress, parallel
 from tilewright.pipeline.text.formats.listing import (
-    COLUMN_TEXTS,
-    ITS_TEXTS,
     LeftOut,
     below,
     codec_of,
     least_looked_at,
     listed_at,
-    names_of,
     with_separator,
     without_collections,
 )
-from tilewright.pipeline.text.formats.offered import fields_offered
+from tilewright.pipeline.text.formats.offered import told_apart
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import READ_FROM_END
 from tilewright.pipeline.transfer.checksum import new_checksum
@@ -291,22 +288,9 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
         if count
     ]
     notes += left_out.notes()
-    cautions = []
-    for what, names in told.items():
-        if what.endswith((ITS_TEXTS, COLUMN_TEXTS)):
-            offered = "" if is_url(names[0]) else fields_offered(names[0])
-            cautions.append(f"{names_of(names)}: {what}{offered}")
-        else:
-            notes.append(f"{names_of(names)}: {what}")
-    return Corpus(
-        tuple(documents.values()),
-        tuple(notes),
-        tuple(status),
-        time.monotonic(),
-        reading,
-        tuple(urls),
-        tuple(cautions),
-    )
+    noted, cautions = told_apart(told)
+    facts_of = tuple(status), time.monotonic(), reading, tuple(urls)
+    return Corpus(tuple(documents.values()), (*notes, *noted), *facts_of, tuple(cautions))
 
 
 def _list_url(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+from tilewright.pipeline.store.remote.files import is_url
 from tilewright.pipeline.text.formats import decompress
 from tilewright.pipeline.text.formats.json_lines import MOST_KEYS, keys_in
-from tilewright.pipeline.text.formats.listing import head_of
+from tilewright.pipeline.text.formats.listing import COLUMN_TEXTS, ITS_TEXTS, head_of, names_of
 from tilewright.pipeline.text.formats.recognition import (
     ARROW,
     HEAD_NBYTES,
@@ -19,6 +22,19 @@ FIRST_NBYTES = 2**20
 """What is looked at of a file, as stored, for its first record."""
 TEXT_NBYTES = 2**22
 """The same, decompressed."""
+
+
+def told_apart(told: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Notices and cautions. told: names of files, by what is to be told of them, as `listing.codec_of` has it."""
+    notes: list[str] = []
+    cautions: list[str] = []
+    for what, names in told.items():
+        said = f"{names_of(names)}: {what}"
+        if what.endswith((ITS_TEXTS, COLUMN_TEXTS)):
+            cautions.append(said if is_url(names[0]) else said + fields_offered(names[0]))
+        else:
+            notes.append(said)
+    return notes, cautions
 
 
 def fields_offered(path: str) -> str:
