@@ -413,16 +413,16 @@ def silence_libraries() -> None:
     warnings.simplefilter("ignore")
 
 
-def print_result(result: Any, *, as_json: bool) -> None:
+def print_result(result: Any, *, as_json: bool, words: str | None = None) -> None:
     """Print a result that has ``to_json()`` as text, or as one JSON object: piece by piece if it has
-    ``json_pieces()``, as one that may be as large as memory does."""
+    ``json_pieces()``, as one that may be as large as memory does. words: the text, where it is not ``str(result)``."""
     with printing():  # what lays out tables writes there too, if only an empty text
         if as_json and hasattr(result, "json_pieces"):
             for piece in result.json_pieces():
                 click.echo(piece, nl=False)
             click.echo()
             return
-        text = to_json_text(result.to_json()) if as_json else str(result)
+        text = to_json_text(result.to_json()) if as_json else str(result) if words is None else words
         try:
             click.echo(text)
         except UnicodeEncodeError as error:
@@ -715,7 +715,7 @@ reading_options = (
         multiple=True,
         metavar="NAME",
         help="Count the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be"
-        " given several times.",
+        " given several times. Plain texts beside them are whole documents.",
     ),
     click.option(
         "--id-field",

@@ -25,7 +25,7 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import CorpusError, OptionError, OutputError, StoreError
-from tilewright.pipeline.events import Listener, Notice, Teller, log_notices, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, Teller, log_notices, on_waiting
 from tilewright.pipeline.forecast.counts import CountPlan, plan_count
 from tilewright.pipeline.records import place_of
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
@@ -96,7 +96,8 @@ def histogram(
         a byte order mark says (UTF-16, UTF-32).
     field
         The field of JSON lines, or the column of Parquet and Arrow, whose texts are the documents; of several, each
-        text is a document of its own. Then every file has to be one of these.
+        text is a document of its own. Plain texts beside them, and those in archives and WARC files, have no
+        fields: each is a document as a whole, and a notice says how many are.
     id_field
         The field, column or header of a WARC's records that identifies a document, for ``Histogram.ids``; with
         ``per_document`` alone. Files of which no record has it cannot be counted; notices say how many documents have
@@ -168,6 +169,8 @@ def histogram(
         corpus = named(_listed(files, asked), names)
         for note in corpus.notes:
             listener(Notice(note))
+        for caution in corpus.cautions:
+            listener(Caution(caution))
         with (
             open_counts(
                 keeping, kind, per_document=asked.per_document, reading=asked.reading, listener=listener

@@ -16,8 +16,8 @@ import dask.config
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.words import did_you_mean, nearest
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.yaml_file import YamlFile, read_yaml
 from tilewright.pipeline.errors import ClusterError
+from tilewright.pipeline.yaml_file import YamlError, YamlFile, read_yaml
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -258,6 +258,8 @@ def _read_profiles(path: Path, farther: FoundProfiles) -> ProfilesFile:
         file = read_yaml(path)
     except OSError as error:
         raise _unreadable(path, error) from error
+    except YamlError as error:
+        raise ClusterError(str(error)) from error
     said = _profiles_of(file)
     found: dict[str, Profile] = {}
     for name in said:

@@ -7,10 +7,9 @@ Two documents of Jaccard index s agree in all of a band's r rows with a chance o
 
 from __future__ import annotations
 
-import numpy as np
-
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
-"""Of a rule that is exact for polynomials of a degree below 192; the curves are steep, but smooth."""
+RECALL = 0.99
+"""The least share of pairs just at the threshold that are to be compared: what is not is missed, and what is compared
+in vain costs little, since most documents of a corpus have no shingle in common."""
 
 
 def chance(s: float, bands: int, rows: int) -> float:
@@ -19,17 +18,10 @@ def chance(s: float, bands: int, rows: int) -> float:
 
 
 def best_bands(threshold: float, num_perm: int) -> tuple[int, int]:
-    """The bands and rows, together at most ``num_perm``, for which the chances of agreeing below the threshold and of
-    not agreeing above it, both integrated over s, have the least sum, as in datasketch's ``MinHashLSH``."""
-    below = (_NODES + 1) / 2 * threshold
-    above = threshold + (_NODES + 1) / 2 * (1 - threshold)
-    best, found = np.inf, (1, 1)
-    for bands in range(1, num_perm + 1):
-        rows = np.arange(1, num_perm // bands + 1)[:, None]
-        false_positive = (1 - (1 - below**rows) ** bands) @ _WEIGHTS * threshold / 2
-        false_negative = (1 - above**rows) ** bands @ _WEIGHTS * (1 - threshold) / 2
-        error = false_positive + false_negative
-        place = int(np.argmin(error))
-        if error[place] < best:
-            best, found = float(error[place]), (bands, place + 1)
-    return found
+    """The bands and rows, together at most ``num_perm``: as many rows, which keep what is not near from being compared,
+    as leave pairs at the threshold a chance of `RECALL`; one where none do."""
+    for rows in range(num_perm, 1, -1):
+        bands = num_perm // rows
+        if chance(threshold, bands, rows) >= RECALL:
+            return bands, rows
+    return num_perm, 1

@@ -27,6 +27,8 @@ from tilewright.pipeline.duplicates.options import Options
 from tilewright.pipeline.duplicates.result import Duplicates
 from tilewright.pipeline.duplicates.signing import Signed, sign_piece
 from tilewright.pipeline.events import Listener, Notice
+from tilewright.pipeline.forecast.documents import kind_of_documents
+from tilewright.pipeline.forecast.rates import remember_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.text.corpus import Corpus, check_unchanged
@@ -136,6 +138,13 @@ def find_duplicates(
     verifying = _Verifying(client, corpus, documents.where, options, listener, batch_nbytes)
     pairs, counts, candidates = verifying.verified(buckets, exact, most_pairs)
     check_unchanged(corpus, set(arrival.bad))
+    if not arrival.bad:
+        remember_count(
+            kind_of_documents("duplicates", corpus, len(workers)),
+            corpus.nbytes,
+            len(workers),
+            time.perf_counter() - start,
+        )
     return Duplicates(
         documents=tuple(documents.names),
         ids=documents.ids,

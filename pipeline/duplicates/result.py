@@ -153,7 +153,7 @@ class Duplicates:
         same = int((self.exact != np.arange(len(self.exact))).sum())
         out = int((~self.keep).sum())
         units = counted(options["ngram"], options["shingle"])
-        found = chance(options["threshold"], options["bands"], options["rows"])
+        found = 100 * chance(options["threshold"], options["bands"], options["rows"])
         head = (
             f"{format_nbytes(self.nbytes)} in {counted(len(self.documents), 'document')}, shingles of {units}, in"
             f" {self.seconds:.2f} s ({rate / 1e9:.3g} GB/s)"
@@ -161,7 +161,7 @@ class Duplicates:
         near = (
             f"{same} the same as an earlier one; {counted(len(self.pairs), 'pair')} with a Jaccard index of"
             f" {options['threshold']:g} or more, of {self.candidates} that {counted(options['bands'], 'band')} of"
-            f" {counted(options['rows'], 'row')} proposed; a pair just there is proposed with a chance of {found:.0%}"
+            f" {counted(options['rows'], 'row')} proposed; {found:.4g} % of pairs just there are expected to be"
         )
         left = (
             f"{counted(len(self.clusters), 'cluster')}; without {out} of their documents, {len(self.documents) - out}"

@@ -9,8 +9,8 @@ from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
-from tilewright.pipeline.forecast.forecast import Forecast, disk_at, forecast_of
-from tilewright.pipeline.forecast.rates import remembered
+from tilewright.pipeline.forecast.forecast import MOST_START_SECONDS, Forecast, disk_at, forecast_of
+from tilewright.pipeline.forecast.rates import Rates, remembered
 from tilewright.pipeline.forecast.workload import Workload
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
@@ -219,7 +219,8 @@ def plan_count(
     left = sum(piece.nbytes for piece in pieces)
     work = Workload.of_count(left, len(pieces), len(workers), on_host=name == "CPU", disk_nbytes=0)
     earlier = remembered(kind_of_corpus(corpus, kind, name, len(workers), per_document=per_document))
-    forecast = replace(forecast_of(work, earlier, None, None), checks=False, alike="what is counted")
+    at_once = max(1, min(len(pieces), sum(worker.threads for worker in workers)))
+    forecast = count_forecast(work, earlier, USUAL["bytes" if isinstance(kind, Kind) else "tokens"], at_once)
     return CountPlan(
         forecast=forecast,
         by=kind.name,
@@ -244,8 +245,54 @@ def plan_count(
         driver_limit_nbytes=2 * allowed,
         reports=on_error == "report",
         refused=ways.refused,
-        notes=(*corpus.notes, *division.left.notes, *([division.note] if division.note else [])),
+        notes=(
+            *corpus.notes,
+            *corpus.cautions,
+            *division.left.notes,
+            *([division.note] if division.note else []),
+        ),
     )
+
+
+USUAL = {"bytes": (20e6, 500e6), "tokens": (4e6, 80e6)}
+"""Stored bytes a second of one core, at worst and at best, compressed or not: of kinds with bins that are known, and of
+words, lines and n-grams. They are for who has no run to go by: hosts, texts and compressors differ by that much."""
+
+
+def count_forecast(
+    work: Workload, earlier: Sequence[Rates], usual: tuple[float, float], at_once: int
+) -> Forecast:
+    """How long a count takes: by earlier ones that were more than their start, or that were larger and short; else by
+    usual rates. usual: such as `USUAL` has. at_once: pieces that are counted at a time."""
+    # A short run is mostly compiling and starting, and says nothing of a larger one.
+    beyond = [rates for rates in earlier if rates.ratio is None or _seconds(rates) >= MOST_START_SECONDS]
+    # Of one that took long the rate is that of a larger count, too, however much larger.
+    larger = [
+        replace(rates, work=work.operations)
+        if rates.ratio is not None and work.operations > (rates.work or 0)
+        else rates
+        for rates in beyond
+    ]
+    found = replace(forecast_of(work, larger, None, None), checks=False, alike="what is counted")
+    if found.seconds is not None or not work.on_host:
+        return found
+    slow, fast = usual
+    words = (
+        f"by usual rates, of {slow / 1e6:g} to {fast / 1e6:g} MB a second of a core, since no run of its"
+        f" kind here took {MOST_START_SECONDS:g} s or more; the start of the workers comes on top, of a first run up to"
+        f" {MOST_START_SECONDS:g} s"
+    )
+    return replace(
+        found,
+        least_seconds=work.operations / fast / at_once,
+        most_seconds=work.operations / slow / at_once,
+        source="usual",
+        words=words,
+    )
+
+
+def _seconds(rates: Rates) -> float:
+    return rates.seconds or 0.0
 
 
 def _readers(division: Division, tasks: int) -> int:

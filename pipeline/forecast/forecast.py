@@ -56,7 +56,7 @@ class Forecast:
     command_seconds: tuple[float, float] | None
     """Between which the whole command takes, with its start and the check; None: not known."""
     source: str
-    """What the rates are of: ``runs``, ``measured``, ``published``, ``given``, or ``none``."""
+    """What the rates are of: ``runs``, ``measured``, ``published``, ``given``, ``usual``, or ``none``."""
     runs: int
     """Earlier runs that they are of."""
     floors: dict[str, float | None]
@@ -143,6 +143,11 @@ class Forecast:
             if self.command_seconds is not None:
                 whole = f"; with the start and the check the command takes {_around(*self.command_seconds)}"
             return f"{about}{whole}: {self.words}"
+        if self.source == "usual":
+            about = f"from {format_seconds(self.least_seconds)} to {format_seconds(self.most_seconds)} {what}"
+            if self.most_seconds < 1:
+                about = f"about a second or less {what}"
+            return f"{about}, {self.words}"
         if self.most_seconds < SHORT_SECONDS:
             if self._writing_is_unknown:
                 what += f" without writing {self.output}"

@@ -11,10 +11,13 @@ import numpy as np
 
 from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline.events import Listener, Notice
+from tilewright.pipeline.forecast.documents import kind_of_documents
+from tilewright.pipeline.forecast.rates import remember_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.signals.options import Options
 from tilewright.pipeline.signals.result import Signals
+from tilewright.pipeline.signals.rules import Rule
 from tilewright.pipeline.signals.tasks import Measured, measure_piece, no_columns
 from tilewright.pipeline.text.corpus import Corpus, check_unchanged
 from tilewright.pipeline.text.formats.sources import remarks_of
@@ -35,9 +38,11 @@ def find_signals(
     *,
     listener: Listener,
     on_error: str = "stop",
+    rules: tuple[Rule, ...] | None = None,
     most_nbytes: int = MOST_NBYTES,
 ) -> Signals:
     """The signals of the corpus's documents. most_nbytes: the longest document that has all of them.
+    rules: by which documents are kept or dropped.
 
     Raises
     ------
@@ -72,6 +77,13 @@ def find_signals(
         listener(Notice(differ))
     check_unchanged(corpus, set(arrival.bad))
     nbytes = sum(int(part.columns["byte_count"].sum()) for part in arrival.parts)
+    if not arrival.bad:
+        remember_count(
+            kind_of_documents("signals", corpus, len(workers)),
+            corpus.nbytes,
+            len(workers),
+            time.perf_counter() - start,
+        )
     return Signals(
         documents=names,
         ids=ids,
@@ -80,6 +92,7 @@ def find_signals(
         nbytes=nbytes,
         seconds=time.perf_counter() - start,
         bad=arrival.all_bad,
+        rules=rules,
     )
 
 

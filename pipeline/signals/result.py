@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.kernels.signals.definitions import COUNTS, NAMES
 from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.signals.rules import Rule, by_rule, reasons_of, verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
 
 JSON_ROWS = 2**16
 """Rows of a table that become text at a time."""
+IN_ONE_FIELD = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
 SHARES = (0.0, 0.05, 0.5, 0.95, 1.0)
 """Of the documents have at most what is printed."""
 HEADS = ("least", "5 %", "median", "95 %", "most")
@@ -43,6 +46,8 @@ class Signals:
     seconds: float
     bad: tuple[tuple[str, str], ...] = ()
     """Files that were left out, and why, where ``on_error`` is "report"."""
+    rules: tuple[Rule, ...] | None = None
+    """By which documents are kept or dropped; None where none were asked for."""
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -55,14 +60,66 @@ class Signals:
             )
         return self.signals[name]
 
+    @cached_property
+    def _verdicts(self) -> np.ndarray:
+        if self.rules is None:
+            raise OptionError("no rules were asked for, by which documents are kept or dropped: give rules")
+        return verdicts(self.signals, self.rules)
+
+    @property
+    def keep(self) -> np.ndarray:
+        """bool[documents]: whether it breaks no rule. OptionError where no rules were asked for, as for the others."""
+        kept: np.ndarray = self._verdicts == 0
+        return kept
+
+    @property
+    def reasons(self) -> np.ndarray:
+        """object[documents]: the rules that each breaks, such as ``word_count < 50; frac_lines_dupe > 0.3``; empty
+        where it breaks none."""
+        return self._reasons(slice(None))
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The names of the documents that break any."""
+        return tuple(self.documents[place] for place in np.flatnonzero(~self.keep).tolist())
+
+    def kept_lines(self) -> Iterator[str]:
+        """A line for each document that is kept: its name, and before it what ``id_field`` says of it, and a tab, where
+        that was asked for; ends of lines and tabs of an id are escaped."""
+        return (self._line(place) for place in np.flatnonzero(self.keep).tolist())
+
+    def dropped_lines(self) -> Iterator[str]:
+        """The same for each that is dropped, with a tab and the reasons behind it."""
+        places = np.flatnonzero(~self.keep)
+        for start in range(0, len(places), JSON_ROWS):
+            some = places[start : start + JSON_ROWS]
+            for place, reason in zip(some.tolist(), self._reasons(some).tolist(), strict=True):
+                yield f"{self._line(place)}\t{reason}"
+
+    def _line(self, place: int) -> str:
+        name = self.documents[place]
+        return name if self.ids is None else f"{(self.ids[place] or '').translate(IN_ONE_FIELD)}\t{name}"
+
+    def _reasons(self, some: slice | np.ndarray) -> np.ndarray:
+        found = self._verdicts[some]
+        assert self.rules is not None
+        return reasons_of(found, self.rules)
+
+    def judged(self, part: slice) -> dict[str, np.ndarray]:
+        """The columns ``keep`` and ``reasons`` of some documents; none where no rules were asked for."""
+        if self.rules is None:
+            return {}
+        return {"keep": self.keep[part], "reasons": self._reasons(part)}
+
     def to_pandas(self) -> pd.DataFrame:
-        """A DataFrame of all documents under their names: ``id``, where there are any, and a column for each signal.
-        ModuleNotFoundError where pandas is not installed."""
+        """A DataFrame of all documents under their names: ``id``, where there are any, a column for each signal, and
+        ``keep`` and ``reasons``, where rules were asked for. ModuleNotFoundError where pandas is not installed."""
         import pandas as pd
 
         columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
         return pd.DataFrame(
-            columns | dict(self.signals), index=pd.Index(list(self.documents), name="document", dtype=object)
+            columns | dict(self.signals) | self.judged(slice(None)),
+            index=pd.Index(list(self.documents), name="document", dtype=object),
         )
 
     def facts(self) -> dict[str, object]:
@@ -72,6 +129,7 @@ class Signals:
             "nbytes": self.nbytes,
             "seconds": self.seconds,
             "bad": [list(each) for each in self.bad],
+            "rules": None if self.rules is None else [rule.facts() for rule in self.rules],
         }
 
     def to_json(self) -> dict[str, object]:
@@ -90,7 +148,11 @@ class Signals:
         for place, name in enumerate(NAMES):
             yield f'{", " if place else ""}"{name}": '
             yield from _listed(self.signals[name])
-        yield "}}"
+        yield "}"
+        for name in ("keep", "reasons"):
+            yield f', "{name}": '
+            yield from ["null"] if self.rules is None else _listed(self.judged(slice(None))[name].tolist())
+        yield "}"
 
     def __str__(self) -> str:
         rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
@@ -100,14 +162,30 @@ class Signals:
         )
         known = self.signals["char_count"] >= 0
         if not known.any():
-            return head
+            return "\n".join([head, *self._judged_lines()])
         lines = [head, f"{'of the documents':<30}{''.join(f'{each:>10}' for each in HEADS)}"]
         for name in NAMES:
             # Of an even number of documents, no median that no document has.
             values = np.quantile(self.signals[name][known], SHARES, method="inverted_cdf")
             form = "{:>10.0f}" if name in COUNTS else "{:>10.4g}"
             lines.append(f"{name:<30}{''.join(map(form.format, values.tolist()))}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._judged_lines()])
+
+    def _judged_lines(self) -> list[str]:
+        """What is printed of rules."""
+        if self.rules is None:
+            return []
+        dropped = int((~self.keep).sum())
+        sources = ", ".join(dict.fromkeys(rule.source for rule in self.rules))
+        kept = f"{len(self) - dropped} of {counted(len(self), 'document')} are kept by the rules of {sources}"
+        lines = [
+            f"{kept}, and {dropped} dropped",
+            f"{'documents are kept with':<44}{'dropped':>10}{'by it alone':>13}",
+        ]
+        return lines + [
+            f"{word:<44}{broken:>10}{alone:>13}"
+            for word, broken, alone in by_rule(self._verdicts, self.rules)
+        ]
 
 
 def known_of(values: np.ndarray) -> np.ndarray:

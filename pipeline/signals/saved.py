@@ -9,12 +9,19 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 
 from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.signals.result import Signals, known_of, values_of
-from tilewright.pipeline.text.counts_group import as_unicode, write_documents, write_group, write_numbers
+from tilewright.pipeline.text.counts_group import (
+    as_unicode,
+    write_documents,
+    write_group,
+    write_numbers,
+    write_texts,
+)
 from tilewright.pipeline.text.formats.listing import SIGNALS_MARK
 from tilewright.pipeline.text.saved_counts import (
     ROW_GROUP,
@@ -38,9 +45,9 @@ def save_signals(found: Signals, path: str | os.PathLike[str], *, overwrite: boo
     """Write signals as ``.csv``, ``.json``, ``.parquet`` or ``.zarr``; the file, or what stands at the URL, appears
     when it is whole, or not at all. That the name has one of these endings, `check_signals_output` has said.
 
-    All have a row for each document: ``document``, ``id`` where there are any, and the signals. What is not known of a
-    document is an empty field, null, or in Zarr -1 and NaN. JSON, Zarr and Parquet, the latter two in attributes and
-    metadata, hold the other fields too.
+    All have a row for each document: ``document``, ``id`` where there are any, the signals, and ``keep`` and
+    ``reasons`` where rules were asked for. What is not known of a document is an empty field, null, or in Zarr -1 and
+    NaN. JSON, Zarr and Parquet, the latter two in attributes and metadata, hold the other fields too.
 
     Raises
     ------
@@ -58,13 +65,15 @@ def _save_csv(found: Signals, path: Path | str, overwrite: bool) -> None:
         # File names may hold bytes that are no UTF-8; they go out as they came.
         with open(draft, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             writer = csv.writer(file)
-            writer.writerow(["document", *([] if found.ids is None else ["id"]), *NAMES])
+            judged = list(found.judged(slice(0)))
+            writer.writerow(["document", *([] if found.ids is None else ["id"]), *NAMES, *judged])
             for start in range(0, len(found), ROW_GROUP):
                 part = slice(start, start + ROW_GROUP)
                 columns: list[Any] = [found.documents[part]]
                 if found.ids is not None:
                     columns.append(found.ids[part])
                 columns += [values_of(found.signals[name][part]) for name in NAMES]
+                columns += [_as_text(values) for values in found.judged(part).values()]
                 writer.writerows(zip(*columns, strict=True))
 
     write_whole(path, write, overwrite=overwrite)
@@ -80,6 +89,15 @@ def _save_zarr(found: Signals, path: Path | str, overwrite: bool) -> None:
         write_documents(group, names, found.ids)
         for name in NAMES:
             write_numbers(group, name, found.signals[name], "document")
+        if found.rules is not None:
+            write_numbers(group, "keep", found.keep, "document")
+            write_texts(
+                group,
+                "reasons",
+                len(found),
+                lambda start, stop: found.judged(slice(start, stop))["reasons"].tolist(),
+                "document",
+            )
 
     write_group(path, SIGNALS_MARK, attributes, write, overwrite=overwrite)
 
@@ -100,6 +118,8 @@ def _save_parquet(found: Signals, path: Path | str, overwrite: bool) -> None:
         for name in NAMES:
             values = found.signals[name][part]
             columns[name] = pyarrow.array(values, mask=~known_of(values))
+        for name, values in found.judged(part).items():
+            columns[name] = pyarrow.array(values, pyarrow.bool_() if name == "keep" else pyarrow.string())
         return pyarrow.table(columns).replace_schema_metadata(metadata)
 
     def write(draft: Path) -> None:
@@ -111,6 +131,11 @@ def _save_parquet(found: Signals, path: Path | str, overwrite: bool) -> None:
         write_whole(path, write, overwrite=overwrite)
     except pyarrow.ArrowException as error:
         raise StoreError(f"output: cannot write {path}: {error}") from error
+
+
+def _as_text(values: np.ndarray) -> list[str]:
+    """``true`` and ``false``, and texts as they are."""
+    return [str(each).lower() if isinstance(each, bool) else each for each in values.tolist()]
 
 
 WRITERS: dict[str, Callable[[Signals, Path | str, bool], None]] = {

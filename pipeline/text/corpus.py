@@ -45,10 +45,10 @@ from tilewright.pipeline.text.formats.listing import (
     codec_of,
     least_looked_at,
     listed_at,
-    names_of,
     with_separator,
     without_collections,
 )
+from tilewright.pipeline.text.formats.offered import told_apart
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import READ_FROM_END
 from tilewright.pipeline.transfer.checksum import new_checksum
@@ -132,6 +132,8 @@ class Corpus:
     """How its files are read."""
     urls: tuple[str, ...] = ()
     """Those that were given, with a slash behind that of a folder."""
+    cautions: tuple[str, ...] = ()
+    """What is counted otherwise than its form lets expect, as text for people."""
 
     @property
     def nbytes(self) -> int:
@@ -286,10 +288,9 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
         if count
     ]
     notes += left_out.notes()
-    notes += [f"{names_of(names)}: {what}" for what, names in told.items()]
-    return Corpus(
-        tuple(documents.values()), tuple(notes), tuple(status), time.monotonic(), reading, tuple(urls)
-    )
+    noted, cautions = told_apart(told)
+    facts_of = tuple(status), time.monotonic(), reading, tuple(urls)
+    return Corpus(tuple(documents.values()), (*notes, *noted), *facts_of, tuple(cautions))
 
 
 def _list_url(

@@ -235,6 +235,10 @@ class Histogram:
         }
 
     def __str__(self) -> str:
+        return self.words()
+
+    def words(self, most: int = MOST_BARS) -> str:
+        """What is printed, with the ``most`` frequent bins."""
         rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
         totals = self.totals
         documents = len(self.documents) if self.document_count is None else self.document_count
@@ -243,7 +247,7 @@ class Histogram:
             f" in {self.seconds:.2f} s on {self.device} ({rate / 1e9:.3g} GB/s): {int(totals.sum())} counted,"
             f" {self.skipped} skipped" + (f", {self.undecodable} undecodable" if self.undecodable else "")
         )
-        return "\n".join([head, *bars(self)])
+        return "\n".join([head, *bars(self, most)])
 
 
 def added(histograms: Sequence[Histogram]) -> Histogram:

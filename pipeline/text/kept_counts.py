@@ -9,6 +9,7 @@ changed, is passed over, and of several entries about the same bytes the last co
 from __future__ import annotations
 
 import bisect
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,7 +41,7 @@ from tilewright.pipeline.text.documents import Counts, facts_from
 from tilewright.pipeline.text.fingerprints import covers
 from tilewright.pipeline.text.formats.listing import names_of
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.recognition import said_by
+from tilewright.pipeline.text.formats.recognition import named_for_objects, said_by, without_codec
 
 FILE_NAME = "tilewright-counts.jsonl"
 
@@ -100,6 +101,7 @@ def open_counts(
         return
     head = _head(kind, per_document, reading)
     _make(state)
+    _check_patterns(state, head)
     resume = state.resume
     if resume and state.temporary:
         try:
@@ -150,6 +152,7 @@ def kept_counts(
     if not state.resume or not _has_lines(state.path):
         yield None
         return
+    _check_patterns(state, _head(kind, per_document, reading))
     with ExitStack() as stack:
         try:
             opened = open_record(state.path, _head(kind, per_document, reading))
@@ -172,6 +175,32 @@ def _head(kind: Kind | TokenKind, per_document: bool, reading: Reading) -> dict[
         "reading": reading.facts(),
     }
     return head | kind.options if isinstance(kind, TokenKind) else head
+
+
+def _check_patterns(state: State, head: dict[str, Any]) -> None:
+    """Raise OptionError where a state is of the same counts but for include and exclude, which the user takes for a
+    choice of files: it is one of an archive's members, too, whose counts are kept together."""
+    if not state.resume or state.temporary:
+        return
+    try:
+        with state.path.open("rb") as file:
+            kept = json.loads(file.readline())
+        there, here = dict(kept["reading"]), dict(head["reading"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return  # who opens the record says what is wrong with it
+    patterns = {name: (there.pop(name, []), here.pop(name, [])) for name in ("include", "exclude")}
+    differ = [name for name, (before, now) in patterns.items() if before != now]
+    if differ and there == here and all(kept.get(name) == head[name] for name in head if name != "reading"):
+        said = ", ".join(
+            f"{name} was {' '.join(before) or 'not given'} and is {' '.join(now) or 'not given'}"
+            for name, (before, now) in patterns.items()
+            if name in differ
+        )
+        raise OptionError(
+            f"state: {state.folder} keeps counts by other patterns: {said}. They also choose members of archives, of"
+            " which one count is kept, so that it would hold others; give the same patterns, and name other files or"
+            " folders instead (what is not named is left out, and its counts are kept), or give another folder"
+        )
 
 
 def _has_lines(path: Path) -> bool:
@@ -398,12 +427,13 @@ def what_is_left(record: Record, corpus: Corpus, kind: Kind | TokenKind) -> Left
     return left
 
 
-_Look = tuple[int, str | None, tuple[str | None, str | None], int | None]
+_Look = tuple[int, str | None, tuple[str | None, str | None], bool, int | None]
 """By what a file that has another name may be taken for one that was counted."""
 
 
-def _look_of(name: str, nbytes: int, codec: str | None, modified_ns: int | None) -> _Look:
-    return nbytes, codec, said_by(name), modified_ns
+def _look_of(name: str, nbytes: int, codec: str | None, modified_ns: int | None, reading: Reading) -> _Look:
+    objects = bool(reading.fields) and named_for_objects(without_codec(name))
+    return nbytes, codec, said_by(name), objects, modified_ns
 
 
 class _Homes:
@@ -430,7 +460,9 @@ class _Homes:
             if place not in at_home:
                 document = corpus.documents[place]
                 for modified_ns in (document.modified_ns, None):
-                    look = _look_of(document.name, document.nbytes, document.codec, modified_ns)
+                    look = _look_of(
+                        document.name, document.nbytes, document.codec, modified_ns, corpus.reading
+                    )
                     self._free.setdefault(look, []).append(place)
 
     def _named(self, path: str, name: str) -> int | None:
@@ -462,7 +494,7 @@ class _Homes:
         """A file that may be the one that was counted as ``name``, taken for no other from here on. gone: whether none
         of that name is there; if one is, only one of the same time is looked for."""
         for time in (modified_ns, None) if gone else (modified_ns,):
-            free = self._free.get(_look_of(name, nbytes, codec, time), [])
+            free = self._free.get(_look_of(name, nbytes, codec, time, self._corpus.reading), [])
             while free:
                 place = free.pop()
                 if place not in self._taken_places:

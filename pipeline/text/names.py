@@ -171,11 +171,11 @@ def notes_on_ids(
             f"{len(without)} of {counted(len(ids), 'document')} {have} no id ({id_field!r}), {names[int(without[0])]}"
             " first"
         )
-    records = hashes[::fields]
-    values, times = np.unique(records[records != 0], return_counts=True)
-    places = np.flatnonzero(np.isin(records, values[times > 1])) * fields
+    # Beside records there may be whole texts, so that nothing says where a record's documents begin.
+    values, times = np.unique(hashes[hashes != 0], return_counts=True)
+    places = np.flatnonzero(np.isin(hashes, values[times > fields]))
     found = Counter(ids[place] for place in places.tolist())
-    if twice := [each for each, number in found.items() if number > 1]:
+    if twice := [each for each, number in found.items() if number > fields]:
         what = "record" if fields > 1 else "document"
         notes.append(
             f"{counted(len(twice), 'id')} ({id_field!r}) {'is' if len(twice) == 1 else 'are'} of more than one {what},"

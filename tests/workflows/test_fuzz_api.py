@@ -508,6 +508,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
     "signals": (
         lambda paths, **options: tw.signals(paths, **options),
         {"paths": ("text.txt", corpora), "stop_words": (None, words | st.lists(words, max_size=2) | junk)}
+        | {"rules": (None, st.sampled_from(["gopher", "c4", "no.yaml", {"rules": {"word_count": 5}}]) | words | junk)}
         | {"out": (None, st.sampled_from(["d.npz", "d", "folder", "nowhere/d.csv", "text.txt"]) | junk)}
         | {"overwrite": (False, flags | junk), "raw": (False, flags | junk), "split_on": (None, words | junk)}
         | {"on_error": ("stop", words | junk)} | PLACED,

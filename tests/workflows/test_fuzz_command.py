@@ -220,7 +220,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         }
         | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None, "--plan-only": None}
         | {"--report": reports}
-        | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names},
+        | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names, "--top": counts},
     ),
     "duplicates": (
         ("CORPUS",),
@@ -228,13 +228,22 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--threshold": codes, "--ngram": counts, "--num-perm": counts, "--bands": counts, "--rows": counts}
         | {"--shingle": st.sampled_from(["word", "character", "byte"]) | names, "--seed": counts}
         | {"--hash": st.sampled_from(["sha1", "xxh32", "md5"]) | names, "--scheme": names, "--pairs": names}
-        | {"--out": documents, "--list": None, "--signatures": None, "--overwrite": None, "--raw": None}
+        | {
+            "--out": documents,
+            "--list": None,
+            "--plan-only": None,
+            "--signatures": None,
+            "--overwrite": None,
+            "--raw": None,
+        }
         | {"--report": reports},
     ),
     "signals": (
         ("CORPUS",),
         PLACED
-        | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports},
+        | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports}
+        | {"--rules": st.sampled_from(["gopher", "gopher-quality", "c4", "rules.yaml"]) | names}
+        | {"--list": None, "--list-kept": None, "--plan-only": None},
     ),
     "dot": (("X", "X"), PLACED | ALIGNED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),

@@ -60,6 +60,8 @@ SIGNALS_ENDINGS = (".csv", ".json", ".parquet", ".zarr")
     help="Write the counts to F.csv, F.json, F.npz, F.parquet or F.zarr.",
 )
 @options(*plot_options)
+@click.option("--top", type=click.IntRange(1), metavar="N",
+              help="Print the N most frequent, and no more; default: 26.")  # fmt: skip
 @click.option(
     "--state",
     metavar="DIR",
@@ -76,6 +78,7 @@ def histogram(
     bars: str,
     log: bool,
     heat_map: str | None,
+    top: int | None,
     state: str | None,
     no_resume: bool,
     plan_only: bool,
@@ -90,6 +93,12 @@ def histogram(
     from tilewright.pipeline.text.saved_counts import check_outputs, place_of
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.terminal.progress import Counting
+
+    if top is not None and as_json:
+        raise click.UsageError("--top says what is printed for people, and --json has all: give one of them")
+
+    def words(result: Any) -> str | None:
+        return None if top is None else result.words(top)
 
     check_plot_options(plot, heat_map, per_document=shared["per_document"])
     stored = [each for each in corpus if each != "-"]
@@ -143,9 +152,9 @@ def histogram(
     except Exception:
         if keeping is not None and keeping.apart is not None and not is_quiet():
             click.echo(f"what was counted is kept in {keeping.folder}; the same command writes it", err=True)
-        print_result(result, as_json=as_json)  # counting may have taken hours
+        print_result(result, as_json=as_json, words=words(result))  # counting may have taken hours
         raise
-    print_result(result, as_json=as_json)
+    print_result(result, as_json=as_json, words=words(result))
     if result.bad:
         for _, why in result.bad:
             click.echo(f"left out: {why}", err=True)
@@ -167,9 +176,15 @@ def histogram(
               help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
               " those to drop, one a line, with --id-field each after its id and a tab.")  # fmt: skip
-@options(cluster_options, report_option, overwrite_option, json_option)
+@options(cluster_options, plan_only_option, report_option, overwrite_option, json_option)
 def duplicates(
-    corpus: tuple[str, ...], out: str | None, lists: bool, report: str | None, as_json: bool, **shared: Any
+    corpus: tuple[str, ...],
+    out: str | None,
+    lists: bool,
+    plan_only: bool,
+    report: str | None,
+    as_json: bool,
+    **shared: Any,
 ) -> None:
     """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
     from tilewright.pipeline.text.saved_counts import place_of
@@ -179,7 +194,12 @@ def duplicates(
         raise click.UsageError("--list and --json both say what is printed: give one of them")
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
-    check_report(report, out, overwrite=overwrite, corpus=stored, what="the result")
+    check_report(report, out, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="the result")
+    if plan_only:
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(corpus, out=out, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
+        return
     if out is not None and isinstance(place := place_of(out), Path):
         on_interrupt(Outputs(place).kept)
     reporting = Reporting("duplicates", corpus, report, overwrite=overwrite)
@@ -202,36 +222,72 @@ def duplicates(
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--stop-word", "stop_words", multiple=True, metavar="WORD",
               help="Count this word as a stop word; may be repeated. Default: Gopher's eight, of English.")  # fmt: skip
+@click.option("--rules", multiple=True, metavar="SET|FILE",
+              help="Keep documents by these rules, and drop others: gopher, gopher-quality, gopher-repetition, or a"
+              " .yaml or .json file of bounds; of several a later one overrides what it names.")  # fmt: skip
+@click.option("--list", "lists", is_flag=True, help="Print the documents that --rules drop, one a line, with"
+              " --id-field each after its id and a tab, and a tab and the reasons behind it.")  # fmt: skip
+@click.option("--list-kept", is_flag=True, help="Print those that --rules keep, without reasons.")
 @options(*reading_options)
 @click.option("--out", type=FileName(*SIGNALS_ENDINGS), metavar="FILE",
               help="Write a row for each document to F.csv, F.json, F.parquet or F.zarr.")  # fmt: skip
-@options(cluster_options, report_option, overwrite_option, json_option)
+@options(cluster_options, plan_only_option, report_option, overwrite_option, json_option)
 def signals(
     corpus: tuple[str, ...],
     stop_words: tuple[str, ...],
+    rules: tuple[str, ...],
+    lists: bool,
+    list_kept: bool,
     out: str | None,
+    plan_only: bool,
     report: str | None,
     as_json: bool,
     **shared: Any,
 ) -> None:
-    """Find quality signals of each document, such as filters of web texts use, in files and all files below folders."""
+    """Find quality signals of each document in files and all files below folders, and filter documents by rules."""
     from tilewright.pipeline.text.saved_counts import place_of
     from tilewright.workflows.documents import signals as workflow
 
+    if lists + list_kept + as_json > 1:
+        raise click.UsageError("--list, --list-kept and --json all say what is printed: give one of them")
+    if (lists or list_kept) and not rules:
+        raise click.UsageError(
+            "--list and --list-kept are about what rules drop and keep: add --rules gopher"
+        )
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
-    check_report(report, out, overwrite=overwrite, corpus=stored, what="the result")
+    check_report(report, out, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="the result")
+    if plan_only:
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_only(
+                corpus,
+                stop_words=stop_words or None,
+                rules=rules or None,
+                out=out,
+                listener=listener,
+                **shared,
+            )
+        print_result(planned, as_json=as_json)
+        return
     if out is not None and isinstance(place := place_of(out), Path):
         on_interrupt(Outputs(place).kept)
     reporting = Reporting("signals", corpus, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
         found = workflow.signals(
-            corpus, stop_words=stop_words or None, out=out, listener=reporting.recording(listener), **shared
+            corpus,
+            stop_words=stop_words or None,
+            rules=rules or None,
+            out=out,
+            listener=reporting.recording(listener),
+            **shared,
         )
     try:
         reporting.write(found, found.facts())
     finally:
-        print_result(found, as_json=as_json)
+        if lists or list_kept:
+            print_names(found.dropped_lines() if lists else found.kept_lines())
+        else:
+            print_result(found, as_json=as_json)
     if found.bad:
         for _, why in found.bad:
             click.echo(f"left out: {why}", err=True)

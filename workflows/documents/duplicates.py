@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from tilewright.kernels.arguments import check_callable, check_flag
 from tilewright.kernels.choices import (
@@ -23,8 +24,9 @@ from tilewright.pipeline.duplicates.options import options_of
 from tilewright.pipeline.duplicates.result import Duplicates
 from tilewright.pipeline.duplicates.saved import WRITERS, check_duplicates_output, save_duplicates
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.documents import DocumentsPlan
 from tilewright.pipeline.text.formats.reading import reading_of
-from tilewright.workflows.documents.opening import corpus_and_workers, output_place
+from tilewright.workflows.documents.opening import corpus_and_workers, output_place, plan_of_documents
 
 
 def duplicates(
@@ -85,8 +87,8 @@ def duplicates(
         Of the signatures, which are those of datasketch's ``MinHash`` for the same ones. ``hash``: ``sha1``, its
         ``sha1_hash32``, or ``xxh32``. ``scheme``: ``affine32``, or ``legacy``, the one before its release 2.0.
     bands, rows
-        How a signature is cut; together they take at most ``num_perm`` numbers. Without them they are chosen by the
-        threshold, as in datasketch's ``MinHashLSH``. More bands of fewer rows miss fewer pairs, and compare more.
+        How a signature is cut; together they take at most ``num_perm`` numbers. Without them they are chosen so that 99
+        of 100 pairs just at the threshold are compared. More bands of fewer rows miss fewer pairs, and compare more.
     pairs
         ``all``: every pair that agrees in a band is compared. ``links``: only as many as show which documents are of
         one cluster, where a text is there thousands of times with small changes.
@@ -160,3 +162,40 @@ def duplicates(
     if place is not None:
         save_duplicates(found, place, overwrite=overwrite)
     return found
+
+
+OF_READING = ("raw", "encoding", "field", "id_field", "split_on", "include", "exclude")
+DIGEST_NBYTES = 16
+PLACES_NBYTES = 48
+"""Of a document: where it is, how long, which document it is the same as, and which cluster it is of."""
+
+
+def plan_only(
+    paths: Sequence[str],
+    *,
+    out: str | None,
+    overwrite: bool,
+    cluster: Cluster,
+    cluster_file: str | None,
+    on_error: ErrorPolicy,
+    listener: Listener,
+    **asked: Any,
+) -> DocumentsPlan:
+    """How `duplicates` would go through a corpus, but for what is compared, which nobody knows before; the listener
+    gets what it would refuse beside files. Raises as that."""
+    reading = reading_of(on_error=on_error, **{name: asked.pop(name) for name in OF_READING})
+    options = options_of(**asked)
+    check = partial(check_duplicates_output, out=out, overwrite=overwrite) if out is not None else None
+    kept = 4 * options.num_perm if options.signatures else 0
+    return plan_of_documents(
+        paths,
+        reading,
+        "duplicates",
+        document_nbytes=DIGEST_NBYTES + PLACES_NBYTES + 8 * options.bands + kept,
+        out=out,
+        check_output=check,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        on_error=on_error,
+        listener=listener,
+    )

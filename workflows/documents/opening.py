@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.arguments import shown
@@ -13,11 +14,12 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
-from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import Listener, Notice, on_waiting
+from tilewright.pipeline.errors import CorpusError, OptionError, OutputError, StoreError
+from tilewright.pipeline.events import Caution, Listener, Notice, Teller, on_waiting
+from tilewright.pipeline.forecast.documents import DocumentsPlan, plan_documents
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
-from tilewright.pipeline.text.formats.piped import named, without_pipes
+from tilewright.pipeline.text.formats.piped import named, pipes_among, without_pipes
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.worker.survey import survey
 
@@ -56,6 +58,8 @@ def corpus_and_workers(
             check_output([os.fsdecode(each) for each in files if os.fsdecode(each) not in names])
         for note in corpus.notes:
             listener(Notice(note))
+        for caution in corpus.cautions:
+            listener(Caution(caution))
         with (
             open_executor(cluster, cluster_file) as client,
             workers_held(client, waiting=on_waiting(listener, work, "ends it")),
@@ -64,3 +68,36 @@ def corpus_and_workers(
             count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
             listener(Notice(f"{begun} {count} with {workers}"))
             yield corpus, client, facts
+
+
+def plan_of_documents(
+    paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
+    reading: Reading,
+    work: str,
+    *,
+    document_nbytes: int,
+    out: str | None,
+    check_output: Callable[[Collection[str]], None] | None,
+    cluster: Cluster,
+    cluster_file: str | None,
+    on_error: str,
+    listener: Listener,
+) -> DocumentsPlan:
+    """How `work` would go through a corpus: nothing is written, and of the files only first bytes are read. The
+    listener gets what the run would be refused for beside its files. The arguments are as of `corpus_and_workers` and
+    `plan_documents`."""
+    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else list(paths)
+    if pipes := pipes_among(given):
+        raise OptionError(
+            f"{', '.join(pipes)} can be read once, and a plan would leave nothing to read: plan for files"
+        )
+    corpus = list_corpus(given, reading=reading)
+    if check_output is not None:
+        try:
+            check_output([os.fsdecode(each) for each in given])
+        except (OptionError, StoreError, OutputError, CorpusError) as error:
+            Teller(listener).warn(f"without --plan-only this would be refused: {error}")
+    with open_executor(cluster, cluster_file, loops=False) as client:
+        facts = survey(client, "cpu", loops=False)
+        planned = plan_documents(work, corpus, facts, document_nbytes=document_nbytes, on_error=on_error)
+    return planned if out is None else replace(planned, outputs={"result": out})

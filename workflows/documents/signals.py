@@ -4,26 +4,34 @@ them measured."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from tilewright.kernels.arguments import check_callable, check_flag
 from tilewright.kernels.choices import ErrorPolicy, PassageName
+from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.forecast.documents import DocumentsPlan
 from tilewright.pipeline.signals.job import find_signals
 from tilewright.pipeline.signals.options import options_of
 from tilewright.pipeline.signals.result import Signals
+from tilewright.pipeline.signals.rules import rules_of
 from tilewright.pipeline.signals.saved import WRITERS, check_signals_output, save_signals
 from tilewright.pipeline.text.formats.reading import reading_of
-from tilewright.workflows.documents.opening import corpus_and_workers, output_place
+from tilewright.workflows.documents.opening import corpus_and_workers, output_place, plan_of_documents
+
+RulesName = str | os.PathLike[str] | Mapping[str, Any]
+"""A set of rules, a file, or what a file has."""
 
 
 def signals(
     paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
     *,
     stop_words: str | Iterable[str] | None = None,
+    rules: RulesName | Iterable[RulesName] | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     cluster: Cluster = "local",
@@ -53,6 +61,10 @@ def signals(
     stop_words
         The words of which ``stop_word_count`` and ``unique_stop_word_count`` speak, as they stand in texts; without
         them Gopher's eight English ones.
+    rules
+        By which documents are kept: ``gopher``, ``gopher-quality``, ``gopher-repetition``, a .yaml or .json file of
+        bounds, a mapping such as a file has, or several of these, of which a later one overrides what it names. The
+        result has ``keep`` and ``reasons`` then.
     out, overwrite
         A .csv, .json, .parquet or .zarr to write the result to, and whether to replace one.
     cluster, cluster_file
@@ -80,6 +92,7 @@ def signals(
     check_callable("listener", listener)
     overwrite = check_flag("overwrite", overwrite)
     options = options_of(stop_words)
+    judges = None if rules is None else rules_of(rules)
     reading = reading_of(
         raw=raw,
         encoding=encoding,
@@ -102,7 +115,40 @@ def signals(
         cluster_file=cluster_file,
         listener=listener,
     ) as (corpus, client, facts):
-        found = find_signals(client, corpus, options, facts, listener=listener, on_error=on_error)
+        found = find_signals(
+            client, corpus, options, facts, listener=listener, on_error=on_error, rules=judges
+        )
     if place is not None:
         save_signals(found, place, overwrite=overwrite)
     return found
+
+
+def plan_only(
+    paths: Sequence[str],
+    *,
+    stop_words: Sequence[str] | None,
+    rules: Sequence[str] | None,
+    out: str | None,
+    overwrite: bool,
+    cluster: Cluster,
+    cluster_file: str | None,
+    on_error: ErrorPolicy,
+    listener: Listener,
+    **reading: Any,
+) -> DocumentsPlan:
+    """How `signals` would go through a corpus; the listener gets what it would refuse beside files. Raises as that."""
+    options_of(stop_words)
+    judges = () if rules is None else rules_of(rules)
+    check = partial(check_signals_output, out=out, overwrite=overwrite) if out is not None else None
+    return plan_of_documents(
+        paths,
+        reading_of(on_error=on_error, **reading),
+        "signals",
+        document_nbytes=8 * (len(NAMES) + bool(judges)),
+        out=out,
+        check_output=check,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        on_error=on_error,
+        listener=listener,
+    )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tilewright.kernels.numbers import counted
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import (
@@ -26,7 +29,7 @@ LEAST_LINE_NBYTES = 16
 
 _NAMES = ("", "", "null", "a number", "true or false", "an object", "a list")
 
-REMEDY = "restore the file, or leave it out"
+REMEDY = "restore the file, or have such lines left out and listed (--on-error report)"
 
 MOST_BAD = 100
 """Where so many lines were bad, and no more were good, the file is taken for none of JSON lines."""
@@ -65,7 +68,10 @@ class JsonLines:
         self._records = 0
         self._without = np.zeros((len(keys), 2), np.int64)
         """Of each field, and of the identifier: the records that lack it, and those in which it is null."""
-        self._first: bytes | None = None
+        self._keys_of_first: list[str] | None = None
+        """Of the first record; None before it was read."""
+        self._told_empty = False
+        """Whether there were records, or it was told that there are none."""
         self._bad = 0
         self._first_fault: ContentError | None = None
         """Of the lines that were left out."""
@@ -109,9 +115,7 @@ class JsonLines:
         loop, window, state = self._loop, self._window, self._state
         ends, numbers, lost, id_ends = (np.empty(most, np.int64) for _ in range(4))
         ids = np.empty(window.stop - window.start if self._reading.id_field else 0, np.uint8)
-        if self._first is None:
-            self._first = window.data[window.start : window.stop][: 2**16].tobytes()
-        fields = self._reading.fields
+        fields, begin = self._reading.fields, window.start
         loop.texts_of_lines(
             window.data, window.words, window.skip, window.start, window.stop, window.final,
             self._keys, self._edges, len(fields), target, gap, SEPARATOR, most,
@@ -120,6 +124,9 @@ class JsonLines:
         window.start = int(state[loop.CONSUMED])
         count, code = int(state[loop.DOCUMENTS]), int(state[loop.CODE])
         self._records += int(state[loop.RECORDS])
+        if self._keys_of_first is None and self._records:
+            # Only of a field that is looked for in vain, these are told; a window does not outlast its lines.
+            self._keys_of_first = keys_in(window.data[begin : window.start]) if self._without.any() else []
         before, self._line = self._line, self._line + int(state[loop.LINES])
         if code in loop.FAULTS and not self._reading.leaves_out:
             raise self._fault(code)
@@ -229,13 +236,14 @@ class JsonLines:
             field = self._reading.fields[int(state[loop.FIELD])]
             return ContentError(
                 f"field {field!r} holds {_NAMES[int(state[loop.KIND])]}, and no text",
-                "name a field of texts, or mend the line",
+                "name a field of texts, mend the line, or have such lines left out and listed (--on-error report)",
                 where,
             )
         if code == loop.NO_OBJECT and self._line == 0:
             return ContentError(
-                f"{loop.FAULTS[code]}: a field is looked for in JSON lines, one object a line",
-                "leave it out, or count it by itself, without a field, and merge both counts",
+                f"{loop.FAULTS[code]}, as each line is of what has such a name, where a field is asked for",
+                "put one object on each line, leave the file out (--exclude, --on-error report), or name it otherwise"
+                " if it is a plain text, which is a document as a whole",
                 where,
             )
         if code == loop.ENCODED:
@@ -253,16 +261,21 @@ class JsonLines:
             raise self._all_bad()
         self._without[:], every, self._records = 0, self._records, 0
         if not every:
+            if not (self._bad or self._told_empty):
+                self._told_empty = True
+                self._found.remark("no record in it", self._shown)
             return
+        self._told_empty = True
         if min(lacking[: len(reading.fields)]) == every:
             raise ContentError(
-                f"none of its {records} has a field {' or '.join(map(repr, reading.fields))}{_keys_of(self._first)}",
+                f"none of its {records} has a field {' or '.join(map(repr, reading.fields))}"
+                f"{_as_told(self._keys_of_first, reading.fields)}",
                 "name one that they have",
             )
         if reading.id_field and lacking[-1] == every:
             raise ContentError(
                 f"none of its {records} has a field {reading.id_field!r}, which is to identify them (id_field)"
-                f"{_keys_of(self._first)}",
+                f"{_as_told(self._keys_of_first, [reading.id_field])}",
                 "name one that they have",
             )
         for place, field in enumerate(reading.fields):
@@ -283,10 +296,40 @@ def _identifiers(data: bytes, edges: list[int], fields: int) -> list[str | None]
     return found
 
 
-def _keys_of(first: bytes | None) -> str:
-    """What the first record has instead, as the end of a sentence."""
-    try:
-        keys = list(json.loads((first or b"").splitlines()[0]))
-    except (ValueError, RecursionError, IndexError, TypeError):
+MOST_KEYS = 10
+"""Keys of a record that a message names."""
+KEYS_NBYTES = 2**26
+"""Of a record, how much is looked through for its keys: a text in front of them may be long."""
+_PARTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"\s*:?|[\[\]{}]', re.DOTALL)
+"""Texts, with the colon behind those that are keys, and brackets."""
+
+
+def keys_in(line: np.ndarray) -> list[str]:
+    """The first keys of the first object in a text, which need not end there; one more than `MOST_KEYS` at most."""
+    found: list[str] = []
+    depth = 0
+    for part in _PARTS.finditer(line[:KEYS_NBYTES].data):
+        token = part.group()
+        if token in b"{[":
+            depth += 1
+        elif token in b"]}":
+            depth -= 1
+            if not depth:
+                break
+        elif depth == 1 and token.endswith(b":"):
+            try:
+                found.append(str(json.loads(token[:-1])))
+            except ValueError:
+                continue
+            if len(found) > MOST_KEYS:
+                break
+    return found
+
+
+def _as_told(keys: Sequence[str] | None, wanted: Sequence[str]) -> str:
+    """What the first record has instead of what is wanted, as the end of a sentence."""
+    if not keys:
         return ""
-    return f"; its first has {', '.join(map(repr, keys[:10]))}"
+    more = ", and others" if len(keys) > MOST_KEYS else ""
+    near = next(filter(None, (did_you_mean(each, keys) for each in wanted)), "")
+    return f"; its first has {', '.join(map(repr, keys[:MOST_KEYS]))}{more}{near}"

@@ -20,6 +20,7 @@ from tilewright.pipeline.text.formats.reading import Reading, is_hidden, relativ
 from tilewright.pipeline.text.formats.recognition import (
     CONTAINERS,
     HEAD_NBYTES,
+    JSON_LINES,
     TAR,
     WARC,
     ZIP,
@@ -37,8 +38,9 @@ SNIFFED_NBYTES = 2**18
 """Files of so many bytes are opened when they are listed, since what they are decides how they are cut. Smaller ones
 are looked at when they are read."""
 
-JSON_LINES = (".jsonl", ".ndjson")
-"""How names of JSON lines end, but for what compresses them."""
+ITS_TEXTS = ": name a field (--field) to count its texts"
+COLUMN_TEXTS = ": name a column (--field) to count its texts"
+"""How the notices end of files that have fields, of which none was named."""
 NAMED = 3
 """The most documents that a notice names."""
 
@@ -147,8 +149,7 @@ def codec_of(
     like something else. looked_at: `least_looked_at`. head_at: for a file that is no local one."""
     codec = codec_named(name)
     if _has_json_lines(name) and not (reading.fields or reading.split_on):
-        missed = "JSON lines, counted with all that stands in them: name a field (--field) to count its texts"
-        told.setdefault(missed, []).append(name)
+        told.setdefault(f"JSON lines, counted with all that stands in them{ITS_TEXTS}", []).append(name)
     if nbytes >= looked_at and codec is None:
         head = (head_at or head_of)(name, HEAD_NBYTES)
         form = recognised(head, name)
@@ -158,7 +159,7 @@ def codec_of(
         else:
             what = CONTAINERS[form] if form is not None else unopened(head)
             if what is not None and reading.as_stored:
-                column = ": name a column (--field) to count its texts" if form is not None else ""
+                column = COLUMN_TEXTS if form is not None else ""
                 told.setdefault(f"like {what}, counted as stored bytes{column}", []).append(name)
     return codec if codec is not None or reading.as_stored else TEXT
 

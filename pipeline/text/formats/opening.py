@@ -38,8 +38,10 @@ from tilewright.pipeline.text.formats.recognition import (
     ZIP,
     codec_named,
     container_named,
+    holds_objects,
     recognised,
     unopened,
+    unread_table_named,
     without_codec,
 )
 from tilewright.pipeline.text.formats.sources import (
@@ -53,6 +55,10 @@ from tilewright.pipeline.text.formats.sources import (
     never_lost,
 )
 from tilewright.pipeline.text.formats.tables import StreamFile, Table
+
+PLAIN_TEXT = "plain text, of which no field is read: a whole document (--exclude leaves it out)"
+
+LEAVE_OUT = "restore it, or leave it out (--exclude)"
 
 FIRST_NBYTES = 2**16
 """What is read of a document to look at its first bytes: all of a small one, so that it is read by one call."""
@@ -182,10 +188,14 @@ def _text(layer: _Layer, reading: Reading, found: Found) -> Iterator[Source]:
                 layer.shown, tar.members(head.fill, found, layer.shown), reading, found, layer.around
             )
         else:
-            for number, identifier, fill in warc.records(head.fill, found, layer.shown, reading.id_field):
+            # Beside fields, the identifier is one of theirs.
+            records = warc.records(
+                head.fill, found, layer.shown, reading.id_field, all_lack=bool(reading.fields)
+            )
+            for number, identifier, fill in records:
                 record = f"{layer.shown}:{number}"
                 yield from _documents(
-                    fill, str(number), identifier, _decoding(None, reading), reading, found, record
+                    fill, str(number), identifier, _decoding(None, reading), reading, found, record, ""
                 )
         return
     if form == ARROW_STREAM and reading.fields:
@@ -202,12 +212,26 @@ def _text(layer: _Layer, reading: Reading, found: Found) -> Iterator[Source]:
             )
         _tell(form, layer, reading, found)
     elif (known := unopened(first)) is not None:
+        if reading.fields:
+            raise ContentError(f"it is like {known}, of which no field is read", LEAVE_OUT)
         found.remark(f"like {known}, counted as stored bytes", layer.shown)
     elif form is None and (named := container_named(layer.name)) is not None:
+        if reading.fields and first:
+            raise ContentError(f"it is named like {CONTAINERS[named]}, and is no such thing", LEAVE_OUT)
+        if reading.fields:
+            found.remark(
+                f"named like {CONTAINERS[named]}, and has no bytes: nothing of it counts", layer.shown
+            )
+            return
         found.remark(
             f"named like {CONTAINERS[named]}, but no such thing: counted as stored bytes", layer.shown
         )
-    yield from _documents(head.fill, layer.member, None, encoding, reading, found, layer.shown)
+    elif reading.fields and (table := unread_table_named(layer.name)) is not None:
+        raise ContentError(
+            f"it is {table} by its name, of which no field is read",
+            "make it Parquet or JSON lines, leave it out (--exclude), or name it otherwise if it is a plain text",
+        )
+    yield from _documents(head.fill, layer.member, None, encoding, reading, found, layer.shown, layer.name)
 
 
 def _tell(form: str, layer: _Layer, reading: Reading, found: Found) -> None:
@@ -232,22 +256,26 @@ def _documents(
     reading: Reading,
     found: Found,
     shown: str,
+    name: str,
 ) -> Iterator[Source]:
-    """The documents of a text. shown: the file and the member that it is, as the user sees them."""
+    """The documents of a text. shown: the file and the member that it is, as the user sees them. name: by which its
+    form is told, without the ending of a codec."""
     lost: Callable[[], int] = never_lost
     if encoding is not None:
         decoded = Decoded(fill, encoding)
         fill, lost = decoded.fill, lambda: decoded.lost
     if reading.fields:
-        source: Source = JsonLines(fill, found, member, reading, shown)
+        head = Head(fill, HEAD_NBYTES)
+        if holds_objects(head.bytes(HEAD_NBYTES), name):
+            yield JsonLines(head.fill, found, member, reading, shown)
+            found.lost += lost()
+            return
+        fill = head.fill
+        found.remark(PLAIN_TEXT, shown)
     elif reading.split_on is not None:
-        source = Passages(fill, found, member, reading.split_on, lost)
-    else:
-        yield Whole(fill, found, member, identifier, lost)
+        yield Passages(fill, found, member, reading.split_on, lost)
         return
-    yield source
-    if reading.fields:
-        found.lost += lost()
+    yield Whole(fill, found, member, identifier, lost)
 
 
 def _members(

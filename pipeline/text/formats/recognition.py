@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,6 +76,13 @@ _NAMED = {
     ".feather": ARROW,
 }
 _ENDINGS = tuple(_NAMED)
+JSON_LINES = (".jsonl", ".ndjson")
+"""How names of JSON lines end, but for what compresses them."""
+_OF_OBJECTS = (*JSON_LINES, ".json")
+"""How names end of what has to be JSON lines where a field is asked for."""
+_UNREAD_TABLES = {".csv": "CSV", ".tsv": "TSV"}
+"""Names of what has fields that nothing here reads."""
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{\s*[\"}]")
 _SHORT = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _CODECS = decompress.SUFFIXES | {
     short: decompress.SUFFIXES[os.path.splitext(long)[1]] for short, long in _SHORT.items()
@@ -130,6 +138,24 @@ def said_by(name: str) -> tuple[str | None, str | None]:
     """What the end of a name says: two files of which it says the same are the same if their bytes are."""
     ending = _ending(without_codec(name))
     return codec_named(name), ending if ending in (*_ENDINGS, ".arrows") else None
+
+
+def named_for_objects(name: str) -> bool:
+    """Whether a name, without the ending of a codec, says that a text is JSON lines."""
+    return name.lower().endswith(_OF_OBJECTS)
+
+
+def holds_objects(head: bytes, name: str) -> bool:
+    """Whether a text is to be read as JSON lines where a field is asked for, and is not a plain text: its name says so,
+    or it begins as an object does. ``{{`` and ``{\\`` begin texts. name: without the ending of a codec."""
+    # Of UTF-16 that nobody has decoded, the error says more than a plain text of every second byte would.
+    return named_for_objects(name) or _OBJECT.match(head.replace(b"\0", b"")) is not None
+
+
+def unread_table_named(name: str) -> str | None:
+    """What a name says of a table whose fields nothing here reads; None for any other. name: without the ending of a
+    codec."""
+    return _UNREAD_TABLES.get(_ending(name))
 
 
 def may_be_known(data: np.ndarray, edges: np.ndarray, names: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import ARROW, ARROW_STREAM, PARQUET
@@ -17,6 +18,9 @@ ROWS = 1024
 """Rows of a Parquet file that are decoded at a time."""
 BUFFER_NBYTES = 2**20
 """What is read of a column at a time: a row group may be larger than memory."""
+
+MOST_COLUMNS = 10
+"""Columns that a message names."""
 
 RESTORE = "restore the file, or count its bytes as they are stored (--raw)"
 
@@ -81,6 +85,7 @@ class Table:
         self._found, self._member, self._reading = found, member, reading
         self._shown, self._nulls = shown, np.zeros(len(reading.fields), np.int64)
         self._batches = _batches(form, file, reading)
+        self._told_empty = False
         self._row = 0
         """Rows before the next batch."""
         self._data = np.empty(0, np.uint8)
@@ -96,6 +101,9 @@ class Table:
         while self._next == len(self._numbers):
             batch = next(self._batches, None)
             if batch is None:
+                if not self._row and not self._told_empty:
+                    self._told_empty = True
+                    self._found.remark("no record in it", self._shown)
                 for field, nulls in zip(self._reading.fields, self._nulls.tolist(), strict=True):
                     self._found.remark(null_field(field), self._shown, records=nulls)
                 self._nulls[:] = 0
@@ -187,9 +195,11 @@ def _check(pyarrow: Any, schema: Any, names: list[str], reading: Reading) -> Non
     for name in names:
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
-            has = ", ".join(map(repr, schema.names[:10]))
+            has = ", ".join(map(repr, schema.names[:MOST_COLUMNS]))
+            more = ", and others" if len(schema.names) > MOST_COLUMNS else ""
+            near = did_you_mean(name, schema.names) if not places else ""
             raise ContentError(
-                f"it has {'no column' if not places else 'several columns'} {name!r}; it has {has}",
+                f"it has {'no column' if not places else 'several columns'} {name!r}; it has {has}{more}{near}",
                 "name a column that it has",
             )
         kind = schema.field(places[0]).type

@@ -25,13 +25,13 @@ RESTORE = "restore the file, or count its bytes as they are stored (--raw)"
 
 
 def records(
-    fill: Fill, found: Found, name: str, id_field: str | None
+    fill: Fill, found: Found, name: str, id_field: str | None, *, all_lack: bool = False
 ) -> Iterator[tuple[int, str | None, Fill]]:
     """The number, counted from 1, the identifier and the text of each record that is a document; a text is to be read
     before the next.
 
     Of a record with HTTP's answer, the text is what stands behind HTTP's header. id_field: a field of the record's
-    header, in any case.
+    header, in any case. all_lack: whether it is no error where no record has it.
     """
     text = _Lines(fill)
     number = passed = documents = identified = 0
@@ -86,7 +86,7 @@ def records(
         while part.fill(scratch):
             pass
     found.remark("that hold no text (warcinfo, request, metadata, revisit)", name, records=passed)
-    if id_field and documents and not identified:
+    if id_field and documents and not (identified or all_lack):
         raise ContentError(
             f"none of its {counted(documents, 'record')} has a field {id_field!r} in its header, which is to identify"
             f" them (id_field); its first has {', '.join(map(repr, first[:MOST_NAMED]))}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -18,8 +19,11 @@ from tilewright.pipeline.text.formats.recognition import (
     ZIP,
     codec_named,
     container_named,
+    holds_objects,
+    named_for_objects,
     recognised,
     unopened,
+    unread_table_named,
     without_codec,
 )
 
@@ -27,6 +31,9 @@ MOST_LOOKED_AT = 10_000
 """Local files whose first bytes are looked at; of more, and of files at URLs, their names and what listing found
 decide."""
 AS_STORED = "as stored"
+WHOLE = "as whole texts, without fields"
+_BEGUN = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\{|\Z)")
+"""How JSON lines begin."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +102,27 @@ def _way_of(document: Document, reading: Reading, head: bytes | None) -> tuple[s
     if codec is not None:
         if head is not None and form is None:
             return "", f"its name says {codec}, and its first bytes do not"
-        inner = container_named(without_codec(name))
+        name = without_codec(name)
+        inner = container_named(name)
         held = f"{_held_by(inner, reading)}, " if inner in (TAR, WARC) else ""
-        return f"{held}decompressed by {codec}{_texts(reading)}", ""
+        return f"{held}decompressed by {codec}{_texts(reading, named_for_objects(name))}", ""
     if form in (ZIP, TAR, WARC) or (form in CONTAINERS and reading.fields):
-        return f"{_held_by(form, reading)}{_texts(reading) if form in (ZIP, TAR, WARC) else ''}", ""
+        return f"{_held_by(form, reading)}{_texts(reading, False) if form in (ZIP, TAR, WARC) else ''}", ""
     if form in ENCODINGS and reading.encoding is None:
-        return f"decoded from {ENCODINGS[form]}{_texts(reading)}", ""
+        return f"decoded from {ENCODINGS[form]}{_texts(reading, named_for_objects(name))}", ""
+    if reading.fields and (table := unread_table_named(name)) is not None:
+        return "", f"it is {table} by its name, of which no field is read"
     if head is not None and reading.fields and reading.encoding is None:
-        text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-        if text and not text.startswith(b"{"):
-            what = unopened(head)
-            found = f"it is like {what}" if what else "its first line is no JSON object"
-            return "", f"{found}, and fields are read of JSON lines, Parquet and Arrow"
-    return (_texts(reading).removeprefix(", ") or AS_STORED), ""
+        if (what := unopened(head)) is not None:
+            return "", f"it is like {what}, of which no field is read"
+        if (named := container_named(name)) is not None:
+            return "", f"it is named like {CONTAINERS[named]}, and is no such thing"
+        if not holds_objects(head, name):
+            return WHOLE, ""
+        if not _BEGUN.match(head):
+            return "", "its first line is no JSON object, and its name says that each is"
+    objects = named_for_objects(name) or (head is not None and holds_objects(head, name))
+    return (_texts(reading, objects).removeprefix(", ") or AS_STORED), ""
 
 
 def _held_by(form: str | None, reading: Reading) -> str:
@@ -120,11 +134,11 @@ def _held_by(form: str | None, reading: Reading) -> str:
     return f"columns of {what}"
 
 
-def _texts(reading: Reading) -> str:
-    """What becomes of a text."""
+def _texts(reading: Reading, objects: bool) -> str:
+    """What becomes of a text. objects: whether it is known for JSON lines, where a field is asked for."""
     said = f", decoded from {reading.encoding}" if reading.encoding else ""
     if reading.fields:
-        said += ", fields of JSON lines"
+        said += ", fields of JSON lines" if objects else ", fields of JSON lines, or whole texts"
     elif reading.split_on:
         said += f", split into {reading.split_on}s"
     return said

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.sampling import examples
 from tilewright.pipeline.duplicates import buckets
-from tilewright.pipeline.duplicates.bands import best_bands, chance
+from tilewright.pipeline.duplicates.bands import RECALL, best_bands, chance
 from tilewright.pipeline.duplicates.buckets import Buckets, all_pairs, find_buckets, join_keys, stars
 from tilewright.pipeline.duplicates.clusters import connected, first_equal, groups_of
 from tilewright.pipeline.duplicates.comparing import batches_of
@@ -26,18 +26,22 @@ from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found
 from tilewright.pipeline.text.whole.texts import texts_of
 
-# datasketch 2.0.0: lsh._optimal_param(threshold, num_perm, 0.5, 0.5).
-OPTIMAL = {
-    (0.01, 64): (64, 1), (0.1, 16): (15, 1), (0.1, 128): (64, 2), (0.3, 64): (21, 3), (0.3, 128): (37, 3),
-    (0.5, 16): (5, 3), (0.5, 128): (25, 5), (0.5, 256): (42, 6), (0.6, 64): (10, 6), (0.7, 128): (14, 9),
-    (0.8, 1): (1, 1), (0.8, 64): (5, 11), (0.8, 128): (9, 13), (0.8, 256): (17, 15), (0.85, 128): (8, 16),
-    (0.9, 64): (3, 21), (0.9, 128): (5, 25), (0.95, 128): (3, 42), (0.99, 128): (1, 128), (1.0, 16): (1, 16),
+CHOSEN = {
+    (0.01, 64): (64, 1), (0.3, 128): (64, 2), (0.5, 128): (42, 3), (0.8, 1): (1, 1), (0.8, 64): (12, 5),
+    (0.8, 128): (21, 6), (0.8, 256): (32, 8), (0.9, 128): (12, 10), (0.95, 128): (8, 16), (1.0, 16): (1, 16),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("threshold", "num_perm"), OPTIMAL)
-def test_bands_are_those_of_datasketch(threshold: float, num_perm: int) -> None:
-    assert best_bands(threshold, num_perm) == OPTIMAL[threshold, num_perm]
+@pytest.mark.parametrize(("threshold", "num_perm"), CHOSEN)
+def test_bands_find_what_is_just_near(threshold: float, num_perm: int) -> None:
+    bands, rows = best_bands(threshold, num_perm)
+    assert (bands, rows) == CHOSEN[threshold, num_perm]
+    every = [
+        (num_perm // r, r)
+        for r in range(1, num_perm + 1)
+        if 1 - (1 - threshold**r) ** (num_perm // r) >= RECALL
+    ]
+    assert (bands, rows) == (max(every, key=lambda cut: cut[1]) if every else (num_perm, 1))
 
 
 def test_the_chance_that_two_documents_agree() -> None:

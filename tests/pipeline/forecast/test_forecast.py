@@ -16,6 +16,7 @@ from tests.pipeline.report.runs import plan_of, run_of
 from tests.workflows.products import put
 from tilewright.pipeline.forecast import measure
 from tilewright.pipeline.forecast import rates as module
+from tilewright.pipeline.forecast.counts import USUAL, count_forecast
 from tilewright.pipeline.forecast.forecast import Disk, Foreseen, disk_at, forecast_of
 from tilewright.pipeline.forecast.published import CLUSTER_START_SECONDS, START_SECONDS
 from tilewright.pipeline.forecast.rates import (
@@ -408,7 +409,10 @@ def test_a_count_like_an_earlier_one_takes_as_long(
     words = ["histogram", "text", "--by", "byte", "--device", "cpu", "--plan-only"]
     made = CliRunner().invoke(cli, [*words, "-q", "--out", "counts.csv"])
     assert made.exit_code == 0, made.output
-    assert "time            not known: no run of its kind (what is counted, as many workers" in made.stdout
+    assert (
+        "time            about a second or less for the pieces, by usual rates, of 20 to 500 MB"
+        in made.stdout
+    )
     assert "disk            at most 2 KiB for the counts, less where it is compressed; " in made.stdout
     remember_count(kind_of_count("byte", "CPU", 1, per_document=False, plain=True), 1100, 1, 20.0)
     found = forecast_by(*words)
@@ -419,6 +423,29 @@ def test_a_count_like_an_earlier_one_takes_as_long(
     made = CliRunner().invoke(cli, [*words, "-q"])
     assert "about 2 min 12 s ± 51% for the pieces, by the rates of the one run of its kind" in made.stdout
     assert "the start of the workers comes on top" in made.stdout
+
+
+def test_a_first_count_is_foreseen_by_usual_rates(cache: Path) -> None:
+    """A short run, mostly its start, said 65 s of what took one, and of a thousand times as much nothing."""
+    words, letters = USUAL["tokens"], USUAL["bytes"]
+    small = Workload.of_count(2**21, 4, 1, on_host=True, disk_nbytes=0)
+    large = Workload.of_count(2**31, 64, 1, on_host=True, disk_nbytes=0)
+    short = Rates(None, 2**21 / 5.0, None, ratio=1.0, work=2**21, seconds=5.0)
+    for earlier in ([], [short]):
+        found = count_forecast(large, earlier, words, 2)
+        assert found.source == "usual"
+        assert found.least_seconds == pytest.approx(2**31 / 80e6 / 2)
+        assert found.most_seconds == pytest.approx(2**31 / 4e6 / 2)
+        assert found.time().startswith("from 13 s to 4 min 28 s for the pieces, by usual rates")
+        assert count_forecast(small, earlier, letters, 2).most_seconds == pytest.approx(2**21 / 20e6 / 2)
+    long = replace(short, work=2**24, seconds=20.0, read_nbytes=2**24 / 20)
+    found = count_forecast(large, [short, long], words, 2)
+    assert (found.source, found.runs) == ("runs", 1)
+    assert found.most_seconds == pytest.approx(20.0 * 128)
+    quick = Rates(None, None, None, work=2**22, seconds=0.4)
+    assert count_forecast(small, [short, quick], words, 2).most_seconds == 0.4
+    on_gpu = replace(small, on_host=False)
+    assert count_forecast(on_gpu, [], words, 2).source == "none"
 
 
 def test_names_are_for_plans_alone(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_without_a_word_the_first_ends_the_count(client: Client, tmp_path: Path,
     data = line("a") + b"\n" + BAD[0] + b"\n"
     (tmp_path / f"a.jsonl{suffix}").write_bytes(gzip.compress(data) if suffix else data)
     with pytest.raises(
-        MalformedDocumentError, match=r"a\.jsonl.*:2: no JSON: the line ends within its value"
+        MalformedDocumentError,
+        match=r"a\.jsonl.*:2: no JSON: the line ends within its value.*\(--on-error report\)",
     ):
         counted(client, tmp_path, "byte", on_error="stop", field="text")
 
@@ -91,9 +92,10 @@ def test_a_file_without_a_good_line_is_left_out_whole(client: Client, tmp_path: 
         (
             "b.jsonl",
             (
-                "b.jsonl:1: the line is no JSON object: a field is looked for in JSON lines, one object a line; 3 of"
-                " its first 3 lines cannot be read; leave it out, or count it by itself, without a field, and merge"
-                " both counts"
+                "b.jsonl:1: the line is no JSON object, as each line is of what has such a name, where a field is asked"
+                " for; 3 of its first 3 lines cannot be read; put one object on each line, leave the file out"
+                " (--exclude, --on-error report), or name it otherwise if it is a plain text, which is a document as a"
+                " whole"
             ),
         ),
         ("c.tar:x.jsonl:2", "c.tar:x.jsonl:2: no JSON: the line ends within its value (column 17)"),

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from tilewright.kernels.arguments import shown
-from tilewright.pipeline.errors import ClusterError
 
 _FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it; a file takes it a tenth of Python's 1.5 ms, at each call."""
@@ -35,8 +34,12 @@ class YamlFile:
         return str(self.path) if line is None else f"{self.path}, line {line}"
 
 
+class YamlError(Exception):
+    """A file is no YAML, or says a key twice: which file, where and what."""
+
+
 def read_yaml(path: Path) -> YamlFile:
-    """A file's one document. Raises ClusterError where it is none, or says a key twice, and OSError."""
+    """A file's one document. Raises YamlError and OSError."""
     data = path.read_bytes()
     try:
         text = data.decode()
@@ -49,7 +52,7 @@ def read_yaml(path: Path) -> YamlFile:
         lines = dict(_lines(node, ()))
         return YamlFile(path, None if node is None else loader.construct_document(node), lines)
     except _RepeatedKeyError as error:
-        raise ClusterError(f"{path}: {error}; keep one of them") from error
+        raise YamlError(f"{path}: {error}; keep one of them") from error
     except yaml.MarkedYAMLError as error:
         raise _wrong(path, _told(error, text)) from error
     except yaml.reader.ReaderError as error:  # the same of either loader's
@@ -59,8 +62,8 @@ def read_yaml(path: Path) -> YamlFile:
         raise _wrong(path, f"{type(error).__name__}: {error}") from error
 
 
-def _wrong(path: Path, why: str) -> ClusterError:
-    return ClusterError(f"{path} is not valid YAML: {why}")
+def _wrong(path: Path, why: str) -> YamlError:
+    return YamlError(f"{path} is not valid YAML: {why}")
 
 
 def _told(error: yaml.MarkedYAMLError, text: str) -> str:
