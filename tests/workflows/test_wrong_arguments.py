@@ -211,6 +211,15 @@ def test_of_a_scheduler_that_is_not_there_no_thread_is_left(
     assert {thread for thread in threading.enumerate() if thread.name == "IO loop"} <= before
 
 
+@pytest.mark.parametrize("wrong", [np.array([1, 2]), [], {}], ids=["array", "list", "dict"])
+def test_what_is_no_cluster_is_refused_by_plans_too(wrong: Any, tmp_path: Path) -> None:
+    a = zarr.create_array(tmp_path / "a.zarr", shape=(4, 4), dtype="f4")
+    with pytest.raises(tw.ClusterError, match="it must be a profile's name"):
+        tw.plan_matmul(a, a, cluster=wrong)
+    with pytest.raises(tw.ClusterError, match="it must be a profile's name"):
+        tw.plan_histogram(__file__, cluster=wrong)
+
+
 def test_a_cluster_that_lacks_what_dask_asks_of_one_is_refused() -> None:
     class Bare:
         scheduler_address = "tcp://127.0.0.1:1"

@@ -18,8 +18,8 @@ from tilewright.pipeline.events import Listener, Teller
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.workflows.batch.planning import PlannedJob, planned_job
 
-HERE = (None, "local")
-"""What stands for no cluster: then the workers are those that the other options name."""
+HERE = "local"
+"""What stands for no cluster, as None does: then the workers are those that the other options name."""
 TOGETHER = "leave one of the two away (--profile, or --workers)"
 
 
@@ -39,7 +39,7 @@ class Elsewhere:
         """The workers to plan for; None: those that are found in the cluster. Of a job its settings hold meanwhile, and
         what else a plan needs, such as a sample of pairs, is had from this process: `options` no longer name it."""
         if self.job is None:
-            yield self.hardware if self.cluster in HERE else None
+            yield self.hardware if _is_here(self.cluster) else None
             return
         with self.job.settings():
             found = self.job.facts(options["device"], options["device_memory"], Teller(listener).warn)
@@ -61,7 +61,7 @@ def elsewhere(
     named = Hardware.named(workers, gpu, rate)
     if named is not None:
         named.check(device)
-    if cluster in HERE:
+    if _is_here(cluster):
         return None if named is None else Elsewhere(named)
     if workers is not None:
         raise OptionError(
@@ -77,6 +77,10 @@ def elsewhere(
             " away (--gpu, --profile), or take a profile with GPUs"
         )
     return None if named is None else Elsewhere(named, cluster)
+
+
+def _is_here(cluster: Any) -> bool:
+    return cluster is None or (isinstance(cluster, str) and cluster == HERE)
 
 
 def taken(options: dict[str, Any], *, plan_only: bool) -> Elsewhere | None:
