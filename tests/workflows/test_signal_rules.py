@@ -18,6 +18,7 @@ from tests.kernels.signals.test_signals import prose
 from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline.signals.rules import MOST_BOUNDS, SETS, rules_of, verdicts
 from tilewright.workflows.cli import cli
+from tilewright.workflows.commands.texts import RULE_SETS
 
 TEXTS = {
     "good": (
@@ -191,6 +192,7 @@ def test_a_bound_is_kept() -> None:
     assert rule.breaks(np.array([2, 3, 4])).tolist() == [False, False, True]
     assert all(signal in NAMES for bounds in SETS.values() for signal in bounds)
     assert len(rules_of("gopher")) < MOST_BOUNDS
+    assert tuple(SETS) == RULE_SETS  # which completion knows without Numba
 
 
 WRONG: tuple[tuple[Any, str], ...] = (

@@ -77,7 +77,7 @@ APART = {
 """Options that are not of one kind in all commands, and why."""
 OWN_WORDS = {
     *APART, "-k", "--dtype", "--precision", "--no-verify", "--no-resume", "--of", "--sum-over", "--missing",
-    "--weights", "--seed", "--casefold", "--normalise", "--profile", "--workers",
+    "--weights", "--seed", "--casefold", "--normalise", "--profile", "--workers", "--list",
 }  # fmt: skip
 """Options whose help says what they are of, in the terms of each command."""
 

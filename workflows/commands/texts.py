@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tilewright.kernels.choices import FORMS, SHINGLES
+from tilewright.workflows.commands.completion import Text
 from tilewright.workflows.commands.job import JobCommand
 from tilewright.workflows.commands.options import (
     cluster_options,
@@ -37,6 +38,7 @@ from tilewright.workflows.console import (
 OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 SIGNALS_ENDINGS = (".csv", ".json", ".parquet", ".zarr")
+RULE_SETS = ("gopher", "gopher-quality", "gopher-repetition")
 
 
 @click.command(cls=JobCommand)
@@ -222,7 +224,7 @@ def duplicates(
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--stop-word", "stop_words", multiple=True, metavar="WORD",
               help="Count this word as a stop word; may be repeated. Default: Gopher's eight, of English.")  # fmt: skip
-@click.option("--rules", multiple=True, metavar="SET|FILE",
+@click.option("--rules", multiple=True, type=Text(*RULE_SETS, paths="file"), metavar="SET|FILE",
               help="Keep documents by these rules, and drop others: gopher, gopher-quality, gopher-repetition, or a"
               " .yaml or .json file of bounds; of several a later one overrides what it names.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="Print the documents that --rules drop, one a line, with"
