@@ -296,7 +296,8 @@ def test_numbers_that_nobody_said_are_missing_are_refused(tmp_path: Path, rng: n
     x[2, [1, 3]] = np.nan
     where = r"X: .*x.zarr holds NaN, infinities, .*, first in "
     with pytest.raises(
-        OptionError, match=where + r"column 1 \(2 columns in all\); missing=-1 names no NaN: .* mask"
+        OptionError,
+        match=where + r"column 1, with nan in row 2 \(2 columns in all\); missing=-1 names no NaN: .* mask",
     ):
         computed(tmp_path, x, center=True, scale=True, missing=-1)
     with pytest.raises(OptionError, match=where + r"row 2 \(1 row in all\); missing=-1 names no NaN"):
