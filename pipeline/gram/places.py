@@ -44,5 +44,6 @@ def element_told(array: StoredArray, side: str, line: int, missing: Missing) -> 
             bad &= ~np.isnan(numbers)
         if bad.any():
             at = int(np.flatnonzero(bad)[0])
-            return f", with {numbers[at]} in {line_told(array, other(side), start + at)}"
+            number = "NaN" if np.isnan(numbers[at]) else str(numbers[at])
+            return f", with {number} in {line_told(array, other(side), start + at)}"
     return ""

@@ -297,16 +297,21 @@ def test_numbers_that_nobody_said_are_missing_are_refused(tmp_path: Path, rng: n
     where = r"X: .*x.zarr holds NaN, infinities, .*, first in "
     with pytest.raises(
         OptionError,
-        match=where + r"column 1, with nan in row 2 \(2 columns in all\); missing=-1 names no NaN: .* mask",
+        match=where + r"column 1, with NaN in row 2 \(2 columns in all\); missing=-1 names no NaN: .* mask",
     ):
         computed(tmp_path, x, center=True, scale=True, missing=-1)
-    with pytest.raises(OptionError, match=where + r"row 2 \(1 row in all\); missing=-1 names no NaN"):
+    with pytest.raises(
+        OptionError, match=where + r"row 2, with NaN in column 1 \(1 row in all\); missing=-1 names no NaN"
+    ):
         computed(tmp_path, x, center="rows", divide="2pq", missing=-1)
     with pytest.raises(
-        OptionError, match=where + r"row 2 \(1 row in all\); say what stands for a missing number"
+        OptionError,
+        match=where + r"row 2, with NaN in column 1 \(1 row in all\); say what stands for a missing number",
     ):
         computed(tmp_path, x, center="rows")
-    with pytest.raises(OptionError, match=where + r"column 0 \(5 columns in all\); say what stands"):
+    with pytest.raises(
+        OptionError, match=where + r"column 0, with inf in row 0 \(5 columns in all\); say what stands"
+    ):
         computed(tmp_path, np.where(x == x, np.inf, x), center=True)
     found = computed(tmp_path, x, center=True)
     assert np.isnan(found[[1, 3]]).all()
