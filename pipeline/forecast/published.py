@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.forecast.hardware import GB, GPU_CORES, Gpu, Hardware
+from tilewright.pipeline.forecast.hardware import GB, GPU_CORES, Gpu, Hardware, model_called
 from tilewright.pipeline.forecast.rates import Rates
 from tilewright.pipeline.forecast.workload import Workload
 
@@ -181,6 +181,13 @@ def estimate_of(work: Workload, hardware: Hardware) -> Estimate | None:
     least = min(most, max(work.once_nbytes, work.read_nbytes // work.sharing))
     words += ", and files that lie in memory"
     return Estimate(slow, fast, (most, least), None, BESIDE, ENDS_SECONDS, around, source, words + queue)
+
+
+def least_rate(arithmetic: str, name: str) -> float | None:
+    """The operations that a GPU that is called so does a second at least in products; None where nobody knows."""
+    gpu = model_called(name)
+    share = None if gpu is None else _share(arithmetic, gpu)
+    return None if share is None else share[1] * getattr(gpu, share[0])
 
 
 def _share(arithmetic: str, gpu: Gpu) -> tuple[str, float, float] | None:

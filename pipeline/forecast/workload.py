@@ -55,7 +55,7 @@ class Workload:
         a, b = (np.dtype(name).itemsize for name in (plan.a_dtype, plan.b_dtype))
         factors = plan.m * plan.k * a + plan.k * plan.n * b  # of one array both are read
         return cls(
-            arithmetic=_named(plan.operands, plan.sums, "full" if plan.on_host else precision),
+            arithmetic=arithmetic_of(plan.operands, plan.sums, "full" if plan.on_host else precision),
             operations=plan.operations,
             read_nbytes=plan.read_nbytes,
             once_nbytes=plan.bound_nbytes,
@@ -100,7 +100,7 @@ class Workload:
         else:
             kind = "few" if plan.k <= FEW else "many"
         rows = "once" if plan.triangle else "all"
-        name = _named((dtype, dtype), np.dtype(plan.dtype), "full" if plan.on_host else precision)
+        name = arithmetic_of((dtype, dtype), np.dtype(plan.dtype), "full" if plan.on_host else precision)
         return cls(
             arithmetic=f"search {name} {kind} {rows}",
             operations=plan.operations,
@@ -125,7 +125,7 @@ def _real_nbytes(name: str) -> int:
     return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
 
 
-def _named(operands: tuple[np.dtype, np.dtype], sums: np.dtype, precision: str) -> str:
+def arithmetic_of(operands: tuple[np.dtype, np.dtype], sums: np.dtype, precision: str) -> str:
     """What is multiplied: a dtype, or the width of integers that are multiplied exactly; and the precision."""
     if all(dtype.kind in "biu" for dtype in operands):
         widest = max(dtype.itemsize for dtype in operands)

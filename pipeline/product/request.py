@@ -33,6 +33,8 @@ from tilewright.pipeline.decoding.choice import NO_ROOM, decoding_for
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.forecast.hardware import Hardware
+from tilewright.pipeline.forecast.published import least_rate
+from tilewright.pipeline.forecast.workload import arithmetic_of
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
 from tilewright.pipeline.plan.called import AS_FACTORS, Names
@@ -580,8 +582,8 @@ def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limit
 
 
 LEAST_RATES = {("cpu", False): 2**33, ("cpu", True): 2**31, ("cuda", False): 2**42, ("cuda", True): 2**40}
-"""Operations that a core of a CPU, or a GPU, does a second in most products, of floats and, exactly, of integers. What
-is faster gets tiles that it computes sooner."""
+"""Operations that a core of a CPU, or a GPU of which nothing is known, does a second in most products, of floats and,
+exactly, of integers. What is faster gets tiles that it computes sooner."""
 
 
 def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:
@@ -595,6 +597,10 @@ def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:
     rate = LEAST_RATES[device, factors.sums.kind in "iub"]
     if device == "cpu":
         rate *= min(fact.cores for fact in facts)
+    else:
+        arithmetic = arithmetic_of(factors.operands, factors.sums, factors.precision)
+        known = [least_rate(arithmetic, name) for name in {fact.name for fact in facts}]
+        rate = max(rate, min(each or 0 for each in known))
     return max(1, math.ceil(operations / (seconds * rate)))
 
 

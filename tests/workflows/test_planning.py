@@ -20,6 +20,7 @@ from tests.workflows.products import put
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.events import Notice
+from tilewright.pipeline.forecast.published import least_rate
 from tilewright.pipeline.product import job
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.worker.survey import cores_here
@@ -177,6 +178,25 @@ def test_a_tile_takes_a_worker_no_longer_than_asked_for(tmp_path: Path) -> None:
             cores = cores_here()
             assert plan.operations / plan.tile_count / cores < 2 * seconds * 2**33
     assert counts[0] < counts[1] < counts[2]
+
+
+def test_a_tile_takes_a_gpu_that_is_known_as_long_as_asked_for(tmp_path: Path) -> None:
+    a = unread(tmp_path / "a", 400_000, 400_000)
+    counts = {}
+    for gpu in ("h100", "a100"):
+        with dask.config.set({"tilewright.tile-seconds": 30}):
+            plan = tw.plan_matmul(a, a, gpu=gpu, workers=16)
+        peak = {"h100": 67e12, "a100": 19.5e12}[gpu]
+        seconds = plan.operations / plan.tile_count / peak
+        assert 5 < seconds < 30
+        counts[gpu] = plan.tile_count
+    assert counts["h100"] < counts["a100"]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 SXM", "h100"])
+def test_a_gpus_rate_is_known_by_any_of_its_names(name: str) -> None:
+    assert least_rate("float32", name) == pytest.approx(0.66 * 67e12)
+    assert least_rate("float32", "GeForce") is None
 
 
 @pytest.mark.parametrize(
