@@ -155,8 +155,8 @@ def free_nbytes(gpu: Gpu, asked: int | None) -> int:
 
 
 def model_called(name: str) -> Gpu | None:
-    """The model that a site, Slurm, the driver or this table calls so; None for what is none, or one of which nothing is
-    known."""
+    """The model that a site, Slurm, the driver or this table calls so; None for what is none, or one of which nothing
+    is known."""
     if (ours := next((gpu for gpu in MODELS.values() if gpu.name == name), None)) is not None:
         return ours
     plain = re.sub(r"[ _]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("tesla-")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from tilewright.pipeline.text.corpus import Corpus, list_corpus
 from tilewright.pipeline.text.formats.piped import named, pipes_among, without_pipes
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.worker.survey import survey
+from tilewright.workflows.batch.planning import planned_job
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -97,7 +98,12 @@ def plan_of_documents(
             check_output([os.fsdecode(each) for each in given])
         except (OptionError, StoreError, OutputError, CorpusError) as error:
             Teller(listener).warn(f"without --plan-only this would be refused: {error}")
-    with open_executor(cluster, cluster_file, loops=False) as client:
-        facts = survey(client, "cpu", loops=False)
+    with ExitStack() as stack:
+        if (job := planned_job(cluster, cluster_file)) is not None:
+            stack.enter_context(job.settings())
+            facts = job.facts_of_texts("cpu", Teller(listener).warn)
+        else:
+            client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
+            facts = survey(client, "cpu", loops=False)
         planned = plan_documents(work, corpus, facts, document_nbytes=document_nbytes, on_error=on_error)
     return planned if out is None else replace(planned, outputs={"result": out})

@@ -172,7 +172,7 @@ def test_a_jobs_plan_is_timed_by_the_rates_of_the_gpus_it_asks_for(profile: str,
     assert found == by_memory, "it is the job's plan, timed"
 
 
-PLANNED = [
+OF_MATRICES = [
     ["matmul", "a.zarr", "a.zarr", "o", "--transpose-b"],
     ["gram", "a.zarr", "o"],
     ["cov", "a.zarr", "o"],
@@ -180,8 +180,13 @@ PLANNED = [
     ["eofs", "e.zarr", "o", "-k", "2"],
     ["topk", "e.zarr", "o"],
     ["pairs", "e.zarr", "o", "--above", "5"],
-    ["histogram", "cluster.yaml", "--by", "word"],
 ]
+OF_TEXTS = [
+    ["histogram", "cluster.yaml", "--by", "word"],
+    ["duplicates", "cluster.yaml"],
+    ["signals", "cluster.yaml"],
+]
+PLANNED = [*OF_MATRICES, *OF_TEXTS]
 
 
 @pytest.fixture
@@ -214,7 +219,7 @@ def test_plan_only_by_a_profile_submits_nothing(profile: str, words: list[str], 
     workers = 8 if profile == "typed" else 6
     found = json.loads(made.stdout)
     assert (found["workers"] if words[0] == "histogram" else found["forecast"]["workers"]) == workers
-    if words[0] != "histogram":
+    if words in OF_MATRICES:
         assert found["forecast"]["source"] == ("published" if profile == "typed" else "none")
     if words[0] in ("topk", "pairs"):
         limit = (257 * GIB - 512 * 2**20) // 4 if profile == "typed" else int(0.9 / 2 * memory_limit())
@@ -226,7 +231,7 @@ def test_plan_only_by_a_profile_submits_nothing(profile: str, words: list[str], 
     assert not submitted.exists()
 
 
-@pytest.mark.parametrize("words", PLANNED[:-1], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", OF_MATRICES, ids=lambda words: words[0])
 def test_what_is_not_known_of_gpus_is_asked_for_and_nothing_submitted(
     words: list[str], submitted: Path
 ) -> None:
@@ -251,7 +256,7 @@ def test_texts_are_planned_whatever_the_gpus_are() -> None:
         tw.plan_histogram("cluster.yaml", cluster="cores", device="cuda", listener=silent)
 
 
-@pytest.mark.parametrize("words", PLANNED[:-1], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", OF_MATRICES, ids=lambda words: words[0])
 def test_plan_only_by_a_profile_and_a_gpu_submits_nothing(words: list[str], submitted: Path) -> None:
     for more in (["--gpu", "h100"], ["--rate", "50T", "--device-memory", "9GiB"]):
         made = CliRunner().invoke(cli, [*words, "--plan-only", "--profile", "gpus", *more, "--json"])
