@@ -9,7 +9,14 @@ from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
-from tilewright.pipeline.forecast.forecast import MOST_START_SECONDS, Forecast, disk_at, forecast_of
+from tilewright.pipeline.forecast.forecast import (
+    LONG_RUN_SECONDS,
+    MOST_START_SECONDS,
+    Forecast,
+    disk_at,
+    forecast_of,
+    is_far,
+)
 from tilewright.pipeline.forecast.rates import Rates, remembered
 from tilewright.pipeline.forecast.workload import Workload
 from tilewright.pipeline.plan.inputs import WorkerFacts
@@ -265,7 +272,11 @@ def count_forecast(
     """How long a count takes: by earlier ones that were more than their start, or that were larger and short; else by
     usual rates. usual: such as `USUAL` has. at_once: pieces that are counted at a time."""
     # A short run is mostly compiling and starting, and says nothing of a larger one.
-    beyond = [rates for rates in earlier if rates.ratio is None or _seconds(rates) >= MOST_START_SECONDS]
+    beyond = [
+        rates
+        for rates in earlier
+        if rates.ratio is None or (_seconds(rates) >= MOST_START_SECONDS and not is_far(work, rates))
+    ]
     # Of one that took long the rate is that of a larger count, too, however much larger.
     larger = [
         replace(rates, work=work.operations)
@@ -279,8 +290,8 @@ def count_forecast(
     slow, fast = usual
     words = (
         f"by usual rates, of {slow / 1e6:g} to {fast / 1e6:g} MB a second of a core, since no run of its"
-        f" kind here took {MOST_START_SECONDS:g} s or more; the start of the workers comes on top, of a first run up to"
-        f" {MOST_START_SECONDS:g} s"
+        f" kind here took {MOST_START_SECONDS:g} s or more, or of far less work {LONG_RUN_SECONDS:g} s; the start of"
+        f" the workers comes on top, of a first run up to {MOST_START_SECONDS:g} s"
     )
     return replace(
         found,

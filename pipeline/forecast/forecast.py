@@ -160,8 +160,9 @@ class Forecast:
                 else " and the start of the workers"
             )
             return (
-                f"at least {format_seconds(self.least_seconds)} {what}, by rates of reading and multiplying that were"
-                f" measured here; writing {self.output}{last} come on top, and no earlier run tells how long they take"
+                f"from {format_seconds(self.least_seconds)} to {format_seconds(self.most_seconds)} {what} without"
+                f" writing {self.output}, by rates of reading and multiplying that were measured here; that"
+                f"{last} come on top, and no earlier run tells how long they take"
             )
         if self.source == "runs":
             top = f"the check of {self.output} comes" if self.checks else "the start of the workers comes"
@@ -234,7 +235,7 @@ def forecast_of(
     like = [rates for rates in earlier if rates.is_like(work.operations)]
     runs = 0
     timed = [rates for rates in like if rates.ratio is not None]
-    near = [rates for rates in timed if not _is_far(work, rates)]
+    near = [rates for rates in timed if not is_far(work, rates)]
     # Those that are far tell where nothing else does.
     known = [
         (rates, _floors(work, rates, sharing)) for rates in near or ([] if measured is not None else timed)
@@ -293,7 +294,7 @@ def _scaled(floor: float, rates: Rates) -> tuple[float, float]:
     return in_proportion, start + in_proportion * (1 - start / rates.seconds)
 
 
-def _is_far(work: Workload, rates: Rates) -> bool:
+def is_far(work: Workload, rates: Rates) -> bool:
     """Whether a run was so much smaller, and so short, that it says little of this work."""
     short = rates.seconds is None or rates.seconds < LONG_RUN_SECONDS
     return short and work.operations > MOST_GROWTH * (rates.work or 0)
@@ -322,7 +323,7 @@ def tell_time(work: Workload, earlier: Sequence[Rates]) -> bool:
     """Whether earlier runs say how long this takes: of those that were too short only how long they took is known, and
     those that are far say less than what is measured."""
     like = [rates for rates in earlier if rates.is_like(work.operations)]
-    timed = any(rates.ratio is not None and not _is_far(work, rates) for rates in like)
+    timed = any(rates.ratio is not None and not is_far(work, rates) for rates in like)
     return timed or bool(_quick(work, like))
 
 

@@ -179,7 +179,7 @@ def estimate_of(work: Workload, hardware: Hardware) -> Estimate | None:
     if work.sharing > 1:
         most = min(most, max(int(SHARED_READS * work.once_nbytes) * hosts, most // work.sharing))
     least = min(most, max(work.once_nbytes, work.read_nbytes // work.sharing))
-    words += ", and files that lie in memory"
+    words += ", and files that the hosts hold in memory: from slower storage reading takes longer"
     return Estimate(slow, fast, (most, least), None, BESIDE, ENDS_SECONDS, around, source, words + queue)
 
 

@@ -120,7 +120,7 @@ ELSEWHERE = ("workers", "gpu", "rate")
 elsewhere_options = options(
     plan_only_option,
     click.option("--workers", type=click.IntRange(min=1), help="With --plan-only: for so many workers, in"
-                 " place of a profile's."),
+                 " place of those of a profile, which is left out then."),
     named_options,
 )  # fmt: skip
 storage_options = options(
