@@ -187,7 +187,8 @@ def _with_others(error: DocumentError, bad: dict[int, str]) -> DocumentError:
     more = "; ".join(others[:MOST_LISTED]) + (
         f"; and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
     )
-    return type(error)(f"{error}. Bad are also {counted(len(others), 'other file')} beside it: {more}")
+    too = f"{counted(len(others), 'other file')} beside it {'is' if len(others) == 1 else 'are'} bad too"
+    return type(error)(f"{error}. {too} (--on-error report leaves bad files out, and lists them): {more}")
 
 
 def _count(
