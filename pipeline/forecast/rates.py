@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILE = "rates.json"
-VERSION = 2
+VERSION = 3
 MOST_KINDS = 100
 """Of runs; the one that was made longest ago is forgotten first."""
 MOST_RUNS = 8
@@ -59,6 +59,7 @@ class Rates:
     @classmethod
     def of(cls, run: Run) -> Rates:
         """Of a run that computed anything."""
+        from tilewright.pipeline.forecast.workload import decoded_share
         from tilewright.pipeline.report.figures import floor_of
 
         read, compute, write = (
@@ -68,7 +69,7 @@ class Rates:
         floor = floor_of(run)
         return cls(
             operations=_rate(run.operations, compute),
-            read_nbytes=_rate(run.read_nbytes + run.shared_nbytes, read),
+            read_nbytes=_rate(int(decoded_share(run.plan) * (run.read_nbytes + run.shared_nbytes)), read),
             write_nbytes=_rate(run.write_nbytes, write),
             ratio=run.seconds / floor[1] if floor is not None and floor[1] > 0 else None,
             work=run.operations,

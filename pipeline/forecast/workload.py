@@ -23,6 +23,7 @@ class Workload:
     """What is computed, as `published.py` calls it: dtype, precision and, of a search, which rows meet which."""
     operations: int
     read_nbytes: int
+    """As it is decoded: whole chunks."""
     once_nbytes: int
     """Of what has to be read at least, whoever reads it."""
     write_nbytes: int
@@ -54,11 +55,12 @@ class Workload:
     def of_product(cls, plan: MatmulPlan, precision: str = "full", *, verify: bool = True) -> Workload:
         a, b = (np.dtype(name).itemsize for name in (plan.a_dtype, plan.b_dtype))
         factors = plan.m * plan.k * a + plan.k * plan.n * b  # of one array both are read
+        whole = decoded_share(plan)
         return cls(
             arithmetic=arithmetic_of(plan.operands, plan.sums, "full" if plan.on_host else precision),
             operations=plan.operations,
-            read_nbytes=plan.read_nbytes,
-            once_nbytes=plan.bound_nbytes,
+            read_nbytes=int(whole * plan.read_nbytes),
+            once_nbytes=int(whole * plan.bound_nbytes),
             write_nbytes=plan.write_nbytes,
             sharing=max(1, min(plan.workers, plan.tile_count * plan.k_parts)),
             workers=plan.workers,
@@ -123,6 +125,12 @@ def _real_nbytes(name: str) -> int:
     """Bytes of an element, or of the real part of a complex one."""
     dtype = np.dtype(name)
     return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+
+
+def decoded_share(plan: MatmulPlan) -> float:
+    """How many bytes are decoded for each that is used: reading takes as long as that, and more than 1 where chunks do
+    not line up with panels."""
+    return max(1.0, plan.decoded_nbytes / plan.read_nbytes) if plan.read_nbytes else 1.0
 
 
 def arithmetic_of(operands: tuple[np.dtype, np.dtype], sums: np.dtype, precision: str) -> str:

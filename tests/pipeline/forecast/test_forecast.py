@@ -104,6 +104,15 @@ def test_a_small_one_takes_as_long_as_most_do_and_not_as_the_first(cache: Path) 
     )
 
 
+def test_chunks_that_do_not_line_up_are_read_as_they_are_decoded() -> None:
+    """The plan told of 37 TiB decoded for 75 GiB used, and the forecast of the time for these."""
+    plan = replace(PLAN, decoded_nbytes=5 * PLAN.read_nbytes)
+    assert Workload.of_product(plan).read_nbytes == 5 * WORK.read_nbytes
+    rates = Rates(PLAN.operations, PLAN.read_nbytes / 4, None)
+    forecast = forecast_of(Workload.of_product(plan), [], (rates, rates), None)
+    assert (forecast.floors["load"], forecast.limit) == (20.0, "load")
+
+
 def test_by_measured_rates_it_takes_from_the_longest_part_to_all_of_them() -> None:
     slow = Rates(PLAN.operations / 10, PLAN.read_nbytes / 4, None)
     fast = Rates(PLAN.operations / 8, PLAN.read_nbytes / 2, None)

@@ -97,7 +97,8 @@ def test_bad_files_are_left_out_and_listed(
 
 def test_the_first_bad_file_ends_a_count_and_names_those_beside_it(client: Client, folder: Path) -> None:
     with pytest.raises(
-        CompressedError, match=r"03bad\.gz cannot .*other file.? beside it .* bad too .--on-error report.*: .*07bad\.gz"
+        CompressedError,
+        match=r"03bad\.gz cannot .*other file.? beside it .* bad too .--on-error report.*: .*07bad\.gz",
     ) as told:
         counted(client, folder, "byte", on_error="stop")
     assert "09bad.tar:a: the archive was cut short" in str(told.value)
