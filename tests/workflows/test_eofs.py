@@ -333,7 +333,7 @@ def test_bad_input_is_refused(client: Client, tmp_path: Path, rng: np.random.Gen
     holes = x.copy()
     holes[3, 5] = np.nan
     with pytest.raises(
-        tw.OptionError, match=r"holds NaN, .*first in column 5, with nan in row 3 \(1 column in all\)"
+        tw.OptionError, match=r"holds NaN, .*first in column 5, with NaN in row 3 \(1 column in all\)"
     ):
         tw.eofs(put(tmp_path / "holes.zarr", holes), tmp_path / "out.zarr", 2, cluster=client)
     flat = x.copy()

@@ -264,7 +264,7 @@ def test_what_is_not_finite_is_told_with_its_place_and_the_words_that_were_given
         OptionError, match=r"^missing='attributes': 1 column .* has no element that is present"
     ):
         tw.cov(tmp_path / "x" / "v", missing="attributes", sum_over="time", **HERE)
-    told = r"first in row 0 \(time=2001-01-01\), with nan in column 1 \(lat=-30\.0\)"
+    told = r"first in row 0 \(time=2001-01-01\), with NaN in column 1 \(lat=-30\.0\)"
     with pytest.raises(OptionError, match=told):
         tw.gram(
             tmp_path / "x" / "v",

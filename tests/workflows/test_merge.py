@@ -275,7 +275,7 @@ def test_a_file_with_a_colon_in_its_name_is_no_part_of_another(
 ) -> None:
     """``a:1`` was taken for the first document of ``a``, which then was bad no more."""
     monkeypatch.chdir(tmp_path)
-    Path("a").write_bytes(b"{")
+    Path("a").write_bytes(b'{"')
     Path("a:1").write_bytes(b'{"text": "x"}\n')
     given: dict[str, Any] = {"field": "text", "by": "letter", "cluster": client}
     bad = tw.histogram(["a"], on_error="report", **given)
