@@ -21,7 +21,7 @@ from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.errors import DTypeError, OptionError
 from tilewright.pipeline.gram.options import ALLELES, Constant, Matrices
 from tilewright.pipeline.gram.places import element_told, line_told
-from tilewright.pipeline.gram.statistics import Wanted
+from tilewright.pipeline.gram.statistics import Wanted, likely_code, say_missing
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
@@ -275,15 +275,13 @@ def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrice
     if len(bad):
         raise OptionError(
             f"divide={ALLELES!r}: {_named(bad, matrices.summed)} of {name} {'has' if len(bad) == 1 else 'have'} means"
-            " that are not from 0 to 2, as dosages have; say what stands for a missing one (missing, --missing),"
-            " or give a number"
+            f" that are not from 0 to 2, as dosages have; {_of_dosages(matrices, found['X'])}"
         )
     outside = there[(moments.least[there] < 0) | (moments.most[there] > 2)]
     if len(outside):
         raise OptionError(
             f"divide={ALLELES!r}: {_named(outside, matrices.summed)} of {name} {'has' if len(outside) == 1 else 'have'}"
-            " numbers that are not from 0 to 2, as dosages are; say what stands for a missing one (missing, --missing),"
-            " or give a number"
+            f" numbers that are not from 0 to 2, as dosages are; {_of_dosages(matrices, found['X'])}"
         )
     axes = _axes_of(matrices.arrays["X"], matrices.summed)
     if len(axes) > 1 and moments.most.max(initial=0) <= 1:
@@ -298,6 +296,26 @@ def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrice
             f"divide={ALLELES!r}: no dosage of {name} varies, so that there is nothing to divide by"
         )
     return replace(matrices, divide=divisor)
+
+
+def _of_dosages(matrices: Matrices, found: Statistics) -> str:
+    """What to do about numbers that are no dosages: the code of a missing one that nobody named is what most are."""
+    array, treatment = matrices.arrays["X"], matrices.treatments["X"]
+    missing = treatment.missing
+    code = likely_code(array, missing, found.values())
+    if code is not None:
+        return (
+            f"{code} is the only number below 0: where it stands for a missing one,"
+            f" {say_missing(array, missing, code)}; else give a number"
+        )
+    if treatment.missing_given is None:
+        return "say what stands for a missing one (missing, --missing), or give a number"
+    moments = found[matrices.summed]
+    there = moments.count > 0
+    return (
+        f"beside what is missing (missing={treatment.missing_given!r}) they go from {moments.least[there].min():g} to"
+        f" {moments.most[there].max():g}: mask what is no dosage, or give a number"
+    )
 
 
 def _axes_of(array: StoredArray, side: str) -> tuple[str, ...]:
