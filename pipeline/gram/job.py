@@ -38,6 +38,7 @@ from tilewright.pipeline.gram.transforms import (
     Statistics,
     check_lines,
     form_of,
+    haplotypes_told,
     lines_notice,
     made_exact,
     made_of_pairs,
@@ -131,7 +132,10 @@ def gram(request: GramRequest) -> MatmulRun:
                 check_lines(matrices, role, of_role, request.constant)
                 if told := lines_notice(matrices, role, of_role, request.constant):
                     request.listener(Notice(told))
+            told = haplotypes_told(matrices, found)
             matrices = with_divisor(matrices, found)
+            if told is not None:
+                request.listener(Caution(told))
             if form == "exact" and not stays_exact(matrices, found):
                 form = "transformed"
                 request.listener(
