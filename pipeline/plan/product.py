@@ -571,7 +571,7 @@ def plan_tiles(
             f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory or fewer threads, leave"
             " the check out (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
         )
-    area = m * n if band is None else band.area((slice(0, m), slice(0, n)), (1, 1))
+    area = m * n if band is None else band.size((m, n))
     bound = _leading_bound(limits.device_nbytes // more.sums, a, b, area, symmetric=symmetric)
     plan = MatmulPlan(
         m=m,
