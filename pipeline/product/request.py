@@ -80,6 +80,7 @@ from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
 from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
 from tilewright.pipeline.store.region_write import encoders_nbytes
+from tilewright.pipeline.store.sources.memory import copies_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 CODING_SHARE = 1 / 8
@@ -506,7 +507,7 @@ def plan_for(
             if given is None
             else store.as_stored_matrix(given)
         )
-        return plan_tiles(
+        plan = plan_tiles(
             a,
             b,
             c_dtype,
@@ -525,6 +526,7 @@ def plan_for(
             fused=factors.fused_dtypes,
             band=factors.band,
         )
+        return replace(plan, copies_nbytes=copies_nbytes([left, right]))
 
     if past is not None:
         # C stays chunked as it was begun, under another memory limit too.

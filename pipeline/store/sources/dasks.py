@@ -20,7 +20,7 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.errors import ShapeError, StoreError, TilewrightError
-from tilewright.pipeline.store.region import Masked, StoredArray, base_of, whole_of
+from tilewright.pipeline.store.region import StoredArray, parts_of
 from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import MappedStore, mapped_array, named, stored_dtype
 from tilewright.pipeline.store.sources.memory import SharedMemory
@@ -163,11 +163,7 @@ def any_pending(arrays: Iterable[StoredArray]) -> bool:
 
 def _pending(arrays: Iterable[StoredArray]) -> Iterator[Pending]:
     for array in arrays:
-        whole = whole_of(array)
-        parts = [base_of(whole), *([whole.mask] if isinstance(whole, Masked) else [])]
-        for part in parts:
-            if isinstance(part, zarr.Array) and (pending := pending_of(part)) is not None:
-                yield pending
+        yield from filter(None, map(pending_of, parts_of(array)))
 
 
 def check_computed(array: zarr.Array[Any]) -> None:

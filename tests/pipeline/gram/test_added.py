@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import dask.array
@@ -68,6 +70,9 @@ def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
     made = CliRunner().invoke(cli, ["gram", calls, out, *words, "--plan-only"])
     assert made.exit_code == 0, made.output
     assert "13 × 13" in made.stdout
+    assert re.search(r"shared memory +1.02 KiB more, once for all workers: .* what is added up", made.stdout)
+    made = CliRunner().invoke(cli, ["gram", calls, out, *words, "--plan-only", "--json"])
+    assert json.loads(made.stdout)["copies_nbytes"] == 40 * 13 * 2, "in int16, of X that is A and B"
     made = CliRunner().invoke(cli, ["gram", calls, out, *words])
     assert made.exit_code == 0, made.output
     np.testing.assert_allclose(
