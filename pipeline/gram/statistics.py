@@ -138,7 +138,7 @@ def likely_missing(
 def say_missing(array: StoredArray, missing: Missing, code: int) -> str:
     """What to do where this code stands for missing numbers, and perhaps another was said to be."""
     if is_beside_mask(array):
-        return f"have the mask leave out {code} too"
+        return f"have the mask, or the attributes that name missing numbers, leave out {code} too"
     instead = "" if missing is None else f" in place of {_shown(missing)}; where both do, give a mask"
     return f"say missing={code} (--missing {code}){instead}"
 
