@@ -212,7 +212,8 @@ def multiply_vectors(
         does not find the same vectors, or cannot read them.
     """
     check_read_alike(partial(ask_all, client), vectors.arrays)
-    computed_on(client, vectors.arrays.values())
+    for told in computed_on(client, vectors.arrays.values()):
+        listener(Caution(told))
     let_a_tick_pass(vectors.looked)
     x, y = vectors.arrays.values()
     masks = [vectors.masks.get(role) for role in vectors.arrays]

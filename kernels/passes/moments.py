@@ -49,6 +49,9 @@ class Moments:
     """The smallest element, of the matrix's dtype; of complex numbers that of each part. Of no elements the largest
     number there is."""
     most: np.ndarray
+    negative: np.ndarray
+    """The largest element below 0, of complex numbers that of each part. Where there is none, the smallest number there
+    is. A line whose ``least`` it is too has no other number below 0."""
     high: np.ndarray
     """Of integers without weights, the exact sum is ``high * 2**32 + low``; int64."""
     low: np.ndarray
@@ -63,6 +66,7 @@ class Moments:
             np.zeros(lines, np.complex128 if dtype.kind == "c" else np.float64),
             np.zeros(lines),
             np.full(lines, most, dtype),
+            np.full(lines, least, dtype),
             np.full(lines, least, dtype),
             np.zeros(lines, np.int64),
             np.zeros(lines, np.int64),
@@ -87,6 +91,7 @@ class Moments:
         self.low[:] += more.low
         _take(self.least, more.least, np.minimum)
         _take(self.most, more.most, np.maximum)
+        _take(self.negative, more.negative, np.maximum)
 
     @property
     def exact_sums(self) -> list[int]:
@@ -162,13 +167,18 @@ def _of_cell(cell: np.ndarray, missing: Any, weights: np.ndarray | None) -> Mome
             second=real.second + imaginary.second,
             least=_of_parts(real.least, imaginary.least),
             most=_of_parts(real.most, imaginary.most),
+            negative=_of_parts(real.negative, imaginary.negative),
         )
     if cell.dtype.kind in "iu" and weights is None:
         found.high[:], found.low[:] = _exact_sums(cell, there)
     if cell.dtype.kind in "iu" and cell.dtype.itemsize == 8:  # which double precision does not tell apart
         lowest, highest = _ends(cell.dtype)
-        least = np.where(there, cell, highest).min(0)
-        return replace(found, least=least, most=np.where(there, cell, lowest).max(0))
+        return replace(
+            found,
+            least=np.where(there, cell, highest).min(0),
+            most=np.where(there, cell, lowest).max(0),
+            negative=np.where(there & (cell < 0), cell, lowest).max(0),
+        )
     return found
 
 
@@ -183,7 +193,8 @@ def _of_narrow(block: np.ndarray, axis: int, missing: Any) -> Moments:
     gone = int(missing) if whole and abs(missing) < never else never
     with _loop_lock:
         loop = _compiled_narrow_loop(_along_rows if along_rows else _down_columns, block.dtype)
-    loop(np.ascontiguousarray(held), gone, found.count, found.low, squares, found.least, found.most)
+    ends = found.least, found.most, found.negative
+    loop(np.ascontiguousarray(held), gone, found.count, found.low, squares, *ends)
     found.weight[:] = found.count
     some = found.count > 0
     np.divide(found.low, found.count, out=found.mean, where=some)
@@ -195,16 +206,19 @@ def _of_narrow(block: np.ndarray, axis: int, missing: Any) -> Moments:
 def _compiled_narrow_loop(function: Any, dtype: np.dtype) -> Any:
     types, element = numba.types, numba.from_dtype(dtype)
     ends, sums = types.Array(element, 1, "C"), types.Array(types.int64, 1, "C")
-    return compiled(function, types.Array(element, 2, "C"), types.int64, sums, sums, sums, ends, ends)
+    return compiled(function, types.Array(element, 2, "C"), types.int64, sums, sums, sums, ends, ends, ends)
 
 
-def _along_rows(block: Any, gone: Any, count: Any, sums: Any, squares: Any, least: Any, most: Any) -> None:
-    """Fill the five vectors, which come as of no elements, of lines that are the block's rows."""
+def _along_rows(
+    block: Any, gone: Any, count: Any, sums: Any, squares: Any, least: Any, most: Any, negative: Any
+) -> None:
+    """Fill the six vectors, which come as of no elements, of lines that are the block's rows."""
     for i in range(block.shape[0]):
         number: Any = 0
         total: Any = 0
         square: Any = 0
-        low, high = least[i], most[i]
+        low, high, below = least[i], most[i], negative[i]
+        none = below  # not `below` itself, of which the compiler makes no vectors
         for j in range(block.shape[1]):
             element = block[i, j]
             value: Any = np.int64(element)
@@ -215,10 +229,14 @@ def _along_rows(block: Any, gone: Any, count: Any, sums: Any, squares: Any, leas
             square += value * value
             low = min(low, element if there else low)
             high = max(high, element if there else high)
-        count[i], sums[i], squares[i], least[i], most[i] = number, total, square, low, high
+            below = max(below, element if value < 0 else none)
+        count[i], sums[i], squares[i] = number, total, square
+        least[i], most[i], negative[i] = low, high, below
 
 
-def _down_columns(block: Any, gone: Any, count: Any, sums: Any, squares: Any, least: Any, most: Any) -> None:
+def _down_columns(
+    block: Any, gone: Any, count: Any, sums: Any, squares: Any, least: Any, most: Any, negative: Any
+) -> None:
     """The same of lines that are the block's columns."""
     for i in range(block.shape[0]):
         for j in range(block.shape[1]):
@@ -231,6 +249,7 @@ def _down_columns(block: Any, gone: Any, count: Any, sums: Any, squares: Any, le
             squares[j] += value * value
             least[j] = min(least[j], element if there else least[j])
             most[j] = max(most[j], element if there else most[j])
+            negative[j] = max(negative[j], element if value < 0 else negative[j])
 
 
 def _of_parts(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
@@ -245,13 +264,16 @@ def _of_reals(cell: np.ndarray, there: np.ndarray, weights: np.ndarray) -> Momen
     with _loop_lock:
         loop = _compiled_loop()
     wide = np.ascontiguousarray(cell, np.float64)
-    vectors = found.count, found.weight, found.mean, found.second, found.least, found.most
+    ends = found.least, found.most, found.negative
+    vectors = found.count, found.weight, found.mean, found.second, *ends
     loop(wide, there, np.ascontiguousarray(weights), *vectors)
     if cell.dtype.kind in "iu" and cell.dtype.itemsize < 8:
         info = np.iinfo(cell.dtype)
-        ends = (found.least, info.max), (found.most, info.min)
-        least, most = (np.where(found.count > 0, end, none).astype(cell.dtype) for end, none in ends)
-        return replace(found, least=least, most=most)
+        least, most, negative = (
+            np.where(np.isfinite(end), end, none).astype(cell.dtype)
+            for end, none in zip(ends, (info.max, info.min, info.min), strict=True)
+        )
+        return replace(found, least=least, most=most, negative=negative)
     return found
 
 
@@ -265,7 +287,7 @@ def _compiled_loop() -> Any:
     vector = numba.types.Array(numba.types.float64, 1, "C")
     counts = numba.types.Array(numba.types.int64, 1, "C")
     mask = numba.types.Array(numba.types.boolean, 2, "C")
-    return compiled(_columns, matrix, mask, vector, counts, *[vector] * 5)
+    return compiled(_columns, matrix, mask, vector, counts, *[vector] * 6)
 
 
 def _columns(
@@ -278,8 +300,9 @@ def _columns(
     second: Any,
     least: Any,
     most: Any,
+    negative: Any,
 ) -> Any:
-    """Fill the six vectors, which come as of no elements; the means are found first, and corrected by what they leave
+    """Fill the seven vectors, which come as of no elements; the means are found first, and corrected by what they leave
     of the sum of the distances."""
     rows, columns = cell.shape
     for i in range(rows):
@@ -292,6 +315,8 @@ def _columns(
                 mean[j] += w * value
                 least[j] = min(least[j], value)
                 most[j] = max(most[j], value)
+                if value < 0:
+                    negative[j] = max(negative[j], value)
     for j in range(columns):
         if weight[j] > 0:
             mean[j] /= weight[j]

@@ -79,11 +79,10 @@ class Sample:
     def __str__(self) -> str:
         if self.drawn == self.rows:
             return "every element was computed anew"
-        tiles = "an error in all rows of a tile is seen, and " if self.every_tile else ""
-        return (
-            f"{self.drawn} of {counted(self.rows, 'row')}, drawn at random, computed anew: {tiles}one in a single row"
-            f" escapes with a chance of {self.chance_to_escape:.2g}"
-        )
+        # The chance to be seen: that to escape is rounded to 1 where few of many rows are drawn, which says less.
+        seen = f"in a single row is seen with a chance of {self.drawn / self.rows:.2g}"
+        tiles = "in all rows of a tile is seen, one " if self.every_tile else ""
+        return f"{self.drawn} of {counted(self.rows, 'row')}, drawn at random, computed anew: an error {tiles}{seen}"
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,8 @@ class Verification:
             else ""
         )
         if self.passed and self.sampled is not None:
-            return f"verified in {self.seconds:.2f} s: {measure}{rest}; {self.sampled}"
+            some = " in part" if self.sampled.drawn < self.sampled.rows else ""
+            return f"verified{some} in {self.seconds:.2f} s: {measure}{rest}; {self.sampled}"
         if self.passed:
             size, chance = next(iter(self.escape_probability.items()))
             error = "an error" if exact else f"one of {size} times that"

@@ -4,6 +4,7 @@ the cluster that does the rest, into memory, as any array of dask is computed.""
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,18 @@ import zarr
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.gram.axes import ALLELE_AXES, axes_text, axis_named
+from tilewright.pipeline.gram.axes import ALLELE_AXES, SHORT, axes_text, axis_named
 from tilewright.pipeline.store.arrays import Input, name_of, open_array, sliced_name
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.coordinates import along_axis
-from tilewright.pipeline.store.sources.dasks import open_dask, pending_of
+from tilewright.pipeline.store.sources.dasks import Remarked, open_dask, pending_of
 from tilewright.pipeline.store.sources.slices import Slice
 
+PLOIDY, VARIANTS = "ploidy", "variants"
+"""What sgkit names the axes of a call's alleles, by their numbers, and of variants."""
 UNKNOWN = -1
 """What stands for an allele that is not known, in sgkit's calls."""
-SHOWN = 4
+MOST_SHOWN = 4
 """How many numbers a message names."""
 
 
@@ -51,18 +54,21 @@ def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.A
     pending = pending_of(array)
     lazy = dask.array.from_zarr(array) if pending is None or pending.is_computed else pending.graph
     whole = lazy.rechunk(dict.fromkeys(axes, -1))
-    add, more = (
-        (add_alleles, (f"{role}: {name_of(source)}",)) if _of_alleles(array, axes) else (add_block, ())
-    )
+    called = f"{role}: {name_of(source)}"
+    lines = _lines(array, axes)
+    counted_along = lines if _of_ploidy(array, axes) else None
+    add, more = (add_alleles, (called, counted_along)) if _of_alleles(array, axes) else (add_block, ())
     summed = whole.map_blocks(
         add, axes, missing, wider, *more, drop_axis=list(axes), dtype=wider, meta=np.empty(0, wider)
     )
     names = dimension_names(array)
+    remark = partial(_high_alleles, called, names[lines], array.shape[lines])
     left = [axis for axis in range(array.ndim) if axis not in axes]
     coordinates = {str(names[axis]): found for axis in left if (found := along_axis(array, axis)) is not None}
-    called = f"{name_of(source)} added up over {' and '.join(names[axis] or str(axis) for axis in axes)}"
+    summed_name = f"{name_of(source)} added up over {' and '.join(names[axis] or str(axis) for axis in axes)}"
     dimensions = [names[axis] for axis in left] if all(names[axis] for axis in left) else None
-    return open_dask(summed, role, called, dimensions, None, coordinates), _code(missing, wider)
+    opened = open_dask(summed, role, summed_name, dimensions, None, coordinates, remark, anew=True)
+    return opened, _code(missing, wider)
 
 
 def _of_alleles(array: zarr.Array[Any], axes: tuple[int, ...]) -> bool:
@@ -70,7 +76,32 @@ def _of_alleles(array: zarr.Array[Any], axes: tuple[int, ...]) -> bool:
     integers may well be below 0, such as packed anomalies."""
     names = [dimension_names(array)[axis] for axis in axes]
     named = any(name in ALLELE_AXES for name in names)
-    return array.dtype.kind == "i" and (named or (array.dtype.itemsize == 1 and not all(names)))
+    return array.dtype.kind in "iu" and (named or (array.dtype.itemsize == 1 and not all(names)))
+
+
+def _of_ploidy(array: zarr.Array[Any], axes: tuple[int, ...]) -> bool:
+    """Whether these are the numbers of alleles, where numbers along an axis of alleles are counts: by the axis' name,
+    or where it has none as it is short."""
+    named = [(dimension_names(array)[axis], array.shape[axis]) for axis in axes]
+    return any(name == PLOIDY or (not name and side in SHORT) for name, side in named)
+
+
+def _lines(array: zarr.Array[Any], axes: tuple[int, ...]) -> int:
+    """The axis along which a message counts: the variants', by its name, or the first that is left."""
+    left = [axis for axis in range(array.ndim) if axis not in axes]
+    return next((axis for axis in left if dimension_names(array)[axis] == VARIANTS), left[0])
+
+
+def _high_alleles(called: str, name: str | None, side: int, found: list[tuple[int, np.ndarray]]) -> str:
+    """A sentence about alleles above 1, of what `add_alleles` found in each block."""
+    lines = len(np.unique(np.concatenate([places for _, places in found])))
+    among = f"{lines} of its {side} {name}" if name else f"{lines} of the {side} lines along its first axis"
+    return (
+        f"{called} has {counted(sum(count for count, _ in found), 'element')} above 1, in {among}, and each is added up"
+        " as the number that it is: where they number the alleles of variants that have several, as sgkit's calls do,"
+        " allele 2 counts as two doses. Leave these variants out, or count each alternative allele once, by xarray"
+        " calls.where(calls <= 1, 1)"
+    )
 
 
 def _axes(array: zarr.Array[Any], given: Any) -> tuple[int, ...]:
@@ -128,25 +159,34 @@ def add_alleles(
     missing: Any,
     dtype: np.dtype,
     called: str,
+    lines: int | None = None,
     block_info: Any = None,
-) -> np.ndarray | OptionError:
-    """`add_block` of calls of alleles; an OptionError, which `Pending.compute` raises, where one is below 0 and not
-    missing: the sum would pass for a dosage, and of calls that are filled up to one ploidy the first component of
-    samples would be just their ploidy.
+) -> np.ndarray | Remarked | OptionError:
+    """`add_block` of calls of alleles, and where some are above 1 how many, and at which places along an axis. Returns
+    an OptionError, which `Pending.compute` raises, where one is below 0 and not missing: the sum would pass for a
+    dosage, and of calls that are filled up to one ploidy the first component of samples would be just their ploidy.
 
-    called: the array, for messages. block_info: where the block lies, which dask gives.
+    called: the array, for messages. lines: that axis; None: numbers above 1 are nothing to tell of. block_info: where
+    the block lies, which dask gives.
     """
     bad = block < 0
     if missing is not None and not isinstance(missing, str):
         bad &= block != missing
+    starts = [start for start, _ in block_info[0]["array-location"]] if block_info else [0] * block.ndim
     if not bad.any():
-        return add_block(block, axes, missing, dtype)
+        total = add_block(block, axes, missing, dtype)
+        if lines is None or not block.max(initial=0) > 1:
+            return total
+        high = block > 1
+        if missing is not None and not isinstance(missing, str):
+            high &= block != missing
+        places = np.flatnonzero(high.any(axis=tuple(axis for axis in range(block.ndim) if axis != lines)))
+        return Remarked(total, (int(high.sum()), starts[lines] + places)) if len(places) else total
     values, counts = np.unique(block[bad], return_counts=True)
     found = ", ".join(
         f"{value} ({counted(int(count), 'time')})"
-        for value, count in zip(values[:SHOWN], counts[:SHOWN], strict=True)
+        for value, count in zip(values[:MOST_SHOWN], counts[:MOST_SHOWN], strict=True)
     )
-    starts = [start for start, _ in block_info[0]["array-location"]] if block_info else [0] * block.ndim
     first = tuple(
         int(start + place) for start, place in zip(starts, np.argwhere(bad)[0].tolist(), strict=True)
     )
@@ -154,7 +194,7 @@ def add_alleles(
     region = ", ".join(f"{start}:{end}" for start, end in zip(starts, stop, strict=True))
     return OptionError(
         f"{called} has alleles below 0 that are not missing, of the {block.size} in [{region}]: {found}"
-        f"{', ...' if len(values) > SHOWN else ''}, the first at {list(first)}. {_remedy(values, missing)}"
+        f"{', ...' if len(values) > MOST_SHOWN else ''}, the first at {list(first)}. {_remedy(values, missing)}"
     )
 
 

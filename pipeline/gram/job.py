@@ -17,7 +17,7 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, OptionError, StoreError
-from tilewright.pipeline.events import Caution, Notice, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.append import (
     appending,
@@ -38,6 +38,7 @@ from tilewright.pipeline.gram.transforms import (
     Statistics,
     check_lines,
     form_of,
+    haplotypes_told,
     lines_notice,
     made_exact,
     made_of_pairs,
@@ -119,7 +120,7 @@ def gram(request: GramRequest) -> MatmulRun:
         ) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
     ):
-        with unchanged(client, matrices.arrays, "its means were found") as arrays:
+        with unchanged(client, matrices.arrays, "its means were found", request.listener) as arrays:
             found = {
                 role: find_statistics(client, arrays[role], want, request.listener)
                 for role, want in wanted.items()
@@ -131,7 +132,10 @@ def gram(request: GramRequest) -> MatmulRun:
                 check_lines(matrices, role, of_role, request.constant)
                 if told := lines_notice(matrices, role, of_role, request.constant):
                     request.listener(Notice(told))
+            told = haplotypes_told(matrices, found)
             matrices = with_divisor(matrices, found)
+            if told is not None:
+                request.listener(Caution(told))
             if form == "exact" and not stays_exact(matrices, found):
                 form = "transformed"
                 request.listener(
@@ -323,16 +327,17 @@ def _no_pass(role: str, vector: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def unchanged(
-    client: Client, given: Mapping[str, StoredArray], work: str
+    client: Client, given: Mapping[str, StoredArray], work: str, listener: Listener = log_notices
 ) -> Iterator[dict[str, StoredArray]]:
     """Matrices, given by their roles, as workers can read them. Raises StoreError where one is not at the end of the
     block what it was at its beginning; that comes in place of an error about a damaged chunk.
 
-    work: what is done in the block, in words.
+    work: what is done in the block, in words. listener: is told what was found in what had to be computed first.
     """
     arrays = shared_inputs(given)
     check_read_alike(partial(ask_all, client), arrays)
-    computed_on(client, arrays.values())
+    for told in computed_on(client, arrays.values()):
+        listener(Caution(told))
     looks = {role: appearance_of(array, status=True) for role, array in arrays.items()}
     let_a_tick_pass(time.monotonic())
 

@@ -20,6 +20,7 @@ from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.axes import (
+    ALLELE_AXES,
     as_matrix,
     axes_text,
     check_summed_alike,
@@ -33,7 +34,7 @@ from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
-from tilewright.pipeline.store.attributes import missing_codes, packing_of
+from tilewright.pipeline.store.attributes import dimension_names, missing_codes, packing_of
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
@@ -45,6 +46,10 @@ SIDES: tuple[Side, ...] = get_args(Side)
 CENTERS = (*SIDES, "both")
 ALLELES = "2pq"
 """The divisor of VanRaden's relationship matrix (2008): the sum of 2p(1 - p) of allele frequencies p."""
+ADD_UP_ALLELES = (
+    "Add these up first (add_up='ploidy', --add-up ploidy), or by xarray, and sum over the others alone"
+)
+"""What to do where alleles still lie along an axis of their own."""
 MissingAs: TypeAlias = Literal["mean", "pairwise"]
 MISSING_AS: tuple[MissingAs, ...] = get_args(MissingAs)
 Constant: TypeAlias = Literal["error", "zero", "nan"]
@@ -369,6 +374,14 @@ def _check_alleles(request: GramRequest, matrices: Matrices) -> None:
         raise OptionError(
             f"divide={ALLELES!r} is one number for all elements, and missing_as='pairwise' divides each by its own:"
             " leave one of them out"
+        )
+    x = base_of(matrices.arrays["X"])
+    named = [name for name in dimension_names(x) if name in ALLELE_AXES]
+    if named:
+        raise OptionError(
+            f"divide={ALLELES!r} is of dosages, whose means are 2p, and {name_of(x)} has an axis {named[0]!r}, along"
+            " which the alleles of each dosage lie; of alleles by themselves the means are p, and the divisor is the"
+            f" sum of p(1 - p). {ADD_UP_ALLELES}; or give a number"
         )
 
 

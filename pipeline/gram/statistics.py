@@ -7,8 +7,9 @@ and their bits do not depend on how many workers there are.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from tilewright.pipeline.gram.options import SIDES, Missing, axis_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import name_of, read_unit
 from tilewright.pipeline.store.attributes import missing_codes
-from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region import StoredArray, is_beside_mask
 from tilewright.pipeline.store.region_read import read_region, reads_parts
 from tilewright.pipeline.store.waiting import reading_while
 
@@ -92,28 +93,66 @@ def find_statistics(
     )
 
 
-LIKELY_CODE = -1
-"""What stands for a missing number in matrices of small counts, such as dosages or calls of alleles."""
+LIKELY_CODES = (-1, -9, -99, -999, -9999)
+"""What stands for a missing number in matrices of counts, dosages or calls of alleles: -1 in sgkit's, -9 in PLINK's."""
+
+
+def likely_code(array: StoredArray, missing: Missing, found: Iterable[Moments]) -> int | None:
+    """A number that nobody called missing, and that is likely to be: one of `LIKELY_CODES` that is the only number
+    below 0, beside some of 1 or more. -1 is, in bytes alone: others hold much else. None where there is none, and where
+    attributes name it, of which the product tells.
+
+    found: the moments of all lines of a side, or of both.
+    """
+    if array.dtype.kind not in "if":
+        return None
+    for moments in found:
+        lines = moments.least < 0
+        kinds = {*moments.least[lines].tolist(), *moments.negative[lines].tolist()}
+        if len(kinds) != 1 or not moments.most.max() >= 1:
+            continue
+        (code,) = kinds
+        if code not in LIKELY_CODES or (code == LIKELY_CODES[0] and array.dtype.str[1:] != "i1"):
+            continue
+        return None if missing is None and code in missing_codes(array) else int(code)
+    return None
 
 
 def likely_missing(
     role: str, array: StoredArray, missing: Missing, found: Mapping[str, Moments]
 ) -> str | None:
-    """A sentence about bytes of which -1 is the only negative number, where nobody said what stands for a missing one:
-    how many lines have it, as the pass that found them tells by their least elements; else None."""
-    if missing is not None or array.dtype.kind != "i" or array.dtype.itemsize != 1:
-        return None
-    if LIKELY_CODE in missing_codes(array):  # of which the product tells
-        return None
+    """A sentence about such a number: how many lines have it, as the pass that found them tells by their least
+    elements; else None."""
     for side, moments in found.items():
-        lines = int((moments.least == LIKELY_CODE).sum())
-        if lines and int(moments.least.min()) == LIKELY_CODE and int(moments.most.max()) >= 1:
+        code = likely_code(array, missing, [moments])
+        if code is not None:
+            lines = int((moments.least == code).sum())
             return (
-                f"{role}: {name_of(array)} holds {LIKELY_CODE} in {lines} of its"
-                f" {counted(len(moments.least), side[:-1])}, and no other negative number; it counts as a number: where"
-                f" it stands for a missing one, say missing={LIKELY_CODE} (--missing {LIKELY_CODE})"
+                f"{role}: {name_of(array)} holds {code} in {lines} of its {counted(len(moments.least), side[:-1])}, and"
+                f" no other negative number{_beside(array, missing, moments)}; it counts as a number: where it stands"
+                f" for a missing one, {say_missing(array, missing, code)}"
             )
     return None
+
+
+def say_missing(array: StoredArray, missing: Missing, code: int) -> str:
+    """What to do where this code stands for missing numbers, and perhaps another was said to be."""
+    if is_beside_mask(array):
+        return f"have the mask, or the attributes that name missing numbers, leave out {code} too"
+    instead = "" if missing is None else f" in place of {_shown(missing)}; where both do, give a mask"
+    return f"say missing={code} (--missing {code}){instead}"
+
+
+def _beside(array: StoredArray, missing: Missing, moments: Moments) -> str:
+    """A clause about what was said to be missing: whether any element is."""
+    if missing is None or is_beside_mask(array):
+        return ""
+    some = bool((moments.count < math.prod(array.shape) // max(1, len(moments.count))).any())
+    return f" beside {_shown(missing)}, which is missing" if some else f", and not one {_shown(missing)}"
+
+
+def _shown(missing: Missing) -> str:
+    return f"{missing:g}" if isinstance(missing, int | float) else "NaN"
 
 
 def look_at_piece(

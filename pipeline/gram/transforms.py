@@ -19,9 +19,9 @@ from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.errors import DTypeError, OptionError
-from tilewright.pipeline.gram.options import ALLELES, Constant, Matrices
+from tilewright.pipeline.gram.options import ADD_UP_ALLELES, ALLELES, SIDES, Constant, Matrices
 from tilewright.pipeline.gram.places import element_told, line_told
-from tilewright.pipeline.gram.statistics import Wanted
+from tilewright.pipeline.gram.statistics import Wanted, likely_code, say_missing
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
@@ -275,29 +275,60 @@ def with_divisor(matrices: Matrices, found: Mapping[str, Statistics]) -> Matrice
     if len(bad):
         raise OptionError(
             f"divide={ALLELES!r}: {_named(bad, matrices.summed)} of {name} {'has' if len(bad) == 1 else 'have'} means"
-            " that are not from 0 to 2, as dosages have; say what stands for a missing one (missing, --missing),"
-            " or give a number"
+            f" that are not from 0 to 2, as dosages have; {_of_dosages(matrices, found['X'])}"
         )
     outside = there[(moments.least[there] < 0) | (moments.most[there] > 2)]
     if len(outside):
         raise OptionError(
             f"divide={ALLELES!r}: {_named(outside, matrices.summed)} of {name} {'has' if len(outside) == 1 else 'have'}"
-            " numbers that are not from 0 to 2, as dosages are; say what stands for a missing one (missing, --missing),"
-            " or give a number"
+            f" numbers that are not from 0 to 2, as dosages are; {_of_dosages(matrices, found['X'])}"
         )
-    axes = _axes_of(matrices.arrays["X"], matrices.summed)
-    if len(axes) > 1 and moments.most.max(initial=0) <= 1:
-        raise OptionError(
-            f"divide={ALLELES!r} is of dosages from 0 to 2, and no number of {name} exceeds 1: along the axes"
-            f" {' and '.join(axes)}, which are summed over, lie the alleles of each dosage. Add these up first"
-            " (add_up='ploidy', --add-up ploidy), or by xarray, and sum over the others alone"
-        )
+    for side in SIDES:
+        axes = _axes_of(matrices.arrays["X"], side)
+        if len(axes) > 1 and moments.most.max(initial=0) <= 1:
+            what = "are summed over" if side == matrices.summed else f"the {side} are made of"
+            raise OptionError(
+                f"divide={ALLELES!r} is of dosages from 0 to 2, and no number of {name} exceeds 1: along the axes"
+                f" {' and '.join(axes)}, which {what}, lie the alleles of each dosage. {ADD_UP_ALLELES}"
+            )
     divisor = float(2 * math.fsum(frequencies * (1 - frequencies)))
     if not divisor > 0:
         raise OptionError(
             f"divide={ALLELES!r}: no dosage of {name} varies, so that there is nothing to divide by"
         )
     return replace(matrices, divide=divisor)
+
+
+def haplotypes_told(matrices: Matrices, found: Mapping[str, Statistics]) -> str | None:
+    """A sentence about numbers of 0 and 1 alone whose means are taken for 2p, as `with_divisor` does; None where there
+    are others. They may be dosages of rare alleles."""
+    if matrices.divide != ALLELES or found["X"][matrices.summed].most.max(initial=0) > 1:
+        return None
+    return (
+        f"divide={ALLELES!r} takes the means of the {matrices.summed} of X for 2p, as of dosages from 0 to 2, and no"
+        f" number of {name_of(matrices.arrays['X'])} exceeds 1: where they are the alleles of haplotypes, whose means"
+        " are p, the divisor is the sum of p(1 - p); give that number (divide, --divide)"
+    )
+
+
+def _of_dosages(matrices: Matrices, found: Statistics) -> str:
+    """What to do about numbers that are no dosages: the code of a missing one that nobody named is what most are."""
+    array, treatment = matrices.arrays["X"], matrices.treatments["X"]
+    missing = treatment.missing
+    code = likely_code(array, missing, found.values())
+    if code is not None:
+        return (
+            f"{code} is the only number below 0: where it stands for a missing one,"
+            f" {say_missing(array, missing, code)}; else give a number"
+        )
+    if treatment.missing_given is None:
+        return "say what stands for a missing one (missing, --missing), or give a number"
+    moments = found[matrices.summed]
+    there = moments.count > 0
+    return (
+        f"beside what is missing (missing={treatment.missing_given!r}) they go from {moments.least[there].min():g} to"
+        f" {moments.most[there].max():g}: mask what is no dosage, or give a number"
+    )
 
 
 def _axes_of(array: StoredArray, side: str) -> tuple[str, ...]:

@@ -74,6 +74,15 @@ class Band(NamedTuple):
         heights = stops - np.maximum(starts, rows.start)
         return int((heights * np.maximum(0, stop - first))[filled].sum())
 
+    def size(self, shape: tuple[int, int]) -> int:
+        """Elements in the band of a C of this shape.
+
+        >>> Band(1, 0).size((3, 3)), Band(1, 0).size((9, 3))
+        (5, 6)
+        """
+        rows, columns = shape
+        return self.area((slice(0, rows), slice(0, columns)), (1, 1))
+
     def clear_outside(self, block: np.ndarray, top: int, left: int) -> None:
         """Put 0 for what is not in the band, of a block of C whose first element is at ``top`` and ``left``.
 

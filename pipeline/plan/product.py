@@ -52,6 +52,9 @@ MOST_TILES = 10**7
 """The most tiles of a run. The process that hands them out lists them all, at half a kilobyte each, and as much again
 where it goes on with a record of finished ones: 10 GB with so many."""
 
+COPIES = "inputs that are copied or computed first, such as what is added up"
+"""What lies in memory that workers share, in words."""
+
 
 @dataclass(frozen=True)
 class MatmulPlan:
@@ -144,6 +147,9 @@ class MatmulPlan:
     """About how many requests reading A and B takes of object stores that they lie in."""
     beside_nbytes: int = 0
     """Of what is stored beside each element of C: the number of its pairs."""
+    copies_nbytes: int = 0
+    """Of inputs that lie in memory which all workers of a host share, beside what each of them holds: copies of arrays
+    in memory, and what dask computes, such as axes that are added up."""
     decoding: DecodingRoom | None = None
     """What of each GPU's memory is set aside so that it decodes chunks itself; None: the cores decode them all."""
     decoded_by: str = ""
@@ -423,6 +429,16 @@ class MatmulPlan:
                     )
                 ),
             ),
+            *(
+                [
+                    (
+                        "shared memory",
+                        f"{format_nbytes(self.copies_nbytes)} more, once for all workers: {COPIES}",
+                    )
+                ]
+                if self.copies_nbytes
+                else []
+            ),
             (
                 "reads",
                 (
@@ -571,7 +587,7 @@ def plan_tiles(
             f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory or fewer threads, leave"
             " the check out (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
         )
-    area = m * n if band is None else band.area((slice(0, m), slice(0, n)), (1, 1))
+    area = m * n if band is None else band.size((m, n))
     bound = _leading_bound(limits.device_nbytes // more.sums, a, b, area, symmetric=symmetric)
     plan = MatmulPlan(
         m=m,

@@ -4,6 +4,7 @@ here; `MatmulRun` is the result, and its text what is printed at the end."""
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -354,8 +355,10 @@ class MatmulRun:
         if missing := [f"{count} of {role}" for role, count in self.masked.items() if count]:
             found.append(f"elements that stand for missing ones were multiplied ({', '.join(missing)})")
         if self.not_finite:
-            share = self.not_finite / (self.plan.m * self.plan.n)
-            found.append(f"{share:.3g} of C's elements are not finite")
+            band, shape = self.plan.band, (self.plan.m, self.plan.n)
+            share = self.not_finite / (math.prod(shape) if band is None else band.size(shape))
+            where = "" if band is None else " in the band"
+            found.append(f"{share:.3g} of C's elements{where} are not finite")
         return found
 
     def _busy(self) -> str:

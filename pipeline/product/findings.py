@@ -88,7 +88,7 @@ def _note_on_space(
     path: Path, plan: MatmulPlan, finished: Collection[int], replaced: bool, name: str
 ) -> str | None:
     """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
-    left = plan.m * plan.n * plan.stored_itemsize
+    left = plan.write_nbytes
     if finished:
         left -= sum(plan.tile_write_nbytes(tile) for tile in plan.tiles() if tile.index in finished)
     try:
@@ -225,7 +225,9 @@ def not_finite_caution(
     told = _Marked.of(factors, shape)
     if found.c.not_finite <= told.most and (verification is None or told.explains(verification)):
         return None
-    (rows, columns), size, names = shape, math.prod(shape), factors.names
+    (rows, columns), names = shape, factors.names
+    size = math.prod(shape) if factors.band is None else factors.band.size(shape)
+    held = f"{names.c}'s {size} elements" + ("" if factors.band is None else " in the band")
     share = _share(found.c.not_finite, size)
     counts = (found.c.nan, "NaN"), (found.c.infinite, "infinite")
     kinds = ", ".join(f"{count} {name}" for count, name in counts if count)
@@ -234,10 +236,10 @@ def not_finite_caution(
         if factors.band is None and found.c.not_finite <= down * columns + across * rows - down * across:
             return None  # of variables without any number, which are told of
         return (
-            f"{share} of {names.c}'s {size} elements are not finite ({kinds}): too few pairs are both there, a variable"
+            f"{share} of {held} are not finite ({kinds}): too few pairs are both there, a variable"
             f" is constant over them, or {names.either} holds NaN or infinity that is not known as missing"
         )
-    text = f"{share} of {names.c}'s {size} elements are not finite ({kinds})"
+    text = f"{share} of {held} are not finite ({kinds})"
     if verification is None:
         hint = (
             f"with a check, which was not asked for, the run would say where in {names.both} they come from"

@@ -169,7 +169,7 @@ def multiply(
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
         check_read_alike(ask, shared)
-        computed_on(client, shared.values())
+        tell.warn_once(computed_on(client, shared.values()))
         for place in filter(None, [out, factors.counts]):
             for note in check_written_alike(ask, place):
                 tell.warn(note)

@@ -82,6 +82,7 @@ from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
 from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
 from tilewright.pipeline.store.region_write import encoders_nbytes
+from tilewright.pipeline.store.sources.memory import copies_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 CODING_SHARE = 1 / 8
@@ -508,7 +509,7 @@ def plan_for(
             if given is None
             else store.as_stored_matrix(given)
         )
-        return plan_tiles(
+        plan = plan_tiles(
             a,
             b,
             c_dtype,
@@ -527,6 +528,7 @@ def plan_for(
             fused=factors.fused_dtypes,
             band=factors.band,
         )
+        return replace(plan, copies_nbytes=copies_nbytes([left, right]))
 
     if past is not None:
         # C stays chunked as it was begun, under another memory limit too.

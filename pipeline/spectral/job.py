@@ -339,7 +339,7 @@ def eofs(request: EofRequest) -> EofRun:
     with ExitStack() as stack:
         client = stack.enter_context(_executor(search, x))
         stack.enter_context(workers_held(client, waiting=on_waiting(search.listener, EOFS, "ends it")))
-        arrays = stack.enter_context(unchanged(client, {"X": x}, "its EOFs were found"))
+        arrays = stack.enter_context(unchanged(client, {"X": x}, "its EOFs were found", search.listener))
         _plans(task, client, PassTeller(lambda event: None, EOFS))  # raises, before X is read
         growing, passes = stack.enter_context(_growing(task, path))
         folder = growing / eof_group.THIN

@@ -460,6 +460,13 @@ def numbers_dtype(stored: StoredArray) -> np.dtype:
     return whole.dtype if unpacked else unmasked(whole).dtype.newbyteorder("=")
 
 
+def parts_of(stored: StoredArray) -> list[zarr.Array[Any]]:
+    """The array that is stored, and the mask beside it where that is stored too."""
+    whole = whole_of(stored)
+    mask = whole.mask if isinstance(whole, Masked) else None
+    return [base_of(whole), *([mask] if isinstance(mask, zarr.Array) else [])]
+
+
 def base_of(stored: StoredArray) -> zarr.Array[Any]:
     """The array that is stored."""
     stored = unmasked(stored)

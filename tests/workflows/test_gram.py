@@ -24,6 +24,7 @@ from tilewright.pipeline.events import Caution, Event, UnitDone, WorkPlanned
 from tilewright.pipeline.gram.statistics import STATISTICS
 from tilewright.pipeline.product.output import partial_path
 from tilewright.workflows.cli import cli
+from tilewright.workflows.gram import plan_only
 
 DTYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
 TIGHT = 9_000
@@ -370,6 +371,22 @@ def test_a_relationship_matrix_finds_its_own_divisor(
     np.testing.assert_allclose(
         zarr.open_array(out)[:], centred @ centred.T / (2 * p * (1 - p)).sum(), rtol=0, atol=1e-5
     )
+    # As README and the page on genetics have the words, of dosages that are stored the other way round too.
+    for name, x, names in (("sv", dosages, "samples variants"), ("vs", dosages.T, "variants samples")):
+        stored = zarr.create_array(tmp_path / name, shape=x.shape, dtype="i1", dimension_names=names.split())
+        stored[...] = x
+    for name, words in (
+        ("sv", "--of rows --center columns"),
+        ("vs", "--center rows"),
+        ("sv", "--sum-over variants --center columns"),
+        ("vs", "--sum-over variants --center rows"),
+    ):
+        words += " --missing -1" if holes else ""
+        given = ["gram", str(tmp_path / name), str(tmp_path / "again"), *words.split()]
+        result = CliRunner().invoke(cli, [*given, "--divide", "2pq", "--device", "cpu", "--overwrite", "-q"])
+        assert result.exit_code == 0, result.output
+        same = zarr.open_array(tmp_path / "again")[:]
+        np.testing.assert_allclose(same, zarr.open_array(out)[:], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -426,14 +443,29 @@ def test_a_divisor_of_alleles_is_refused_for_alleles_that_nobody_added_up(client
     named = xarray.DataArray(calls, dims=("variants", "samples", "ploidy"))
     with pytest.raises(
         tw.OptionError,
-        match=r"no number of .* exceeds 1: along the axes variants and ploidy,.*--add-up ploidy",
+        match=r"no number of .* exceeds 1: along the axes 0 and 2,.*--add-up ploidy",
     ):
-        tw.gram(named, sum_over=["variants", "ploidy"], center="columns", **asked)
+        tw.gram(calls, sum_over=[0, 2], center="columns", **asked)
+    with pytest.raises(
+        tw.OptionError, match=r"exceeds 1: along the axes 1 and 2, which the columns are made of"
+    ):
+        tw.gram(calls, sum_over=0, center="rows", **asked)
+    for call in (tw.gram, lambda x, cluster, **options: plan_only("gram", [x, None], **options)):
+        for over, side in (("variants", "rows"), (["variants", "ploidy"], "columns")):
+            with pytest.raises(
+                tw.OptionError, match=r"has an axis 'ploidy', .* sum of p\(1 - p\)\. Add .*--add-up ploidy"
+            ):
+                call(named, sum_over=over, center=side, **asked)
     dosages = named.sum("ploidy")
     p = dosages.values.mean(1, keepdims=True) / 2
     centred = dosages.values - 2 * p
     found = tw.gram(dosages, of="columns", center="rows", **asked)
     np.testing.assert_allclose(found, centred.T @ centred / (2 * (p * (1 - p)).sum()), rtol=1e-6, atol=1e-6)
+    for matrix, expected in ((dosages.values, False), (calls.reshape(20, 12), True)):
+        said: list[Any] = []
+        tw.gram(matrix, of="columns", center="rows", listener=said.append, **asked)
+        told = [event.message for event in said if isinstance(event, Caution)]
+        assert any("the alleles of haplotypes, whose means are p," in one for one in told) == expected
 
 
 def test_covariances_of_places_without_numbers_are_zero(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from tests.pipeline.gram import naive
 from tests.pipeline.plan.test_band import mask
 from tests.workflows.products import Stopped, stop_after
 from tilewright.pipeline.errors import OptionError, OutputError
-from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
+from tilewright.pipeline.events import Caution, Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
-from tilewright.pipeline.product import banded
+from tilewright.pipeline.product import banded, findings
 from tilewright.workflows.cli import cli
 
 
@@ -142,6 +143,40 @@ def test_linkage_over_pairs_that_are_both_there_is_pandas(
     assert run.verification is not None
     assert run.verification.passed
     assert run.plan.tile_count > 3
+
+
+def test_room_and_shares_are_of_the_band_alone(
+    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were of the square: a disk seemed too small for what is not stored, and NaN rarer than they are."""
+    x = rng.binomial(2, 0.4, (60, 80)).astype("i1")
+    x[:, 7] = -1
+    x[0, 7] = 1  # constant: NaN throughout its row and column
+    path = naive.put(tmp_path / "x.zarr", x, (30, 16))
+    options: dict[str, Any] = {
+        "missing": -1,
+        "missing_as": "pairwise",
+        "window": 4,
+        "constant": "nan",
+        "chunks": (8, 8),
+        "cluster": client,
+        "device": "cpu",
+    }
+    out = tmp_path / "r.zarr"
+    stored = Band(4, 4).area((slice(0, 80), slice(0, 80)), (8, 8)) * 4
+    assert stored < 80 * 80 * 4 / 3
+    monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=stored))
+    said: list[Any] = []
+    run = tw.corr(path, out, listener=said.append, **options)
+    told = [event.message for event in said if isinstance(event, Caution)]
+    elements = 80 * 9 - 2 * (1 + 2 + 3 + 4)
+    share = f"{17 / elements:.2%} of the result's {elements} elements in the band are not finite (17 NaN)"
+    assert [one.startswith(share) for one in told] == [True], told
+    assert f"{17 / elements:.3g} of C's elements in the band are not finite" in str(run)
+    monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=stored - 1))
+    said.clear()
+    tw.corr(path, out, overwrite=True, listener=said.append, **options)
+    assert any("are free on the disk" in event.message for event in said if isinstance(event, Notice))
 
 
 def with_x(folder: Path, rng: np.random.Generator) -> tuple[Path, np.ndarray, dict[str, Any]]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,7 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.errors import ShapeError, StoreError, TilewrightError
-from tilewright.pipeline.store.region import Masked, StoredArray, base_of, whole_of
+from tilewright.pipeline.store.region import StoredArray, parts_of
 from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import MappedStore, mapped_array, named, stored_dtype
 from tilewright.pipeline.store.sources.memory import SharedMemory
@@ -34,11 +35,22 @@ _opened: WeakValueDictionary[str, Pending] = WeakValueDictionary()
 """By dask's names, which say what is computed: an array that is given twice is computed once."""
 
 
+@dataclass(frozen=True)
+class Remarked:
+    """What a graph's function may return in place of a block: that, and what it found in it."""
+
+    block: np.ndarray
+    found: Any
+
+
 class Pending:
     """Memory for an array that is still to be computed."""
 
-    def __init__(self, array: Any, memory: SharedMemory, called: str) -> None:
-        self._array, self.memory, self._called = array, memory, called
+    def __init__(
+        self, array: Any, memory: SharedMemory, called: str, remark: Callable[[list[Any]], str] | None = None
+    ) -> None:
+        """remark: what `compute` tells of what was found in blocks (`Remarked`)."""
+        self._array, self.memory, self._called, self._remark = array, memory, called, remark
         # What it holds is not known, so that a later run compares it with what was read.
         self.digest = f"dask {uuid.uuid4().hex}"
         self.is_computed = False
@@ -48,11 +60,12 @@ class Pending:
         """The array of dask; None once it is computed."""
         return self._array
 
-    def compute(self, client: Client) -> None:
-        """Have the cluster compute all blocks. Raises StoreError where it cannot, and an error of ours that a task
+    def compute(self, client: Client) -> str | None:
+        """Have the cluster compute all blocks. Returns a sentence about what was found in them, if it was now and there
+        is something to tell. Raises StoreError where it cannot, and an error of ours that a task
         returned in place of numbers: raised there, it would be a failure that Dask's workers log."""
         if self.is_computed:
-            return
+            return None
         import dask
         from dask.core import flatten
         from dask.optimization import cull
@@ -66,6 +79,7 @@ class Pending:
         threads = sum(client.nthreads().values())
         left = iter(keys)
         under_way: set[Any] = set()
+        found: list[Any] = []
 
         def submit(count: int) -> list[Any]:
             some = list(itertools.islice(left, count))
@@ -84,6 +98,9 @@ class Pending:
                 )
                 try:
                     block = future.result()
+                    if isinstance(block, Remarked):
+                        found.append(block.found)
+                        block = block.block
                     if not isinstance(block, TilewrightError):
                         self.memory.write(region, np.asarray(block))
                 except Exception as error:  # whatever the graph's functions raise
@@ -99,6 +116,7 @@ class Pending:
                     done.add(other)
         self.is_computed = True
         self._array = None
+        return self._remark(found) if found and self._remark is not None else None
 
 
 def _share_work(keys: Sequence[Hashable], needs: Mapping[Hashable, Collection[Hashable]]) -> bool:
@@ -129,9 +147,14 @@ def open_dask(
     dimensions: Any = None,
     attributes: Mapping[str, Any] | None = None,
     coordinates: Mapping[str, Coordinates] | None = None,
+    remark: Callable[[list[Any]], str] | None = None,
+    anew: bool = False,
 ) -> zarr.Array[Any]:
     """An array of dask as an array of Zarr, whose numbers are there after `computed_on`. It takes its size in memory,
     which processes of this host share.
+
+    remark: as in `Pending`. anew: what is computed already is not taken again: dask's name of a graph over a stored
+    array stays the same where somebody writes to that.
 
     Raises ShapeError for one whose shape is not known yet, DTypeError for one that holds no numbers, StoreError where
     there is not so much free memory.
@@ -141,19 +164,19 @@ def open_dask(
             f"{role}: {name} has a shape that is known only once it is computed; call its compute_chunk_sizes() first"
         )
     pending = _opened.get(array.name)
-    if pending is None:
+    if pending is None or (anew and pending.is_computed):
         shape = tuple(int(side) for side in array.shape)
         dtype = stored_dtype(array.dtype.newbyteorder("="), role, name)
-        pending = Pending(array, SharedMemory(shape, dtype, role, name), f"{role}: {name}")
+        pending = Pending(array, SharedMemory(shape, dtype, role, name), f"{role}: {name}", remark)
         _opened[array.name] = pending
     mapped = pending.memory.mapped(name, pending.digest, named(dimensions, attributes, array.dtype))
     return with_coordinates(mapped_array(mapped, pending), coordinates)
 
 
-def computed_on(client: Client, arrays: Iterable[StoredArray]) -> None:
-    """Have the arrays of dask among these, and among their masks, computed. Raises StoreError."""
-    for pending in _pending(arrays):
-        pending.compute(client)
+def computed_on(client: Client, arrays: Iterable[StoredArray]) -> list[str]:
+    """Have the arrays of dask among these, and among their masks, computed. Returns what is to be told of them, in
+    sentences. Raises StoreError."""
+    return [told for pending in _pending(arrays) if (told := pending.compute(client)) is not None]
 
 
 def any_pending(arrays: Iterable[StoredArray]) -> bool:
@@ -163,11 +186,7 @@ def any_pending(arrays: Iterable[StoredArray]) -> bool:
 
 def _pending(arrays: Iterable[StoredArray]) -> Iterator[Pending]:
     for array in arrays:
-        whole = whole_of(array)
-        parts = [base_of(whole), *([whole.mask] if isinstance(whole, Masked) else [])]
-        for part in parts:
-            if isinstance(part, zarr.Array) and (pending := pending_of(part)) is not None:
-                yield pending
+        yield from filter(None, map(pending_of, parts_of(array)))
 
 
 def check_computed(array: zarr.Array[Any]) -> None:

@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,10 +21,11 @@ import zarr
 
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import DTypeError, StoreError
-from tilewright.pipeline.store.region import chunks_in
+from tilewright.pipeline.store.region import StoredArray, chunks_in, parts_of
 from tilewright.pipeline.store.sources.beside import Coordinates, with_coordinates
 from tilewright.pipeline.store.sources.mapped import (
     Mapped,
+    MappedStore,
     mapped_array,
     named,
     sight_of,
@@ -100,6 +101,14 @@ class SharedMemory:
 
 _held: WeakValueDictionary[tuple[str, tuple[int, ...], str], SharedMemory] = WeakValueDictionary()
 """What lies in memory now, by digest, shape and dtype: the same numbers lie there once, and are one array."""
+
+
+def copies_nbytes(arrays: Iterable[StoredArray]) -> int:
+    """Bytes of those among these, and among their masks, that lie in memory that processes of this host share: copies
+    of arrays in memory, and what dask computes. One that is given twice lies there once."""
+    parts = {part.store.mapped.path: part for array in arrays for part in parts_of(array)
+             if isinstance(part.store, MappedStore) and part.store.mapped.sight is not None}  # fmt: skip
+    return sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values())
 
 
 def open_numpy(

@@ -44,6 +44,9 @@ def check(found: Moments, x: np.ndarray, there: np.ndarray, weights: np.ndarray 
         least, most = ([each[j].real, each[j].imag][: len(parts)] for each in (found.least, found.most))
         assert least == [part.min() for part in parts]
         assert most == [part.max() for part in parts]
+        negative = [found.negative[j].real, found.negative[j].imag][: len(parts)]
+        none = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+        assert negative == [part[part < 0].max(initial=none) for part in parts]
         assert found.constant[j] == (len(np.unique(column)) == 1)
         if x.dtype.kind in "iu" and weights is None:
             assert found.exact_sums[j] == sum(column.tolist())

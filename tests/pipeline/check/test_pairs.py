@@ -145,7 +145,19 @@ def test_tasks_and_blocks_may_be_small(
         few = lines < 2**20
         assert found.sampled == Sample(3 if few else LEAST_ROWS, M, not few)
         assert ("all rows of a tile" in str(found)) != few
+        assert str(found).startswith("verified in part in ")
         assert not case.verified(client, wrong).passed
+
+
+def test_a_sample_of_many_rows_says_with_which_chance_an_error_is_seen() -> None:
+    """It was said to escape with a chance of 1, which 0.996 is rounded to."""
+    assert str(Sample(32, 8000, True)) == (
+        "32 of 8000 rows, drawn at random, computed anew: an error in all rows of a tile is seen, one in a single row"
+        " is seen with a chance of 0.004"
+    )
+    assert str(Sample(3, 100, False)).endswith(
+        " anew: an error in a single row is seen with a chance of 0.03"
+    )
 
 
 def test_what_cannot_be_decoded_is_named(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import dask.array
 import numpy as np
@@ -14,7 +17,9 @@ from distributed import Client
 
 import tilewright as tw
 from tilewright.pipeline.errors import OptionError, ShapeError
-from tilewright.pipeline.gram.added import _sums, add_block
+from tilewright.pipeline.events import Caution
+from tilewright.pipeline.gram.added import _sums, add_block, added_up
+from tilewright.pipeline.store.sources.dasks import computed_on
 from tilewright.workflows.cli import cli
 
 
@@ -68,6 +73,9 @@ def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
     made = CliRunner().invoke(cli, ["gram", calls, out, *words, "--plan-only"])
     assert made.exit_code == 0, made.output
     assert "13 × 13" in made.stdout
+    assert re.search(r"shared memory +1.02 KiB more, once for all workers: .* what is added up", made.stdout)
+    made = CliRunner().invoke(cli, ["gram", calls, out, *words, "--plan-only", "--json"])
+    assert json.loads(made.stdout)["copies_nbytes"] == 40 * 13 * 2, "in int16, of X that is A and B"
     made = CliRunner().invoke(cli, ["gram", calls, out, *words])
     assert made.exit_code == 0, made.output
     np.testing.assert_allclose(
@@ -193,6 +201,44 @@ def test_alleles_below_0_are_refused(
         tw.gram(xarray_of(calls), add_up="ploidy", missing=missing, cluster=client)
     with pytest.raises(OptionError, match="alleles below 0"):
         tw.gram(array[:], add_up=2, missing=missing, cluster=client)
+
+
+def test_alleles_above_1_are_told_of(calls: str, client: Client) -> None:
+    """Allele 2 of a variant that has three counted as two doses, without a word."""
+    array = zarr.open_array(calls)
+
+    def told(given: Any, axis: object = "ploidy", **options: Any) -> list[str]:
+        said: list[Any] = []
+        tw.cov(given, add_up=axis, of="rows", missing=-1, cluster=client, listener=said.append, **options)
+        return [event.message for event in said if isinstance(event, Caution)]
+
+    assert not told(calls)
+    array[3, 2, 1], array[3, 12, :], array[39, 0, 0] = 2, 3, 2
+    (message,) = told(calls)
+    assert "call_genotype has 4 elements above 1, in 2 of its 40 variants, and each is added up" in message
+    assert "allele 2 counts as two doses" in message
+    (message,) = told(array[:], 2)
+    assert "4 elements above 1, in 2 of the 40 lines along its first axis" in message
+    for made, more in ((tw.gram, {}), (tw.eofs, {"k": 1})):
+        said: list[Any] = []
+        made(calls, add_up="ploidy", missing=-1, cluster=client, listener=said.append, **more)
+        assert sum("elements above 1" in getattr(event, "message", "") for event in said) == 1
+    whole = xarray_of(calls)
+    assert not told(whole.where(whole <= 1, 1)), "as it says"
+    assert not told(xarray.DataArray(array[:], dims=("variants", "samples", "alleles")), "alleles"), "counts"
+
+
+def test_what_was_written_since_is_added_up(calls: str, client: Client) -> None:
+    """The sums of an earlier call were taken, as long as they lay in memory: dask's name of them is the same."""
+    kept: list[Any] = []  # which holds them there
+    array = zarr.open_array(calls)
+    for value in (0, 1):
+        array[...] = value
+        array[0] = 0
+        added, _ = added_up(calls, "ploidy", None, "X")
+        kept.append(added)
+        assert not computed_on(client, [added])
+        assert added[1:].min() == added[1:].max() == 2 * value
 
 
 def test_other_integers_may_be_below_0(client: Client) -> None:

@@ -232,6 +232,52 @@ def test_a_likely_code_is_told_of_by_the_pass_that_is_made(tmp_path: Path, call:
     assert not told("i1", np.where(numbers == -1, -2, numbers))
     assert not told("i1", numbers * 2 - 1 - (numbers == 0)), "negative numbers of several kinds"
 
+    # PLINK's code, where nobody named one, and where another was named of which there is none, or some.
+    plink = np.where(numbers == -1, -9, numbers)
+    holds = "X: numpy array of shape (4, 3) holds -9 in 1 of its 3 columns, and no other negative number"
+    for dtype in ("i1", "i2", "f4", "f8"):
+        (message,) = told(dtype, plink)
+        assert f"{holds}; it counts as a number" in message
+        assert message.endswith("say missing=-9 (--missing -9)")
+        (message,) = told(dtype, plink, missing=-1)
+        assert f"{holds}, and not one -1; it counts as a number" in message
+        assert message.endswith("say missing=-9 (--missing -9) in place of -1; where both do, give a mask")
+        assert not told(dtype, plink, missing=-9)
+    both = plink.copy()
+    both[0, 0] = -1
+    (message,) = told("i1", both, missing=-1)
+    assert f"{holds} beside -1, which is missing; it counts" in message
+    for code in (-99, -999, -9999):
+        (message,) = told("i2", np.where(numbers == -1, code, numbers))
+        assert f"say missing={code}" in message
+    both[1, 0] = -4
+    assert not told("i1", both, missing=-1), "-9 is one of several"
+    assert not told("i1", both)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (
+            None,
+            "-9 is the only number below 0: where it stands for a missing one, say missing=-9 (--missing -9); else",
+        ),
+        (-1, "say missing=-9 (--missing -9) in place of -1; where both do, give a mask; else give a number"),
+    ],
+)
+def test_a_divisor_of_dosages_names_the_likely_code(missing: Any, said: str) -> None:
+    """Where it said to say what is missing, which had been said."""
+    numbers = np.array([[0, 1, 2], [2, -9, 0], [1, -9, 1]], np.int8)
+    options: dict[str, Any] = {"of": "rows", "center": "columns", "divide": "2pq"}
+    for rows in (
+        numbers,
+        np.vstack([numbers] + 9 * [[[1, 2, 1]]]).astype(np.int8),
+    ):  # whose mean is from 0 to 2
+        with pytest.raises(OptionError, match=re.escape(said)):
+            tw.gram(rows, missing=missing, listener=lambda event: None, **options)
+    with pytest.raises(OptionError, match=r"missing=0\) they go from 1 to 7: mask what is no dosage"):
+        tw.gram(np.array([[0, 7], [1, 1]], np.int8), missing=0, listener=lambda event: None, **options)
+
 
 def test_messages_call_matrices_as_they_were_given(tmp_path: Path) -> None:
     """X and Y of gram, and not the factors of the product that it makes."""
