@@ -34,7 +34,7 @@ from tilewright.pipeline.store.coordinates import (
 )
 from tilewright.pipeline.store.journal import write_whole
 from tilewright.pipeline.store.new.groups import absolute, ended, format_around, in_names, renew_consolidated
-from tilewright.pipeline.store.new.sides import carry_coordinates, recorded_sides, sides_called
+from tilewright.pipeline.store.new.sides import carry_coordinates, is_file_name, recorded_sides, sides_called
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.region import Section, StoredArray
 from tilewright.pipeline.store.sources.beside import Coordinates
@@ -198,5 +198,7 @@ def settle_in_group(
         for names, side in zip(called, sides, strict=True):
             found |= arrays_of_side(*side, names)
         told += carry_coordinates(_in_one_folder(one, every), found)
-        told += renew_consolidated(one, [name for name, held in found.items() if held is not None])
+        told += renew_consolidated(
+            one, [name for name, held in found.items() if held is not None and is_file_name(name)]
+        )
     return told

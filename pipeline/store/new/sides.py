@@ -93,7 +93,7 @@ def _is_free(
     finals: Sequence[Path], name: str, coordinates: Coordinates | None, length: int, lengths: set[int]
 ) -> bool:
     """Whether a dimension of a result may have this name. lengths: of dimensions of other arrays that have it."""
-    if not _is_file_name(name):
+    if not is_file_name(name):
         return not lengths or lengths == {length}
     place = finals[0].with_name(name)
     if place in finals:
@@ -104,7 +104,8 @@ def _is_free(
     return coordinates is not None and lengths <= {length} and _holds(place, coordinates)
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
+    """Whether an array of this name can lie in a local group."""
     return name not in ("", ".", "..") and Path(name).name == name and "\0" not in name
 
 
@@ -153,7 +154,7 @@ def carry_coordinates(finals: Sequence[Path], found: Mapping[str, Coordinates | 
     for name, coordinates in found.items() if zarr_format is not None else []:
         if coordinates is None:
             continue
-        if not _is_file_name(name):
+        if not is_file_name(name):
             left.append(
                 f"{final} is whole, but the coordinates of {name!r} are left out: no array of a group can be called so"
             )
