@@ -44,8 +44,8 @@ def open_xarray(source: Source, *, unstack: bool = False) -> xr.DataArray:
 
     Its numbers are read when they are used, by dask. A side that several axes of X were flattened into has a MultiIndex
     of their coordinates, by which ``sel`` finds a place; with ``unstack`` it is these axes again, in X's order. Of a
-    covariance of a field with itself the axes of the second side are called ``lat_2`` and so on. xarray has to be
-    installed.
+    covariance of a field with itself the axes of the second side are called ``lat_2`` and so on; in a group that has
+    something else of that name, ``lat_3``. xarray has to be installed.
 
     Parameters
     ----------
@@ -150,6 +150,9 @@ class _Side:
         for number, (axis, level, size) in enumerate(zip(axes, levels, shape, strict=True)):
             if axis in listed:
                 values.append(_decoded(level, _as_array(listed[axis], dtypes.get(axis)), said.get(axis, {})))
+                continue
+            if "coordinates" in made and level not in made.get("arrays", ()):
+                values.append(None)  # it had none: what has its name in the group is of something else
                 continue
             one = _beside(group, level, level, size)
             if one is None and (first, last) == (0, math.prod(shape)):

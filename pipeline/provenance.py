@@ -4,43 +4,37 @@ coordinates of its sides."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zarr
 
 from tilewright import __version__
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.attributes import flattened_sides, product_names
+from tilewright.pipeline.store.attributes import (
+    DIMENSIONS,
+    dimension_names,
+    flattened_sides,
+    product_sides,
+    sides_of,
+)
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.coordinates import (
     OURS,
     SIDES,
-    Gathered,
+    arrays_of_side,
     flattened_with_coordinates,
-    for_zarr,
-    gathered_sides,
     is_long,
     left_behind,
     listed_sides,
-    of_side,
 )
 from tilewright.pipeline.store.journal import write_whole
-from tilewright.pipeline.store.new.groups import (
-    carry_coordinates,
-    ended,
-    format_around,
-    holds_values,
-    is_of_alone,
-    lengths_around,
-    renew_consolidated,
-)
+from tilewright.pipeline.store.new.groups import absolute, ended, format_around, in_names, renew_consolidated
+from tilewright.pipeline.store.new.sides import carry_coordinates, is_file_name, recorded_sides, sides_called
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.region import Section, StoredArray
 from tilewright.pipeline.store.sources.beside import Coordinates
@@ -88,26 +82,39 @@ def record_provenance(
 
 
 def record_sides(
-    arrays: Iterable[zarr.Array[Any]],
+    arrays: Sequence[tuple[zarr.Array[Any], Path | None]],
     factors: Mapping[str, StoredArray],
     transposed: tuple[bool, bool],
-    final: Path,
 ) -> None:
-    """Write the coordinates of sides into the attributes of finished arrays that have no name yet, but for those that
-    `settle_in_group` stores alone. Not before: an array's attributes go along with every task. final: what the name
-    will be. Raises what zarr does."""
+    """Give the sides of finished arrays that have no name yet their names in the groups that these are for, and write
+    the coordinates of sides into their attributes, but for those that `settle_in_group` stores alone. Not before: an
+    array's attributes go along with every task, and only now it is known what else the group has.
+
+    arrays: each with the path of its name, None where that is elsewhere. Raises what zarr does."""
     a, b = factors["A"], factors["B"]
-    many = [
-        name
-        for side in gathered_sides(a, b, *transposed)
-        for name, one in _apart(final, side).items()
-        if is_long(one)
-    ]
-    found = flattened_with_coordinates(a, b, *transposed, many) or {}
-    if format_around(final) is None and (listed := listed_sides(a, b, *transposed)[0]):
-        found = found | {SIDES: listed}
-    for array in arrays if found else ():
-        _add_attributes(array, found)
+    finals = [absolute(final) for _, final in arrays if final is not None]
+    for array, final in arrays:
+        called = product_sides(a, b, *transposed)
+        apart: list[str] = []
+        listed: dict[str, Any] = {}
+        if final is None or format_around(final) is None:
+            listed, _ = listed_sides(a, b, *transposed)
+        else:
+            called = sides_called(_in_one_folder(absolute(final), finals), a, b, *transposed)
+            apart = [
+                name
+                for names, one in zip(called, sides_of(a, b, *transposed), strict=True)
+                for name, coordinates in arrays_of_side(*one, names).items()
+                if name in names.levels and coordinates is not None and is_long(coordinates)
+            ]
+        found = flattened_with_coordinates(a, b, *transposed, apart, called) or {}
+        found |= {SIDES: listed} if listed else {}
+        _add_attributes(array, found, [names.name for names in called])
+
+
+def _in_one_folder(final: Path, finals: Iterable[Path]) -> list[Path]:
+    """A path, and those of others that lie in the same folder."""
+    return [final, *(other for other in finals if other != final and other.parent == final.parent)]
 
 
 def first_attributes(
@@ -122,34 +129,17 @@ def first_attributes(
     return found | ({SIDES: listed} if listed else {}) or None
 
 
-def _apart(final: Path, side: Gathered) -> dict[str, Coordinates]:
-    """The coordinates of flattened axes that are arrays of the group that a product lies in, by their names: those for
-    which there is room. Nothing else may have the name there, or be as long along a dimension that is called so, since
-    xarray opens no group in which one dimension has two lengths."""
-    if format_around(final) is None:
-        return {}
-    lengths = lengths_around(final)
-    return {
-        name: one
-        for name, one in side.levels.items()
-        if lengths.get(name, {len(one.values)}) == {len(one.values)} and _is_free_or_holds(final, name, one)
-    }
-
-
-def _is_free_or_holds(final: Path, name: str, found: Coordinates) -> bool:
-    """Whether nothing stands beside a product under this name but its own coordinates from before, or these do, as
-    where X lies in that group."""
-    place = final.with_name(name)
-    return not os.path.lexists(place) or is_of_alone(place, final) or holds_values(place, found.values)
-
-
 def _said(verification: Verification | None) -> str:
     return "not verified" if verification is None else f"verified in {counted(verification.rounds, 'round')}"
 
 
-def _add_attributes(array: zarr.Array[Any], found: Mapping[str, Any]) -> None:
-    """Write attributes in one step, durably: a growing array without metadata could not go on."""
+def _add_attributes(
+    array: zarr.Array[Any], found: Mapping[str, Any], names: Sequence[str | None] = ()
+) -> None:
+    """Write attributes in one step, durably: a growing array without metadata could not go on. names: of the array's
+    dimensions, if they are others now; all None as if there were none."""
     folder = folder_of(array)
+    renamed = any(name is not None for name in names) and tuple(names) != dimension_names(array)
     if folder is None:
         ended(lambda: array.update_attributes(dict(found)))
         return
@@ -157,9 +147,13 @@ def _add_attributes(array: zarr.Array[Any], found: Mapping[str, Any]) -> None:
         path = folder / METADATA_NAMES[3]
         whole = json.loads(path.read_bytes())
         whole["attributes"] = {**whole.get("attributes", {}), **found}
+        if renamed:
+            whole["dimension_names"] = list(names)
     else:
         path = folder / ATTRIBUTES_NAME
         whole = {**(json.loads(path.read_bytes()) if path.exists() else {}), **found}
+        if renamed:
+            whole[DIMENSIONS] = in_names(names)
     write_whole(path, json.dumps(strict(whole), indent=2, allow_nan=False).encode())
 
 
@@ -181,22 +175,30 @@ def settle_in_group(
     finals: its path, and those of what the same run has written beside it, which may be in other groups."""
     if not finals:
         return []
-    final, *others = finals
+    final = finals[0]
     told = left_behind((a, int(transpose_a)), (b, int(not transpose_b)))
-    told += [sentence for other in others for sentence in renew_consolidated(other)]
     if format_around(final) is None:
-        return told + listed_sides(a, b, transpose_a, transpose_b)[1]
-    values: dict[str, np.ndarray] = {}
-    attributes: dict[str, Mapping[str, Any]] = {}
-    names = product_names(a, b, transpose_a, transpose_b) or ()
-    for name, (factor, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
-        found = None if name is None else of_side(factor, side)
-        if name is not None and found is not None:
-            values[name], attributes[name] = for_zarr(found.values), found.attributes
-    for flat in gathered_sides(a, b, transpose_a, transpose_b):
-        levels = _apart(final, flat)
-        every = flat.whole and len(levels) == len(flat.levels)
-        index = {flat.name: flat.places} if every else {}
-        for level, one in (levels | index).items():
-            values[level], attributes[level] = for_zarr(one.values), one.attributes
-    return told + carry_coordinates(final, values, attributes) + renew_consolidated(final, values)
+        told += listed_sides(a, b, transpose_a, transpose_b)[1]
+    every = [absolute(one) for one in finals]
+    sides = sides_of(a, b, transpose_a, transpose_b)
+    plain = product_sides(a, b, transpose_a, transpose_b)
+    for one in every:
+        if format_around(one) is None:
+            continue
+        called = recorded_sides(one)
+        if called is None:
+            continue
+        told += [
+            f"a side of {one} is called {names.name}, since {usual.name}, or an axis of it, is something else in"
+            f" {one.parent}, of other coordinates or another length"
+            for names, usual in zip(called, plain, strict=True)
+            if names.name != usual.name
+        ]
+        found: dict[str, Coordinates | None] = {}
+        for names, side in zip(called, sides, strict=True):
+            found |= arrays_of_side(*side, names)
+        told += carry_coordinates(_in_one_folder(one, every), found)
+        told += renew_consolidated(
+            one, [name for name, held in found.items() if held is not None and is_file_name(name)]
+        )
+    return told

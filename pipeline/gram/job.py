@@ -29,7 +29,7 @@ from tilewright.pipeline.gram.append import (
     not_additive,
     recorded,
 )
-from tilewright.pipeline.gram.options import GramRequest, Matrices, axis_of, open_matrices
+from tilewright.pipeline.gram.options import GramRequest, Matrices, axis_of, empty_caution, open_matrices
 from tilewright.pipeline.gram.statistics import STATISTICS, find_statistics, likely_missing, thin_product
 from tilewright.pipeline.gram.transforms import (
     NARROW_NBYTES,
@@ -80,6 +80,8 @@ def gram(request: GramRequest) -> MatmulRun:
     request = request.checked()
     request = replace(request, listener=Recorder.of(request.listener))
     matrices = open_matrices(request)
+    if told := empty_caution(matrices):
+        request.listener(Caution(told))
     form = form_of(matrices)
     dtype = result_dtype(matrices, form, request.dtype)
     plain = _plain(request, matrices, dtype)
@@ -167,6 +169,8 @@ def plan_only(request: GramRequest) -> MatmulPlan:
     ``product.job.plan_only``."""
     request = request.checked()
     matrices = open_matrices(request)
+    if told := empty_caution(matrices):
+        request.listener(Caution(told))
     form = form_of(matrices)
     dtype = result_dtype(matrices, form, request.dtype)
     plain = replace(_plain(request, matrices, dtype), recorded=recorded(request, matrices))

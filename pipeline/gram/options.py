@@ -278,6 +278,24 @@ class Matrices:
         return whole - ddof * float((self.weights**2).sum()) / whole
 
 
+def empty_caution(matrices: Matrices) -> str | None:
+    """A sentence where there is nothing to sum, or to sum over; None else. Products of such matrices are defined, but
+    seldom meant: most come of a selection that met nothing."""
+    for role, array in matrices.arrays.items():
+        for side, becomes in ((matrices.of, "has no element"), (matrices.summed, "has sums of nothing, 0")):
+            along = Along(role, array, axis_of(side))
+            if array.shape[along.side]:
+                continue
+            made = " × ".join(f"{name} {size}" for name, size in zip(along.names, along.shape, strict=True))
+            made = f" ({made})" if None not in along.names else ""
+            return (
+                f"{along.full_name} has no {side}{made}, so that C {becomes}: if that is not meant, look at how it was"
+                " selected; in xarray, align(x, y, join='inner') keeps what both have along each axis, but for those to"
+                " exclude (exclude)"
+            )
+    return None
+
+
 def terms(length: int, weights: np.ndarray | None) -> float:
     """How many terms a sum has: its length, or the sum of its weights."""
     return float(length) if weights is None else float(weights.sum())

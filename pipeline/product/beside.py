@@ -204,3 +204,9 @@ def arrays_of(output: Output) -> Mapping[str, zarr.Array[Any]]:
     """What tiles are written to."""
     found = {"C": output.array}
     return found if output.beside is None else {**found, "counts": output.beside.array}
+
+
+def with_finals(output: Output) -> list[tuple[zarr.Array[Any], Path | None]]:
+    """What tiles are written to, each with its path on a local disk once it is finished; None of one elsewhere."""
+    found = [(output.array, output.final)]
+    return found if output.beside is None else [*found, (output.beside.array, output.beside.final)]

@@ -49,6 +49,7 @@ from tilewright.pipeline.product.beside import (
     growing_counts,
     names_of,
     resumed_with_counts,
+    with_finals,
 )
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, TileTask, on_all, run_tiles
@@ -527,7 +528,7 @@ def _fill(
         if output.final is not None and job.repair is None:
             made = factors.made(checked.factors.precision, product.device)
             record_provenance(output.array, factors.roles, factors.transposed, made, verification)
-            record_sides(arrays_of(output).values(), factors.roles, factors.transposed, output.final)
+            record_sides(with_finals(output), factors.roles, factors.transposed)
         if ledger is not None and request.durability == "none":
             tell.say(
                 "C was not forced to disk (--durability none): until the system does so, a power cut may take parts of"

@@ -7,9 +7,9 @@ import math
 import re
 import reprlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -493,14 +493,14 @@ def product_names(a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b
     Without names xarray cannot open a group that C is in, nor with two that are the same, as those of a Gram matrix
     would be: the second gets ``_2`` appended.
     """
-    rows = _side_name(a, int(transpose_a))
-    columns = _side_name(b, int(not transpose_b))
+    rows = side_name(a, int(transpose_a))
+    columns = side_name(b, int(not transpose_b))
     if rows is None and columns is None:
         return None
     return rows, f"{columns}_2" if columns is not None and rows == columns else columns
 
 
-def _side_name(array: StoredArray, side: int) -> str | None:
+def side_name(array: StoredArray, side: int) -> str | None:
     """The name of a matrix's side. Of some of its rows or columns it says which: in one group xarray opens no two
     lengths of a dimension."""
     name = dimension_names(array)[side]
@@ -514,30 +514,72 @@ FLATTENED = "flattened"
 """The attribute of C that says of which axes its sides are made, for those that are made of more than one."""
 
 
-def flattened_sides(
+class SideNames(NamedTuple):
+    """What a side of C is called there."""
+
+    name: str | None
+    levels: tuple[str, ...] = ()
+    """What the axes are called that it is flattened from; of a side that is one axis none."""
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        return (*self.levels, *(() if self.name is None else (self.name,)))
+
+
+def product_sides(
     a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> tuple[SideNames, SideNames]:
+    """What the sides of C = op(A) op(B) are called, where nothing else has these names: as `product_names` has it, and
+    the axes of flattened ones as X calls them, but no two alike, so that of a field by itself the second side's are
+    ``lat_2`` and ``lon_2``."""
+    names = product_names(a, b, transpose_a, transpose_b) or (None, None)
+    taken = {name for name in names if name is not None}
+    rows, columns = (
+        SideNames(name, distinct_levels(factor, side, taken) if name is not None else ())
+        for name, (factor, side) in zip(names, sides_of(a, b, transpose_a, transpose_b), strict=True)
+    )
+    return rows, columns
+
+
+def sides_of(
+    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> tuple[tuple[StoredArray, int], tuple[StoredArray, int]]:
+    """The sides of A and of B that those of C = op(A) op(B) are."""
+    return (a, int(transpose_a)), (b, int(not transpose_b))
+
+
+def distinct_levels(array: StoredArray, side: int, taken: set[str], ending: str = "") -> tuple[str, ...]:
+    """The names of the axes that a side is flattened from, with an ending, and ``_2`` for each time that one is taken.
+    They are added to those that are. None of a side that is one axis."""
+    found = []
+    for axis in (made_of(array, side) or {}).get("dimensions", ()):
+        level = f"{axis}{ending}"
+        while level in taken:
+            level += "_2"
+        taken.add(level)
+        found.append(level)
+    return tuple(found)
+
+
+def flattened_sides(
+    a: StoredArray,
+    b: StoredArray,
+    transpose_a: bool,
+    transpose_b: bool,
+    called: Sequence[SideNames] | None = None,
 ) -> dict[str, Any] | None:
     """The attributes of C = op(A) op(B) by which a reader can take its flattened sides apart; None where no side is
     made of more than one axis.
 
     `FLATTENED` has what `made_of` says of each such dimension of C, by its name, and as ``levels`` what its axes are
-    called among those of C: as X calls them, but no two alike, so that of a field by itself the second side's are
-    ``lat_2`` and ``lon_2``.
+    called among those of C. called: its names, if not those of `product_sides`.
     """
-    names = product_names(a, b, transpose_a, transpose_b) or ()
-    sides = (a, int(transpose_a)), (b, int(not transpose_b))
-    found, taken = {}, {name for name in names if name is not None}
-    for name, (factor, side) in zip(names, sides, strict=False):
+    called = called or product_sides(a, b, transpose_a, transpose_b)
+    found = {}
+    for one, (factor, side) in zip(called, sides_of(a, b, transpose_a, transpose_b), strict=True):
         made = made_of(factor, side)
-        if name is None or made is None:
-            continue
-        made["levels"] = []
-        for level in made["dimensions"]:
-            while level in taken:
-                level += "_2"
-            taken.add(level)
-            made["levels"].append(level)
-        found[name] = made
+        if one.name is not None and made is not None:
+            found[one.name] = made | {"levels": list(one.levels)}
     return {FLATTENED: found} if found else None
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,13 @@ from tilewright.pipeline.store.attributes import (
     DIMENSIONS,
     FLATTENED,
     MASKS,
+    SideNames,
     dimension_names,
     flattened_sides,
     made_of,
     product_names,
+    product_sides,
+    sides_of,
 )
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.beside import Coordinates, coordinates_with
@@ -274,50 +276,67 @@ def many_along(array: StoredArray, side: int) -> dict[str, Coordinates]:
 
 
 def flattened_with_coordinates(
-    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool, apart: Collection[str] = ()
+    a: StoredArray,
+    b: StoredArray,
+    transpose_a: bool,
+    transpose_b: bool,
+    apart: Collection[str] = (),
+    called: Sequence[SideNames] | None = None,
 ) -> dict[str, Any] | None:
     """As `attributes.flattened_sides`, with the coordinates of the axes. apart: as for `made_with_coordinates`."""
-    made = flattened_sides(a, b, transpose_a, transpose_b)
+    made = flattened_sides(a, b, transpose_a, transpose_b, called)
     if made is None:
         return None
-    names = product_names(a, b, transpose_a, transpose_b) or ()
-    sides = zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=True)
+    sides = zip(
+        called or product_sides(a, b, transpose_a, transpose_b),
+        sides_of(a, b, transpose_a, transpose_b),
+        strict=True,
+    )
     return {
         FLATTENED: {
-            name: made_with_coordinates(*one, apart, made[FLATTENED][name]["levels"])
-            for name, one in sides
-            if name in made[FLATTENED]
+            names.name: made_with_coordinates(*one, apart, names.levels)
+            for names, one in sides
+            if names.name in made[FLATTENED]
         }
     }
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """A side of C that several axes are flattened into."""
+def arrays_of_side(array: StoredArray, side: int, called: SideNames) -> dict[str, Coordinates | None]:
+    """By each name that a side has in C, the coordinates which are stored under it in C's group; None where there are
+    none, or Zarr does not store them. A flattened side has where each of its elements lies among all places of its
+    axes, as CF has it, if each axis has coordinates."""
+    if called.name is None:
+        return {}
+    if not called.levels:
+        return {called.name: of_side(array, side)}
+    base = base_of(array)
+    along = [along_axis(base, axis) for axis in axes_of(array, side)]
+    kept = [one if one is not None and is_stored(one.values) else None for one in along]
+    first, last = span_of(array, side, math.prod(base.shape[axis] for axis in axes_of(array, side)))
+    places = Coordinates(np.arange(first, last), {COMPRESSED: " ".join(called.levels)})
+    return dict(zip(called.levels, kept, strict=True)) | {called.name: None if None in kept else places}
 
-    name: str
-    levels: Mapping[str, Coordinates]
-    """By what the axes are called in C, their coordinates: of those that have some which Zarr stores."""
-    places: Coordinates
-    """Where each element of the side lies among all places of the axes, as CF has it."""
-    whole: bool
-    """Whether each axis has coordinates."""
+
+def lengths_of_side(array: StoredArray, side: int, called: SideNames) -> dict[str, int]:
+    """By each name that a side has in C, how long that dimension is."""
+    base = base_of(array)
+    levels = [int(base.shape[axis]) for axis in axes_of(array, side)]
+    whole = {} if called.name is None else {called.name: int(array.shape[side])}
+    return dict(zip(called.levels, levels, strict=False)) | whole
 
 
-def gathered_sides(a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool) -> list[Gathered]:
-    """The sides of C = op(A) op(B) that several axes are flattened into."""
-    made = (flattened_sides(a, b, transpose_a, transpose_b) or {}).get(FLATTENED, {})
-    names = product_names(a, b, transpose_a, transpose_b) or ()
-    found = []
-    for name, (array, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
-        if name not in made:
-            continue
-        levels = dict(zip(made[name]["dimensions"], made[name]["levels"], strict=True))
-        held = {levels[axis]: one for axis, one in of_sides(array, side).items() if is_stored(one.values)}
-        first, last = span_of(array, side, math.prod(made[name]["shape"]))
-        places = Coordinates(np.arange(first, last), {COMPRESSED: " ".join(levels.values())})
-        found.append(Gathered(str(name), held, places, len(held) == len(levels)))
-    return found
+def stored_at(place: Path) -> Coordinates | None:
+    """What xarray takes for the coordinates of the dimension of that name, as it stands in a local group, but with the
+    attribute by which CF gathers dimensions; None where there is no such array."""
+    try:
+        array = zarr.open_array(place.absolute(), mode="r")
+        if dimension_names(array) != (place.name,):
+            return None
+        about = array.attrs.asdict()
+        values, said = _as_zarr_has(np.asarray(array[:]), about)
+    except (OSError, BaseZarrError, *UNREADABLE):
+        return None
+    return Coordinates(values, said | ({COMPRESSED: about[COMPRESSED]} if COMPRESSED in about else {}))
 
 
 SIDES = "side_coordinates"

@@ -14,8 +14,10 @@ import zarr
 from click.testing import CliRunner
 
 import tilewright as tw
-from tilewright.pipeline.errors import OptionError, ShapeError
+from tilewright.pipeline.errors import OptionError, ShapeError, TilewrightError
+from tilewright.pipeline.events import Caution, Event
 from tilewright.workflows.cli import cli
+from tilewright.workflows.gram import plan_only
 
 HERE: dict[str, Any] = {"device": "cpu", "cluster": "local"}
 OTHER = r"the coordinates time, which are summed over, are not the same in X \(.*\) and Y \(.*\): "
@@ -79,7 +81,8 @@ def test_labels_are_compared_whatever_has_them(
     expected = np.cov(X.values, Y.values[::-1], rowvar=False)[:3, 3:]
     np.testing.assert_allclose(zarr.open_array(tmp_path / "d.zarr")[:], expected)
     shifted = of_y(tmp_path, field("y", "2001-02", 2, 2))
-    with pytest.raises(OptionError, match=f"^{OTHER}of 24 labels 24 differ, first at place 0:.*xarray.align"):
+    told = rf"^{OTHER}of 24 labels 24 differ, first at place 0:.*as with common = numpy.intersect1d\(x.time, y.time\)"
+    with pytest.raises(OptionError, match=told):
         tw.corr(x, shifted, tmp_path / "e.zarr", **HERE)
 
 
@@ -260,3 +263,71 @@ def test_a_checked_product_needs_no_labels(tmp_path: Path) -> None:
     a, b = as_zarr(tmp_path, X), as_zarr(tmp_path, Y[::-1])
     tw.topk(a, b, tmp_path / "near.zarr", k=1, of="columns", align="position", **HERE)
     assert tw.audit(tmp_path / "near.zarr").passed
+
+
+PLACES = {"lat": [60.0, 0.0], "lon": [0.0, 120.0, 240.0]}
+SEA = xarray.DataArray(
+    np.random.default_rng(5).standard_normal((24, 2, 3)), {"time": X.time, **PLACES}, ["time", "lat", "lon"]
+)
+AIR = xarray.DataArray(
+    np.random.default_rng(6).standard_normal((24, 3, 2)),
+    {"month": X.time.values, "lat": [50.0, -10.0, -70.0], "lon": [1.0, 2.0]},
+    ["month", "lat", "lon"],
+)
+
+
+def air(kind: str, name: str) -> xarray.DataArray:
+    """Pressure on a grid that has no place in common with that of the sea."""
+    shifted = AIR.assign_coords(month=(AIR.month.values.astype("M8[M]") + 2).astype("M8[ns]"))
+    found = {"reversed": AIR[::-1], "shifted": shifted, "shorter": AIR[3:], "mixed": AIR[[5, 2, 9, 1, 20]]}[
+        kind
+    ]
+    return found.rename(month=name)
+
+
+@pytest.mark.parametrize("name", ["time", "month"])
+@pytest.mark.parametrize("kind", ["reversed", "shifted", "shorter", "mixed"])
+def test_what_is_advised_pairs_and_keeps_all_places(kind: str, name: str) -> None:
+    """The code in the message is run as it stands there."""
+    x, y = SEA, air(kind, name)
+    summed = "time" if name == "time" else 0
+    with pytest.raises(TilewrightError) as refused:
+        tw.corr(x, y, sum_over=summed, **HERE)
+    told = str(refused.value).replace("\n", " ")
+    spaces: dict[str, Any] = {"x": x, "y": y, "numpy": np}
+    code = told.partition("as with ")[2].partition(" in xarray")[0].replace(" and x, y", "; x, y")
+    exec(code, spaces)
+    x, y = spaces["x"], spaces["y"]
+    np.testing.assert_array_equal(x.time, y[name])
+    assert x.shape[1:] == (2, 3)
+    assert y.shape[1:] == (3, 2)
+    assert len(x) == {"reversed": 24, "shifted": 22, "shorter": 21, "mixed": 5}[kind]
+    expected = np.corrcoef(x[:, 1, 2], y[:, 2, 1])[0, 1]
+    assert tw.corr(x, y, sum_over=summed, **HERE)[5, 5] == pytest.approx(expected)
+
+
+def test_labels_that_have_nothing_in_common() -> None:
+    later = SEA.assign_coords(time=SEA.time.values + np.timedelta64(9999, "D"))
+    with pytest.raises(
+        OptionError, match=r"neither has a label of the other.*: give both the same coordinates"
+    ):
+        tw.corr(SEA, later, sum_over="time", **HERE)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_nothing_that_is_left_is_said(planned: bool, tmp_path: Path) -> None:
+    told: list[Event] = []
+    x, y = xarray.align(SEA, air("shifted", "time"), join="inner")
+    options: dict[str, Any] = {"sum_over": "time", "listener": told.append, **HERE}
+    if planned:
+        plan_only("corr", [x, y, tmp_path / "c.zarr"], **options)
+    else:
+        assert tw.corr(x, y, **options).shape == (0, 0)
+    cautions = [event.message for event in told if isinstance(event, Caution)]
+    assert len(cautions) == 1
+    assert "X (DataArray" in cautions[0]
+    assert "has no columns (lat 0 × lon 0), so that C has no element" in cautions[0]
+    assert "(exclude)" in cautions[0]
+    told.clear()
+    tw.gram(np.ones((0, 3)), listener=told.append, **HERE)
+    assert any("has no rows, so that C has sums of nothing, 0" in str(event) for event in told)

@@ -290,5 +290,44 @@ def test_many_coordinates_are_an_array_of_the_group(
     zarr.create_group(other)
     zarr.save_array(other / "lon", np.arange(4.0))
     tw.cov(sst, out=other / "c", sum_over="time", **HERE)
-    assert zarr.open_array(other / "c").attrs["flattened"]["lat_lon"]["coordinates"]["lon"] == LON.tolist()
+    made = zarr.open_array(other / "c").attrs["flattened"]["lat_lon_2"]
+    assert made["levels"] == ["lat_2", "lon_2"]
+    assert made["arrays"] == ["lon_2"]
+    np.testing.assert_array_equal(zarr.open_array(other / "lon_2")[:], LON)
     np.testing.assert_array_equal(zarr.open_array(other / "lon")[:], np.arange(4.0))
+
+
+@pytest.mark.parametrize("store", ["zarr 2", "zarr 3", "netcdf", "dask", "flags"])
+def test_a_rename_of_what_is_not_read_counts(store: str, sst: xarray.DataArray, tmp_path: Path) -> None:
+    """The stored array is read in its place, by the names that the DataArray has."""
+    field, options = sst, dict[str, Any]()
+    if store == "netcdf":
+        sst.to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
+        opened = xarray.open_dataset(tmp_path / "x.nc", engine="h5netcdf")["sst"]
+    else:
+        if store == "flags":
+            field = sst > 0
+            options["dtype"] = "int32"
+        data, at = field.to_dataset(name="sst"), tmp_path / "x.zarr"
+        data.to_zarr(at, zarr_format=2 if store == "zarr 2" else 3, consolidated=False)  # type: ignore[call-overload]
+        chunks: Any = {"time": 8} if store == "dask" else None
+        opened = xarray.open_zarr(at, consolidated=False, chunks=chunks)["sst"]
+    named = opened.rename(time="month", lat="plat", lon="plon")
+    for number, x in enumerate((named, named[2:])):
+        tw.gram(x, out=tmp_path / f"{number}.zarr" / "c", sum_over="month", **options, **HERE)
+        found = tw.open_xarray(tmp_path / f"{number}.zarr" / "c", unstack=True)
+        assert found.dims == ("plat", "plon", "plat_2", "plon_2")
+        np.testing.assert_array_equal(found.plon_2, sst.lon)
+        some = field[2 * number :, 1, 2].values
+        assert float(found[1, 2, 1, 2]) == pytest.approx(float((some.astype(float) ** 2).sum()))
+    tw.gram(opened, out=tmp_path / "0.zarr" / "stored", sum_over="time", **options, **HERE)
+    assert tw.open_xarray(tmp_path / "0.zarr" / "stored").dims == ("lat_lon", "lat_lon_2")
+
+
+def test_names_that_no_array_can_have(sst: xarray.DataArray, tmp_path: Path) -> None:
+    told: list[Event] = []
+    named = sst[:, 0].rename(lon="a/b")
+    tw.gram(named, out=tmp_path / "g.zarr" / "c", listener=told.append, **HERE)
+    assert zarr.open_array(tmp_path / "g.zarr" / "c").metadata.dimension_names == ("a/b", "a/b_2")  # type: ignore[union-attr]
+    messages = [event.message for event in told if isinstance(event, Notice)]
+    assert sum("the coordinates of 'a/b' are left out" in one for one in messages) == 1

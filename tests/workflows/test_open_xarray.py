@@ -145,7 +145,7 @@ def test_beside_x_itself(sst: xarray.DataArray, tmp_path: Path) -> None:
 
 
 def test_two_fields_on_other_grids(sst: xarray.DataArray, tmp_path: Path) -> None:
-    """No two axes of C are called alike, and results of other grids do not take each other's coordinates away."""
+    """No two axes of C are called alike, nor those of results of other grids in one group."""
     wind = sst[:, :2, :3].rename(lon="x").assign_coords(lat=[1.0, 2.0])
     out = tmp_path / "g.zarr" / "c"
     tw.cov(sst, wind, out, sum_over="time", **HERE)
@@ -153,7 +153,10 @@ def test_two_fields_on_other_grids(sst: xarray.DataArray, tmp_path: Path) -> Non
     assert c.dims == ("lat", "lon", "lat_2", "x")
     np.testing.assert_array_equal(c.lat_2, [1, 2])
     tw.cov(wind.rename(x="lon"), out=tmp_path / "g.zarr" / "winds", sum_over="time", **HERE)
-    np.testing.assert_array_equal(tw.open_xarray(tmp_path / "g.zarr" / "winds", unstack=True).lat, [1, 2])
+    winds = tw.open_xarray(tmp_path / "g.zarr" / "winds", unstack=True)
+    assert winds.dims == ("lat_2", "lon_2", "lat_3", "lon_3")
+    np.testing.assert_array_equal(winds.lat_2, [1, 2])
+    np.testing.assert_array_equal(winds.lon_3, wind.x)
     np.testing.assert_array_equal(tw.open_xarray(out, unstack=True).lat, LAT)
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "g.zarr" / "lat")[:], LAT)
 

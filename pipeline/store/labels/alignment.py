@@ -47,6 +47,11 @@ class Along:
         return f"{self.role} ({name_of(self.array)})"
 
     @property
+    def variable(self) -> str:
+        """What it is called in an example of code: ``x`` of X, ``weights`` of ``weights['lat']``."""
+        return self.role.lower().removeprefix("the ").partition("[")[0]
+
+    @property
     def names(self) -> tuple[str | None, ...]:
         """Of the axes that the side is made of."""
         names = dimension_names(base_of(self.array))
@@ -122,10 +127,10 @@ def check_same_labels(one: Along, other: Along, paired: str) -> None:
     ):
         return
     _check_order(one, other, paired)
-    for name, left, right, places in _labelled(one, other):
+    for names, left, right, places in _labelled(one, other):
         differ = _differing(left, right)
         if differ.any():
-            raise OptionError(_told(name, left, right, np.flatnonzero(differ), places, one, other, paired))
+            raise OptionError(_told(names, left, right, np.flatnonzero(differ), places, one, other, paired))
 
 
 def _check_order(one: Along, other: Along, paired: str) -> None:
@@ -138,8 +143,8 @@ def _check_order(one: Along, other: Along, paired: str) -> None:
         )
 
 
-def _labelled(one: Along, other: Along) -> Iterator[tuple[str, _Labels, _Labels, np.ndarray]]:
-    """For each two axes that lie along each other and have coordinates: what they are called, the labels of elements
+def _labelled(one: Along, other: Along) -> Iterator[tuple[tuple[str, str], _Labels, _Labels, np.ndarray]]:
+    """For each two axes that lie along each other and have coordinates: what each is called, the labels of elements
     that are paired, and the places of these along the side. Where a side has other axes than the other, none."""
     if len(one.shape) != len(other.shape):
         return
@@ -155,9 +160,8 @@ def _labelled(one: Along, other: Along) -> Iterator[tuple[str, _Labels, _Labels,
         known = np.ones(len(of_left), bool)
         for found, places in ((left, of_left), (right, of_right)):
             known &= (places >= found.first) & (places < found.first + len(found.values))
-        names = dict.fromkeys(str(each.names[number]) for each in (one, other))
         yield (
-            " and ".join(names),
+            (str(one.names[number]), str(other.names[number])),
             _Labels(left).taken(of_left[known] - left.first),
             _Labels(right).taken(of_right[known] - right.first),
             np.flatnonzero(known),
@@ -194,7 +198,7 @@ def _apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _told(
-    name: str,
+    names: tuple[str, str],
     left: _Labels,
     right: _Labels,
     differ: np.ndarray,
@@ -209,14 +213,22 @@ def _told(
         kinds = f", {left.kind} in {one.role} and {right.kind} in {other.role}"
     turned = _in_another_order(left, right)
     order = ", the same labels in another order" if turned else ""
+    of_one, of_other = one.variable, other.variable
     if turned and left.found.values.dtype.kind != "O":
-        cure = f"put one in the order of the other, as with y = y.sel({name}=x.{name}) in xarray"
+        cure = (
+            "put one in the order of the other, as with"
+            f" {of_other} = {of_other}.sel({names[1]}={of_one}.{names[0]}) in xarray"
+        )
     elif kinds:
         cure = "give both the same coordinates"
+    elif _have_none_in_common(left, right):
+        order = ", and neither has a label of the other"
+        cure = "give both the same coordinates, if they are of the same"
     else:
-        cure = "take what both have in one order, as with x, y = xarray.align(x, y, join='inner')"
+        cure = _common_told(one, other, names)
+    called = " and ".join(dict.fromkeys(names))
     return (
-        f"the coordinates {name}, {paired}, are not the same in {one.full_name} and {other.full_name}: of"
+        f"the coordinates {called}, {paired}, are not the same in {one.full_name} and {other.full_name}: of"
         f" {counted(length, 'label')} {len(differ)} differ{kinds}{order}, first at place {places[first]}:"
         f" {left.shown(first)} in {one.role}, {right.shown(first)} in {other.role}. Elements are paired by where they"
         f" lie: {cure}, or {HOW}"
@@ -247,11 +259,29 @@ def ends_told(one: Along, other: Along) -> str:
             return ""
         labels = _Labels(Coordinates(found.values[first:last], found.attributes))
         told.append(f"in {each.role} from {labels.shown(0)} to {labels.shown(last - first - 1)}")
-    names = " and ".join(dict.fromkeys(str(each.names[0]) for each in (one, other)))
+    names = str(one.names[0]), str(other.names[0])
+    called = " and ".join(dict.fromkeys(names))
+    return f". The coordinates {called} go {', '.join(told)}: {_common_told(one, other, names)}"
+
+
+def _common_told(one: Along, other: Along, names: tuple[str, str]) -> str:
+    """How to take what both have along the axes that are paired, and nothing of the others, in one order. xarray.align
+    would take from all axes of one name what both have there, such as two fields' latitudes and longitudes."""
+    left, right = one.variable, other.variable
     return (
-        f". The coordinates {names} go {', '.join(told)}: take what both have, as with"
-        " x, y = xarray.align(x, y, join='inner')"
+        f"take what both have, in one order, as with common = numpy.intersect1d({left}.{names[0]}, {right}.{names[1]})"
+        f" and {left}, {right} = {left}.sel({names[0]}=common), {right}.sel({names[1]}=common) in xarray"
     )
+
+
+def _have_none_in_common(left: _Labels, right: _Labels) -> bool:
+    if left.instants is not None and right.instants is not None:
+        if left.instants.rounding or right.instants.rounding:
+            return False  # what is nearly the same is for `_differing`
+        return not np.isin(left.instants.values, right.instants.values).any()
+    if "O" in (left.found.values.dtype.kind, right.found.values.dtype.kind):
+        return False
+    return not np.isin(left.found.values, right.found.values).any()
 
 
 def labels_at(side: Along, place: int) -> str:

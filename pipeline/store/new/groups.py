@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import zarr
 from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 
@@ -53,107 +52,13 @@ def in_format(
     same."""
     if zarr_format != 2:
         return {"fill_value": 0, "dimension_names": dimension_names, "attributes": attributes}
-    named = {}
-    if dimension_names is not None:
-        named[DIMENSIONS] = [name or f"dim_{axis}" for axis, name in enumerate(dimension_names)]
+    named = {} if dimension_names is None else {DIMENSIONS: in_names(dimension_names)}
     return {"fill_value": None, "zarr_format": 2, "attributes": named | (attributes or {})}
 
 
-def carry_coordinates(
-    final: Path, sides: Mapping[str, np.ndarray], attributes: Mapping[str, Mapping[str, Any]]
-) -> list[str]:
-    """Store the coordinates of a new array's dimensions beside it, in the group that it lies in, so that xarray finds
-    them: those that are not there yet, or are there from an earlier result and others.
-
-    sides: a vector for each name of a dimension. attributes: of each of these, by its name. Returns a sentence for what
-    could not be done.
-    """
-    _, zarr_format, _ = _group_around(absolute(final))
-    left = []
-    for name, values in sides.items() if zarr_format is not None else []:
-        place = final.with_name(name)
-        there = os.path.lexists(place)
-        stale = there and is_of_alone(place, final) and not holds_values(place, values)
-        named: dict[str, Any] = {"dimension_names": [name]} if zarr_format == 3 else {"fill_value": None}
-        own = dict(attributes.get(name, {})) | {CARRIED: {CARRIED_OF: [final.name]}}
-        own |= {DIMENSIONS: [name]} if zarr_format == 2 else {}
-        create = partial(
-            zarr.create_array, place.absolute(), data=values, zarr_format=zarr_format, attributes=own,
-            overwrite=stale, **named,
-        )  # fmt: skip
-        try:
-            if there and not stale:
-                if holds_values(place, values):
-                    _note_result(place, final)
-                continue
-            with suppress(ContainsArrayError, ContainsGroupError):  # another run was quicker
-                ended(create)
-        except (OSError, BaseZarrError, ValueError, TypeError) as error:
-            left.append(
-                f"{final} is whole, but the coordinates of {name} cannot be stored at {place}: {error}"
-            )
-    return left
-
-
-CARRIED, CARRIED_OF = "tilewright", "coordinates_of"
-"""The attribute of coordinates that were stored beside results, and what in it names these."""
-
-
-def is_of_alone(place: Path, final: Path) -> bool:
-    """Whether coordinates stand in a place that were stored beside this result, and are of no other: it may replace
-    them."""
-    return _results_of(place) == [final.name]
-
-
-def _results_of(place: Path) -> list[str]:
-    """The results beside which the coordinates in a place were stored; none of what somebody else stored."""
-    try:
-        said = _opened(place).attrs.get(CARRIED)
-    except UNREADABLE:
-        return []
-    found = said.get(CARRIED_OF) if isinstance(said, Mapping) else None
-    return [str(name) for name in found] if isinstance(found, list) else []
-
-
-def _note_result(place: Path, final: Path) -> None:
-    """Have coordinates in a place that were stored beside another result be of this one too."""
-    results = _results_of(place)
-    if results and final.name not in results:
-        array = zarr.open_array(place.absolute(), mode="r+")
-        ended(lambda: array.update_attributes({CARRIED: {CARRIED_OF: [*results, final.name]}}))
-
-
-def holds_values(place: Path, values: np.ndarray) -> bool:
-    """Whether an array with these elements stands in a place."""
-    try:
-        there = _opened(place)
-        return there.shape == values.shape and bool(np.array_equal(there[:], values))
-    except UNREADABLE:
-        return False
-
-
-def _opened(place: Path) -> zarr.Array[Any]:
-    return zarr.open_array(place.absolute(), mode="r")
-
-
-def lengths_around(final: Path) -> dict[str, set[int]]:
-    """How long the dimensions of the arrays in an output's group are, by their names, but for coordinates that it may
-    replace."""
-    found: dict[str, set[int]] = {}
-    for place in sorted(final.parent.iterdir()) if final.parent.is_dir() else ():
-        try:
-            array = _opened(place)
-        except UNREADABLE:
-            continue
-        if place == final or is_of_alone(place, final):
-            continue
-        names: Any = array.attrs.get(DIMENSIONS)
-        if array.metadata.zarr_format == 3:
-            names = array.metadata.dimension_names
-        for name, length in zip(names or (), array.shape, strict=False):
-            if isinstance(name, str):
-                found.setdefault(name, set()).add(length)
-    return found
+def in_names(dimension_names: Sequence[str | None]) -> list[str]:
+    """Names of dimensions as format 2 has them, where each needs one."""
+    return [name or f"dim_{axis}" for axis, name in enumerate(dimension_names)]
 
 
 def renew_consolidated(final: Path, beside: Iterable[str] = (), within: Iterable[str] = ()) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -15,7 +16,7 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
 from tilewright.pipeline.store.sources.beside import coordinates_with, with_coordinates
 from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
-from tilewright.pipeline.store.sources.mapped import BOOL
+from tilewright.pipeline.store.sources.mapped import BOOL, DIMENSIONS
 from tilewright.pipeline.store.sources.memory import free_nbytes, open_numpy
 from tilewright.pipeline.store.sources.npy import is_npy, open_npy
 from tilewright.pipeline.transfer.files import first_bytes
@@ -75,10 +76,12 @@ def open_given(source: Any, role: str, *, cuts: bool = False) -> tuple[zarr.Arra
         along = xarrays.coordinates(source, None if place is None or not cuts else place.cut)
         if place is not None and (cuts or place.cut is None):
             if place.array is not None:
-                return with_coordinates(with_bytes_for_bool(place.array), along), place.cut
+                array = _with_names(with_bytes_for_bool(place.array), xarrays.names(source))
+                return with_coordinates(array, along), place.cut
             if place.file is not None:
                 path, variable = place.file
                 array = hdf5.open_variable(path, variable, f"{path}::{variable}", role)
+                array = _with_names(array, xarrays.names(source))
                 return with_coordinates(array, along), place.cut
         variable = xarrays.variable_of(source)
         if place is None and type(variable._data).__module__.startswith("dask.array"):
@@ -167,16 +170,39 @@ def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
     (`BOOL`); any other as it is."""
     if array.dtype.kind != "b":
         return array
-    inner, metadata = array.async_array, array.metadata
-    facts = metadata.to_dict()
-    if metadata.zarr_format == 2:
+    facts = array.metadata.to_dict()
+    if array.metadata.zarr_format == 2:
         facts |= {"dtype": "|u1", "fill_value": None if array.fill_value is None else int(array.fill_value)}
     else:
         facts |= {"data_type": "uint8", "fill_value": int(array.fill_value)}
     facts["attributes"] = {**array.attrs.asdict(), **BOOL}
-    renamed: Any = type(metadata).from_dict(facts)
-    bytes_of = zarr.Array(AsyncArray(metadata=renamed, store_path=inner.store_path, config=inner.config))
-    return with_coordinates(bytes_of, coordinates_with(array))
+    return _with_metadata(array, facts)
+
+
+def _with_metadata(array: zarr.Array[Any], facts: dict[str, Any]) -> zarr.Array[Any]:
+    """The same stored array with other metadata, and what it has brought along."""
+    inner, metadata = array.async_array, array.metadata
+    other: Any = type(metadata).from_dict(facts)
+    own = zarr.Array(AsyncArray(metadata=other, store_path=inner.store_path, config=inner.config))
+    return with_coordinates(own, coordinates_with(array))
+
+
+def _with_names(array: zarr.Array[Any], names: Sequence[str | None]) -> zarr.Array[Any]:
+    """The same stored array, with the names that its dimensions have where it was given: None as they are stored."""
+    facts: dict[str, Any] = array.metadata.to_dict()
+    attributes = array.attrs.asdict()
+    of_two = array.metadata.zarr_format == 2
+    stored: Any = attributes.get(DIMENSIONS) if of_two else array.metadata.dimension_names
+    if not isinstance(stored, list | tuple) or len(stored) != array.ndim:
+        stored = (None,) * array.ndim
+    given = [kept if name is None else name for name, kept in zip(names, stored, strict=True)]
+    if given == list(stored):
+        return array
+    if of_two:
+        facts["attributes"] = {**attributes, DIMENSIONS: given}
+    else:
+        facts["dimension_names"] = given
+    return _with_metadata(array, facts)
 
 
 def holds_bool(array: zarr.Array[Any]) -> bool:

@@ -20,6 +20,9 @@ WRAPPERS = ("MemoryCachedArray", "CopyOnWriteArray", "ImplicitToExplicitIndexing
 
 IN_FILES = ("H5NetCDFArrayWrapper", "NetCDF4ArrayWrapper")
 
+MADE_UP = "phony_dim_"
+"""How names of dimensions begin that xarray gives to those of HDF5 without a name."""
+
 
 class Stored(NamedTuple):
     """Where a DataArray is stored."""
@@ -105,6 +108,11 @@ def coordinates(source: Any, cut: tuple[tuple[int, int], ...] | None = None) -> 
         for name, first in zip(source.dims, firsts, strict=True)
         if name in held and held[name].dims == (name,)
     }
+
+
+def names(source: Any) -> list[str | None]:
+    """The names of a DataArray's dimensions; None for those that xarray made up for a file without names."""
+    return [None if str(name).startswith(MADE_UP) else str(name) for name in source.dims]
 
 
 def values(source: Any) -> np.ndarray:
