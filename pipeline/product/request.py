@@ -596,7 +596,7 @@ def _tiles_in_time(facts: list[WorkerFacts], factors: Factors) -> int:
     m, n = factors.shape
     operations = (1 if factors.symmetric else 2) * m * n * factors.k
     device = facts[0].device
-    rate = LEAST_RATES[device, factors.sums.kind in "iub"]
+    rate: float = LEAST_RATES[device, factors.sums.kind in "iub"]
     if device == "cpu":
         rate *= min(fact.cores for fact in facts)
     else:
