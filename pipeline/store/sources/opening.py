@@ -192,7 +192,7 @@ def _with_names(array: zarr.Array[Any], names: Sequence[str | None]) -> zarr.Arr
     facts: dict[str, Any] = array.metadata.to_dict()
     attributes = array.attrs.asdict()
     of_two = array.metadata.zarr_format == 2
-    stored: Any = attributes.get(DIMENSIONS) if of_two else array.metadata.dimension_names
+    stored: Any = attributes.get(DIMENSIONS) if of_two else facts.get("dimension_names")
     if not isinstance(stored, list | tuple) or len(stored) != array.ndim:
         stored = (None,) * array.ndim
     given = [kept if name is None else name for name, kept in zip(names, stored, strict=True)]
