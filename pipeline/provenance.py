@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import (
     DIMENSIONS,
+    FLATTENED,
+    SideNames,
     dimension_names,
     flattened_sides,
     product_sides,
@@ -33,8 +36,15 @@ from tilewright.pipeline.store.coordinates import (
     listed_sides,
 )
 from tilewright.pipeline.store.journal import write_whole
+from tilewright.pipeline.store.locks import in_turn
 from tilewright.pipeline.store.new.groups import absolute, ended, format_around, in_names, renew_consolidated
-from tilewright.pipeline.store.new.sides import carry_coordinates, is_file_name, recorded_sides, sides_called
+from tilewright.pipeline.store.new.sides import (
+    carry_coordinates,
+    is_file_name,
+    recorded_sides,
+    sides_called,
+    still_fit,
+)
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.region import Section, StoredArray
 from tilewright.pipeline.store.sources.beside import Coordinates
@@ -180,25 +190,53 @@ def settle_in_group(
     if format_around(final) is None:
         told += listed_sides(a, b, transpose_a, transpose_b)[1]
     every = [absolute(one) for one in finals]
-    sides = sides_of(a, b, transpose_a, transpose_b)
-    plain = product_sides(a, b, transpose_a, transpose_b)
     for one in every:
-        if format_around(one) is None:
-            continue
-        called = recorded_sides(one)
-        if called is None:
-            continue
-        told += [
-            f"a side of {one} is called {names.name}, since {usual.name}, or an axis of it, is something else in"
-            f" {one.parent}, of other coordinates or another length"
-            for names, usual in zip(called, plain, strict=True)
-            if names.name != usual.name
-        ]
-        found: dict[str, Coordinates | None] = {}
-        for names, side in zip(called, sides, strict=True):
-            found |= arrays_of_side(*side, names)
-        told += carry_coordinates(_in_one_folder(one, every), found)
-        told += renew_consolidated(
-            one, [name for name, held in found.items() if held is not None and is_file_name(name)]
-        )
+        if format_around(one) is not None:
+            found, stored = _settle_sides(_in_one_folder(one, every), a, b, transpose_a, transpose_b)
+            told += found + renew_consolidated(one, stored)
     return told
+
+
+def _settle_sides(
+    finals: Sequence[Path], a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+) -> tuple[list[str], list[str]]:
+    """Store the coordinates of the sides of the first of these results beside it. Where another has come to stand there
+    meanwhile under one of their names, the side is called otherwise. Returns sentences, and the names of what is
+    stored."""
+    final, (rows, columns) = finals[0], sides_of(a, b, transpose_a, transpose_b)
+    found: dict[str, Coordinates | None] = {}
+    with ExitStack() as turn:
+        # Of two runs that end at once one would store its coordinates where the other has just found nothing.
+        with suppress(OSError):
+            turn.enter_context(in_turn(final.parent))
+        called = recorded_sides(final)
+        if called is None:
+            return [], []
+        if not still_fit(finals, called, (rows, columns)):
+            before, called = called, sides_called(finals, a, b, transpose_a, transpose_b)
+            _rename_sides(zarr.open_array(final, mode="r+"), before, called)
+        for names, side in zip(called, (rows, columns), strict=True):
+            found |= arrays_of_side(*side, names)
+        told = carry_coordinates(finals, found)
+    told += [
+        f"a side of {final} is called {names.name}, since {usual.name}, or an axis of it, is something else in"
+        f" {final.parent}, of other coordinates or another length"
+        for names, usual in zip(called, product_sides(a, b, transpose_a, transpose_b), strict=True)
+        if names.name != usual.name
+    ]
+    return told, [name for name, held in found.items() if held is not None and is_file_name(name)]
+
+
+def _rename_sides(array: zarr.Array[Any], before: Sequence[SideNames], called: Sequence[SideNames]) -> None:
+    """Call the sides of a stored result otherwise."""
+    made: Any = array.attrs.asdict().get(FLATTENED, {})
+    renamed = {}
+    for old, new in zip(before, called, strict=True):
+        if new.name is None or old.name not in made:
+            continue
+        levels = dict(zip(old.levels, new.levels, strict=True))
+        one = made[old.name] | {"levels": list(new.levels)}
+        if "arrays" in one:
+            one["arrays"] = [levels.get(name, name) for name in one["arrays"]]
+        renamed[new.name] = one
+    _add_attributes(array, {FLATTENED: renamed} if renamed else {}, [names.name for names in called])

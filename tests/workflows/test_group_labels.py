@@ -12,6 +12,8 @@ import zarr
 
 import tilewright as tw
 from tilewright.pipeline.events import Event, Notice
+from tilewright.pipeline.product import job
+from tilewright.pipeline.store import coordinates
 
 HERE: dict[str, Any] = {"cluster": "local", "device": "cpu"}
 LAT, LON = np.array([60.0, 0.0, -60.0]), np.array([0.0, 90, 180, 270])
@@ -175,3 +177,55 @@ def test_the_same_times_are_the_same_in_other_units(tmp_path: Path) -> None:
         tw.cov(one, out=tmp_path / "u.zarr" / name, **HERE)
         assert tw.open_xarray(tmp_path / "u.zarr" / "km").place.attrs == {"units": "km"}
     assert tw.open_xarray(tmp_path / "u.zarr" / "m").dims == ("place_3", "place_4")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("sum_over", [None, "time"])
+def test_two_runs_that_end_at_once(
+    sum_over: Any, zarr_format: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has chosen its names when the other takes them."""
+    group, record = tmp_path / "s.zarr", job.record_sides
+    zarr.create_group(group, zarr_format=zarr_format)
+    x, other = (one if sum_over else one[:, 0] for one in (SST, OTHERS["other longitudes"]))
+
+    def late(*arguments: Any) -> None:
+        record(*arguments)
+        monkeypatch.setattr(job, "record_sides", record)
+        tw.cov(other, out=group / "other", sum_over=sum_over, **HERE)
+
+    monkeypatch.setattr(coordinates, "MOST_LISTED", 3)
+    monkeypatch.setattr(job, "record_sides", late)
+    tw.cov(x, out=group / "c", sum_over=sum_over, **HERE)
+    for name, field_of in (("c", x), ("other", other)):
+        found = tw.open_xarray(group / name, unstack=True)
+        place = dict.fromkeys(found.dims, -1)
+        for dimension in found.dims:
+            axis = dimension.partition("_")[0]
+            np.testing.assert_array_equal(found[dimension], field_of[axis])
+        last = field_of[:, -1, -1] if sum_over else field_of[:, -1]
+        assert float(found.isel(place)) == pytest.approx(float(last.var(ddof=1)))
+    opened = xarray.open_zarr(group, consolidated=False)
+    assert set(opened["c"].dims).isdisjoint(opened["other"].dims)
+
+
+def test_a_repair_gives_a_result_its_own_labels(tmp_path: Path) -> None:
+    """As of one that was stored when names were shared whatever they were of."""
+    group, x, other = tmp_path / "s.zarr", SST[:, 0], OTHERS["other longitudes"][:, 0]
+    for name, y in (("a", x), ("b", other)):
+        tw.matmul(x, y, group / name, transpose_a=True, **HERE)
+    metadata = group / "b" / "zarr.json"
+    metadata.write_text(metadata.read_text().replace("lon_3", "lon_2"))
+    np.testing.assert_array_equal(tw.open_xarray(group / "b").lon_2, x.lon)
+    assert tw.repair(x, other, group / "b", **HERE).passed
+    b = tw.open_xarray(group / "b")
+    assert b.dims == ("lon", "lon_2"), "nothing was to repair"
+    chunk = next(path for path in (group / "b" / "c").rglob("*") if path.is_file())
+    chunk.write_bytes(bytes(len(chunk.read_bytes())))
+    assert tw.repair(x, other, group / "b", **HERE).passed
+    b = tw.open_xarray(group / "b")
+    assert b.dims == ("lon", "lon_3")
+    np.testing.assert_array_equal(b.lon_3, other.lon)
+    np.testing.assert_array_equal(tw.open_xarray(group / "a").lon_2, x.lon)
+    np.testing.assert_allclose(b, x.values.T @ other.values)
+    assert tw.audit(group / "b").passed

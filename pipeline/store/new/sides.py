@@ -60,26 +60,40 @@ def sides_called(
     plain = product_sides(a, b, transpose_a, transpose_b)
     if format_around(finals[0]) is None:
         return plain
+    sides = sides_of(a, b, transpose_a, transpose_b)
     lengths = _lengths_around(finals)
-    taken: set[str] = set()
-    found = []
-    for one, (factor, side) in zip(plain, sides_of(a, b, transpose_a, transpose_b), strict=True):
-        own = lengths_of_side(factor, side, one)
-        called = next(
-            names
-            for names in _candidates(one, factor, side)
-            if taken.isdisjoint(names.every)
-            and all(
-                _is_free(finals, name, coordinates, length, lengths.get(name, set()))
-                for (name, coordinates), length in zip(
-                    arrays_of_side(factor, side, names).items(), own.values(), strict=True
-                )
-            )
-        )
-        taken.update(called.every)
-        found.append(called)
-    rows, columns = found
+    rows = next(
+        names for names in _candidates(plain[0], *sides[0]) if _fits(finals, names, *sides[0], lengths)
+    )
+    columns = next(
+        names
+        for names in _candidates(plain[1], *sides[1])
+        if set(rows.every).isdisjoint(names.every) and _fits(finals, names, *sides[1], lengths)
+    )
     return rows, columns
+
+
+def still_fit(
+    finals: Sequence[Path], called: Sequence[SideNames], sides: Sequence[tuple[StoredArray, int]]
+) -> bool:
+    """Whether the sides of a result that stands in its group can be called so, beside what the group has by now."""
+    lengths = _lengths_around(finals)
+    return all(_fits(finals, names, *side, lengths) for names, side in zip(called, sides, strict=True))
+
+
+def _fits(
+    finals: Sequence[Path],
+    names: SideNames,
+    array: StoredArray,
+    side: int,
+    lengths: Mapping[str, set[int]],
+) -> bool:
+    """Whether each name of a side is free, or of the same. lengths: of the dimensions of other arrays, by name."""
+    own = lengths_of_side(array, side, names)
+    return all(
+        _is_free(finals, name, coordinates, own[name], lengths.get(name, set()))
+        for name, coordinates in arrays_of_side(array, side, names).items()
+    )
 
 
 def _candidates(plain: SideNames, array: StoredArray, side: int) -> Iterator[SideNames]:
