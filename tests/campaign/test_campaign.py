@@ -47,7 +47,6 @@ middle and at the end."""
 COUNTED = ("--counts", "1", "--states", "1")
 
 
-@pytest.mark.slow  # make campaign-ci has a hundred times as many
 def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
     done, cases = run_campaign(tmp_path, *SMALL, *COUNTED)
     assert done.returncode == 0, done.stdout + done.stderr
