@@ -284,6 +284,8 @@ class MatmulRun:
     """Elements of C that are NaN or infinite."""
     names: dict[str, str] = field(default_factory=dict)
     """Where ``A``, ``B`` and ``C`` are."""
+    not_finite_expected: bool = False
+    """Whether those that are not finite are NaN that was asked for, of variables without values or variance."""
     timeline: Timeline | None = field(default=None, compare=False, repr=False)
     """When what was done, from the request until C had its name; None where nobody recorded that."""
 
@@ -354,7 +356,7 @@ class MatmulRun:
             found.append(f"sums may have wrapped in {self.plan.c_dtype}")
         if missing := [f"{count} of {role}" for role, count in self.masked.items() if count]:
             found.append(f"elements that stand for missing ones were multiplied ({', '.join(missing)})")
-        if self.not_finite:
+        if self.not_finite and not self.not_finite_expected:
             band, shape = self.plan.band, (self.plan.m, self.plan.n)
             share = self.not_finite / (math.prod(shape) if band is None else band.size(shape))
             where = "" if band is None else " in the band"

@@ -517,8 +517,7 @@ def _fill(
         found = computed[0][1]
         if ledger is not None:
             found = reduce(Found.merged, (stored.found for stored in ledger.tiles.values()), NOTHING_FOUND)
-        if plan.symmetric:  # nobody looked at B, which is A
-            found = replace(found, b=found.a)
+        found = replace(found, b=found.a) if plan.symmetric else found  # nobody looked at B, which is A
         findings = findings_of(factors, found)
         for caution in findings.cautions:
             tell.warn(caution)
@@ -547,6 +546,7 @@ def _fill(
         wraps=findings.wraps,
         masked=findings.masked,
         not_finite=found.c.not_finite,
+        not_finite_expected=not told,
         names=names_of(factors.roles, output),
     )
 

@@ -66,6 +66,8 @@ def test_land_is_nan_where_that_is_asked_for(
     assert run.verification.passed
     assert tw.audit(out).passed
     assert not [event for event in told if isinstance(event, Caution)], "what is known is no surprise"
+    assert run.not_finite_expected
+    assert "not finite" not in str(run)
     (one,) = [
         event.message for event in told if isinstance(event, Notice) and "hold no number" in event.message
     ]
