@@ -77,6 +77,7 @@ def decoded(stored: Sequence[bytes], nbytes: int, form: int, folder: Path) -> li
     return results
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [8, 1000, 2**16 + 8, 300_000])
 def test_frames_of_every_level_are_decoded(tmp_path: Path, nbytes: int) -> None:
     """Of one block and of several, with trees and tables that stay in force, and with none."""

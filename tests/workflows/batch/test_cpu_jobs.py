@@ -205,6 +205,7 @@ PLANNED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("more", [{}, {"threads_per_worker": 3, "mem": "2G"}], ids=["plain", "less memory"])
 def test_a_plan_by_a_profile_is_that_of_its_job(
     more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

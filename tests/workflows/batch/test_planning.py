@@ -210,6 +210,7 @@ def test_every_command_that_plans_is_among_these() -> None:
     assert planning == {words[0] for words in PLANNED}
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("words", PLANNED, ids=lambda words: words[0])
 @pytest.mark.parametrize("profile", ["typed", "cores"])
 def test_plan_only_by_a_profile_submits_nothing(profile: str, words: list[str], submitted: Path) -> None:
@@ -256,6 +257,7 @@ def test_texts_are_planned_whatever_the_gpus_are() -> None:
         tw.plan_histogram("cluster.yaml", cluster="cores", device="cuda", listener=silent)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("words", OF_MATRICES, ids=lambda words: words[0])
 def test_plan_only_by_a_profile_and_a_gpu_submits_nothing(words: list[str], submitted: Path) -> None:
     for more in (["--gpu", "h100"], ["--rate", "50T", "--device-memory", "9GiB"]):
