@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import greenlet
 import numpy as np
 
 from tilewright.kernels import ptx
@@ -37,21 +38,21 @@ class _Flat:
     def __init__(self, address: int, dtype: Any) -> None:
         self._address, self._dtype = int(address), np.dtype(dtype)
 
-    def _at(self, index: Any) -> Any:
-        place = self._address + int(index) * self._dtype.itemsize
-        return np.ctypeslib.as_array((ctypes.c_char * self._dtype.itemsize).from_address(place)).view(
-            self._dtype
-        )
+    def _place(self, index: Any) -> int:
+        return self._address + int(index) * self._dtype.itemsize
 
     def __getitem__(self, index: Any) -> Any:
-        return self._at(index)[0]
+        return np.frombuffer(ctypes.string_at(self._place(index), self._dtype.itemsize), self._dtype)[0]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._at(index)[0] = value
+        ctypes.memmove(self._place(index), np.array(value, self._dtype).tobytes(), self._dtype.itemsize)
 
 
 class Block:
-    """One block's threads, which take turns: each runs until a barrier, a warp's product, or its end."""
+    """One block's threads, which take turns: each runs until a barrier, a warp's product, or its end.
+
+    They are greenlets, all of one thread of the system's: those of the system took most of the time to take turns.
+    """
 
     def __init__(self, threads: int, shared: np.ndarray, late: bool) -> None:
         self.threads, self.shared, self.late = threads, shared, late
@@ -60,63 +61,27 @@ class Block:
         self.products: dict[int, np.ndarray] = {}
         self.readable: list[tuple[int, int]] = []
         """Where global memory may be copied from; empty where that is not checked."""
-        self._turn = [threading.Lock() for _ in range(threads)]
-        """Held by nobody but in the moment in which a thread is given its turn."""
-        self._ready: deque[int] = deque(range(threads))
         self._waiting: dict[int, str] = {}
         self._alive = list(range(threads))
-        self._over = threading.Lock()
-        self._error: BaseException | None = None
-        for lock in (*self._turn, self._over):
-            lock.acquire()
 
     def pause(self, thread: int, why: str) -> None:
         self._waiting[thread] = why
-        self._pass_on()
-        self._turn[thread].acquire()
-        if self._error:
-            raise SystemExit
+        greenlet.getcurrent().parent.switch()
 
-    def run(self, body: Callable[[int], None]) -> None:
-        def start(thread: int) -> None:
-            self._turn[thread].acquire()
-            try:
-                if not self._error:
-                    body(thread)
-                    self._alive.remove(thread)
-                    self._pass_on()
-            except SystemExit:
-                pass
-            except BaseException as error:
-                self._error = error
-                self._over.release()
-
-        workers = [
-            threading.Thread(target=start, args=(thread,), daemon=True) for thread in range(self.threads)
-        ]
-        for worker in workers:
-            worker.start()
-        self._pass_on()
-        self._over.acquire()
-        if self._error:
-            for thread in self._alive:
-                self._turn[thread].release()
-        for worker in workers:
-            worker.join()
-        if self._error:
-            raise self._error
-
-    def _pass_on(self) -> None:
-        """Give the turn to the next thread: at once, since a thread between them would double the switches, which take
-        most of the time."""
-        if not self._ready:
-            self._ready.extend(self._released())
-        if self._ready:
-            thread = self._ready.popleft()
+    def run(self, body: Callable[[], None], place: tuple[int, int], grid: tuple[int, int] = (1, 1)) -> None:
+        """The block at a place of a grid. An error of one thread is raised here, and the others end where they are."""
+        _current.block, _current.place, _current.grid = self, place, grid
+        threads = [greenlet.greenlet(body) for _ in range(self.threads)]
+        ready = deque(range(self.threads))
+        while self._alive:
+            if not ready:
+                ready.extend(self._released())
+            thread = ready.popleft()
             self._waiting.pop(thread, None)
-            self._turn[thread].release()
-        else:
-            self._over.release()
+            _current.thread = thread
+            threads[thread].switch()
+            if threads[thread].dead:
+                self._alive.remove(thread)
 
     def _released(self) -> list[int]:
         """The threads that may go on: a warp that meets in a product, or all at a barrier."""
@@ -124,11 +89,11 @@ class Block:
             lanes = range(first, first + WARP)
             if all(self._waiting.get(lane) == "warp" for lane in lanes):
                 return list(lanes)
-        if self._alive and all(self._waiting.get(thread) == "block" for thread in self._alive):
-            assert len(self._alive) == self.threads, "some threads ended before a barrier that others wait at"
-            return list(self._alive)
-        assert not self._alive, f"deadlock: {self._waiting}"
-        return []
+        assert all(self._waiting.get(thread) == "block" for thread in self._alive), (
+            f"deadlock: {self._waiting}"
+        )
+        assert len(self._alive) == self.threads, "some threads ended before a barrier that others wait at"
+        return list(self._alive)
 
 
 _current = threading.local()
@@ -223,18 +188,18 @@ def _mma_f64(k: int, *, native: bool) -> Callable[..., None]:
         block, thread = _current.block, _current.thread
         block.operands[thread] = (a[a0 : a0 + k // 2].copy(), b[b0 : b0 + k // 4].copy())
         block.pause(thread, "warp")
-        left, right = np.empty((16, k)), np.empty((k, 8))
         first = thread // WARP * WARP
-        for lane in range(WARP):
-            g, t = divmod(lane, 4)
-            mine_a, mine_b = block.operands[first + lane]
-            for s in range(k // 4):
-                left[g, t + 4 * s], left[g + 8, t + 4 * s] = mine_a[2 * s], mine_a[2 * s + 1]
-                right[t + 4 * s, g] = mine_b[s]
+        if thread == first:  # the whole product once, for all lanes
+            left, right = np.empty((16, k)), np.empty((k, 8))
+            for lane in range(WARP):
+                g, t = divmod(lane, 4)
+                mine_a, mine_b = block.operands[first + lane]
+                left[g, t::4], left[g + 8, t::4] = mine_a[::2], mine_a[1::2]
+                right[t::4, g] = mine_b
+            block.products[first] = left @ right
         block.pause(thread, "warp")  # everyone has read the operands before the next product replaces them
         g, t = divmod(thread % WARP, 4)
-        product = left[[g, g + 8]] @ right[:, [2 * t, 2 * t + 1]]
-        c[c0 : c0 + 4] += product.ravel()
+        c[c0 : c0 + 4] += block.products[first][[g, g + 8], 2 * t : 2 * t + 2].ravel()
 
     return mma
 
@@ -244,12 +209,12 @@ class Integer:
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)
-        self._modulus = 1 << (8 * self.dtype.itemsize)
-        self._limit = self._modulus >> (self.dtype.kind == "i")
+        self._bits = (1 << (8 * self.dtype.itemsize)) - 1
+        self._below = self._bits // 2 + 1 if self.dtype.kind == "i" else 0
+        """How many of the numbers are negative."""
 
     def __call__(self, value: Any) -> int:
-        rest = int(value) % self._modulus
-        return rest - self._modulus if rest >= self._limit else rest
+        return (int(value) + self._below & self._bits) - self._below
 
 
 class _FlatIntegers(_Flat):
@@ -457,12 +422,7 @@ def run(
             block = Block(threads, shared, late)
             block.readable = spans
 
-            def body(thread: int, block: Block = block, place: tuple[int, int] = (x, y)) -> None:
-                _current.block, _current.thread, _current.place = block, thread, place
-                _current.grid = grid
-                kernel(*arguments)
-
-            block.run(body)
+            block.run(lambda: kernel(*arguments), (x, y), grid)
 
 
 def replace_instructions(monkeypatch: Any, module: Any, instructions: Any) -> None:

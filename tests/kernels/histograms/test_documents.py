@@ -146,12 +146,7 @@ def counted(data: np.ndarray, offsets: np.ndarray, by: str, weight: int) -> np.n
     for place in range(ceil_div(total, weight * 2 * module.WARPS)):
         shared = np.full(module.SHARED_NBYTES // 4, 0xDEADBEEF, np.uint32)
         block = Block(module.THREADS, shared, late=False)
-
-        def body(thread: int, block: Block = block, place: int = place) -> None:
-            _current.block, _current.thread, _current.place = block, thread, (place, 0)
-            kernel(data.ctypes.data, offsets, weight, kind.code, kind.bins, flat)
-
-        block.run(body)
+        block.run(lambda: kernel(data.ctypes.data, offsets, weight, kind.code, kind.bins, flat), (place, 0))
         assert not shared.any(), "the table is not clear at the end"
     return counts
 
