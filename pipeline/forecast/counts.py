@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
+from tilewright.pipeline.forecast.corpus import CorpusPlan, table
 from tilewright.pipeline.forecast.forecast import (
     LONG_RUN_SECONDS,
     MOST_START_SECONDS,
@@ -25,70 +26,37 @@ from tilewright.pipeline.store.arrays import local_path
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES
 from tilewright.pipeline.text.corpus import Corpus
 from tilewright.pipeline.text.counting import Division, divided, kind_of_corpus
-from tilewright.pipeline.text.formats.ways import Way, ways_of
+from tilewright.pipeline.text.formats.ways import ways_of
 from tilewright.pipeline.text.pieces import MOST_BLOCK_NBYTES
 from tilewright.pipeline.text.totals import most_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
-MOST_LISTED = 20
-"""Files that would be refused, in the text for people; the JSON has all of them."""
 
-
-@dataclass(frozen=True)
-class CountPlan:
+@dataclass(frozen=True, kw_only=True)
+class CountPlan(CorpusPlan):
     """How a corpus would be counted."""
 
     by: str
     per_document: bool
-    files: int
-    nbytes: int
-    """Of all files, as stored."""
-    ways: tuple[Way, ...]
-    """How they are read; those that would be refused are in none."""
-    looked_at: int
-    """Files whose first bytes were looked at for that; of the others, names decided."""
-    pieces: int
-    """That are left to count: a task each."""
-    piece_nbytes: int
-    """Stored bytes of the largest."""
     left_nbytes: int
-    """Stored bytes of all of them."""
+    """Stored bytes of all pieces that are left to count."""
     kept: int
     """Pieces of earlier runs that count."""
     compared: int
     """Pieces of earlier runs, among those left, that count if their files hold what they did."""
     device: str
     """The GPU's name, or ``CPU``."""
-    workers: int
-    tasks: int
-    """Of all workers at a time."""
     threads: int
     """Of one worker that read, or decompress, for all its tasks together."""
-    worker_nbytes: int
-    """Memory of a worker for the texts that it holds at a time, and for their counts where the bins are known."""
-    worker_limit_nbytes: int | None
-    """What its process may take; None: no limit is set."""
     counts_nbytes: int
     """Memory of the process that adds up, at most; what is more goes to files in Dask's ``temporary-directory``."""
     counts_known: bool
     """Whether it is that, and not only at most."""
-    driver_limit_nbytes: int
-    """What that process may take."""
-    reports: bool
-    """Whether files that cannot be counted are left out; else the first ends the count."""
-    refused: tuple[tuple[str, str], ...]
-    """Files that could not be counted, and why, as far as their first bytes tell."""
-    notes: tuple[str, ...]
-    """What was passed over when the corpus was listed, and what is said of earlier runs."""
     forecast: Forecast | None = None
     """How long it takes, by earlier runs, and how much disk."""
-    outputs: dict[str, str] = field(default_factory=dict)
-    """Where ``counts`` and a ``plot`` would be written, and finished ``pieces`` be kept."""
 
     def to_json(self) -> dict[str, object]:
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        ways = [asdict(way) for way in self.ways]
-        return own | {"ways": ways, "forecast": None if self.forecast is None else self.forecast.to_json()}
+        return super().to_json() | {"forecast": None if self.forecast is None else self.forecast.to_json()}
 
     def written_to(self, outputs: dict[str, str]) -> CountPlan:
         """The same, once it is known where what is counted goes."""
@@ -100,34 +68,29 @@ class CountPlan:
         return replace(self, outputs=outputs, forecast=forecast)
 
     def __str__(self) -> str:
-        rows = [
-            *([] if self.forecast is None else [("time", self.forecast.time())]),
-            ("count", f"{self.by}{', a row for each document' if self.per_document else ''}"),
-            ("files", f"{counted(self.files, 'file')}, {format_nbytes(self.nbytes)} as stored"),
-            *self._reading(),
-            ("pieces", self._pieces()),
-            ("workers", self._workers()),
-            ("memory", self._memory()),
-            ("counts", self._counts()),
-            ("written", self._written()),
-            *([("disk", f"at most {disk}")] if (disk := self._disk()) else []),
-            *[("note", note) for note in self.notes],
-            *self._refused(),
-            ("verdict", self._verdict()),
-        ]
-        return "\n".join(f"{name:<16}{text}" for name, text in rows)
-
-    def _reading(self) -> list[tuple[str, str]]:
-        rows = [
-            (
-                "" if place else "reading",
-                f"{counted(way.files, 'file')}, {format_nbytes(way.nbytes)}: {way.what}",
-            )
-            for place, way in enumerate(self.ways)
-        ]
-        if self.looked_at < self.files:
-            rows.append(("", f"by the first bytes of {self.looked_at} of them, and the names of the others"))
-        return rows
+        return table(
+            [
+                *([] if self.forecast is None else [("time", self.forecast.time())]),
+                ("count", f"{self.by}{', a row for each document' if self.per_document else ''}"),
+                self._files(),
+                *self._reading(),
+                ("pieces", self._pieces()),
+                ("workers", self._workers()),
+                ("memory", self._memory()),
+                ("counts", self._counts()),
+                self._written(
+                    {"counts": "counts to", "plot": "plot to", "pieces": "finished pieces kept in"}
+                ),
+                *([("disk", f"at most {disk}")] if (disk := self._disk()) else []),
+                *self._notes(),
+                *self._refused(),
+                self._verdict(
+                    "it fits the memory",
+                    "it may not fit the workers' memory; let them take smaller pieces (tilewright.piece-nbytes), or"
+                    " decompress on fewer threads (tilewright.decompress-threads)",
+                ),
+            ]
+        )
 
     def _pieces(self) -> str:
         said = f"{counted(self.pieces, 'piece')} to count, {format_nbytes(self.left_nbytes)}"
@@ -147,9 +110,7 @@ class CountPlan:
 
     def _memory(self) -> str:
         more = "" if self.counts_known else ", and what the different tokens take"
-        limit = self.worker_limit_nbytes
-        of = f", of {format_nbytes(limit)}" if limit is not None else ""
-        return f"about {format_nbytes(self.worker_nbytes)} a worker for texts{more}{of}"
+        return f"about {format_nbytes(self.worker_nbytes)} a worker for texts{more}{self._of_limit()}"
 
     def _counts(self) -> str:
         most = "" if self.counts_known else "at most "
@@ -162,44 +123,10 @@ class CountPlan:
             f" {format_nbytes(self.driver_limit_nbytes)}{within}{more}"
         )
 
-    def _written(self) -> str:
-        words = {
-            "counts": "counts to",
-            "plot": "plot to",
-            "pieces": "finished pieces kept in",
-        }
-        told = [f"{words[name]} {place}" for name, place in self.outputs.items()]
-        return ", ".join(told) or "nothing"
-
     def _disk(self) -> str:
         """Of counts that are written, where it is known how many there may be."""
         known = self.forecast is not None and self.forecast.disk is not None and self.counts_known
         return self.forecast.disk_words() if known and self.forecast is not None else ""
-
-    def _refused(self) -> list[tuple[str, str]]:
-        rows = [
-            ("" if place else "refused", f"{name}: {why}")
-            for place, (name, why) in enumerate(self.refused[:MOST_LISTED])
-        ]
-        more = len(self.refused) - MOST_LISTED
-        return [*rows, ("", f"and {counted(more, 'other')}")] if more > 0 else rows
-
-    def _verdict(self) -> str:
-        said = "it fits the memory"
-        limit = self.worker_limit_nbytes
-        if limit is not None and self.worker_nbytes > limit:
-            said = (
-                "it may not fit the workers' memory; let them take smaller pieces (tilewright.piece-nbytes), or"
-                " decompress on fewer threads (tilewright.decompress-threads)"
-            )
-        if self.refused:
-            said += f"; {counted(len(self.refused), 'file')} would"
-            said += (
-                " be left out"
-                if self.reports
-                else " end it: name them by --exclude, or say --on-error report"
-            )
-        return said
 
 
 def plan_count(
