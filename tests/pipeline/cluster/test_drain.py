@@ -24,6 +24,7 @@ from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.workflows.console import Terminated, interruptible
 
 LET_GO = threading.Event()
+SIXTH_IS_GIVEN = threading.Event()
 BEGUN: Counter[int] = Counter()
 
 
@@ -31,9 +32,22 @@ class Ended(KeyboardInterrupt):
     """What a test ends work with."""
 
 
+class Calls(list[Any]):
+    """Tells when the sixth is given to a worker."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for place, call in enumerate(super().__iter__()):
+            if place == 5:
+                SIXTH_IS_GIVEN.set()
+            yield call
+
+
 def held(place: int) -> int:
-    """Quick for the first two; the others wait to be let go of."""
+    """Quick for the first two; the others wait to be let go of. The second waits for the sixth to be given: of results
+    that come together none makes room for another call until all are recorded, so that no four others would begin."""
     BEGUN[place] += 1
+    if place == 1:
+        SIXTH_IS_GIVEN.wait(30)
     if place >= 2:
         LET_GO.wait(30)
     return place
@@ -44,23 +58,30 @@ def total(*parts: int) -> int:
 
 
 def bounded(client: Client, drain: Drain) -> Iterator[tuple[int, int]]:
-    return run_bounded(
-        client, held, [(place,) for place in range(9)], key=f"held-{time.time_ns()}", drain=drain
-    )
+    calls = Calls((place,) for place in range(9))
+    return run_bounded(client, held, calls, key=f"held-{time.time_ns()}", drain=drain)
 
 
 def combined(client: Client, drain: Drain) -> Iterator[tuple[int, int]]:
-    groups = [((), [(place,)]) for place in range(9)]
+    groups = Calls(((), [(place,)]) for place in range(9))
     # Four are under way beside the one whose result is being recorded.
     return run_combined(client, held, total, groups, window=5, key=f"held-{time.time_ns()}", drain=drain)
 
 
 @pytest.fixture
-def four() -> Iterator[Client]:
-    """A client of one worker with four threads, more than `held` takes of what runs first."""
+def four(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client of one worker that runs four calls at a time, more than `held` takes of what runs first; and where they
+    are combined, what combines one meanwhile."""
+    combines = getattr(request.node, "callspec", None) is not None and "combined" in request.node.callspec.id
     LET_GO.clear()
+    SIXTH_IS_GIVEN.clear()
     BEGUN.clear()
-    options = {"n_workers": 1, "threads_per_worker": 4, "processes": False, "dashboard_address": ":0"}
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 4 + combines,
+        "processes": False,
+        "dashboard_address": ":0",
+    }
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client
         LET_GO.set()
@@ -145,7 +166,7 @@ def test_a_reduction_is_drained_where_its_pieces_are_kept(kept: bool, four: Clie
         if isinstance(event, Waiting):
             LET_GO.set()
 
-    calls = [(place,) for place in range(9)]
+    calls = Calls((place,) for place in range(9))
     with pytest.raises(Ended):
         reduce_pieces(four, summing, calls, [1] * 9, listener, arrived=keep, kept=kept)
     assert sorted(arrived) == ([0, 1, 2, 3, 4, 5] if kept else [0, 1])
