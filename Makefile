@@ -103,7 +103,7 @@ campaign: $(INSTALLED)
 
 campaign-ci: $(INSTALLED)
 	$(BIN)/python -m tests.campaign --kills 300 --damages 60 --cuts 5 --counts 30 --states 30 --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
-	$(BIN)/python -m pytest -n auto --dist worksteal -m slow tests/workflows/test_lives.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-seed $(SEED) -m slow tests/workflows/test_lives.py
 
 slurm: $(INSTALLED)
 	PYTHON=$(CURDIR)/$(BIN)/python tests/slurm/run
