@@ -163,7 +163,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-        keep_from_the_collector()
+        gc.freeze()  # hardly any of it is garbage, and to look for that takes a second
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_runtest_teardown")
