@@ -72,6 +72,13 @@ class Noting(Keeper):
         return [sys.executable, "-c", COMMAND, str(self.folder.path), str(address), str(self.profile.workers)]
 
 
+class Waiting(Keeper):
+    """Its command does nothing, until it is ended."""
+
+    def _client_command(self, address: Path) -> list[str]:
+        return ["sleep", "600"]
+
+
 def job(
     place: Path, words: list[str], options: dict[str, Any], keeper: type[Keeper] | None = None
 ) -> JobFolder:
@@ -187,12 +194,12 @@ def test_a_job_without_its_folder_ends_at_once(
 def test_a_job_whose_workers_have_no_folder_says_so(
     factors: tuple[np.ndarray, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process of the command has one."""
+    """The process of the command has one, and nothing to do for the cluster that is lost."""
     monkeypatch.setenv("NODES_OWN", "first")
     monkeypatch.setattr(keeper_module, "CLIENT_SECONDS", 0.2)
     (tmp_path / "c0").touch()
     words = ["matmul", factors[1], factors[1], str(tmp_path / "c.zarr")]
-    done = job(tmp_path, words, {"local_directory": f"{tmp_path}/$NODES_OWN/scratch"}, Keeper)
+    done = job(tmp_path, words, {"local_directory": f"{tmp_path}/$NODES_OWN/scratch"}, Waiting)
     assert ended(done).status == 1
     assert f"nothing can be written to {tmp_path}/c0/scratch on " in ended(done).reason
     assert "(Not a directory); name another folder" in ended(done).reason
