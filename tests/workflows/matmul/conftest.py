@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from distributed import Client
 
-from tilewright.pipeline.cluster.here.opening import open_executor
+from tests.pipeline.conftest import here
 from tilewright.pipeline.worker import stream
 
-
-@pytest.fixture(scope="session")
-def here() -> Iterator[Client]:
-    """Threads of this process by themselves, which take two thirds of the time of Dask's cluster: for tests of products
-    to which it does not matter who hands out their tiles. Others have ``client``."""
-    with open_executor("local") as found:
-        yield found
+__all__ = ["here"]
 
 
 @pytest.fixture
