@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 import multiprocessing
 import multiprocessing.spawn
@@ -14,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +40,7 @@ from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, StorePath, ZipStore
 
+from tests.test_imports import parsed
 from tilewright.kernels.gpu.compiled import argument_layout, import_array_operations
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.cluster import pool
@@ -325,39 +328,49 @@ def test_what_libraries_do_not_promise_is_still_there(looks: Callable[[Path], bo
     )
 
 
-def every_node() -> list[ast.AST]:
-    """Of our modules."""
-    files = (file for layer in ("kernels", "pipeline", "workflows") for file in (ROOT / layer).rglob("*.py"))
-    return [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+@dataclass
+class NamesInUse:
+    """What our modules name."""
+
+    of_zarr_core: set[str] = field(default_factory=set)
+    """What they import of it, with its module."""
+    ours: set[str] = field(default_factory=set)
+    """What they define, or set."""
+    used: set[str] = field(default_factory=set)
+    """What they read of objects, and import of others' modules."""
+
+
+@functools.cache
+def names_in_use() -> NamesInUse:
+    """Of all modules at once: a walk through them takes a second."""
+    found = NamesInUse()
+    for tree in parsed().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.ours.add(node.name)
+            elif isinstance(node, ast.Attribute):
+                (found.ours if isinstance(node.ctx, ast.Store) else found.used).add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.ours.add(node.id)
+            elif isinstance(node, ast.ImportFrom):
+                names, module = [name.name for name in node.names], node.module or ""
+                if not module.startswith("tilewright"):
+                    found.used.update(names)
+                if module.startswith("zarr.core"):
+                    found.of_zarr_core.update(f"{module}.{name}" for name in names)
+    return found
 
 
 def test_of_zarr_s_inner_modules_no_others_are_imported() -> None:
     """All below zarr.core is private, as its documentation says."""
-    imported = {
-        f"{node.module}.{name.name}"
-        for node in every_node()
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("zarr.core")
-        for name in node.names
-    }
     named = " ".join(part for part, _, _ in PARTS.values())
-    assert [name for name in imported if name not in named] == []
+    assert [name for name in names_in_use().of_zarr_core if name not in named] == []
 
 
 def test_no_other_private_name_of_a_library_is_used() -> None:
     """A name with an underscore that none of our modules defines; one that they define too is not seen."""
-    nodes = every_node()
-    ours: set[str] = set()
-    used: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            ours.add(node.name)
-        elif isinstance(node, ast.Attribute):
-            (ours if isinstance(node.ctx, ast.Store) else used).add(node.attr)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            ours.add(node.id)
-        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("tilewright"):
-            used.update(name.name for name in node.names)
-    private = {name for name in used - ours if re.match("_[^_]", name)}
+    names = names_in_use()
+    private = {name for name in names.used - names.ours if re.match("_[^_]", name)}
     named = set(re.findall(r"\b_\w+", " ".join(part for part, _, _ in PARTS.values())))
     assert private - named - DOCUMENTED - OF_PEERS == set(), (
         "name each in PARTS, with a look that it is as before"

@@ -20,7 +20,7 @@ import zarr
 import tilewright as tw
 from tests.object_stores import servers
 from tests.object_stores.proxy import NO_FAULT, Asked, Fault, Proxy, seeded
-from tests.workflows.products import TIGHT, numbers, put, stop_at
+from tests.workflows.products import numbers, put, stop_at
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
@@ -31,7 +31,8 @@ from tilewright.pipeline.store.journal import SEGMENTS_NAME
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.remote.opening import store_at
 
-OPTIONS: dict[str, Any] = {"device": "cpu", "device_memory": TIGHT}
+OPTIONS: dict[str, Any] = {"device": "cpu", "device_memory": 32_000}
+"""Six tiles of two panels each: what a test takes is its requests, which moto answers in several milliseconds each."""
 FAULTS = (Fault(status=503), Fault(refuse=True), Fault(drop_answer=True), Fault(cut=10), Fault(status=500))
 
 Factors = tuple[np.ndarray, str, str]
@@ -84,13 +85,13 @@ def test_a_product_is_read_written_and_checked_there(
 
 def test_a_product_is_stored_there_as_asked_and_goes_on(factors: Factors, url: str, proxy: Proxy) -> None:
     expected, a, b = factors
-    c, layout = f"{url}/c", {"chunks": 4, "shards": 16, "codec": "gzip:2"}
+    c, layout = f"{url}/c", {"chunks": 8, "shards": 32, "codec": "gzip:2"}
     stop_at(1, a, b, c, dtype="i8", **layout, **OPTIONS)  # type: ignore[arg-type]
     run = tw.matmul(a, b, c, dtype="i8", **layout, **OPTIONS)
     assert run.resumed == 1
     np.testing.assert_array_equal(stored(c), expected)
     found = zarr.open_array(store_at(c), mode="r")
-    assert (found.chunks, found.shards) == ((4, 4), (16, 16))
+    assert (found.chunks, found.shards) == ((8, 8), (32, 32))
     assert tw.audit(c).passed
 
 

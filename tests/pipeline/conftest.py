@@ -9,11 +9,20 @@ import pytest
 from distributed import Client, LocalCluster
 
 from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.here.opening import open_executor
 
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[Client]:
     with open_cluster("local") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def here() -> Iterator[Client]:
+    """Threads of this process by themselves, which take two thirds of the time of Dask's cluster: for tests to which it
+    does not matter who hands out the work."""
+    with open_executor("local") as client:
         yield client
 
 

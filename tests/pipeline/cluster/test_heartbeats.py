@@ -18,7 +18,7 @@ import dask
 import numpy as np
 import pytest
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import tilewright as tw
 from tilewright.pipeline.cluster import answers, heartbeats
@@ -244,17 +244,16 @@ def total(*parts: int) -> int:
 
 
 @pytest.fixture
-def of_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def of_processes(processes: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setattr(heartbeats, "ASK_SECONDS", 0.5)
     monkeypatch.setattr(heartbeats, "SILENT_SECONDS", 1.5)
     monkeypatch.setattr(heartbeats, "BEATS", 2)
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 60}
-    with LocalCluster(processes=True, **options) as cluster, Client(cluster) as client:
-        yield client
-        # Dask's end would wait four seconds for each of them.
-        for nanny in cluster.workers.values():
-            with suppress(ProcessLookupError):
-                os.kill(nanny.pid, signal.SIGCONT)
+    pids = processes.run(os.getpid).values()
+    yield processes
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert sorted(processes.run(os.getpid).values()) == sorted(pids), "other tests have the same workers"
 
 
 @pytest.mark.parametrize("kind", ["bounded", pytest.param("combined", marks=pytest.mark.slow)])

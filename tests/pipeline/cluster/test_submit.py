@@ -25,7 +25,7 @@ import dask
 import distributed
 import pytest
 import zarr
-from distributed import Client, LocalCluster, Worker, wait, worker_client
+from distributed import Client, LocalCluster, Nanny, Worker, wait, worker_client
 from distributed.client import CancelledFuturesGroup, FutureCancelledError, FuturesCancelledError
 from distributed.comm import CommClosedError
 from distributed.core import Status, error_message
@@ -877,12 +877,17 @@ def first_of(first: int, *others: int) -> int:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bounded", "combined"])
-def test_a_run_says_which_worker_it_has_lost_and_what_with_it(kind: str, tmp_path: Path) -> None:
+def test_a_run_says_which_worker_it_has_lost_and_what_with_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[str, int | None]] = []
     calls = [(tmp_path, place) for place in range(4)]
 
     def lost(worker: str, count: int | None) -> None:
         told.append((worker, count))
+
+    async def no_other(nanny: Nanny) -> Status:
+        return nanny.status
 
     def under_way() -> dict[str, list[str]]:
         found = own.processing().items()
@@ -893,6 +898,7 @@ def test_a_run_says_which_worker_it_has_lost_and_what_with_it(kind: str, tmp_pat
         LocalCluster(n_workers=2, threads_per_worker=3, dashboard_address=":0") as cluster,
         Client(cluster) as own,
     ):
+        monkeypatch.setattr(Nanny, "instantiate", no_other)  # nobody waits for one in the place of the lost
         workers = {process: worker for worker, process in own.run(os.getpid).items()}
         if kind == "bounded":
             results = run_bounded(own, held_up, calls, key="lost", lost=lost)

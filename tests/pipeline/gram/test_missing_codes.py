@@ -38,6 +38,7 @@ def by_xarray(numbers: np.ndarray, *codes: int) -> np.ndarray:
     return centred.T @ centred / (len(numbers) - 1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i8", "f4", "f8"])
 def test_all_that_attributes_name_is_missing_as_it_is_to_xarray(tmp_path: Path, dtype: str) -> None:
     fill = (
@@ -235,7 +236,8 @@ def test_a_likely_code_is_told_of_by_the_pass_that_is_made(tmp_path: Path, call:
     # PLINK's code, where nobody named one, and where another was named of which there is none, or some.
     plink = np.where(numbers == -1, -9, numbers)
     holds = "X: numpy array of shape (4, 3) holds -9 in 1 of its 3 columns, and no other negative number"
-    for dtype in ("i1", "i2", "f4", "f8"):
+    # By the numbers and their dtype alone, whatever is made of them: all dtypes and codes by one call.
+    for dtype in ("i1", "i2", "f4", "f8") if call == "cov" else ("i1",):
         (message,) = told(dtype, plink)
         assert f"{holds}; it counts as a number" in message
         assert message.endswith("say missing=-9 (--missing -9)")
@@ -247,7 +249,7 @@ def test_a_likely_code_is_told_of_by_the_pass_that_is_made(tmp_path: Path, call:
     both[0, 0] = -1
     (message,) = told("i1", both, missing=-1)
     assert f"{holds} beside -1, which is missing; it counts" in message
-    for code in (-99, -999, -9999):
+    for code in (-99, -999, -9999) if call == "cov" else ():
         (message,) = told("i2", np.where(numbers == -1, code, numbers))
         assert f"say missing={code}" in message
     both[1, 0] = -4

@@ -605,6 +605,7 @@ def test_panels_are_not_cut_for_what_one_worker_alone_would_hold(mebibytes: int)
         assert plan.decoded_nbytes == 2 * (a.nbytes + b.nbytes)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tiles", [16, 4096])
 def test_a_plan_of_millions_of_chunks_tries_few_tiles(tiles: int) -> None:
     side, dtype = 10**6, np.dtype("i8")

@@ -56,6 +56,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_pairs_are_lapacks(rng: np.random.Generator, dtype: str, spectrum: str) -> None:

@@ -84,12 +84,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ALL = [*TEXTS, TEXTS[0] * 20]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("by", BY)
-def test_equals_counter(client: Client, corpus: Path, by: str) -> None:
+def test_equals_counter(here: Client, corpus: Path, by: str) -> None:
     expected = [naive_tokens(text, kind_of(by)) for text in ALL]
     with dask.config.set({"tilewright.piece-nbytes": 31}):
-        whole = counted_by(client, corpus, by)
-        rows = counted_by(client, corpus, by, per_document=True)
+        whole = counted_by(here, corpus, by)
+        rows = counted_by(here, corpus, by, per_document=True)
     assert as_counter(whole) == sum(expected, Counter())
     assert [row_counter(rows, place) for place in range(len(ALL))] == expected
     assert rows.tokens is not None
@@ -98,9 +99,9 @@ def test_equals_counter(client: Client, corpus: Path, by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["bigram", "codepoint"])
-def test_rows_of_many_bins_are_sparse(client: Client, corpus: Path, by: str) -> None:
+def test_rows_of_many_bins_are_sparse(here: Client, corpus: Path, by: str) -> None:
     with dask.config.set({"tilewright.piece-nbytes": 2000}):
-        found = count(client, [corpus], by, per_document=True)
+        found = count(here, [corpus], by, per_document=True)
     assert isinstance(found.counts, SparseCounts)
     assert found.counts.shape == (len(ALL), KINDS[by].bins)
     for place, text in enumerate(ALL):
@@ -110,15 +111,13 @@ def test_rows_of_many_bins_are_sparse(client: Client, corpus: Path, by: str) -> 
     np.testing.assert_array_equal(found.counts.sum(axis=0), found.totals)
 
 
-def test_a_large_document_has_one_sparse_row(
-    client: Client, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_a_large_document_has_one_sparse_row(here: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     """Its pieces are counted by different tasks, and in a dense way."""
     data = rng.integers(0, 256, 300_000, np.uint8).tobytes()
     (tmp_path / "large").write_bytes(data)
     (tmp_path / "small").write_bytes(b"ab")
     with dask.config.set({"tilewright.piece-nbytes": 100_000}):
-        found = count(client, [tmp_path], "bigram", per_document=True)
+        found = count(here, [tmp_path], "bigram", per_document=True)
     np.testing.assert_array_equal(found.counts[0], dense(naive_counts(data, "bigram"), 65536))
     assert found.top(1)[0][1] == found.totals.max()
 
@@ -127,9 +126,9 @@ def test_a_large_document_has_one_sparse_row(
 @pytest.mark.parametrize("by", ["word", "ngram:4:byte", "bigram"])
 @pytest.mark.parametrize("ending", ["json", "npz", "zarr"])
 def test_stored_counts_are_read_back(
-    client: Client, corpus: Path, tmp_path: Path, by: str, per_document: bool, ending: str
+    here: Client, corpus: Path, tmp_path: Path, by: str, per_document: bool, ending: str
 ) -> None:
-    found = counted_by(client, corpus, by, per_document=per_document)
+    found = counted_by(here, corpus, by, per_document=per_document)
     for _ in range(2):
         save_histogram(found, tmp_path / f"f.{ending}", overwrite=True)
     again = Histogram.load(tmp_path / f"f.{ending}")
@@ -138,17 +137,17 @@ def test_stored_counts_are_read_back(
     assert list(again.tokens or ()) == list(found.tokens or ())
 
 
-def test_a_group_is_read_by_xarray(client: Client, corpus: Path, tmp_path: Path) -> None:
+def test_a_group_is_read_by_xarray(here: Client, corpus: Path, tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
-    found = counted_by(client, corpus, "word")
+    found = counted_by(here, corpus, "word")
     save_histogram(found, tmp_path / "f.zarr")
     with xarray.open_zarr(tmp_path / "f.zarr", consolidated=False) as data:
         assert int(data.counts.sel(token="the")) == as_counter(found)[b"the"]
         assert tuple(data.document.values) == found.documents
 
 
-def test_a_damaged_file_of_tokens_is_refused(client: Client, corpus: Path, tmp_path: Path) -> None:
-    found = counted_by(client, corpus, "word")
+def test_a_damaged_file_of_tokens_is_refused(here: Client, corpus: Path, tmp_path: Path) -> None:
+    found = counted_by(here, corpus, "word")
     save_histogram(found, tmp_path / "f.json")
     text = (tmp_path / "f.json").read_text()
     (tmp_path / "g.json").write_text(text.replace('"The", ', '"zz", ', 1))
@@ -161,14 +160,14 @@ def test_a_damaged_file_of_tokens_is_refused(client: Client, corpus: Path, tmp_p
 
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("by", ["word", "bigram"])
-def test_histograms_add_up(client: Client, corpus: Path, by: str, per_document: bool) -> None:
-    whole = counted_by(client, corpus, by, per_document=per_document)
+def test_histograms_add_up(here: Client, corpus: Path, by: str, per_document: bool) -> None:
+    whole = counted_by(here, corpus, by, per_document=per_document)
     parts = [
         count_corpus(
-            client,
+            here,
             list_corpus([corpus / name]),
             any_kind_named(by),
-            cpu_workers(client),
+            cpu_workers(here),
             per_document=per_document,
             listener=lambda _: None,
         )
@@ -191,7 +190,7 @@ def test_words_of_other_options_do_not_add_up() -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("by", ["word", "line", "ngram:2"])
-def test_a_stopped_count_goes_on(client: Client, tmp_path: Path, by: str, per_document: bool) -> None:
+def test_a_stopped_count_goes_on(here: Client, tmp_path: Path, by: str, per_document: bool) -> None:
     """Also after the corpus has grown: tokens at the old end may have become others."""
     folder, kind = tmp_path / "corpus", kind_of(by)
     folder.mkdir()
@@ -220,10 +219,10 @@ def test_a_stopped_count_goes_on(client: Client, tmp_path: Path, by: str, per_do
         ):
             try:
                 found = count_corpus(
-                    client,
+                    here,
                     list_corpus([folder]),
                     kind,
-                    cpu_workers(client),
+                    cpu_workers(here),
                     per_document=per_document,
                     listener=listener,
                     record=record,
@@ -299,10 +298,10 @@ def test_sparse_rows_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> N
     np.testing.assert_array_equal(np.asarray(counts), table)
 
 
-def test_frames_and_html_say_what_is_counted(client: Client, corpus: Path) -> None:
+def test_frames_and_html_say_what_is_counted(here: Client, corpus: Path) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("xarray")
-    words, rows = counted_by(client, corpus, "word"), counted_by(client, corpus, "word", per_document=True)
+    words, rows = counted_by(here, corpus, "word"), counted_by(here, corpus, "word", per_document=True)
     expected = as_counter(words)
     series = words.to_pandas()
     assert series["the"] == expected[b"the"]
@@ -310,7 +309,7 @@ def test_frames_and_html_say_what_is_counted(client: Client, corpus: Path) -> No
     frame = rows.to_pandas()
     assert frame[(str(corpus / "2"), "cat")] == 1
     assert frame.groupby(level=1).sum()["the"] == expected[b"the"]
-    letters = count(client, [corpus], "letter", per_document=True)
+    letters = count(here, [corpus], "letter", per_document=True)
     assert letters.to_pandas().loc[str(corpus / "4"), "X"] == 200
     assert int(words.to_xarray().sel(bin="the")) == expected[b"the"]
     assert int(letters.to_xarray().sel(document=str(corpus / "4"), bin="X")) == 200

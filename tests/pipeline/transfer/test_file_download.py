@@ -29,7 +29,7 @@ def lane() -> Iterator[np.ndarray]:
     assert (memory[:, BLOCK:] == 0xEE).all(), "written behind a block"
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(30))
 @given(
     rows=st.integers(1, 30),
     width=st.sampled_from([1, 7, 64, 333, 999, 1000, 1001, 2500]),

@@ -43,7 +43,7 @@ def chunk_at(path: Path, content: np.ndarray, device: np.ndarray) -> StoredChunk
     return StoredChunk(str(path), 0, ANY_LENGTH, rows, stride, 0, 0, rows, stride, place, stride)
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(30))
 @given(data=st.data(), threads=st.integers(1, 3), memory=st.sampled_from([11, 700, 2**20]))
 def test_any_part_of_any_chunk_comes_to_its_place(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, threads: int, memory: int
@@ -169,7 +169,7 @@ def stored_by_loop(
     return good
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(30))
 @given(
     rows=st.integers(1, 30),
     width=st.sampled_from([1, 7, 64, 333, 999, 1000, 1001, 2500]),

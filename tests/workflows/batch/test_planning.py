@@ -38,6 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "cores": {"kind": "slurm", "nodes": 3, "ntasks_per_node": 2, "cpus_per_task": 5},
         "odd": {"kind": "slurm", "gpu": 4},
         "own": {"kind": "cpu", "n_workers": 1},
+        "inside": {"kind": "local"},
     }
     Path("cluster.yaml").write_text(yaml.safe_dump({"profiles": profiles}))
     zarr.create_array("a.zarr", shape=(200_000, 100_000), chunks=(2000, 2000), dtype="float32")
@@ -139,7 +140,7 @@ def test_what_no_job_could_be_planned_for_is_refused(
 
 @pytest.mark.usefixtures("here")
 def test_a_plan_by_another_profile_asks_its_workers() -> None:
-    made = plan("--profile", "own", "--json")
+    made = plan("--profile", "inside", "--json")
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["workers"] == 1
     alone = plan("--cluster-file", "cluster.yaml")

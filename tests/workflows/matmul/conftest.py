@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.conftest import here
 from tilewright.pipeline.worker import stream
+
+__all__ = ["here"]
 
 
 @pytest.fixture

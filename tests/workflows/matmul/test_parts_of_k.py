@@ -31,7 +31,7 @@ from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.worker import engines, stream, tasks
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "i8", "f2", "c16"])
 def test_a_small_c_is_summed_over_parts_of_k_in_order(
     dtype: str,

@@ -34,7 +34,7 @@ from tilewright.pipeline.store import region_read, region_write
 from tilewright.pipeline.worker import engines, units
 
 
-@pytest.mark.parametrize("failures", [1, 3])
+@pytest.mark.parametrize("failures", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_failing_write_is_tried_again(
     failures: int,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
@@ -93,6 +93,7 @@ def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_done(
     compressed: bool,

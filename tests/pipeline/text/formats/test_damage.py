@@ -98,7 +98,7 @@ def attempt(path: Path, data: bytes, reading: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("name", list(FILES))
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(16))
 @given(data=st.data())
 def test_damage_is_told_in_one_line(folder: Path, name: str, data: st.DataObject) -> None:
     make, reading = FILES[name]
