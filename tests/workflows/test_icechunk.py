@@ -56,8 +56,8 @@ def repository(factors: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> icechu
     session = found.writable_session("main")
     group = zarr.create_group(session.store)
     for name, values in zip("AB", factors, strict=True):
-        group.create_array(name, data=values, chunks=(16, 16))
-    group.create_array("C", data=np.full((M, N), 7.0), chunks=(16, 16))
+        group.create_array(name, data=values, chunks=(32, 32))
+    group.create_array("C", data=np.full((M, N), 7.0), chunks=(32, 32))
     session.commit("the factors")
     return found
 
