@@ -59,7 +59,7 @@ def assert_symmetric_product(c: np.ndarray, x: np.ndarray) -> None:
 
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[dict[int, Client]]:
-    """Workers in this process, a cluster for each number of them."""
+    """Workers in this process, a cluster for each number of them that products are compared by."""
     with ExitStack() as stack:
         found: dict[int, Client] = {}
         for workers in WORKERS:
@@ -270,13 +270,13 @@ def test_the_same_array_is_recognised_however_it_is_named(
     assert not tw.plan_matmul(path, other, transpose_a=True, device="cpu").symmetric
 
 
-@pytest.mark.parametrize("special", ["nan", "infinity"])
+@pytest.mark.parametrize("special", ["nan", pytest.param("infinity", marks=pytest.mark.slow)])
 def test_nan_and_infinity_are_mirrored(
     special: str, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
     x = numbers(rng, (50, 60), "f4")
     x[7, 3] = np.nan if special == "nan" else np.inf
-    x[40, 3] = -np.inf
+    x[40, 3] = -np.inf  # which makes infinities in either case
     path = put(tmp_path / "x", x)
     with np.errstate(all="ignore"):
         tw.matmul(
