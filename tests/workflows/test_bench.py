@@ -224,7 +224,7 @@ def test_the_spread_of_halves_shrinks_with_their_number() -> None:
 
 
 def test_every_dtype_is_measured_on_the_cpu() -> None:
-    report = dot.run_dot(nbytes=1 << 16, device="cpu", rounds=3, seconds=0.01)
+    report = dot.run_dot(nbytes=1 << 12, device="cpu", rounds=3, seconds=0.001)
     assert {row.case for row in report.rows} == set(dot.DTYPES)
 
 

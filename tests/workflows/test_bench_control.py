@@ -24,10 +24,10 @@ def test_every_tile_is_handed_out_once_and_recorded(tmp_path: Path) -> None:
             done.append(event.index)
 
     report = run_control(
-        tmp_path, tiles=140, workers=6, hosts=3, threads=2, panels=3, idle_seconds=0.1, listener=listener
+        tmp_path, tiles=95, workers=4, hosts=2, threads=2, panels=3, idle_seconds=0.1, listener=listener
     )
-    assert sorted(done) == list(range(144))
-    assert (report.tiles, report.workers, report.hosts, report.panels) == (144, 6, 3, 3)
+    assert sorted(done) == list(range(100))
+    assert (report.tiles, report.workers, report.hosts, report.panels) == (100, 4, 2, 3)
     assert report.client_ms > 0 < report.scheduler_ms
     for who, count in MESSAGES.items():
         assert count <= report.messages[who] < count + 1

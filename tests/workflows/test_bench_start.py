@@ -14,6 +14,15 @@ from tilewright.workflows.cli import cli
 
 def test_each_way_to_store_has_the_script_and_both_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "CODECS", {"zstd": "auto"})
+    timed, found = start._timed, dict[tuple[str, ...], tuple[float, float]]()
+
+    def timed_once(command: list[str]) -> tuple[float, float]:
+        """The turn behind the first takes as long as that: three processes instead of six."""
+        if tuple(command) not in found:
+            found[tuple(command)] = timed(command)
+        return found[tuple(command)]
+
+    monkeypatch.setattr(start, "_timed", timed_once)
     result = CliRunner().invoke(cli, ["bench", "start", "--side", "5", "--rounds", "1", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import itertools
@@ -9,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -523,24 +525,32 @@ def test_the_longest_name_that_is_accepted_is_written(run: Run, here: Path) -> N
 # Bad input ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is copied for each test."""
+    folder, rng = tmp_path_factory.mktemp("arrays"), np.random.default_rng(20261127)
+    with contextlib.chdir(folder):
+        store("a.zarr", rng.random((8, 6)))
+        store("b.zarr", rng.random((6, 4)))
+        store("i.zarr", rng.integers(0, 9, (8, 6)))
+        store("cube.zarr", rng.random((2, 2, 2)))
+        store("x.zarr", rng.random(5))
+        store("y.zarr", rng.random(6))
+        store("words.zarr", np.full((6, 4), "word", "U4"))
+        store("dates.zarr", np.zeros((6, 4), "M8[s]"))
+        zarr.create_group("group.zarr")
+    (folder / "file.zarr").write_text("no array")
+    (folder / "empty").mkdir()
+    (folder / "text.txt").write_text("text")
+    (folder / "dangling").mkdir()
+    (folder / "dangling" / "link").symlink_to("nowhere")
+    (folder / "broken.yaml").write_text("profiles: [")
+    return folder
+
+
 @pytest.fixture
-def arrays(here: Path, rng: np.random.Generator) -> Path:
-    store("a.zarr", rng.random((8, 6)))
-    store("b.zarr", rng.random((6, 4)))
-    store("i.zarr", rng.integers(0, 9, (8, 6)))
-    store("cube.zarr", rng.random((2, 2, 2)))
-    store("x.zarr", rng.random(5))
-    store("y.zarr", rng.random(6))
-    store("words.zarr", np.full((6, 4), "word", "U4"))
-    store("dates.zarr", np.zeros((6, 4), "M8[s]"))
-    zarr.create_group("group.zarr")
-    (here / "file.zarr").write_text("no array")
-    (here / "empty").mkdir()
-    (here / "text.txt").write_text("text")
-    (here / "dangling").mkdir()
-    (here / "dangling" / "link").symlink_to("nowhere")
-    (here / "broken.yaml").write_text("profiles: [")
-    return here
+def arrays(here: Path, made_once: Path) -> Path:
+    return Path(shutil.copytree(made_once, here, symlinks=True, dirs_exist_ok=True))
 
 
 BAD = [
@@ -718,24 +728,27 @@ def test_a_bug_is_one_line_too_unless_asked_for(
 # The commands as they are installed ---------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "command", [["tilewright"], ["dask", "tilewright"], ["python", "-m", "tilewright"]], ids=" ".join
 )
-def test_all_entry_points_fail_alike(here: Path, command: list[str]) -> None:
-    words = [tool(command[0]), *command[1:]]
-    failed = subprocess.run([*words, "histogram", "nowhere"], capture_output=True, text=True, cwd=here)
-    assert failed.returncode == 1
+@pytest.mark.parametrize("misused", [False, True])
+def test_all_entry_points_fail_alike(here: Path, command: list[str], misused: bool) -> None:
+    words = [tool(command[0]), *command[1:], "histogram", *([] if misused else ["nowhere"])]
+    failed = subprocess.run(words, capture_output=True, text=True, cwd=here)
     assert failed.stdout == ""
+    if misused:
+        assert failed.returncode == 2
+        return
+    assert failed.returncode == 1
     assert failed.stderr.startswith("error: cannot find nowhere")
     assert failed.stderr.count("\n") == 1
-    misused = subprocess.run([*words, "histogram"], capture_output=True, text=True, cwd=here)
-    assert misused.returncode == 2
 
 
-def test_the_cpu_profile_prints_nothing_but_the_result(here: Path, rng: np.random.Generator) -> None:
-    """Worker processes and their shutdown are where the libraries would talk."""
+def test_a_profile_of_processes_prints_nothing_but_the_result(here: Path, rng: np.random.Generator) -> None:
+    """Worker processes and their shutdown are where the libraries would talk, and of one as of several."""
     a = store("a.zarr", rng.random((300, 200)), (100, 100))
+    (here / "cluster.yaml").write_text("profiles: {one: {kind: cpu, n_workers: 1}}")
     command = [
         tool("tilewright"),
         "matmul",
@@ -744,7 +757,7 @@ def test_the_cpu_profile_prints_nothing_but_the_result(here: Path, rng: np.rando
         "c.zarr",
         "--transpose-b",
         "--profile",
-        "cpu",
+        "one",
     ]
     result = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=here)
     assert result.returncode == 0, result.stderr
@@ -920,8 +933,8 @@ def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encodi
 RESULTS = pytest.mark.parametrize(
     "arguments",
     [
-        ["histogram", "one.txt", "--quiet"],
         ["devices"],
+        ["histogram", "one.txt", "--quiet"],
         ["devices", "--json"],
         ["--help"],
         ["plan", "--help"],
@@ -942,6 +955,7 @@ def test_a_result_that_cannot_be_written_is_told_of(here: Path, arguments: list[
     assert done.stderr == b"error: cannot write the result to standard output: No space left on device\n"
 
 
+@pytest.mark.sample(3)
 @RESULTS
 def test_a_result_for_a_standard_output_that_is_closed_is_told_of(here: Path, arguments: list[str]) -> None:
     """Python has none then, and whatever prints to it says nothing."""
@@ -1283,7 +1297,7 @@ def test_short_commands_on_the_cpu_import_neither_distributed_nor_numba(here: Pa
 
 @pytest.mark.parametrize(
     ("words", "status"),
-    [(["--version"], 0), (["settings"], 0), (["no-such-command"], 2), (["plan", "a", "b"], 1)],
+    [(["--version"], 0), (["no-such-command"], 2), (["plan", "a", "b"], 1)],
 )
 def test_the_process_of_a_command_ends_by_its_status_with_all_that_it_printed(
     here: Path, words: list[str], status: int

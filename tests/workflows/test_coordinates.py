@@ -102,6 +102,7 @@ def test_sides_of_c_are_taken_apart(kind: str, sst: xarray.DataArray, tmp_path: 
     assert float(found.sel(PLACE)) == pytest.approx(expected, rel=1e-2)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_eofs_have_them_and_know_latitudes(kind: str, sst: xarray.DataArray, tmp_path: Path) -> None:
     x = SOURCES[kind](tmp_path, sst)
@@ -116,7 +117,7 @@ def test_eofs_have_them_and_know_latitudes(kind: str, sst: xarray.DataArray, tmp
     np.testing.assert_allclose(run.values, sizes[:2] ** 2 / 7, rtol=1e-2)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_they_are_stored_beside_a_product_in_a_group(
@@ -297,6 +298,7 @@ def test_many_coordinates_are_an_array_of_the_group(
     np.testing.assert_array_equal(zarr.open_array(other / "lon")[:], np.arange(4.0))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("store", ["zarr 2", "zarr 3", "netcdf", "dask", "flags"])
 def test_a_rename_of_what_is_not_read_counts(store: str, sst: xarray.DataArray, tmp_path: Path) -> None:
     """The stored array is read in its place, by the names that the DataArray has."""

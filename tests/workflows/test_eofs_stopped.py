@@ -21,7 +21,7 @@ from tilewright.pipeline.events import Event, Notice, UnitDone, WorkDone, WorkPl
 from tilewright.pipeline.product.output import partial_path
 from tilewright.workflows.cli import cli
 
-SHAPES = {"variables": (90, 40), "samples": (40, 90)}
+SHAPES = {"variables": (60, 24), "samples": (24, 60)}
 """Of X, by the side on which the iteration runs."""
 
 
@@ -115,6 +115,7 @@ def test_a_stop_costs_the_pass_under_way(
         assert not list((tmp_path / "scratch").iterdir())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("side", SHAPES)
 def test_the_covariance_matrix_is_formed_once(
     client: Client, tmp_path: Path, rng: np.random.Generator, side: str
@@ -149,14 +150,14 @@ def test_another_run_begins_anew(
     client: Client, tmp_path: Path, rng: np.random.Generator, other: dict[str, Any], goes_on: bool
 ) -> None:
     """With other options, or where that is asked for; with another tolerance it goes on."""
-    options = case(tmp_path, rng, (90, 40), client)
+    options = case(tmp_path, rng, (60, 24), client)
     out = tmp_path / "out.zarr"
     stopped(options, out)
     assert (tw.eofs(out=out, **(options | other)).resumed > 0) == goes_on
 
 
 def test_other_numbers_begin_anew(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
-    options = case(tmp_path, rng, (90, 40), client)
+    options = case(tmp_path, rng, (60, 24), client)
     out = tmp_path / "out.zarr"
     stopped(options, out)
     array = zarr.open_array(options["x"], mode="r+")
@@ -187,7 +188,7 @@ SLOW = pytest.mark.slow
 def test_what_is_damaged_is_found_again(
     client: Client, tmp_path: Path, rng: np.random.Generator, name: str, how: str
 ) -> None:
-    options = case(tmp_path, rng, (90, 40), client)
+    options = case(tmp_path, rng, (60, 24), client)
     tw.eofs(out=tmp_path / "whole.zarr", **options)
     out = tmp_path / "out.zarr"
     kept = stopped(options, out)
@@ -212,6 +213,7 @@ def test_an_error_in_what_was_asked_leaves_nothing(
     assert [each.name for each in tmp_path.iterdir()] == ["x.zarr"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("side", SHAPES)
 @pytest.mark.parametrize("method", ["gram", "krylov"])
 def test_a_plan_is_what_is_done(
@@ -235,7 +237,7 @@ def test_a_plan_is_what_is_done(
     assert [each.name for each in tmp_path.iterdir()] == ["x.zarr"]
     plan = json.loads(planned.stdout)
     assert (plan["method"], plan["side"], plan["k"]) == (method, side, 2)
-    assert plan["pass_nbytes"] == 90 * 40 * 8
+    assert plan["pass_nbytes"] == 60 * 24 * 8
     told: list[Event] = []
     run = tw.eofs(out=tmp_path / "out.zarr", listener=told.append, **options)
     assert plan["least_passes"] <= run.passes <= plan["most_passes"]
@@ -253,7 +255,7 @@ def test_a_plan_is_what_is_done(
 def test_a_plan_tells_what_would_be_refused_or_kept(
     tmp_path: Path, rng: np.random.Generator, client: Client
 ) -> None:
-    options = case(tmp_path, rng, (90, 40), client)
+    options = case(tmp_path, rng, (60, 24), client)
     out = tmp_path / "out.zarr"
     command = [
         "eofs",

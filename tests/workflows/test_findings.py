@@ -88,14 +88,15 @@ def test_types_that_cannot_wrap_are_not_looked_at(tmp_path: Path, multiply: Any,
 def test_masks_are_counted_once_however_often_they_are_read(
     device: str, k_long: bool, tmp_path: Path, multiply: Any, said: list[str], rng: np.random.Generator
 ) -> None:
-    shape = (20, 3000) if k_long else (200, 130)  # a long k is cut into parts
+    shape = (20, 3000) if k_long else (130, 60)  # a long k is cut into parts
     a = rng.standard_normal(shape).astype(np.float32)
     b = rng.standard_normal((shape[1], 150)).astype(np.float32)
     for matrix, count in ((a, 7), (b, 5)):
         matrix.flat[rng.choice(matrix.size, count, replace=False)] = -9999.0
+    chunk = 500 if k_long else 16
     run = multiply(
-        store(tmp_path, "A", a, _FillValue=-9999.0),
-        store(tmp_path, "B", b, missing_value=-9999.0),
+        store(tmp_path, "A", a, (16, chunk), _FillValue=-9999.0),
+        store(tmp_path, "B", b, (chunk, 16), missing_value=-9999.0),
         device=device,
         **({"device_memory": None} if k_long else {}),
     )
@@ -210,11 +211,11 @@ def test_what_stopped_runs_found_counts_too(
     tmp_path: Path, multiply: Any, said: list[str], rng: np.random.Generator
 ) -> None:
     """A run that goes on looks at its own tiles alone; the record has what the others held."""
-    a = rng.integers(-9, 9, (200, 100)) * 2**30
-    b = rng.integers(-9, 9, (100, 170)) * 2**30
-    a[150, 3] = b[3, 11] = -1
+    a = rng.integers(-9, 9, (100, 50)) * 2**30
+    b = rng.integers(-9, 9, (50, 85)) * 2**30
+    a[75, 3] = b[3, 11] = -1
     paths = store(tmp_path, "A", a, missing_value=-1), store(tmp_path, "B", b, missing_value=-1)
-    whole = multiply(*paths)
+    whole = multiply(*paths, device_memory=40_000)
     assert whole.wraps == "possible"
     for stop in (1, whole.plan.tile_count // 2, whole.plan.tile_count - 1):
         done = 0
@@ -226,8 +227,8 @@ def test_what_stopped_runs_found_counts_too(
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            tw.matmul(*paths, tmp_path / f"D{stop}", device_memory=60_000, listener=stop_there)
-        run = tw.matmul(*paths, tmp_path / f"D{stop}", device_memory=60_000, listener=lambda event: None)
+            tw.matmul(*paths, tmp_path / f"D{stop}", device_memory=40_000, listener=stop_there)
+        run = tw.matmul(*paths, tmp_path / f"D{stop}", device_memory=40_000, listener=lambda event: None)
         assert run.resumed >= stop
         assert (run.wraps, run.masked) == (whole.wraps, whole.masked) == ("possible", {"A": 1, "B": 1})
 

@@ -90,7 +90,7 @@ def expected(
     return finished(epilogue, sums, WHOLE, WHOLE, wide, held), size
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_c_is_numpys(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -254,7 +254,7 @@ def test_empty_sums_are_finished_too(k: int, memory: int, client: Client, tmp_pa
     assert run.verification.passed
 
 
-@pytest.mark.parametrize("after", [1, 4])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_stopped_sum_goes_on_and_adds_once(
     after: int, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
@@ -458,7 +458,7 @@ def test_numbers_that_a_transform_knows_as_missing_are_no_cause_for_caution(
     assert found == [{"A": 1, "B": 1}, {}]
 
 
-@pytest.mark.parametrize("after", [2, 5])
+@pytest.mark.parametrize("after", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_stopped_product_of_transformed_factors_goes_on(
     after: int, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:

@@ -350,7 +350,7 @@ def check_streams(status: int, out: str, errors: str, debug: bool = False) -> No
 
 
 def test_wrong_command_lines(place: Path, client: Client) -> None:
-    @settings(max_examples=75)
+    @settings(max_examples=40)
     @given(command_lines())
     def test(line: list[str]) -> None:
         check_command(place, client, line)
@@ -368,7 +368,7 @@ def test_more_wrong_command_lines(place: Path, client: Client) -> None:
     test()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("line", "status"),
     [

@@ -91,7 +91,7 @@ def check_case(clusters: dict[int, Client], folder: Path, data: st.DataObject) -
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_the_stored_matrix_is_that_of_the_definition(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -108,6 +108,7 @@ def test_more_stored_matrices_are_those_of_the_definition(
     check_case(clusters, tmp_path_factory.mktemp("gram"), data)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["i1", "f4", "f8", "c16"])
 def test_covariances_and_correlations_are_numpys(
     client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
@@ -173,7 +174,7 @@ def test_a_relationship_matrix_is_one_command(tmp_path: Path, rng: np.random.Gen
     np.testing.assert_array_equal(found, found.T)
 
 
-@pytest.mark.parametrize("dtype", ["i1", "f4"])
+@pytest.mark.parametrize("dtype", ["f4", pytest.param("i1", marks=pytest.mark.slow)])
 def test_bits_do_not_depend_on_the_number_of_workers(
     clusters: dict[int, Client], tmp_path: Path, rng: np.random.Generator, dtype: str
 ) -> None:

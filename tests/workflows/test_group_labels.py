@@ -60,6 +60,7 @@ def check_flattened(path: Path, left: xarray.DataArray, right: xarray.DataArray)
         np.testing.assert_array_equal(group[dimension], np.arange(true_of["lat"].size * true_of["lon"].size))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("first", ["of both", "of one"])
 def test_flattened_sides_keep_their_places(other: str, first: str, tmp_path: Path) -> None:
@@ -75,6 +76,7 @@ def test_flattened_sides_keep_their_places(other: str, first: str, tmp_path: Pat
         check_flattened(stats / name, x, y)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("first", ["of both", "of one"])
 @pytest.mark.parametrize("count", [4, 3])

@@ -56,8 +56,8 @@ def repository(factors: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> icechu
     session = found.writable_session("main")
     group = zarr.create_group(session.store)
     for name, values in zip("AB", factors, strict=True):
-        group.create_array(name, data=values, chunks=(16, 16))
-    group.create_array("C", data=np.full((M, N), 7.0), chunks=(16, 16))
+        group.create_array(name, data=values, chunks=(32, 32))
+    group.create_array("C", data=np.full((M, N), 7.0), chunks=(32, 32))
     session.commit("the factors")
     return found
 
@@ -145,6 +145,7 @@ def test_an_array_by_its_own_transpose_is_symmetric_in_a_session(
     np.testing.assert_allclose(found, factors[0] @ factors[0].T)
 
 
+@pytest.mark.sample(1)
 def test_what_a_read_only_session_has_is_read(
     repository: icechunk.Repository, factors: tuple[np.ndarray, np.ndarray], cluster: Client, tmp_path: Path
 ) -> None:
@@ -380,6 +381,7 @@ def test_a_tile_that_is_computed_again_is_the_same(
     np.testing.assert_allclose(c[...], factors[0] @ factors[1])
 
 
+@pytest.mark.slow
 def test_a_lost_worker_loses_only_what_is_computed_again(
     repository: icechunk.Repository, factors: tuple[np.ndarray, np.ndarray], processes: Client
 ) -> None:
@@ -417,6 +419,7 @@ def test_a_session_that_is_committed_meanwhile_gets_no_product(
     assert (of_branch(repository) == 7).all()
 
 
+@pytest.mark.sample(1)
 def test_many_chunks_are_sent_to_the_check_once(
     repository: icechunk.Repository,
     factors: tuple[np.ndarray, np.ndarray],

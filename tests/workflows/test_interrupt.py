@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ import dask
 import numpy as np
 import pytest
 import zarr
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from distributed import Client
 
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
-from tilewright.pipeline.product.output import replaced_path
+from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.product.output import Output, replaced_path
 from tilewright.workflows.bench.e2e import cluster_of
 from tilewright.workflows.cli import cli
+from tilewright.workflows.commands import texts
 from tilewright.workflows.console import Interrupted, Outputs, Terminated, Termination, interruptible
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
@@ -96,8 +99,22 @@ def test_a_histogram_without_a_file_to_write_leaves_nothing(tmp_path: Path) -> N
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "SIGKILL"])
+def interrupted_here(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """The same in this process, where Ctrl-C is the exception that it makes."""
+    seen = itertools.count(1)
+
+    def listener(event: Event) -> None:
+        if isinstance(event, UnitDone) and next(seen) == STOP_AFTER:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(texts, "listening", lambda **options: nullcontext(listener))
+        return CliRunner().invoke(cli, arguments)
+
+
+@pytest.mark.parametrize(
+    "by", ["here", *(pytest.param(by, marks=pytest.mark.slow) for by in ("SIGTERM", "SIGINT", "SIGKILL"))]
+)
 @pytest.mark.parametrize("state", [False, True])
 def test_a_histogram_that_was_stopped_goes_on(
     tmp_path: Path, rng: np.random.Generator, by: str, state: bool, monkeypatch: pytest.MonkeyPatch
@@ -106,9 +123,16 @@ def test_a_histogram_that_was_stopped_goes_on(
     data.tofile(tmp_path / "text")
     command = ["histogram", "text", "--out", "f.json", *(["--state", "kept"] if state else [])]
     folder, pieces = "kept" if state else "f.json.pieces", "32768"
-    result = interrupted(*command, cwd=tmp_path, INTERRUPT_BY=by, DASK_TILEWRIGHT__PIECE_NBYTES=pieces)
+    result: Any
+    if by == "here":
+        monkeypatch.chdir(tmp_path)
+        with dask.config.set({"tilewright.piece-nbytes": int(pieces)}):
+            result = interrupted_here(*command, monkeypatch=monkeypatch)
+        assert result.exit_code == 130, result.stderr
+    else:
+        result = interrupted(*command, cwd=tmp_path, INTERRUPT_BY=by, DASK_TILEWRIGHT__PIECE_NBYTES=pieces)
+        assert result.returncode == (-9 if by == "SIGKILL" else 128 + signal.Signals[by]), result.stderr
     assert result.stdout == ""
-    assert result.returncode == -9 if by == "SIGKILL" else 128 + signal.Signals[by], result.stderr
     if by != "SIGKILL":
         told = re.search(rf": {folder} keeps (\d+) of (\d+) pieces; the same command goes on", result.stderr)
         assert told is not None, result.stderr
@@ -138,6 +162,8 @@ def test_what_was_kept_is_forgotten_without_resuming(tmp_path: Path) -> None:
     assert len(record.read_bytes().splitlines()) == 1 + STOP_AFTER
 
 
+ONE_WORKER = "profiles: {one: {kind: cpu, n_workers: 1}}"
+"""A profile of a worker process, for what does not depend on how many there are."""
 SOURCE = ["matmul", "a.zarr", "a.zarr", "c.zarr", "--profile"]
 TEXT = ["histogram", "text", "--by", "letter", "--out", "f.csv", "--plot", "f.png"]
 
@@ -147,16 +173,42 @@ def behind(place: str, *arguments: str, cwd: Path, **environment: str) -> subpro
     return interrupted(*arguments, cwd=cwd, UNITS_UNTIL_INTERRUPT="0", INTERRUPT_BEHIND=place, **environment)
 
 
-@pytest.mark.sample(1)
+NAMED = "interrupted: c.zarr is finished; only the report may be missing\n"
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_product_that_has_its_name_is_told_of(
+    tmp_path: Path, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, where Ctrl-C is the exception that it makes."""
+    publish = Output.publish
+
+    def interrupting(output: Output, *arguments: Any, **options: Any) -> None:
+        publish(output, *arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Output, "publish", interrupting)
+    monkeypatch.chdir(tmp_path)
+    values = np.arange(64.0).reshape(8, 8)
+    zarr.save_array("a.zarr", values)
+    if before:
+        zarr.save_array("c.zarr", values)
+    result = CliRunner().invoke(cli, [*SOURCE, "local", "--overwrite", "--quiet"])
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == NAMED
+    np.testing.assert_array_equal(zarr.open_array("c.zarr")[...], values @ values)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "before"), [("local", False), ("cpu", True)])
-def test_a_product_that_has_its_name_is_told_of(tmp_path: Path, profile: str, before: bool) -> None:
+def test_a_process_whose_product_has_its_name_tells_of_it(tmp_path: Path, profile: str, before: bool) -> None:
     values = np.arange(64.0).reshape(8, 8)
     zarr.save_array(str(tmp_path / "a.zarr"), values)
     if before:
         zarr.save_array(str(tmp_path / "c.zarr"), values)
     result = behind("publish", *SOURCE, profile, "--overwrite", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (130, "")
-    assert result.stderr == "interrupted: c.zarr is finished; only the report may be missing\n"
+    assert result.stderr == NAMED
     np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "c.zarr"))[...], values @ values)
 
 
@@ -233,9 +285,8 @@ def test_the_setting_that_cuts_pieces_comes_from_the_environment() -> None:
 def test_a_signal_while_worker_processes_start_is_one_line(tmp_path: Path, by: str, word: str) -> None:
     """Dask tells of a cluster that is half started by a traceback, when Python ends."""
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
-    result = interrupted(
-        *SOURCE, "cpu", cwd=tmp_path, UNITS_UNTIL_INTERRUPT="0", INTERRUPT_BEHIND="workers", INTERRUPT_BY=by
-    )
+    (tmp_path / "cluster.yaml").write_text(ONE_WORKER)
+    result = behind("workers", *SOURCE, "one", cwd=tmp_path, INTERRUPT_BY=by)
     assert result.returncode == 128 + signal.Signals[by]
     assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
 
@@ -319,14 +370,19 @@ def runs_profiler(dask_worker: Any) -> bool:
     return "profile" in dask_worker.periodic_callbacks
 
 
+def one_worker(folder: Path) -> AbstractContextManager[Client]:
+    (folder / "cluster.yaml").write_text(ONE_WORKER)
+    return open_cluster("one", folder / "cluster.yaml")
+
+
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("opened", [lambda: open_cluster("cpu"), lambda: cluster_of(1, gpu=False)])
+@pytest.mark.parametrize("opened", [one_worker, lambda folder: cluster_of(1, gpu=False)])
 def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment(
-    opened: Callable[[], AbstractContextManager[Client]], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[Path], AbstractContextManager[Client]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal while they start would be told in pages of tracebacks."""
     monkeypatch.setattr(local_cluster, "PROFILER_HANGS", True)
-    with opened() as client:
+    with opened(tmp_path) as client:
         assert all(client.run(blocked).values())
         assert not any(client.run(runs_profiler).values())
     assert not blocked()

@@ -48,7 +48,7 @@ from tilewright.pipeline.product.output import CHECKSUMS_NAME, MARK_NAME, partia
 from tilewright.pipeline.store.chunks import draft_of
 from tilewright.pipeline.store.journal import twin_of
 
-FEW, MANY, PARTS = "3x75", "200x75", 100
+FEW, MANY, PARTS = "2x75", "200x75", 100
 """Lives and steps, of which one takes 13 ms of a core: one in seven is a run, which takes 90 ms. They wait for no disk,
 and the arrays are as small as can be: the time goes into planning and handing out tiles, which is what is tried."""
 

@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 from numba.cuda.cudadrv.driver import CudaAPIError
@@ -331,27 +331,31 @@ def test_parts_of_k_that_run_out_of_memory(
 
 def _refuse_in_this_process(dask_worker: Any) -> None:
     """What the first plan takes, of one tile where the process has one core, and of two."""
-    refuse_buffers(pytest.MonkeyPatch(), lambda product: product.plan.device_peak_nbytes > 40_000)
+    dask_worker.refusing = pytest.MonkeyPatch()
+    refuse_buffers(dask_worker.refusing, lambda product: product.plan.device_peak_nbytes > 40_000)
+
+
+def _refuse_no_longer(dask_worker: Any) -> None:
+    dask_worker.refusing.undo()
 
 
 def test_the_error_crosses_from_a_worker_process(
-    factors: Factors, tmp_path: Path, events: list[Event]
+    factors: Factors, processes: Client, tmp_path: Path, events: list[Event]
 ) -> None:
     a, b, a_path, b_path = factors
-    with (
-        LocalCluster(n_workers=1, processes=True, dashboard_address=":0") as cluster,
-        Client(cluster) as own,
-    ):
-        own.run(_refuse_in_this_process)
+    processes.run(_refuse_in_this_process)
+    try:
         run = tw.matmul(
             a_path,
             b_path,
             tmp_path / "c",
-            cluster=own,
+            cluster=processes,
             device="cpu",
             device_memory=200_000,
             listener=events.append,
         )
+    finally:
+        processes.run(_refuse_no_longer)
     assert any("ran out of memory" in text for text in notices(events))
     assert run.plan.device_peak_nbytes <= 40_000
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
@@ -410,16 +414,16 @@ def multiplied_in(folder: Path, device_memory: int) -> tuple[MatmulPlan, int, in
 def test_a_worker_s_process_stays_within_the_plan(tmp_path: Path, rng: np.random.Generator) -> None:
     """Compressed chunks, so that what decodes and encodes them counts too; and no room for errors as large as the
     process itself: it had its libraries before."""
-    sides = {"a": (6000, 500), "b": (500, 6000)}
+    sides = {"a": (4000, 300), "b": (300, 4000)}
     for name, shape in sides.items():
         put(
             tmp_path / name,
             rng.integers(0, 9, shape).astype("f4"),
-            (2000, 500) if name == "a" else (500, 2000),
+            (1000, 300) if name == "a" else (300, 1000),
         )
-    plan, nbytes, peak = in_new_process(multiplied_in, tmp_path, 200 * 2**20)
+    plan, nbytes, peak = in_new_process(multiplied_in, tmp_path, 100 * 2**20)
     buffers = plan.host_peak_nbytes - PROCESS_NBYTES
-    assert 150 * 2**20 < buffers < 400 * 2**20
+    assert 75 * 2**20 < buffers < 200 * 2**20
     assert plan.device_peak_nbytes / 2 < nbytes < buffers
     assert peak <= plan.host_peak_nbytes
 

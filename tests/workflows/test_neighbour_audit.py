@@ -352,7 +352,7 @@ def test_nothing_is_audited_too(here: Path) -> None:
     assert found.check.compared == ITEMS * (ITEMS - 1) // 2
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_all_that_a_search_stores_passes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -36,6 +36,7 @@ def whole_numbers(rng: np.random.Generator, dtype: str, rows: int = ITEMS) -> np
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("dtype", "metric", "of", "of_two"),
     [
@@ -103,7 +104,7 @@ def test_the_answer_depends_neither_on_workers_nor_on_memory(
 
 
 def test_without_out_arrays_come_back(client: Client, rng: np.random.Generator) -> None:
-    x = whole_numbers(rng, "float64", 90)
+    x = whole_numbers(rng, "float32", 90)
     keys, values = naive.exact_keys(x, x, "cosine")
     found = tw.topk(x, k=90, metric="cosine", cluster=client, device="cpu")
     assert_array_equal(found.indices, naive.nearest(keys, values, 90, False).indices)
@@ -214,6 +215,20 @@ def test_a_fault_does_not_pass_the_check(
         assert not check.passed
 
 
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of matrices to which none of its tests adds anything."""
+    folder = tmp_path_factory.mktemp("refusing")
+    put(folder / "x.zarr", np.ones((60, 8), np.float32))
+    put(folder / "b.zarr", np.ones((50, 8), np.float32))
+    put(folder / "wide.zarr", np.ones((50, 9), np.float32))
+    put(folder / "i.zarr", np.ones((60, 8), np.int64))
+    put(folder / "c.zarr", np.ones((60, 8), np.complex64))
+    put(folder / "one.zarr", np.ones((1, 8), np.float32))
+    zarr.create_group(folder / "two", zarr_format=2)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -266,26 +281,19 @@ def test_a_fault_does_not_pass_the_check(
 )
 def test_bad_input_is_refused_before_anything_is_written(
     client: Client,
-    tmp_path: Path,
+    refusing: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
     error: Any,
     words: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    put(Path("x.zarr"), np.ones((60, 8), np.float32))
-    put(Path("b.zarr"), np.ones((50, 8), np.float32))
-    put(Path("wide.zarr"), np.ones((50, 9), np.float32))
-    put(Path("i.zarr"), np.ones((60, 8), np.int64))
-    put(Path("c.zarr"), np.ones((60, 8), np.complex64))
-    put(Path("one.zarr"), np.ones((1, 8), np.float32))
-    zarr.create_group("two", zarr_format=2)
-    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(refusing)
+    before = sorted(refusing.rglob("*"))
     given = {"a": "x.zarr", "out": "o.zarr", "cluster": client, "device": "cpu"} | options
     call = tw.pairs if given.pop("pairs", False) else tw.topk
     with pytest.raises(error, match=words):
         call(**given)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(refusing.rglob("*")) == before
 
 
 def test_neighbours_that_stand_there_are_replaced_if_asked_for(client: Client, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def check_case(clusters: dict[int, Client], folder: Path, data: st.DataObject) -
     assert not partial_path(folder / "n.zarr").exists()
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.data())
 def test_pairs_are_counted(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -203,7 +203,8 @@ def chunks_of(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "c").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("lost", ["a chunk", "a byte", "all", "its metadata"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("lost", ["a byte", "a chunk", "all", "its metadata"])
 def test_tiles_whose_counts_are_lost_are_computed_again(
     client: Client, tmp_path: Path, rng: np.random.Generator, lost: str
 ) -> None:

@@ -119,7 +119,7 @@ def check_case(clusters: dict[int, Client], folder: Path, data: st.DataObject) -
     check_like(found, by_definition(frame, frame, center=False), scale=largest)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.data())
 def test_elements_are_those_over_their_pairs(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

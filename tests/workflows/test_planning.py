@@ -202,9 +202,8 @@ def test_a_gpus_rate_is_known_by_any_of_its_names(name: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "gram",
         "gram --of rows --center columns --missing 3 --divide n",
-        "cov",
+        *(pytest.param(plain, marks=pytest.mark.slow) for plain in ("gram", "cov")),
         "cov --window 5",
         "corr --missing 3 --missing-as pairwise",
         "gram --append",
@@ -216,7 +215,7 @@ def test_a_gram_matrix_is_planned_as_it_is_computed(
     """Without reading a number of X, or writing anything."""
     monkeypatch.chdir(tmp_path)
     name, *options = words.split()
-    zarr.create_array("x.zarr", data=rng.integers(-9, 9, (60, 40)).astype("i2"), chunks=(20, 16))
+    zarr.create_array("x.zarr", data=rng.integers(-9, 9, (60, 40)).astype("i4"), chunks=(20, 16))
     common = [
         "x.zarr",
         "c.zarr",

@@ -134,7 +134,7 @@ def with_x(
         "out": folder / "c.zarr",
         "append": True,
         "device": "cpu",
-        "device_memory": "20KiB",
+        "device_memory": "30KiB",
         "cluster": client,
     }
     run = tw.gram(**options)
