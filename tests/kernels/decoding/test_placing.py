@@ -165,7 +165,7 @@ def compiled_variants() -> list[Any]:
         return []
     from tilewright.kernels.decoding import checksums, launching
 
-    return sampled([*placing.variants(), *checksums.variants(), *launching.variants()], 7)
+    return sampled([*placing.variants(), *checksums.variants(), *launching.variants()], 14)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")

@@ -27,21 +27,28 @@ INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 DTYPES = [*INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
 
 
+COMPILED = [
+    *((d, d, False) for d in DTYPES),
+    # Sums that are wider than the elements, or narrower.
+    *((d, "int64", False) for d in INTEGERS[:5]),
+    ("uint32", "uint64", False),
+    ("int64", "int32", False),
+    ("complex64", "complex64", True),
+    ("complex128", "complex128", True),
+]
+QUICK = {
+    ("int8", "int8", False),
+    ("int16", "int64", False),
+    ("int32", "int32", False),
+    ("float16", "float16", False),
+    ("complex64", "complex64", True),
+}
+"""One of each way to multiply: four bytes at once, halves of a word, words, floats in pairs, and complex numbers."""
+
+
 @pytest.mark.parametrize(
     ("dtype", "result", "conjugate"),
-    [
-        # Unsigned integers of more than a byte have the instructions of signed ones.
-        *(pytest.param(d, d, False, marks=pytest.mark.slow if d in INTEGERS[3::2] else ()) for d in DTYPES),
-        # Sums that are wider than the elements, or narrower.
-        *(
-            pytest.param(d, "int64", False, marks=() if d in ("int8", "int32") else pytest.mark.slow)
-            for d in INTEGERS[:5]
-        ),
-        pytest.param("uint32", "uint64", False, marks=pytest.mark.slow),
-        pytest.param("int64", "int32", False, marks=pytest.mark.slow),
-        ("complex64", "complex64", True),
-        ("complex128", "complex128", True),
-    ],
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in COMPILED],
 )
 def test_compiles_without_spilling(dtype: str, result: str, conjugate: bool, tmp_path: Path) -> None:
     kind, accumulator = np.dtype(dtype), accumulator_type(np.dtype(result))

@@ -122,7 +122,7 @@ def variants() -> list[Variant]:
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("variant", sampled(variants(), 7))
+@pytest.mark.parametrize("variant", sampled(variants(), 10))
 def test_kernels_of_lists_become_machine_code(variant: Variant, tmp_path: object) -> None:
     from pathlib import Path
 

@@ -144,7 +144,7 @@ def compiled_variants() -> list[Any]:
     return sampled(list(variants()), 6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", compiled_variants())
 @pytest.mark.parametrize("target", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
