@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,42 +152,77 @@ def test_what_cannot_be_told_is_not_kept(folder: Path, compilations: list[Any]) 
     assert not folder.exists()
 
 
-def test_every_kernel_of_the_ladder_has_a_fingerprint() -> None:
-    variants = [variant for rung in ladder() for variant in rung.variants()]
+@pytest.mark.parametrize(("most", "least"), [(8, 70), pytest.param(None, 300, marks=pytest.mark.slow)])
+def test_every_kernel_of_the_ladder_has_a_fingerprint(most: int | None, least: int) -> None:
+    """Of many variants, which take three seconds, the first of each rung in every run."""
+    variants = [variant for rung in ladder() for variant in itertools.islice(rung.variants(), most)]
     found = {
         (variant.name, fingerprint.fingerprint(variant.function, str(variant.signature), variant.options))
         for variant in variants
     }
     names = {name for name, _ in found}
-    assert len(names) > 300
+    assert len(names) > least
     assert len({key for _, key in found}) == len(found), "two variants share a fingerprint"
 
 
-def test_fingerprints_are_the_same_in_every_process(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Told:
+    """What a process says of kernels."""
+
+    fingerprints: list[str]
+    code: str
+    bytecode: list[Path]
+    """What Python compiled of the first of our modules, by the time that it ended."""
+    kept: list[Path]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+    """Python compiles our modules in the first process, and reads what it compiled in the second, with other hashes.
+
+    The first compiles a kernel for sm_90a, the second cannot. From 2.5 on NumPy has no ``row_stack``, which numba-cuda
+    0.30 looks up; no process is left with one.
+    """
+    bytecode, folder = tmp_path_factory.mktemp("bytecode"), tmp_path_factory.mktemp("code")
     text = (
-        "import sys\n"
+        "import itertools, sys, zlib; sys.path.insert(0, {path!r})\n"
+        "import numpy; vars(numpy).pop('row_stack', None)\n"
         "import numba.cuda\n"  # which would take longest to compile
-        f"sys.pycache_prefix, sys.dont_write_bytecode = {str(tmp_path)!r}, False\n"
+        f"sys.pycache_prefix, sys.dont_write_bytecode = {str(bytecode)!r}, False\n"
         "from tilewright.kernels.gemm.select import ladder\n"
         "from tilewright.kernels.gpu.fingerprint import fingerprint, surroundings\n"
         "for rung in ladder():\n"
-        "    for variant in list(rung.variants())[::9]:\n"  # the first of each, and of many one more
+        "    for variant in itertools.islice(rung.variants(), 0, 10, 9):\n"  # to make all of them takes long
         "        print(fingerprint(variant.function, surroundings()))\n"
+        "sys.pycache_prefix, sys.dont_write_bytecode = None, True\n"  # the tests' modules are none of ours
+        "from tests.kernels.gpu.test_code_cache import HOPPER, kernel\n"
+        "from tilewright.kernels.gpu import compiled\n"
+        "if {forbidden}:\n"
+        "    compiled.compile_function = None\n"
+        "code = kernel().machine_code(HOPPER)\n"
+        "print(code.entry, len(code.cubin), zlib.crc32(code.cubin), hasattr(numpy, 'row_stack'))\n"
     )
-    # Python compiles our modules in the first process, and reads what it compiled in the second.
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", text],
-            env=os.environ | {"PYTHONHASHSEED": seed},
+    told = []
+    for forbidden in (False, True):
+        path = str(Path(__file__).parents[3])
+        done = subprocess.run(
+            [sys.executable, "-c", text.format(path=path, forbidden=forbidden)],
+            env=os.environ | {"PYTHONHASHSEED": str(1 + forbidden), code_cache.ENVIRONMENT: str(folder)},
             capture_output=True,
             text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert list(tmp_path.rglob("select.*.pyc"))
-    assert len(told) == 1
-    assert len(told.pop().split()) > 20
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        *fingerprints, code = done.stdout.splitlines()
+        told.append(Told(fingerprints, code, list(bytecode.rglob("select.*.pyc")), kept(folder)))
+    return told
+
+
+def test_fingerprints_are_the_same_in_every_process(two_processes: list[Told]) -> None:
+    first, second = two_processes
+    assert first.bytecode
+    assert first.fingerprints == second.fingerprints
+    assert len(first.fingerprints) > 20
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0"])
@@ -300,36 +337,14 @@ def test_compiling_together_makes_what_is_missing(folder: Path, compilations: li
     assert len(compilations) == 6
 
 
-def test_real_machine_code_is_found_by_another_process(folder: Path) -> None:
-    """Compiles for sm_90a here, and finds the same code in a process in which compiling fails.
-
-    From 2.5 on NumPy has no ``row_stack``, which numba-cuda 0.30 looks up; no process is left with one.
-    """
-    text = (
-        "import sys; sys.path.insert(0, {path!r})\n"
-        "import numpy; vars(numpy).pop('row_stack', None)\n"
-        "from tests.kernels.gpu.test_code_cache import HOPPER, kernel\n"
-        "from tilewright.kernels.gpu import compiled\n"
-        "if {forbidden}:\n"
-        "    compiled.compile_function = None\n"
-        "code = kernel().machine_code(HOPPER)\n"
-        "print(code.entry, len(code.cubin), hash(code.cubin), hasattr(numpy, 'row_stack'))\n"
-    )
-    told = []
-    for forbidden in (False, True):
-        done = subprocess.run(
-            [sys.executable, "-c", text.format(path=str(Path(__file__).parents[3]), forbidden=forbidden)],
-            env=os.environ | {"PYTHONHASHSEED": "0"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        told.append(done.stdout)
-    assert told[0] == told[1]
-    assert told[0].startswith("_Z")
-    assert told[0].endswith(" False\n")
-    (path,) = kept(folder)
+def test_real_machine_code_is_found_by_another_process(two_processes: list[Told]) -> None:
+    """The same code in a process in which compiling fails."""
+    first, second = two_processes
+    assert first.code == second.code
+    assert first.code.startswith("_Z")
+    assert first.code.endswith(" False")
+    assert first.kept == second.kept
+    (path,) = first.kept
     assert b"\x7fELF" in path.read_bytes()
 
 
