@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import itertools
 import lzma
 import os
 import re
@@ -152,27 +151,25 @@ def fails(client: Client, folder: Path, listener: At, said: str, **options: Any)
 FILES = 6
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("change", list(CHANGES))
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_that_changes_is_named(client: Client, tmp_path: Path, suffix: str, change: str) -> None:
-    """The first of six, each a piece of its own, at each moment, counted together and one by one."""
+@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize("per_document", [False, True], ids=["together", "one by one"])
+def test_a_file_that_changes_is_named(
+    client: Client, tmp_path: Path, per_document: bool, moment: str, suffix: str, change: str
+) -> None:
+    """The first of six, each a piece of its own."""
     old, new = contents(suffix)
     make, says = CHANGES[change]
-    for i, (moment, per_document) in enumerate(itertools.product(MOMENTS, (False, True))):
-        folder = tmp_path / f"{i}"
-        folder.mkdir()
-        paths = [folder / f"{n}{suffix}" for n in range(FILES)]
-        for path in paths:
-            path.write_bytes(old)
-        listener = At(MOMENTS[moment], partial(make, paths[0], new))
-        if moment == "before it is read" and change == "replaced, time put back":
-            says = "was replaced by another file"
-        pieces = {"tilewright.piece-nbytes": len(old), "tilewright.decompress-threads": 1}
-        with dask.config.set(pieces):
-            fails(
-                client, folder, listener, rf"^(cannot read )?{paths[0]}:? ({says})", per_document=per_document
-            )
+    paths = [tmp_path / f"{n}{suffix}" for n in range(FILES)]
+    for path in paths:
+        path.write_bytes(old)
+    listener = At(MOMENTS[moment], partial(make, paths[0], new))
+    pieces = {"tilewright.piece-nbytes": len(old), "tilewright.decompress-threads": 1}
+    with dask.config.set(pieces):
+        said = rf"^(cannot read )?{paths[0]}:? ({says})"
+        fails(client, tmp_path, listener, said, per_document=per_document)
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
