@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from hypothesis import settings
 
@@ -12,9 +13,18 @@ THOROUGH_EXAMPLES, EXAMPLES = 40, 20
 """Of Hypothesis, for a test that does not say how many: in `make test-slow` and `make gpu-test`, and else."""
 
 
+T = TypeVar("T")
+
+
 def examples(thorough: int) -> int:
     """As many of Hypothesis in `make test-slow` and `make gpu-test`, and half of them else."""
     return ceil_div(thorough * settings.default.max_examples, THOROUGH_EXAMPLES)
+
+
+def with_others(always: Sequence[T], others: Sequence[T]) -> list[T]:
+    """What a test draws from: in `make test-slow` and `make gpu-test` the others as well, such as dtypes for which loops
+    are compiled that do the same for those of every run."""
+    return [*always, *(others if settings.default.max_examples >= THOROUGH_EXAMPLES else ())]
 
 
 def sample(cases: Sequence[Mapping[str, Hashable]], size: int) -> set[int]:

@@ -51,7 +51,7 @@ def test_both_orders_of_a_block_share_one_loop(rng: np.random.Generator) -> None
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "u4", "i8", "u8"])
+@pytest.mark.parametrize("dtype", ["i4", "i1", "u2", "u4", "i8", "u8"])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("sums", ["i4", "i8"])
 def test_chosen_sums_wrap(dtype: str, order: str, sums: str, rng: np.random.Generator) -> None:
@@ -131,7 +131,7 @@ def test_numbers_where_there_must_be_none_are_found(
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i8"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i8", "c16"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_norms_and_squares_of_rows_and_columns(dtype: str, order: str, rng: np.random.Generator) -> None:
     """More columns and rows than are widened together; what was in the outs is added to."""
