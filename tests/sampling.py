@@ -22,8 +22,8 @@ def examples(thorough: int) -> int:
 
 
 def with_others(always: Sequence[T], others: Sequence[T]) -> list[T]:
-    """What a test draws from: in `make test-slow` and `make gpu-test` the others as well, such as dtypes for which loops
-    are compiled that do the same for those of every run."""
+    """What a test draws from: in `make test-slow` and `make gpu-test` the others as well, such as dtypes for which
+    loops would be compiled once more that do the same for those of every run."""
     return [*always, *(others if settings.default.max_examples >= THOROUGH_EXAMPLES else ())]
 
 

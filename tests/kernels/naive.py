@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from tests.sampling import with_others
 from tilewright.kernels.tolerance import tolerance
 
 INTEGERS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
 FLOATS = ("bfloat16", "f2", "f4", "f8")
 COMPLEX = ("c8", "c16")
 DTYPES = INTEGERS + FLOATS + COMPLEX
+DRAWN_INTEGERS = with_others(("i1", "i4", "i8", "u8"), ("i2", "u1", "u2", "u4"))
+DRAWN = [*DRAWN_INTEGERS, *FLOATS, *COMPLEX]
+"""What tests draw that go to loops of the CPU, which are compiled for each dtype of integers."""
 FILLER = 77
 """What lies between and around the elements of a matrix that is part of a larger array."""
 

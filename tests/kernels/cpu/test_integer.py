@@ -199,7 +199,7 @@ def test_no_sum_leaves_the_registers() -> None:
     m=st.integers(0, 70),
     n=st.integers(0, 70),
     k=st.integers(0, 70),
-    dtype=st.sampled_from(naive.INTEGERS),
+    dtype=st.sampled_from(naive.DRAWN_INTEGERS),
     lie=st.tuples(layouts, layouts, layouts),
     accumulate=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
@@ -223,7 +223,7 @@ def test_any_shape_layout_and_dtype(
 
 @needs_ifma
 @given(
-    dtypes=st.tuples(st.sampled_from(naive.INTEGERS), st.sampled_from(naive.INTEGERS)),
+    dtypes=st.tuples(st.sampled_from(naive.DRAWN_INTEGERS), st.sampled_from(naive.DRAWN_INTEGERS)),
     result=st.sampled_from(["i8", "u8"]),
     seed=st.integers(0, 2**32 - 1),
 )
