@@ -145,8 +145,9 @@ def placed(text: bytes, shift: int) -> tuple[np.ndarray, int]:
 @pytest.mark.parametrize(
     ("kind", "shift"),
     [
+        # Edges of the rules at random stand for noise, which seldom meets one.
         pytest.param(kind, shift, marks=() if shift == quick else pytest.mark.slow)
-        for kind, quick in (("pieces", 0), ("noise", 13), ("edges", 13), ("Chinese", 0))
+        for kind, quick in (("pieces", 0), ("noise", None), ("edges", 13), ("Chinese", 0))
         for shift in (0, 1, 13)
     ],
 )
@@ -219,7 +220,7 @@ def test_all_places_of_a_vector_at_once(monkeypatch: pytest.MonkeyPatch, rng: np
     contexts = rng.choice(edges, (len(fours), 24))
     first = rng.integers(0, 21, len(fours))
     contexts[np.arange(len(fours))[:, None], first[:, None] + np.arange(4)] = fours
-    noise = rng.integers(0, 256, (100_000, 24), dtype=np.uint8)
+    noise = rng.integers(0, 256, (30_000, 24), dtype=np.uint8)
     for rows in (contexts, noise):
         words = np.ascontiguousarray(rows).view("<u4").astype(np.int64)
         good, bad = module.characters_in.py_func([words[:, word] for word in range(6)])
