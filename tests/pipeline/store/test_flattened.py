@@ -75,7 +75,7 @@ def part_of(draw: Any, length: int) -> slice:
     return slice(start, draw(st.integers(start + 1, length)))
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(40))
 @given(data=st.data())
 def test_a_region_is_what_numpy_makes_of_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -331,7 +331,7 @@ def test_a_worker_expects_what_is_ahead_of_it(soon: int, job: Any, monkeypatch: 
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize(("symmetric", "cell"), [(False, 40), (True, 40), (True, 20)])
 def test_side_by_side(symmetric: bool, cell: int, ahead: int, nbytes: int, job: Any) -> None:
-    for _ in range(3):
+    for _ in range(2):
         work = job(nbytes, cell=cell, symmetric=symmetric)
         for worker in WORKERS:
             work.start(worker)
