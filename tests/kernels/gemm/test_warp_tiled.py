@@ -416,9 +416,12 @@ def test_nothing_spills_and_the_launch_bounds_hold(variant: Variant, tmp_path: P
 
 @needs_compiler
 def test_the_inner_loop_is_unrolled_into_registers(tmp_path: Path) -> None:
-    (variant,) = (v for v in variants() if v.name == "warp-tiled float32 128x256 k vector")
-    text, _ = machine_code(variant, tmp_path)
-    tiling = candidates(np.dtype("f4"), warp_tiling.ALONG_K, warp_tiling.VECTOR)[0].tiling
+    """Of the smallest tile, which takes the compiler half of the time."""
+    (variant,) = (v for v in variants() if v.name == "warp-tiled float32 32x32 k vector")
+    text, said = machine_code(variant, tmp_path)
+    tiling = candidates(np.dtype("f4"), warp_tiling.ALONG_K, warp_tiling.VECTOR)[-1].tiling
+    assert (tiling.block_m, tiling.block_n) == (32, 32)
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     assert text.count("fma.rn.f32") == tiling.thread_m * tiling.thread_n * tiling.block_k
     assert "cp.async.ca.shared.global" in text
     assert "cp.async.cg.shared.global" in text

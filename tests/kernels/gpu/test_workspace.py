@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sampling import examples
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.gemm.base import ELEMENTS, GemmKernel, Operand, Problem
@@ -268,7 +269,7 @@ SIDES, DEPTHS = sides_up_to(10**7), sides_up_to(10**6)
 """A k of 10 million has up to 78,000 panels, all of which use what is borrowed once; `SHAPES` have longer ones."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_what_is_counted_holds_for_every_tile_and_panel(data: st.DataObject) -> None:
     """Those at the edges too, wherever a panel is cut from, on any GPU."""

@@ -118,6 +118,7 @@ def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator
     assert masked._compiled_loop.cache_info().misses == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["f2", "f4", ">f4", "i1"])
 @pytest.mark.parametrize("pitched", [False, True])
 def test_memory_does_not_grow_with_the_block(dtype: str, pitched: bool) -> None:

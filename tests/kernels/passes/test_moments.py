@@ -95,6 +95,7 @@ def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(total.second, ((x - x.mean(0)) ** 2).sum(0), rtol=1e-7)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_narrow_integers_are_summed_exactly(dtype: str, axis: int, rng: np.random.Generator) -> None:
