@@ -100,7 +100,15 @@ def unaligned(values: np.ndarray, shift: int = 1) -> np.ndarray:
     return moved
 
 
-@pytest.mark.parametrize("dtype", ELEMENTS, ids=dtype_name)
+@pytest.mark.parametrize(
+    "dtype",
+    # Loops that split integers are compiled for each dtype of them.
+    [
+        pytest.param(dtype, marks=pytest.mark.slow if dtype.str[1:] in ("i2", "u1", "u2", "u4") else ())
+        for dtype in ELEMENTS
+    ],
+    ids=dtype_name,
+)
 def test_unaligned_matrices_in_host_memory(dtype: np.dtype, rng: np.random.Generator) -> None:
     a, b = naive.numbers(rng, (70, 50), dtype), naive.numbers(rng, (50, 60), dtype)
     before = naive.numbers(rng, (70, 60), dtype)
