@@ -63,13 +63,14 @@ def _state(lane: Lane, seed: int, change: int | None) -> Case:
 
 
 KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {
-    "kills": _kill,
     "damages": _damage,
     "cuts": _cut,
     "counts": _count,
     "states": _state,
+    "kills": _kill,
 }
-"""What a case of each kind is made and judged by."""
+"""What a case of each kind is made and judged by, in the order in which they run: kills, the longest and most, last, so
+that ``--seconds`` leaves out some of them alone."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
