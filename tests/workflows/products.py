@@ -65,6 +65,8 @@ def stored_somehow(draw: Callable[..., Any], path: Path, data: np.ndarray, most:
 
 TIGHT = 8_000
 """Device memory that cuts the 96 × 64 product into many tiles of a few panels each."""
+SIX_TILES = 14_000
+"""The same, into six."""
 
 
 def order_by_sides(

@@ -80,14 +80,14 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], None], str, int]] = {
 """What is done, what is said, and of how many chunks."""
 
 
-@pytest.mark.parametrize("which", [pytest.param(True, marks=pytest.mark.slow, id="all"), False])
+@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow, id="all"), False])
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damage_of_any_chunk_is_named(
-    how: str, which: bool, stored: tuple[Path, Path, Path], tmp_path: Path
+    how: str, every: bool, stored: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    """All of them; or a share of them, so that each chunk is damaged in one way."""
+    """Every chunk in every way; or each in one."""
     damage, reason, count = DAMAGES[how]
-    share = slice(None) if which else slice([*DAMAGES].index(how), None, len(DAMAGES))
+    share = slice(None) if every else slice([*DAMAGES].index(how), None, len(DAMAGES))
     *_, whole = stored
     for place, chunk in [*enumerate(chunks_of(whole))][share]:
         c = tmp_path / "damaged.zarr"

@@ -17,7 +17,7 @@ def test_each_way_to_store_has_the_script_and_both_commands(monkeypatch: pytest.
     timed, found = start._timed, dict[tuple[str, ...], tuple[float, float]]()
 
     def timed_once(command: list[str]) -> tuple[float, float]:
-        """The turn behind the first takes as long as that: three processes instead of six."""
+        """The second turn takes as long as the first: three processes instead of six."""
         if tuple(command) not in found:
             found[tuple(command)] = timed(command)
         return found[tuple(command)]

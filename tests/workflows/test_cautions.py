@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.products import numbers, put, stop_at
+from tests.workflows.products import SIX_TILES, numbers, put, stop_at
 from tilewright.pipeline.events import Caution, Event, WorkPlanned
 from tilewright.pipeline.product import findings, job
 from tilewright.pipeline.product.output import partial_path
@@ -198,7 +198,7 @@ def test_a_plan_says_what_the_run_says_before_its_first_tile(
     name: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_chunks: None
 ) -> None:
     case, patterns = CASES[name]
-    shared = {"cluster": client, "device": "cpu", "device_memory": 14_000}  # for six tiles
+    shared = {"cluster": client, "device": "cpu", "device_memory": SIX_TILES}
     arguments = case(tmp_path, monkeypatch, shared)
     a, b, out = (arguments.pop(name) for name in ("a", "b", "out"))
     planned, ran, alone = ([] for _ in range(3))

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.storage import FsspecStore
 
 import tilewright as tw
-from tests.workflows.products import assert_product, intercept_writes, numbers, put, stop_at
+from tests.workflows.products import SIX_TILES, assert_product, intercept_writes, numbers, put, stop_at
 from tilewright.pipeline.errors import OutputExistsError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.product import in_place, job, ledger
@@ -27,8 +27,6 @@ from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store import journal, locks, objects
 
 DONE = 3
-MEMORY = 14_000
-"""For a C of 96 × 64 float32 in six tiles."""
 
 
 class Bucket(LocalFileSystem):  # type: ignore[misc]
@@ -91,7 +89,7 @@ Factors = tuple[np.ndarray, np.ndarray, Path, Path]
 
 @pytest.fixture
 def options(client: Client, small_chunks: None) -> dict[str, Any]:
-    return {"cluster": client, "device": "cpu", "device_memory": MEMORY}
+    return {"cluster": client, "device": "cpu", "device_memory": SIX_TILES}
 
 
 def computed(events: list[Event]) -> int:

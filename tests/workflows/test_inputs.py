@@ -19,12 +19,12 @@ from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.products import assert_product, put, stop_at
+from tests.workflows.products import SIX_TILES, assert_product, put, stop_at
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.workflows.cli import cli
 
-FINISHED, MEMORY = 4, 14_000
-"""Tiles of a stopped run, and the memory for six of them in all."""
+FINISHED = 4
+"""Tiles of a stopped run, of six."""
 
 
 def as_npy(folder: Path, a: np.ndarray) -> Any:
@@ -74,7 +74,7 @@ def test_a_stopped_run_goes_on_unless_a_number_has_changed(
     events: list[Event],
 ) -> None:
     a, b, _, b_path = factors
-    options = options_with(client) | {"device_memory": MEMORY, "verify": False}
+    options = options_with(client) | {"device_memory": SIX_TILES, "verify": False}
     stop_at(FINISHED, KINDS[kind](tmp_path, a), b_path, tmp_path / "c.zarr", **options)
     stop_at(FINISHED, KINDS[kind](tmp_path, a), b_path, tmp_path / "other.zarr", **options)
     for file in [path for path in tmp_path.rglob("*") if path.is_file() and ".partial" not in str(path)]:
@@ -225,7 +225,7 @@ def test_a_stopped_run_goes_on_in_a_group_of_format_2(
     a, b, a_path, b_path = factors
     out = tmp_path / "group" / "c"
     zarr.create_group(tmp_path / "group", zarr_format=2)
-    options = options_with(client) | {"device_memory": MEMORY}
+    options = options_with(client) | {"device_memory": SIX_TILES}
     stop_at(FINISHED, a_path, b_path, out, **options)
     run = tw.matmul(a_path, b_path, out, **options)
     assert run.resumed == FINISHED

@@ -14,7 +14,7 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.products import assert_product, numbers, put, stop_at
+from tests.workflows.products import SIX_TILES, assert_product, numbers, put, stop_at
 from tilewright.pipeline.errors import OutputExistsError
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.product import ledger
@@ -22,8 +22,6 @@ from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store.journal import twin_of
 
 DONE = 3
-MEMORY = 14_000
-"""For a C of 96 × 64 float32 in six tiles."""
 
 
 def damage_head(path: Path) -> None:
@@ -56,7 +54,7 @@ def stopped(
     """Two factors, their paths and that of a product of which `DONE` tiles are finished, and how it was asked for."""
     a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
     paths = put(folder / "a", a), put(folder / "b", b), folder / "c.zarr"
-    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": MEMORY}
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": SIX_TILES}
     stop_at(DONE, *paths, **options)
     return (a, b), paths, options
 
@@ -94,7 +92,7 @@ def test_a_folder_without_mark_and_record_is_not_ours(
     client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
     a = put(tmp_path / "a", numbers(rng, (96, 96), "f4"))
-    out, options = tmp_path / "c.zarr", {"cluster": client, "device": "cpu", "device_memory": MEMORY}
+    out, options = tmp_path / "c.zarr", {"cluster": client, "device": "cpu", "device_memory": SIX_TILES}
     stop_at(DONE, a, a, out, **options)
     growing = outputs.partial_path(out)
     record = growing / ledger.FILE_NAME

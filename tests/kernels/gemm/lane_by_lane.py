@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import pkgutil
-import threading
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -96,7 +95,8 @@ class Block:
         return list(self._alive)
 
 
-_current = threading.local()
+_current: Any = SimpleNamespace()
+"""The thread that has its turn, its block, and where that is in the grid."""
 
 
 def _poison(dtype: Any) -> Any:

@@ -81,16 +81,11 @@ def combined(client: Client, drain: Drain) -> Iterator[tuple[int, int]]:
 def four(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client of one worker that runs four calls at a time, more than `held` takes of what runs first; and where they
     are combined, what combines one meanwhile."""
-    combines = getattr(request.node, "callspec", None) is not None and "combined" in request.node.callspec.id
+    threads = 5 if "combined" in request.node.name else 4
     LET_GO.clear()
     SIXTH_IS_GIVEN.clear()
     BEGUN.clear()
-    options = {
-        "n_workers": 1,
-        "threads_per_worker": 4 + combines,
-        "processes": False,
-        "dashboard_address": ":0",
-    }
+    options = {"n_workers": 1, "threads_per_worker": threads, "processes": False, "dashboard_address": ":0"}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client
         LET_GO.set()
