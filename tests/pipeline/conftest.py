@@ -19,7 +19,7 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def here() -> Iterator[Client]:
+def without_dask() -> Iterator[Client]:
     """Threads of this process by themselves, which take two thirds of the time of Dask's cluster: for tests to which it
     does not matter who hands out the work."""
     with open_executor("local") as client:

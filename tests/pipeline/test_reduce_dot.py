@@ -68,10 +68,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int64", "uint8", "uint32", "uint64"])
 def test_integers_wrap_as_numpy_does(
-    here: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
 ) -> None:
     x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
-    result = product(here, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
+    result = product(without_dask, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
     assert result == np.vdot(x, y)
     assert result.dtype == np.dtype(dtype)
 
@@ -80,13 +80,13 @@ def test_integers_wrap_as_numpy_does(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32"])
 def test_partial_products_wrap_in_the_type_asked_for_alone(
-    here: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
 ) -> None:
     x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
     a, b = store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)
     exact = sum(left * right for left, right in zip(x.tolist(), y.tolist(), strict=True))
     for result in ("int64", "int32") if dtype.startswith("i") else ("uint64", "uint32"):
-        found = product(here, a, b, result).value
+        found = product(without_dask, a, b, result).value
         assert found.dtype == result
         assert (int(found) - exact) % 2 ** (8 * found.dtype.itemsize) == 0
 
@@ -94,7 +94,7 @@ def test_partial_products_wrap_in_the_type_asked_for_alone(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("least", [True, False])
 def test_the_true_ranges_decide_whether_a_sum_may_have_wrapped(
-    here: Client, tmp_path: Path, least: bool
+    without_dask: Client, tmp_path: Path, least: bool
 ) -> None:
     """Each vector's largest element lies in a block of its own, and the bound is what both together allow."""
     n, limit = 1000, 2**63 - 1
@@ -104,13 +104,13 @@ def test_the_true_ranges_decide_whether_a_sum_may_have_wrapped(
     x = np.zeros(n, "i8")
     x[130] = -(limit // (2 * n)) if least else limit // (2 * n)
     stored = [store(tmp_path / name, data, 100) for name, data in (("x", x), ("ones", ones))]
-    found = product(here, *stored, listener=told.append)
+    found = product(without_dask, *stored, listener=told.append)
     assert (found.value, found.wraps) == (x[130], "no")
     assert not [event for event in told if isinstance(event, Caution)]
 
     x[130] += -1 if least else 1
     stored[0] = store(tmp_path / "larger", x, 100)
-    found = product(here, *stored, listener=told.append)
+    found = product(without_dask, *stored, listener=told.append)
     assert (found.value, found.wraps) == (x[130], "possible")
     (caution,) = (event for event in told if isinstance(event, Caution))
     assert caution.message.startswith("the sum may have wrapped modulo 2^64")
@@ -119,21 +119,21 @@ def test_the_true_ranges_decide_whether_a_sum_may_have_wrapped(
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_narrow_type_that_was_asked_for_is_looked_into_no_wide_one(
-    here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_dask: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = store(tmp_path / "x", np.full(300, 2, "i1"), 100)
     told: list[Event] = []
-    assert product(here, x, x, "int8", told.append).wraps == "possible"
+    assert product(without_dask, x, x, "int8", told.append).wraps == "possible"
     (caution,) = (event for event in told if isinstance(event, Caution))
     assert caution.message.endswith("; --dtype int32 (dtype='int32') is safe")
-    assert product(here, x, x, "int16").wraps == "no", "by the elements' true size"
+    assert product(without_dask, x, x, "int16").wraps == "no", "by the elements' true size"
 
     def unwanted(vector: np.ndarray) -> int:
         raise AssertionError("no value of int8 makes a sum of 300 products wrap in int32")
 
     monkeypatch.setattr(dot_host, "largest_of", unwanted)
-    assert product(here, x, x, "int32") == DotSum(np.int32(1200), "no", (0, 0))
-    assert product(here, x, x, "float64") == DotSum(np.float64(1200), "no", (0, 0))
+    assert product(without_dask, x, x, "int32") == DotSum(np.int32(1200), "no", (0, 0))
+    assert product(without_dask, x, x, "float64") == DotSum(np.float64(1200), "no", (0, 0))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -141,10 +141,10 @@ def test_a_narrow_type_that_was_asked_for_is_looked_into_no_wide_one(
     ("dtype", "result"), [("float32", "float64"), ("float16", "float32"), ("float64", "float16")]
 )
 def test_floats_are_added_up_in_the_type_asked_for(
-    here: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, result: str
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, result: str
 ) -> None:
     x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
-    found = product(here, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), result).value
+    found = product(without_dask, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), result).value
     exact = math.fsum((x.astype("f8") * y.astype("f8")).tolist())
     scale = float(np.linalg.norm(x.astype("f8") * y.astype("f8")))
     work = np.finfo("f4" if result == "float16" else result)
@@ -158,10 +158,10 @@ def test_floats_are_added_up_in_the_type_asked_for(
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 def test_floats_are_close_to_the_exact_sum(
-    here: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
 ) -> None:
     x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
-    result = product(here, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
+    result = product(without_dask, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
     exact = np.vdot(x.astype(np.complex128), y.astype(np.complex128))
     scale = math.sqrt(float(np.sum(np.abs(x.astype(np.complex128) * y.astype(np.complex128)) ** 2)))
     assert result.dtype == np.dtype(dtype)
@@ -170,17 +170,17 @@ def test_floats_are_close_to_the_exact_sum(
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-def test_blocks_are_added_exactly(here: Client, tmp_path: Path, dtype: str) -> None:
+def test_blocks_are_added_exactly(without_dask: Client, tmp_path: Path, dtype: str) -> None:
     """One by one they make 0, and so they do with one correction carried along, as Python's own sum has it."""
     x = np.zeros(5 * dotting.BLOCK, dtype)
     x[:: dotting.BLOCK] = 1e32, 1e16, 1, -1e32, -1e16
     ones = np.full_like(x, 1j if dtype == "complex128" else 1)
-    result = product(here, store(tmp_path / "x", x, 100), store(tmp_path / "y", ones, 77)).value
+    result = product(without_dask, store(tmp_path / "x", x, 100), store(tmp_path / "y", ones, 77)).value
     assert result == ones[0]
 
 
 def test_the_result_is_the_same_however_the_vectors_are_stored(
-    here: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dotting, "BLOCK", 64)
     x, y = draw(rng, 5000, "float32"), draw(rng, 5000, "float32")
@@ -189,7 +189,7 @@ def test_the_result_is_the_same_however_the_vectors_are_stored(
         with dask.config.set({"tilewright.piece-nbytes": piece}):
             a = store(tmp_path / f"x{i}", x, chunk, compressors=None if i % 2 else "auto")
             b = store(tmp_path / f"y{i}", y, 1 + chunk // 2)
-            results.add(product(here, a, b).value.tobytes())
+            results.add(product(without_dask, a, b).value.tobytes())
     assert len(results) == 1
 
 
@@ -224,7 +224,7 @@ def test_a_task_takes_whole_chunks_only_where_they_are_decoded_whole(tmp_path: P
 
 
 def test_what_is_said_of_tasks_that_take_too_much_memory_is_what_helps(
-    here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_dask: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(*arguments: object, **options: object) -> Iterator[None]:
         yield from ()
@@ -235,18 +235,20 @@ def test_what_is_said_of_tasks_that_take_too_much_memory_is_what_helps(
     with pytest.raises(
         TaskError, match=r"tried it, or store \S*x in smaller chunks, now of 8388608 elements"
     ):
-        product(here, x, x)
+        product(without_dask, x, x)
 
 
-def test_mixed_dtypes_give_numpys_result_type(here: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_mixed_dtypes_give_numpys_result_type(
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
     x, y = draw(rng, 100, "int16"), draw(rng, 100, "float32")
-    result = product(here, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
+    result = product(without_dask, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
     assert result.dtype == np.result_type(x, y)
     np.testing.assert_allclose(result, np.vdot(x.astype(float), y.astype(float)), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_infinities_and_nan_are_answers(here: Client, tmp_path: Path) -> None:
+def test_infinities_and_nan_are_answers(without_dask: Client, tmp_path: Path) -> None:
     ones = store(tmp_path / "ones", np.ones(200), 50)
     for i, (special, expected) in enumerate(
         [([np.inf], np.inf), ([np.inf, -np.inf], np.nan), ([np.nan], np.nan), ([1e308, 1e308], np.inf)]
@@ -254,45 +256,47 @@ def test_infinities_and_nan_are_answers(here: Client, tmp_path: Path) -> None:
         values = np.zeros(200)
         values[[0, 150][: len(special)]] = special  # in blocks of their own
         x = store(tmp_path / f"x{i}", values, 50)
-        np.testing.assert_equal(product(here, x, ones).value, expected)
+        np.testing.assert_equal(product(without_dask, x, ones).value, expected)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_half_precision_partial_products_do_not_overflow(here: Client, tmp_path: Path) -> None:
+def test_half_precision_partial_products_do_not_overflow(without_dask: Client, tmp_path: Path) -> None:
     values = np.full(128, 60000, np.float16)
     values[64:] *= -1
     x, ones = store(tmp_path / "x", values, 50), store(tmp_path / "ones", np.ones(128, np.float16), 50)
-    assert product(here, x, ones).value == 0
+    assert product(without_dask, x, ones).value == 0
 
 
-def test_empty_vectors_give_zero(here: Client, tmp_path: Path) -> None:
+def test_empty_vectors_give_zero(without_dask: Client, tmp_path: Path) -> None:
     x = zarr.create_array(str(tmp_path / "x"), shape=(0,), chunks=(10,), dtype="f4")
-    result = product(here, x, x).value
+    result = product(without_dask, x, x).value
     assert result == 0
     assert result.dtype == np.float32
 
 
-def test_lengths_must_agree(here: Client, tmp_path: Path) -> None:
+def test_lengths_must_agree(without_dask: Client, tmp_path: Path) -> None:
     x, y = store(tmp_path / "x", np.ones(3), 3), store(tmp_path / "y", np.ones(4), 4)
     with pytest.raises(ShapeError, match=r"x has 3 elements and .*y has 4"):
-        product(here, x, y)
+        product(without_dask, x, y)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", ">f4", "float64", "complex64"])
-def test_missing_elements_are_counted_over_all_pieces(here: Client, tmp_path: Path, dtype: str) -> None:
+def test_missing_elements_are_counted_over_all_pieces(
+    without_dask: Client, tmp_path: Path, dtype: str
+) -> None:
     places = np.arange(1003)
     x, y = (places % 10 + 1).astype(dtype), (places % 3).astype(dtype)
     a, b = store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)
     in_x, in_y = int((x == 4).sum()), int((y == 0).sum())
     seen = []
-    total = product(here, a, b, listener=seen.append, masks=(Masks((4,)), Masks((0,))))
+    total = product(without_dask, a, b, listener=seen.append, masks=(Masks((4,)), Masks((0,))))
     assert total.masked == (in_x, in_y) == (100, 335)
     assert sum(isinstance(event, UnitDone) for event in seen) > 5, "several pieces"
     for masks, expected in (((None, Masks((0,))), (0, in_y)), ((Masks((4,)), None), (in_x, 0))):
-        assert product(here, a, b, masks=masks).masked == expected
-    plain = product(here, a, b)
+        assert product(without_dask, a, b, masks=masks).masked == expected
+    plain = product(without_dask, a, b)
     assert plain.masked == (0, 0)
     assert plain.value.tobytes() == total.value.tobytes()
 
@@ -339,7 +343,7 @@ def kept_product(
 )
 @pytest.mark.usefixtures("small_blocks")
 def test_a_sum_that_was_stopped_behind_any_piece_goes_on_to_the_same_bits(
-    here: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, special: bool
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, special: bool
 ) -> None:
     x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
     if special and np.dtype(dtype).kind != "i":
@@ -349,17 +353,17 @@ def test_a_sum_that_was_stopped_behind_any_piece_goes_on_to_the_same_bits(
         store(path, values, 100, attributes={"_FillValue": values[5].item()} if dtype == "int64" else None)
     state, whole = tmp_path / "state", tmp_path / "whole"
     told: list[Event] = []
-    expected = kept_product(here, paths, whole, told.append)
+    expected = kept_product(without_dask, paths, whole, told.append)
     units = [event for event in told if isinstance(event, UnitDone)]
     assert len(units) >= 8
     for pieces in range(len(units) + 1):
         stopped: list[Event] = []
         with pytest.raises(StoppedError):
-            kept_product(here, paths, state, stopped_after(pieces, stopped))
+            kept_product(without_dask, paths, state, stopped_after(pieces, stopped))
         told.clear()
         # Other settings: pieces of three blocks.
         with dask.config.set({"tilewright.piece-nbytes": 3 * 64 * 2 * x.itemsize}):
-            found = kept_product(here, paths, state, told.append)
+            found = kept_product(without_dask, paths, state, told.append)
         assert found.value.tobytes() == expected.value.tobytes()
         assert (found.wraps, found.masked) == (expected.wraps, expected.masked)
         (planned,) = (event for event in told if isinstance(event, WorkPlanned))
@@ -369,56 +373,56 @@ def test_a_sum_that_was_stopped_behind_any_piece_goes_on_to_the_same_bits(
         )
         assert again == planned.nbytes == 2 * x.nbytes - before
         told.clear()
-        kept_product(here, paths, state, told.append)
+        kept_product(without_dask, paths, state, told.append)
         assert not [event for event in told if isinstance(event, UnitDone)], "nothing is left, then"
         state.unlink()
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_pieces_of_vectors_that_were_written_to_are_multiplied_anew(
-    here: Client, tmp_path: Path, rng: np.random.Generator
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     paths, state = [tmp_path / "x", tmp_path / "y"], tmp_path / "state"
     arrays = [store(path, draw(rng, 500, "float64"), 100) for path in paths]
-    kept_product(here, paths, state, ignore)
+    kept_product(without_dask, paths, state, ignore)
     time = next((tmp_path / "x").rglob("0")).stat().st_mtime_ns
     arrays[0][3] = 5.0
     os.utime(next((tmp_path / "x").rglob("0")), ns=(time, time))
     told: list[Event] = []
-    found = kept_product(here, paths, state, told.append)
-    assert found.value == product(here, *arrays).value
+    found = kept_product(without_dask, paths, state, told.append)
+    assert found.value == product(without_dask, *arrays).value
     assert Notice("what earlier runs kept is of other vectors, or of these before they changed") in told
     with pytest.raises(OptionError, match=r'dtype is "float64" there and "complex128" here'):
-        kept_product(here, paths, state, ignore, "complex128")
+        kept_product(without_dask, paths, state, ignore, "complex128")
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_pieces_hold_for_the_numbers_that_were_missing_then(here: Client, tmp_path: Path) -> None:
+def test_pieces_hold_for_the_numbers_that_were_missing_then(without_dask: Client, tmp_path: Path) -> None:
     """Attributes change neither a stored number nor how the files look, and what is counted all the same."""
     paths, state = [tmp_path / "x", tmp_path / "y"], tmp_path / "state"
     arrays = [store(path, np.arange(500) % 5, 100, attributes={"_FillValue": 2}) for path in paths]
-    assert kept_product(here, paths, state, ignore).masked == (100, 100)
+    assert kept_product(without_dask, paths, state, ignore).masked == (100, 100)
     arrays[0].update_attributes({"_FillValue": 7})
-    assert kept_product(here, paths, state, ignore).masked == (0, 100)
+    assert kept_product(without_dask, paths, state, ignore).masked == (0, 100)
     told: list[Event] = []
     arrays[0].update_attributes({"units": "m"})
-    assert kept_product(here, paths, state, told.append).masked == (0, 100)
+    assert kept_product(without_dask, paths, state, told.append).masked == (0, 100)
     assert not [event for event in told if isinstance(event, UnitDone)], "that says nothing of any number"
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_piece_that_is_kept_twice_counts_once(here: Client, tmp_path: Path) -> None:
+def test_a_piece_that_is_kept_twice_counts_once(without_dask: Client, tmp_path: Path) -> None:
     """Of two runs at once, where a file system has shown them no lock."""
     paths, state = [tmp_path / "x", tmp_path / "y"], tmp_path / "state"
     for path in paths:
         store(path, np.arange(500), 100)
-    expected = kept_product(here, paths, state, ignore).value
+    expected = kept_product(without_dask, paths, state, ignore).value
     head, *lines = state.read_bytes().splitlines(keepends=True)
     state.write_bytes(b"".join([head, *lines, *lines]))
-    assert kept_product(here, paths, state, ignore).value == expected
+    assert kept_product(without_dask, paths, state, ignore).value == expected
 
 
-def test_vectors_that_may_have_changed_unnoticed_keep_no_pieces(here: Client, tmp_path: Path) -> None:
+def test_vectors_that_may_have_changed_unnoticed_keep_no_pieces(without_dask: Client, tmp_path: Path) -> None:
     vector = zarr.array(np.ones(5))
     vectors = open_vectors(vector, vector, None)
     with (

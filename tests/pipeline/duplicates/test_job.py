@@ -127,12 +127,12 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("given", VARIANTS)
 def test_duplicates_are_those_of_a_comparison_of_every_two(
-    here: Client, tmp_path: Path, given: dict[str, Any]
+    without_dask: Client, tmp_path: Path, given: dict[str, Any]
 ) -> None:
     texts = texts_alike(60, seed=len(given))
     for place, text in enumerate(texts):
         (tmp_path / f"{place:02}.txt").write_bytes(text)
-    found = find(here, [tmp_path], **given)
+    found = find(without_dask, [tmp_path], **given)
     check(found, texts, **given)
     assert len(found.clusters) > 1
     assert found.documents == tuple(str(tmp_path / f"{place:02}.txt") for place in range(60))
@@ -163,34 +163,36 @@ def put_shards(folder: Path) -> list[bytes]:
 
 
 def test_the_answer_does_not_depend_on_how_the_corpus_is_cut(
-    here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    without_dask: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = put_shards(tmp_path)
-    found = find(here, [tmp_path], READING)
+    found = find(without_dask, [tmp_path], READING)
     check(found, texts)
     assert found.ids == tuple(map(str, range(80)))
     assert found.documents[21] == f"{tmp_path}/1.jsonl.gz:2"
-    assert same(found, find(here, [tmp_path], READING, task_keys=7, batch_nbytes=300))
+    assert same(found, find(without_dask, [tmp_path], READING, task_keys=7, batch_nbytes=300))
     monkeypatch.setattr("tilewright.pipeline.duplicates.fetching.TASK_NBYTES", 100)
     monkeypatch.setattr("tilewright.pipeline.duplicates.comparing.BATCH_NBYTES", 100)
-    assert same(found, find(here, [tmp_path], READING, batch_nbytes=300))
+    assert same(found, find(without_dask, [tmp_path], READING, batch_nbytes=300))
 
 
 @pytest.mark.slow  # processes import all of it, and load its loops
-def test_the_answer_of_other_processes_is_the_same(here: Client, processes: Client, tmp_path: Path) -> None:
+def test_the_answer_of_other_processes_is_the_same(
+    without_dask: Client, processes: Client, tmp_path: Path
+) -> None:
     put_shards(tmp_path)
-    one, other = (find(each, [tmp_path], READING, task_keys=7) for each in (here, processes))
+    one, other = (find(each, [tmp_path], READING, task_keys=7) for each in (without_dask, processes))
     assert same(one, other)
 
 
-def test_large_plain_files_are_not_cut(here: Client, tmp_path: Path) -> None:
+def test_large_plain_files_are_not_cut(without_dask: Client, tmp_path: Path) -> None:
     words = np.random.default_rng(0).integers(0, 10**6, 60_000)
     text = " ".join(map(str, words.tolist())).encode()
     texts = [text, text[:-1], b"small", text]
     for place, each in enumerate(texts):
         (tmp_path / str(place)).write_bytes(each)
     with dask.config.set({"tilewright.piece-nbytes": 2**15}):
-        found = find(here, [tmp_path], num_perm=4, bands=2, rows=2)
+        found = find(without_dask, [tmp_path], num_perm=4, bands=2, rows=2)
     assert found.exact.tolist() == [0, 1, 2, 0]
     assert found.clusters == ((0, 1, 3),)
     assert found.pairs.tolist() == [[0, 1]]
@@ -199,47 +201,47 @@ def test_large_plain_files_are_not_cut(here: Client, tmp_path: Path) -> None:
     ]
 
 
-def test_links_find_the_same_clusters_with_fewer_comparisons(here: Client, tmp_path: Path) -> None:
+def test_links_find_the_same_clusters_with_fewer_comparisons(without_dask: Client, tmp_path: Path) -> None:
     texts = texts_alike(40, seed=3) + [b"a b c d e f g h i j k l %d" % k for k in range(40)]
     (tmp_path / "all.txt").write_bytes(b"\n".join(texts) + b"\n")
-    every = find(here, [tmp_path], {"split_on": "line"})
-    links = find(here, [tmp_path], {"split_on": "line"}, pairs="links")
+    every = find(without_dask, [tmp_path], {"split_on": "line"})
+    links = find(without_dask, [tmp_path], {"split_on": "line"}, pairs="links")
     assert links.cluster.tolist() == every.cluster.tolist()
     assert links.candidates < every.candidates / 3
     known = dict(zip(map(tuple, every.pairs.tolist()), every.jaccard.tolist(), strict=True))
     for pair, near in zip(links.pairs.tolist(), links.jaccard.tolist(), strict=True):
         assert known[tuple(pair)] == near
     with pytest.raises(PlanError, match="pairs='links'"):
-        find(here, [tmp_path], {"split_on": "line"}, most_pairs=500)
+        find(without_dask, [tmp_path], {"split_on": "line"}, most_pairs=500)
 
 
-def test_documents_without_shingles_are_only_exact_duplicates(here: Client, tmp_path: Path) -> None:
+def test_documents_without_shingles_are_only_exact_duplicates(without_dask: Client, tmp_path: Path) -> None:
     texts = [b"", b"!!!", b"", b"???", b"!!!", b"one", b"one.", b"One"]
     for place, text in enumerate(texts):
         (tmp_path / str(place)).write_bytes(text)
-    found = find(here, [tmp_path])
+    found = find(without_dask, [tmp_path])
     check(found, texts)
     assert found.exact_groups == ((0, 2), (1, 4))
     assert found.clusters == ((0, 2), (1, 4), (5, 6))
     assert found.dropped == tuple(str(tmp_path / each) for each in ("2", "4", "6"))
-    assert find(here, [tmp_path / "0"]).clusters == ()
+    assert find(without_dask, [tmp_path / "0"]).clusters == ()
 
 
-def test_bad_files_are_left_out_where_that_is_asked_for(here: Client, tmp_path: Path) -> None:
+def test_bad_files_are_left_out_where_that_is_asked_for(without_dask: Client, tmp_path: Path) -> None:
     for name, text in (("a", b"one two three"), ("c", b"one two three"), ("d", b"x")):
         (tmp_path / name).write_bytes(text)
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"one two three")[:-4])
     with pytest.raises(CorpusError, match=r"b\.gz cannot be decompressed"):
-        find(here, [tmp_path])
-    found = find(here, [tmp_path], on_error="report")
+        find(without_dask, [tmp_path])
+    found = find(without_dask, [tmp_path], on_error="report")
     assert found.documents == tuple(str(tmp_path / name) for name in "acd")
     assert found.clusters == ((0, 1),)
     assert [name for name, _ in found.bad] == [str(tmp_path / "b.gz")]
 
 
-def test_remarks_are_told(here: Client, tmp_path: Path) -> None:
+def test_remarks_are_told(without_dask: Client, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{}\n')
     seen: list[Event] = []
-    find(here, [tmp_path], {"field": "text"}, listener=seen.append)
+    find(without_dask, [tmp_path], {"field": "text"}, listener=seen.append)
     told = f"{tmp_path}/a.jsonl: 1 record without a field 'text', counted as empty"
     assert told in [each.message for each in seen if isinstance(each, Notice)]

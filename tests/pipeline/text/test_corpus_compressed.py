@@ -93,7 +93,7 @@ def text(rng: np.random.Generator, nbytes: int) -> bytes:
     nbytes=st.integers(1, 20),
 )
 def test_equals_counter(
-    here: Client, by: str, per_document: bool, texts: list[tuple[bytes, bytes, str]], nbytes: int
+    without_dask: Client, by: str, per_document: bool, texts: list[tuple[bytes, bytes, str]], nbytes: int
 ) -> None:
     """Plain and compressed documents in any order, each of two members, in blocks of a few bytes."""
     with tempfile.TemporaryDirectory() as folder, dask.config.set({"tilewright.piece-nbytes": nbytes}):
@@ -102,7 +102,7 @@ def test_equals_counter(
             compress = COMPRESS.get(suffix, bytes)
             paths.append(Path(folder, f"{i:03}{suffix}"))
             paths[-1].write_bytes(compress(head) + compress(tail))
-        result = count(here, paths, by, per_document=per_document)
+        result = count(without_dask, paths, by, per_document=per_document)
     expected = [dense(naive_counts(head + tail, by), KINDS[by].bins) for head, tail, _ in texts]
     if per_document:
         np.testing.assert_array_equal(result.counts, np.stack(expected))
@@ -196,15 +196,15 @@ def test_the_suffix_of_a_small_file_says_how_it_is_cut(tmp_path: Path) -> None:
     assert all(d.codec is None for d in list_corpus([tmp_path], raw=True).documents)
 
 
-def test_raw_counts_what_is_stored(here: Client, tmp_path: Path) -> None:
+def test_raw_counts_what_is_stored(without_dask: Client, tmp_path: Path) -> None:
     stored = gzip.compress(b"aaaa" * 1000)
     path = tmp_path / "a.gz"
     path.write_bytes(stored)
     result = count_corpus(
-        here,
+        without_dask,
         list_corpus([path], raw=True),
         KINDS["byte"],
-        cpu_workers(here),
+        cpu_workers(without_dask),
         per_document=False,
         listener=lambda _: None,
     )
@@ -424,13 +424,15 @@ def test_other_bytes_behind_the_last_member_are_noticed(tmp_path: Path, suffix: 
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_with_a_wrong_suffix_is_named(here: Client, tmp_path: Path, suffix: str) -> None:
+def test_a_file_with_a_wrong_suffix_is_named(without_dask: Client, tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"text{suffix}").write_bytes(b"This was never compressed. " * 10)
     with pytest.raises(CorpusError, match=rf"text{suffix} cannot be decompressed: .*--raw"):
-        count(here, [tmp_path], "byte")
+        count(without_dask, [tmp_path], "byte")
 
 
-def test_damage_is_looked_for_once(here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_looked_for_once(
+    without_dask: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is as far into the document at every attempt, which may be hours."""
     read = []
 
@@ -441,14 +443,14 @@ def test_damage_is_looked_for_once(here: Client, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(opening, "reader", counted)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000))[:-1])
     with pytest.raises(CompressedError, match=r"a\.gz cannot be decompressed: it was cut short"):
-        count(here, [tmp_path], "byte")
+        count(without_dask, [tmp_path], "byte")
     assert read == [str(tmp_path / "a.gz")]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("change", ["gone", "shorter", "a folder"])
 def test_what_became_of_a_document_is_looked_for_once(
-    here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, change: str
+    without_dask: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, change: str
 ) -> None:
     """Raised, it would be tried again, and reported by Dask each time."""
     path, tries = tmp_path / f"a{suffix}", []
@@ -470,7 +472,7 @@ def test_what_became_of_a_document_is_looked_for_once(
         change
     ]
     with pytest.raises(DocumentError, match=said):
-        count(here, [tmp_path], "byte")
+        count(without_dask, [tmp_path], "byte")
     assert len(tries) == 1
 
 
@@ -524,14 +526,14 @@ def test_a_window_that_takes_too_much_memory_is_refused(tmp_path: Path, suffix: 
     assert "restore" not in str(raised.value)
 
 
-def test_wide_windows_are_a_setting(here: Client, tmp_path: Path) -> None:
+def test_wide_windows_are_a_setting(without_dask: Client, tmp_path: Path) -> None:
     (tmp_path / "wide.zst").write_bytes(wide_zstd())
     with dask.config.set({"tilewright.window-nbytes": "2 GiB"}):
         found = count_corpus(
-            here,
+            without_dask,
             list_corpus([tmp_path], reading=reading_of()),
             KINDS["byte"],
-            cpu_workers(here),
+            cpu_workers(without_dask),
             per_document=False,
             listener=lambda _: None,
         )

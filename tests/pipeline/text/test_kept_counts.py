@@ -115,8 +115,8 @@ def small_pieces() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(here: Client, tmp_path: Path) -> Run:
-    return Run(here, tmp_path / "state")
+def run(without_dask: Client, tmp_path: Path) -> Run:
+    return Run(without_dask, tmp_path / "state")
 
 
 @pytest.fixture
@@ -412,9 +412,11 @@ def test_two_runs_do_not_share_a_state(run: Run, paths: list[Path]) -> None:
     run.check(paths)
 
 
-def test_a_state_below_the_corpus_is_not_counted(here: Client, paths: list[Path], tmp_path: Path) -> None:
+def test_a_state_below_the_corpus_is_not_counted(
+    without_dask: Client, paths: list[Path], tmp_path: Path
+) -> None:
     folder = paths[0].parent
-    run = Run(here, folder / "state")
+    run = Run(without_dask, folder / "state")
     with pytest.raises(StoppedError):
         run([folder], stop_after=3)
     found = run([folder])
@@ -423,7 +425,9 @@ def test_a_state_below_the_corpus_is_not_counted(here: Client, paths: list[Path]
     assert len(run([tmp_path / "link"]).documents) == len(paths)
 
 
-def test_places_that_cannot_hold_a_state_are_told(here: Client, paths: list[Path], tmp_path: Path) -> None:
+def test_places_that_cannot_hold_a_state_are_told(
+    without_dask: Client, paths: list[Path], tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     for place, error, message in (
         (tmp_path / "file", OptionError, "is no folder"),
@@ -432,14 +436,14 @@ def test_places_that_cannot_hold_a_state_are_told(here: Client, paths: list[Path
         (tmp_path / ("x" * 300), StoreError, "cannot make the folder"),
     ):
         with pytest.raises(error, match=message):
-            Run(here, place)(paths)
+            Run(without_dask, place)(paths)
 
 
 def test_the_state_of_an_output_goes_away_where_it_keeps_nothing(
-    here: Client, paths: list[Path], tmp_path: Path
+    without_dask: Client, paths: list[Path], tmp_path: Path
 ) -> None:
     state = state_of_output(tmp_path / "f.csv")
-    run = Run(here, state.folder)
+    run = Run(without_dask, state.folder)
     with pytest.raises(StoppedError):
         run(paths, stop_after=0, temporary=True)
     assert not state.folder.exists()
@@ -498,18 +502,18 @@ random_runs = st.lists(
 @settings(max_examples=examples(6))
 @given(by=st.sampled_from(["byte", "bigram", "codepoint"]), per_document=st.booleans(), runs=random_runs)
 def test_whatever_is_cut_stopped_and_changed_the_counts_are_right(
-    here: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]
+    without_dask: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]
 ) -> None:
-    check_random(here, by, per_document, runs)
+    check_random(without_dask, by, per_document, runs)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000)
 @given(by=st.sampled_from(["byte", "bigram", "codepoint"]), per_document=st.booleans(), runs=random_runs)
 def test_a_thousand_random_cuts_and_stops(
-    here: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]
+    without_dask: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]
 ) -> None:
-    check_random(here, by, per_document, runs)
+    check_random(without_dask, by, per_document, runs)
 
 
 def test_names_kept_beside_an_output_are_no_longer_than_its_draft_s() -> None:

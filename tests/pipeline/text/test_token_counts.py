@@ -86,11 +86,11 @@ ALL = [*TEXTS, TEXTS[0] * 20]
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("by", BY)
-def test_equals_counter(here: Client, corpus: Path, by: str) -> None:
+def test_equals_counter(without_dask: Client, corpus: Path, by: str) -> None:
     expected = [naive_tokens(text, kind_of(by)) for text in ALL]
     with dask.config.set({"tilewright.piece-nbytes": 31}):
-        whole = counted_by(here, corpus, by)
-        rows = counted_by(here, corpus, by, per_document=True)
+        whole = counted_by(without_dask, corpus, by)
+        rows = counted_by(without_dask, corpus, by, per_document=True)
     assert as_counter(whole) == sum(expected, Counter())
     assert [row_counter(rows, place) for place in range(len(ALL))] == expected
     assert rows.tokens is not None
@@ -99,9 +99,9 @@ def test_equals_counter(here: Client, corpus: Path, by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["bigram", "codepoint"])
-def test_rows_of_many_bins_are_sparse(here: Client, corpus: Path, by: str) -> None:
+def test_rows_of_many_bins_are_sparse(without_dask: Client, corpus: Path, by: str) -> None:
     with dask.config.set({"tilewright.piece-nbytes": 2000}):
-        found = count(here, [corpus], by, per_document=True)
+        found = count(without_dask, [corpus], by, per_document=True)
     assert isinstance(found.counts, SparseCounts)
     assert found.counts.shape == (len(ALL), KINDS[by].bins)
     for place, text in enumerate(ALL):
@@ -111,13 +111,15 @@ def test_rows_of_many_bins_are_sparse(here: Client, corpus: Path, by: str) -> No
     np.testing.assert_array_equal(found.counts.sum(axis=0), found.totals)
 
 
-def test_a_large_document_has_one_sparse_row(here: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_large_document_has_one_sparse_row(
+    without_dask: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
     """Its pieces are counted by different tasks, and in a dense way."""
     data = rng.integers(0, 256, 300_000, np.uint8).tobytes()
     (tmp_path / "large").write_bytes(data)
     (tmp_path / "small").write_bytes(b"ab")
     with dask.config.set({"tilewright.piece-nbytes": 100_000}):
-        found = count(here, [tmp_path], "bigram", per_document=True)
+        found = count(without_dask, [tmp_path], "bigram", per_document=True)
     np.testing.assert_array_equal(found.counts[0], dense(naive_counts(data, "bigram"), 65536))
     assert found.top(1)[0][1] == found.totals.max()
 
@@ -126,9 +128,9 @@ def test_a_large_document_has_one_sparse_row(here: Client, tmp_path: Path, rng: 
 @pytest.mark.parametrize("by", ["word", "ngram:4:byte", "bigram"])
 @pytest.mark.parametrize("ending", ["json", "npz", "zarr"])
 def test_stored_counts_are_read_back(
-    here: Client, corpus: Path, tmp_path: Path, by: str, per_document: bool, ending: str
+    without_dask: Client, corpus: Path, tmp_path: Path, by: str, per_document: bool, ending: str
 ) -> None:
-    found = counted_by(here, corpus, by, per_document=per_document)
+    found = counted_by(without_dask, corpus, by, per_document=per_document)
     for _ in range(2):
         save_histogram(found, tmp_path / f"f.{ending}", overwrite=True)
     again = Histogram.load(tmp_path / f"f.{ending}")
@@ -137,17 +139,17 @@ def test_stored_counts_are_read_back(
     assert list(again.tokens or ()) == list(found.tokens or ())
 
 
-def test_a_group_is_read_by_xarray(here: Client, corpus: Path, tmp_path: Path) -> None:
+def test_a_group_is_read_by_xarray(without_dask: Client, corpus: Path, tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
-    found = counted_by(here, corpus, "word")
+    found = counted_by(without_dask, corpus, "word")
     save_histogram(found, tmp_path / "f.zarr")
     with xarray.open_zarr(tmp_path / "f.zarr", consolidated=False) as data:
         assert int(data.counts.sel(token="the")) == as_counter(found)[b"the"]
         assert tuple(data.document.values) == found.documents
 
 
-def test_a_damaged_file_of_tokens_is_refused(here: Client, corpus: Path, tmp_path: Path) -> None:
-    found = counted_by(here, corpus, "word")
+def test_a_damaged_file_of_tokens_is_refused(without_dask: Client, corpus: Path, tmp_path: Path) -> None:
+    found = counted_by(without_dask, corpus, "word")
     save_histogram(found, tmp_path / "f.json")
     text = (tmp_path / "f.json").read_text()
     (tmp_path / "g.json").write_text(text.replace('"The", ', '"zz", ', 1))
@@ -160,14 +162,14 @@ def test_a_damaged_file_of_tokens_is_refused(here: Client, corpus: Path, tmp_pat
 
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("by", ["word", "bigram"])
-def test_histograms_add_up(here: Client, corpus: Path, by: str, per_document: bool) -> None:
-    whole = counted_by(here, corpus, by, per_document=per_document)
+def test_histograms_add_up(without_dask: Client, corpus: Path, by: str, per_document: bool) -> None:
+    whole = counted_by(without_dask, corpus, by, per_document=per_document)
     parts = [
         count_corpus(
-            here,
+            without_dask,
             list_corpus([corpus / name]),
             any_kind_named(by),
-            cpu_workers(here),
+            cpu_workers(without_dask),
             per_document=per_document,
             listener=lambda _: None,
         )
@@ -190,7 +192,7 @@ def test_words_of_other_options_do_not_add_up() -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("by", ["word", "line", "ngram:2"])
-def test_a_stopped_count_goes_on(here: Client, tmp_path: Path, by: str, per_document: bool) -> None:
+def test_a_stopped_count_goes_on(without_dask: Client, tmp_path: Path, by: str, per_document: bool) -> None:
     """Also after the corpus has grown: tokens at the old end may have become others."""
     folder, kind = tmp_path / "corpus", kind_of(by)
     folder.mkdir()
@@ -219,10 +221,10 @@ def test_a_stopped_count_goes_on(here: Client, tmp_path: Path, by: str, per_docu
         ):
             try:
                 found = count_corpus(
-                    here,
+                    without_dask,
                     list_corpus([folder]),
                     kind,
-                    cpu_workers(here),
+                    cpu_workers(without_dask),
                     per_document=per_document,
                     listener=listener,
                     record=record,
@@ -298,10 +300,13 @@ def test_sparse_rows_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> N
     np.testing.assert_array_equal(np.asarray(counts), table)
 
 
-def test_frames_and_html_say_what_is_counted(here: Client, corpus: Path) -> None:
+def test_frames_and_html_say_what_is_counted(without_dask: Client, corpus: Path) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("xarray")
-    words, rows = counted_by(here, corpus, "word"), counted_by(here, corpus, "word", per_document=True)
+    words, rows = (
+        counted_by(without_dask, corpus, "word"),
+        counted_by(without_dask, corpus, "word", per_document=True),
+    )
     expected = as_counter(words)
     series = words.to_pandas()
     assert series["the"] == expected[b"the"]
@@ -309,7 +314,7 @@ def test_frames_and_html_say_what_is_counted(here: Client, corpus: Path) -> None
     frame = rows.to_pandas()
     assert frame[(str(corpus / "2"), "cat")] == 1
     assert frame.groupby(level=1).sum()["the"] == expected[b"the"]
-    letters = count(here, [corpus], "letter", per_document=True)
+    letters = count(without_dask, [corpus], "letter", per_document=True)
     assert letters.to_pandas().loc[str(corpus / "4"), "X"] == 200
     assert int(words.to_xarray().sel(bin="the")) == expected[b"the"]
     assert int(letters.to_xarray().sel(document=str(corpus / "4"), bin="X")) == 200

@@ -82,7 +82,7 @@ def counted(
 @pytest.mark.parametrize("nbytes", [31, 2**20])
 @pytest.mark.parametrize("by", ["word", "line", "ngram:3:character", "codepoint"])
 def test_every_kind_that_decodes_tells(
-    here: Client, tmp_path: Path, by: str, nbytes: int, per_document: bool
+    without_dask: Client, tmp_path: Path, by: str, nbytes: int, per_document: bool
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -92,17 +92,17 @@ def test_every_kind_that_decodes_tells(
     expected = 2 * sum(map(malformed, TEXTS))
     assert expected > 40
     with dask.config.set({"tilewright.piece-nbytes": nbytes}):
-        found = counted(here, folder, by, state=tmp_path / "state", per_document=per_document)
-        again = counted(here, folder, by, state=tmp_path / "state", per_document=per_document)
+        found = counted(without_dask, folder, by, state=tmp_path / "state", per_document=per_document)
+        again = counted(without_dask, folder, by, state=tmp_path / "state", per_document=per_document)
     assert found.undecodable == again.undecodable == expected
     assert f" skipped, {expected} undecodable" in str(found).splitlines()[0]
     assert json.loads(json.dumps(found.facts()))["undecodable"] == expected
 
 
-def test_kinds_of_bytes_do_not_tell(here: Client, tmp_path: Path) -> None:
+def test_kinds_of_bytes_do_not_tell(without_dask: Client, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(TEXTS[0])
     for by in ("byte", "bigram", "ngram:2:byte"):
-        assert counted(here, tmp_path, by).undecodable is None
+        assert counted(without_dask, tmp_path, by).undecodable is None
 
 
 def test_tokens_that_an_earlier_release_kept_do_not_say() -> None:

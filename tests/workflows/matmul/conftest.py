@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.conftest import here
+from tests.pipeline.conftest import without_dask
 from tilewright.pipeline.worker import stream
 
-__all__ = ["here"]
+__all__ = ["without_dask"]
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tilewright.pipeline.events import Event, UnitDone
 def test_an_input_with_a_url_that_changes_meanwhile_is_named(
     kind: str,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
 ) -> None:
@@ -50,7 +50,7 @@ def test_an_input_with_a_url_that_changes_meanwhile_is_named(
             b_path,
             tmp_path / "c.zarr",
             listener=change,
-            cluster=here,
+            cluster=without_dask,
             device="cpu",
             device_memory=TIGHT,
             verify=False,
@@ -64,7 +64,7 @@ def test_an_input_that_changes_meanwhile_is_named_and_no_c_published(
     then: str,
     verify: bool,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
 ) -> None:
@@ -73,7 +73,12 @@ def test_an_input_that_changes_meanwhile_is_named_and_no_c_published(
     out = tmp_path / "c.zarr"
     copy = partial(shutil.copytree, dirs_exist_ok=True)  # with the times of files
     copy(b_path, tmp_path / "backup")
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "verify": verify}
+    options: dict[str, Any] = {
+        "cluster": without_dask,
+        "device": "cpu",
+        "device_memory": TIGHT,
+        "verify": verify,
+    }
     done = itertools.count(1)
 
     def change(event: Event) -> None:

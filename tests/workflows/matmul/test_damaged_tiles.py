@@ -39,7 +39,7 @@ from tilewright.pipeline.transfer import checksum
 def test_one_failed_read_loses_no_finished_tile(
     what: str,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -48,7 +48,7 @@ def test_one_failed_read_loses_no_finished_tile(
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
     growing = outputs.partial_path(out)
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT}
+    options: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT}
     stop_at(3, a_path, b_path, out, **options)
     real = {
         "read_bytes": Path.read_bytes,
@@ -91,7 +91,7 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     compressed: bool,
     verify: bool,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
@@ -103,7 +103,12 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
         a_path, shape=a.shape, chunks=(16, 16), dtype=a.dtype, compressors=compressors, overwrite=True
     )[...] = a
     out = tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    options: dict[str, Any] = {
+        "cluster": without_dask,
+        "device": "cpu",
+        "device_memory": TIGHT,
+        "verify": False,
+    }
     stop_at(3, a_path, b_path, out, **options)
     chunk = next(path for path in sorted((outputs.partial_path(out) / "c").rglob("*")) if path.is_file())
     data = chunk.read_bytes()
@@ -118,12 +123,15 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
 
 
 def test_a_changed_bit_that_no_check_would_notice_is_put_right(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], here: Client, tmp_path: Path, small_chunks: None
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    without_dask: Client,
+    tmp_path: Path,
+    small_chunks: None,
 ) -> None:
     """The least one of a float: an error far below what rounding may add up to."""
     *_, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT}
+    options: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT}
     stop_at(3, a_path, b_path, out, **options)
     chunk = next(path for path in sorted((outputs.partial_path(out) / "c").rglob("*")) if path.is_file())
     data = chunk.read_bytes()
@@ -139,7 +147,7 @@ def test_a_changed_bit_that_no_check_would_notice_is_put_right(
 def test_finished_tiles_that_cannot_be_read_are_computed_again(
     vectors: str,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +158,7 @@ def test_finished_tiles_that_cannot_be_read_are_computed_again(
         monkeypatch.setattr(check, "SENT_NBYTES", 0)
     a, b, a_path, b_path = factors
     a_path, out = put(tmp_path / "coded.zarr", a, compressors=zarr.codecs.ZstdCodec()), tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT}
+    options: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT}
     chunks = stop_before_the_check(a_path, b_path, out, **options)
 
     def damage(event: Event) -> None:
@@ -175,7 +183,7 @@ def test_a_factor_the_check_cannot_read_is_named_and_tiles_are_kept(
     role: str,
     vectors: str,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,7 +193,7 @@ def test_a_factor_the_check_cannot_read_is_named_and_tiles_are_kept(
         monkeypatch.setattr(check, "SENT_NBYTES", 0)
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT}
+    options: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT}
     folder = {"a": a_path, "b": b_path}[role]
     victim = max((path for path in (folder / "c").rglob("*") if path.is_file()), key=str)
     good, times = victim.read_bytes(), victim.stat()
@@ -205,11 +213,14 @@ def test_a_factor_the_check_cannot_read_is_named_and_tiles_are_kept(
 
 
 def test_a_chunk_restored_during_the_search_is_told_by_its_first_error(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], here: Client, tmp_path: Path, small_chunks: None
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    without_dask: Client,
+    tmp_path: Path,
+    small_chunks: None,
 ) -> None:
     a, b, a_path, b_path = factors
     a_path, out = put(tmp_path / "coded.zarr", a, compressors=zarr.codecs.ZstdCodec()), tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT}
+    options: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT}
     chunk, *_ = stop_before_the_check(a_path, b_path, out, **options)
     data = chunk.read_bytes()
 
@@ -228,7 +239,7 @@ def test_a_chunk_restored_during_the_search_is_told_by_its_first_error(
 
 def test_a_wrong_product_is_never_published(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +255,7 @@ def test_a_wrong_product_is_never_published(
     with monkeypatch.context() as patch:
         intercept_writes(patch, lying)
         with pytest.raises(VerificationError, match=r"row 35, columns"):
-            tw.matmul(a_path, b_path, tmp_path / "c", cluster=here, device="cpu", device_memory=TIGHT)
+            tw.matmul(a_path, b_path, tmp_path / "c", cluster=without_dask, device="cpu", device_memory=TIGHT)
     assert not (tmp_path / "c").exists()
-    run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=here, device="cpu", device_memory=TIGHT)
+    run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=without_dask, device="cpu", device_memory=TIGHT)
     assert run.resumed == 0, "tiles of a product that failed its check are not taken over"

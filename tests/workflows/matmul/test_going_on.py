@@ -34,18 +34,18 @@ from tilewright.pipeline.worker.survey import survey
 
 def test_a_stopped_run_goes_on_where_it_stood(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
 ) -> None:
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    stop_at(3, a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT)
+    stop_at(3, a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT)
     assert not out.exists()
     assert outputs.partial_path(out).exists()
     run = tw.matmul(
-        a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT, listener=events.append
+        a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT, listener=events.append
     )
     assert run.resumed == 3
     computed = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
@@ -59,7 +59,7 @@ def test_a_stopped_run_goes_on_where_it_stood(
 
 def test_a_finished_product_is_accepted_where_that_is_asked_for(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
@@ -67,7 +67,7 @@ def test_a_finished_product_is_accepted_where_that_is_asked_for(
     """As a later try of a batch job meets it, whose node failed just after C had its name."""
     a, _, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    asked = {"cluster": here, "device": "cpu", "device_memory": TIGHT}
+    asked = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT}
     tw.matmul(a_path, b_path, out, **asked)
     before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     with pytest.raises(OutputExistsError, match="exists"):
@@ -89,12 +89,12 @@ def test_a_finished_product_is_accepted_where_that_is_asked_for(
 def test_where_an_earlier_run_finished_every_tile_no_rest_is_spoken_of(
     verify: bool,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     events: list[Event],
 ) -> None:
     _, _, a, b = factors
-    more: dict[str, Any] = {"cluster": here, "device": "cpu", "verify": verify}
+    more: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "verify": verify}
     stop_at(1, a, b, tmp_path / "c", **more)
     assert tw.matmul(a, b, tmp_path / "c", listener=events.append, **more).resumed == 1
     left = "only the check is left" if verify else "none is left to compute"
@@ -103,18 +103,18 @@ def test_where_an_earlier_run_finished_every_tile_no_rest_is_spoken_of(
 
 def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
 ) -> None:
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    stop_at(3, a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT)
+    stop_at(3, a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT)
     metadata = outputs.partial_path(out) / "zarr.json"
     metadata.write_text(metadata.read_text().replace('"float32"', '"float64"'))
     run = tw.matmul(
-        a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT, listener=events.append
+        a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT, listener=events.append
     )
     assert run.resumed == 0
     assert_product(zarr.open_array(out)[...], a, b)
@@ -123,14 +123,14 @@ def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
 
 def test_a_record_of_tiles_outside_the_plan_is_not_gone_on_with(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
 ) -> None:
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT}
+    options: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT}
     stop_at(3, a_path, b_path, out, **options)
     tile_count = tw.plan_matmul(a_path, b_path, device="cpu", device_memory=TIGHT).tile_count
     with (outputs.partial_path(out) / ledger.FILE_NAME).open("a") as record:
@@ -146,7 +146,7 @@ def test_a_record_of_tiles_outside_the_plan_is_not_gone_on_with(
 def test_what_counts_is_the_record_once_the_output_is_locked(
     other: str,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +154,12 @@ def test_what_counts_is_the_record_once_the_output_is_locked(
     """Between reading the record and locking the output another run may have come and gone."""
     a, b, a_path, b_path = factors
     out, twice = tmp_path / "c.zarr", put(tmp_path / "twice.zarr", 2 * b)
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    options: dict[str, Any] = {
+        "cluster": without_dask,
+        "device": "cpu",
+        "device_memory": TIGHT,
+        "verify": False,
+    }
     stop_at(3, a_path, b_path, out, **options)
     real = outputs.resume_output
 
@@ -185,17 +190,19 @@ def test_a_stopped_run_goes_on_with_other_memory(
     memory: int,
     pieces: int,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
 ) -> None:
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    stop_at(3, a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT)
+    stop_at(3, a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT)
     begun = zarr.open_array(outputs.partial_path(out)).chunks
-    anew = tw.matmul(a_path, b_path, tmp_path / "d.zarr", cluster=here, device="cpu", device_memory=memory)
+    anew = tw.matmul(
+        a_path, b_path, tmp_path / "d.zarr", cluster=without_dask, device="cpu", device_memory=memory
+    )
     assert anew.plan.c_unit != begun, "a C begun with this memory has other chunks"
-    run = tw.matmul(a_path, b_path, out, cluster=here, device="cpu", device_memory=memory)
+    run = tw.matmul(a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=memory)
     assert run.resumed == 3 * pieces
     assert zarr.open_array(out).chunks == begun
     assert all(
@@ -206,18 +213,18 @@ def test_a_stopped_run_goes_on_with_other_memory(
 
 def test_a_changed_input_starts_anew(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
 ) -> None:
     _, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    stop_at(3, a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT)
+    stop_at(3, a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT)
     changed = np.full((96, 80), 2, "f4")
     zarr.open_array(a_path, mode="r+")[...] = changed
     run = tw.matmul(
-        a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT, listener=events.append
+        a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT, listener=events.append
     )
     assert run.resumed == 0
     told = [event.message for event in events if isinstance(event, Notice)]
@@ -227,12 +234,17 @@ def test_a_changed_input_starts_anew(
 
 @pytest.mark.parametrize("transposed", ["transpose_a", "transpose_b"])
 def test_a_stopped_product_is_not_gone_on_with_as_that_of_a_transpose(
-    transposed: str, here: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
+    transposed: str, without_dask: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
     """Of square factors all else is the same: the files, the plan and the growing array."""
     a, b = numbers(rng, (64, 64), "f4"), numbers(rng, (64, 64), "f4")
     a_path, b_path, out = put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    options: dict[str, Any] = {
+        "cluster": without_dask,
+        "device": "cpu",
+        "device_memory": TIGHT,
+        "verify": False,
+    }
     stop_at(3, a_path, b_path, out, **options)
     run = tw.matmul(a_path, b_path, out, **options | {transposed: True})
     assert run.resumed == 0
@@ -242,13 +254,13 @@ def test_a_stopped_product_is_not_gone_on_with_as_that_of_a_transpose(
 
 def test_what_is_asked_for_decides_whether_a_run_goes_on(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Precision and dtype, and not the device: a CPU goes on with a GPU's tiles, whatever precision was asked for."""
     *_, a_path, b_path = factors
-    (facts,) = survey(here, "cpu")[:1]
+    (facts,) = survey(without_dask, "cpu")[:1]
     digests: list[str] = []
 
     def stop(stopped: job.Job, *_: Any, **__: Any) -> Any:
@@ -260,7 +272,7 @@ def test_what_is_asked_for_decides_whether_a_run_goes_on(
     def digest(device: str, **options: Any) -> str:
         monkeypatch.setattr(job, "survey", lambda *_, **__: [replace(facts, device=device)])
         with pytest.raises(Stopped):
-            tw.matmul(a_path, b_path, tmp_path / "c.zarr", cluster=here, **options)
+            tw.matmul(a_path, b_path, tmp_path / "c.zarr", cluster=without_dask, **options)
         return digests.pop()
 
     requests: list[dict[str, Any]] = [{}, {"precision": "tf32"}, {"precision": "split"}, {"dtype": "f8"}]
@@ -272,7 +284,7 @@ def test_what_is_asked_for_decides_whether_a_run_goes_on(
 
 def test_tiles_of_another_archive_are_replaced(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
@@ -280,7 +292,12 @@ def test_tiles_of_another_archive_are_replaced(
     a, b, _, b_path = factors
     first, second = zipped(tmp_path / "1.zip", a), zipped(tmp_path / "2.zip", -a)
     out = tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    options: dict[str, Any] = {
+        "cluster": without_dask,
+        "device": "cpu",
+        "device_memory": TIGHT,
+        "verify": False,
+    }
     with pytest.raises(Stopped):
         tw.matmul(first, b_path, out, listener=stop_after(3), **options)
     run = tw.matmul(second, b_path, out, listener=events.append, **options)
@@ -293,7 +310,7 @@ def test_tiles_of_another_archive_are_replaced(
 
 def test_no_resume_computes_every_tile(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     events: list[Event],
@@ -302,7 +319,12 @@ def test_no_resume_computes_every_tile(
     a, b, a_path, b_path = factors
     a_path = put(tmp_path / "plain.zarr", a, compressors=None)
     out = tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    options: dict[str, Any] = {
+        "cluster": without_dask,
+        "device": "cpu",
+        "device_memory": TIGHT,
+        "verify": False,
+    }
     stop_at(3, a_path, b_path, out, **options)
     chunks = [path for path in (outputs.partial_path(out) / "c").rglob("*") if path.is_file()]
     for chunk in chunks:

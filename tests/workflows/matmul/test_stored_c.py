@@ -52,7 +52,7 @@ def test_every_stored_piece_is_written_once(
     given: bool,
     options: dict[str, Any],
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -78,7 +78,7 @@ def test_every_stored_piece_is_written_once(
         patch.setattr(os, "replace", naming)
         patch.setattr(io, "open", opening)  # pathlib's
         patch.setattr(builtins, "open", opening)
-        run = tw.matmul(a_path, b_path, target, cluster=here, device="cpu", device_memory=24_000)
+        run = tw.matmul(a_path, b_path, target, cluster=without_dask, device="cpu", device_memory=24_000)
     assert run.plan.tile_count > 1
     unit = run.plan.c_unit
     assert unit == ((32, 32) if "shards" in options else (16, 16))
@@ -122,7 +122,7 @@ def test_each_shard_of_an_open_array_has_one_writer_that_writes_it_whole(
 
 
 def test_c_gets_the_names_of_dimensions_and_keeps_them_when_a_run_goes_on(
-    here: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
+    without_dask: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
     """Without them xarray opens no group that C is in."""
     group = zarr.create_group(tmp_path / "g.zarr")
@@ -131,7 +131,12 @@ def test_c_gets_the_names_of_dimensions_and_keeps_them_when_a_run_goes_on(
     options: dict[str, Any] = {"shape": (64, 64), "chunks": (16, 16), "dtype": "f4"}
     group.create_array("a", dimension_names=("x", "y"), **options)[...] = numbers(rng, (64, 64), "f4")
     old.create_array("b", attributes={"_ARRAY_DIMENSIONS": ["z", "y"]}, **options)[...] = 1
-    more: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "transpose_b": True}
+    more: dict[str, Any] = {
+        "cluster": without_dask,
+        "device": "cpu",
+        "device_memory": TIGHT,
+        "transpose_b": True,
+    }
     stop_at(3, a, b, out, **more)
     assert tw.matmul(a, b, out, **more).resumed == 3
     for name, array in group.arrays():
@@ -142,7 +147,7 @@ def test_c_gets_the_names_of_dimensions_and_keeps_them_when_a_run_goes_on(
 
 def test_a_disk_without_room_for_c_is_told_of_before_the_first_tile(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     small_chunks: None,
@@ -151,7 +156,7 @@ def test_a_disk_without_room_for_c_is_told_of_before_the_first_tile(
     """Of a run that goes on, what is left to write counts."""
     _, _, a, b = factors
     out = tmp_path / "c.zarr"
-    more: dict[str, Any] = {"cluster": here, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    more: dict[str, Any] = {"cluster": without_dask, "device": "cpu", "device_memory": TIGHT, "verify": False}
     free = 96 * 64 * 4  # bytes, which all of C just fits into
     monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
@@ -176,10 +181,10 @@ def test_a_disk_without_room_for_c_is_told_of_before_the_first_tile(
     assert not told()
 
 
-def test_an_output_in_a_group_of_format_2_has_that_format(here: Client, tmp_path: Path) -> None:
+def test_an_output_in_a_group_of_format_2_has_that_format(without_dask: Client, tmp_path: Path) -> None:
     a = put(tmp_path / "a", np.ones((3, 3)))
     group = zarr.create_group(tmp_path / "g", zarr_format=2)
-    tw.matmul(a, a, tmp_path / "g" / "c", cluster=here, device="cpu")
+    tw.matmul(a, a, tmp_path / "g" / "c", cluster=without_dask, device="cpu")
     c = group["c"]
     assert isinstance(c, zarr.Array)
     assert c.metadata.zarr_format == 2
@@ -187,7 +192,7 @@ def test_an_output_in_a_group_of_format_2_has_that_format(here: Client, tmp_path
 
 
 def test_what_appears_at_the_output_meanwhile_is_not_replaced(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], here: Client, tmp_path: Path
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], without_dask: Client, tmp_path: Path
 ) -> None:
     _, _, a_path, b_path = factors
 
@@ -196,9 +201,9 @@ def test_what_appears_at_the_output_meanwhile_is_not_replaced(
             put(tmp_path / "c", np.zeros((3, 3)))
 
     with pytest.raises(OutputExistsError, match="exists"):
-        tw.matmul(a_path, b_path, tmp_path / "c", cluster=here, device="cpu", listener=appear)
+        tw.matmul(a_path, b_path, tmp_path / "c", cluster=without_dask, device="cpu", listener=appear)
     assert zarr.open_array(tmp_path / "c").shape == (3, 3)
-    run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=here, device="cpu", overwrite=True)
+    run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=without_dask, device="cpu", overwrite=True)
     assert run.resumed == run.plan.tile_count, "the work was not lost"
     assert (run.operations, run.write_nbytes) == (0, 0)
     assert "op/s" not in str(run)
@@ -206,7 +211,7 @@ def test_what_appears_at_the_output_meanwhile_is_not_replaced(
 
 def test_an_old_product_that_cannot_be_removed_is_a_notice(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     events: list[Event],
     monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +224,7 @@ def test_an_old_product_that_cannot_be_removed_is_a_notice(
 
     monkeypatch.setattr(outputs.shutil, "rmtree", busy)
     tw.matmul(
-        a_path, b_path, out, cluster=here, device="cpu", overwrite=True, listener=events.append
+        a_path, b_path, out, cluster=without_dask, device="cpu", overwrite=True, listener=events.append
     )  # fmt: skip
     assert_product(zarr.open_array(out)[...], a, b)
     assert not list(out.rglob(ledger.FILE_NAME))
@@ -228,7 +233,7 @@ def test_an_old_product_that_cannot_be_removed_is_a_notice(
 
 def test_what_a_run_killed_after_its_rename_leaves_in_c_does_no_harm(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,33 +248,41 @@ def test_what_a_run_killed_after_its_rename_leaves_in_c_does_no_harm(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
-            tw.matmul(a_path, b_path, out, cluster=here, device="cpu")
+            tw.matmul(a_path, b_path, out, cluster=without_dask, device="cpu")
     assert {outputs.MARK_NAME, ledger.FILE_NAME} < set(os.listdir(out))
     assert not outputs.partial_path(out).exists()
     assert_product(zarr.open_array(out)[...], a, b)
-    assert tw.verify(a_path, b_path, out, cluster=here).passed
-    gram = tw.matmul(out, out, tmp_path / "d.zarr", transpose_a=True, cluster=here, device="cpu")
+    assert tw.verify(a_path, b_path, out, cluster=without_dask).passed
+    gram = tw.matmul(out, out, tmp_path / "d.zarr", transpose_a=True, cluster=without_dask, device="cpu")
     assert gram.verification is not None
     assert gram.verification.passed
     with pytest.raises(OutputExistsError, match="exists"):
-        tw.matmul(a_path, b_path, out, cluster=here, device="cpu")
-    tw.matmul(a_path, b_path, out, cluster=here, device="cpu", overwrite=True)
+        tw.matmul(a_path, b_path, out, cluster=without_dask, device="cpu")
+    tw.matmul(a_path, b_path, out, cluster=without_dask, device="cpu", overwrite=True)
     assert sorted(os.listdir(out)) == ["c", outputs.CHECKSUMS_NAME, "zarr.json"]
 
 
 def test_halves_of_chunks_of_a_killed_run_are_swept(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], here: Client, tmp_path: Path, small_chunks: None
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    without_dask: Client,
+    tmp_path: Path,
+    small_chunks: None,
 ) -> None:
     _, _, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    stop_at(3, a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT)
+    stop_at(3, a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT)
     (outputs.partial_path(out) / "c" / f"0.{'0' * 32}.partial").write_text("half")
-    assert tw.matmul(a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT).resumed == 3
+    assert (
+        tw.matmul(a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT).resumed == 3
+    )
     assert not list(out.rglob("*.partial"))
 
 
 def test_halves_of_chunks_of_a_killed_worker_are_swept(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], here: Client, tmp_path: Path, small_chunks: None
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    without_dask: Client,
+    tmp_path: Path,
+    small_chunks: None,
 ) -> None:
     _, _, a_path, b_path = factors
     out = tmp_path / "c.zarr"
@@ -278,7 +291,7 @@ def test_halves_of_chunks_of_a_killed_worker_are_swept(
         if isinstance(event, UnitDone) and event.name == "matmul":
             (outputs.partial_path(out) / "c" / f"0.{event.index:032x}.partial").write_text("half")
 
-    tw.matmul(a_path, b_path, out, cluster=here, device="cpu", device_memory=TIGHT, listener=killed)
+    tw.matmul(a_path, b_path, out, cluster=without_dask, device="cpu", device_memory=TIGHT, listener=killed)
     assert not list(out.rglob("*.partial"))
 
 
@@ -293,7 +306,7 @@ def test_halves_of_chunks_of_a_killed_worker_are_swept(
     ],
 )
 def test_chunks_of_c_are_smaller_where_memory_holds_no_others(
-    here: Client,
+    without_dask: Client,
     tmp_path: Path,
     rng: np.random.Generator,
     sides: tuple[int, int, int],
@@ -306,7 +319,7 @@ def test_chunks_of_c_are_smaller_where_memory_holds_no_others(
     plan = tw.plan_matmul(*paths, device="cpu", device_memory=memory)
     assert plan.tile_count > 1
     assert plan.device_peak_nbytes <= plan.device_limit_nbytes
-    run = tw.matmul(*paths, tmp_path / "c", cluster=here, device="cpu", device_memory=memory)
+    run = tw.matmul(*paths, tmp_path / "c", cluster=without_dask, device="cpu", device_memory=memory)
     stored = zarr.open_array(tmp_path / "c")
     assert stored.chunks == run.plan.c_unit == plan.c_unit
     assert_product(stored[...], a, b)
@@ -315,4 +328,4 @@ def test_chunks_of_c_are_smaller_where_memory_holds_no_others(
         PlanError,
         match=r"store C in smaller chunks \(--chunks, and --shards where it has shards\): \d+ × \d+ and",
     ):
-        tw.matmul(*paths, given, cluster=here, device="cpu", device_memory=memory)
+        tw.matmul(*paths, given, cluster=without_dask, device="cpu", device_memory=memory)

@@ -77,10 +77,10 @@ def counted(
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("nbytes", [60, 2**25])
 def test_bad_files_are_left_out_and_listed(
-    here: Client, folder: Path, by: str, per_document: bool, nbytes: int
+    without_dask: Client, folder: Path, by: str, per_document: bool, nbytes: int
 ) -> None:
     with dask.config.set({"tilewright.piece-nbytes": nbytes}):
-        found = counted(here, folder, by, per_document=per_document)
+        found = counted(without_dask, folder, by, per_document=per_document)
     assert [Path(name).name for name, _ in found.bad] == list(BAD)
     assert all(Path(name).name in why for name, why in found.bad)
     assert [Path(name).name for name in found.documents] == list(GOOD)
@@ -95,19 +95,21 @@ def test_bad_files_are_left_out_and_listed(
         assert dict(zip(found.tokens, found.totals.tolist(), strict=True)) == words
 
 
-def test_the_first_bad_file_ends_a_count_and_names_those_beside_it(here: Client, folder: Path) -> None:
+def test_the_first_bad_file_ends_a_count_and_names_those_beside_it(
+    without_dask: Client, folder: Path
+) -> None:
     with pytest.raises(
         CompressedError,
         match=r"03bad\.gz cannot .*other file.? beside it .* bad too .--on-error report.*: .*07bad\.gz",
     ) as told:
-        counted(here, folder, "byte", on_error="stop")
+        counted(without_dask, folder, "byte", on_error="stop")
     assert "09bad.tar:a: the archive was cut short" in str(told.value)
     assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("per_document", [False, True])
 def test_a_file_of_which_one_part_is_bad_counts_nowhere(
-    here: Client, tmp_path: Path, per_document: bool, monkeypatch: pytest.MonkeyPatch
+    without_dask: Client, tmp_path: Path, per_document: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts that were counted before are let go again."""
     (tmp_path / "large").write_bytes(b"abcdefgh" * 500)
@@ -121,7 +123,7 @@ def test_a_file_of_which_one_part_is_bad_counts_nowhere(
 
     monkeypatch.setattr(blocks, "read_range", read)
     with dask.config.set({"tilewright.piece-nbytes": 300}):
-        found = counted(here, tmp_path, "byte", per_document=per_document)
+        found = counted(without_dask, tmp_path, "byte", per_document=per_document)
     assert [Path(name).name for name, _ in found.bad] == ["large"]
     assert [Path(name).name for name in found.documents] == ["other"]
     assert int(found.totals.sum()) == int(found.totals[ord("z")]) == found.nbytes == 50
@@ -130,7 +132,7 @@ def test_a_file_of_which_one_part_is_bad_counts_nowhere(
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("nbytes", [60, 2**25])
 def test_a_state_goes_on_with_files_that_were_mended(
-    here: Client, folder: Path, tmp_path: Path, per_document: bool, nbytes: int
+    without_dask: Client, folder: Path, tmp_path: Path, per_document: bool, nbytes: int
 ) -> None:
     lines = b"".join(json.dumps({"text": f"t{i}"}).encode() + b"\n" for i in range(5))
     for name in [*GOOD, *BAD]:
@@ -139,12 +141,16 @@ def test_a_state_goes_on_with_files_that_were_mended(
         (folder / f"{i}.jsonl.gz").write_bytes(gzip.compress(lines))
     (folder / "2.jsonl.gz").write_bytes(gzip.compress(lines)[:-5])
     with dask.config.set({"tilewright.piece-nbytes": nbytes}):
-        first = counted(here, folder, "byte", per_document=per_document, state=tmp_path / "s", field="text")
+        first = counted(
+            without_dask, folder, "byte", per_document=per_document, state=tmp_path / "s", field="text"
+        )
         assert len(first.bad) == 1
         assert first.document_count == 15
         (folder / "2.jsonl.gz").write_bytes(gzip.compress(lines))
-        again = counted(here, folder, "byte", per_document=per_document, state=tmp_path / "s", field="text")
-        whole = counted(here, folder, "byte", per_document=per_document, field="text")
+        again = counted(
+            without_dask, folder, "byte", per_document=per_document, state=tmp_path / "s", field="text"
+        )
+        whole = counted(without_dask, folder, "byte", per_document=per_document, field="text")
     assert not again.bad
     assert again.document_count == 20
     assert again.documents == whole.documents

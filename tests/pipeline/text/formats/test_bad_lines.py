@@ -43,7 +43,11 @@ def line(text: str) -> bytes:
     st.booleans(),
 )
 def test_good_lines_count_as_if_the_others_were_not_there(
-    here: Client, tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], window: int, ended: bool
+    without_dask: Client,
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[bytes],
+    window: int,
+    ended: bool,
 ) -> None:
     good = [(i + 1, json.loads(each)) for i, each in enumerate(lines) if each and each not in BAD]
     folder = tmp_path_factory.mktemp("corpus")
@@ -52,7 +56,9 @@ def test_good_lines_count_as_if_the_others_were_not_there(
     (folder / "a.jsonl").write_bytes(b"\n".join([line("first"), *lines]) + (b"\n" if ended else b""))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BUFFER_NBYTES", window)
-        found = counted(here, folder, "byte", per_document=True, field=["text", "more"], id_field="id")
+        found = counted(
+            without_dask, folder, "byte", per_document=True, field=["text", "more"], id_field="id"
+        )
     name = f"{folder}/a.jsonl"
     assert list(found.documents) == [
         f"{name}:{number + 1}:{field}" for number, _ in good for field in ("text", "more")
@@ -71,21 +77,21 @@ def test_good_lines_count_as_if_the_others_were_not_there(
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_without_a_word_the_first_ends_the_count(here: Client, tmp_path: Path, suffix: str) -> None:
+def test_without_a_word_the_first_ends_the_count(without_dask: Client, tmp_path: Path, suffix: str) -> None:
     data = line("a") + b"\n" + BAD[0] + b"\n"
     (tmp_path / f"a.jsonl{suffix}").write_bytes(gzip.compress(data) if suffix else data)
     with pytest.raises(
         MalformedDocumentError,
         match=r"a\.jsonl.*:2: no JSON: the line ends within its value.*\(--on-error report\)",
     ):
-        counted(here, tmp_path, "byte", on_error="stop", field="text")
+        counted(without_dask, tmp_path, "byte", on_error="stop", field="text")
 
 
-def test_a_file_without_a_good_line_is_left_out_whole(here: Client, tmp_path: Path) -> None:
+def test_a_file_without_a_good_line_is_left_out_whole(without_dask: Client, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(line("a") + b"\n" + BAD[1])
     (tmp_path / "b.jsonl").write_bytes(b"plain text\n" * 3)
     (tmp_path / "c.tar").write_bytes(tarred([("x.jsonl", line("c") + b"\n" + BAD[0])]))
-    found = counted(here, tmp_path, "byte", field="text")
+    found = counted(without_dask, tmp_path, "byte", field="text")
     assert found.document_count == 2
     assert [(name[len(str(tmp_path)) + 1 :], why[len(str(tmp_path)) + 1 :]) for name, why in found.bad] == [
         ("a.jsonl:2", "a.jsonl:2: no JSON: the line is no JSON object (column 1)"),
@@ -103,12 +109,12 @@ def test_a_file_without_a_good_line_is_left_out_whole(here: Client, tmp_path: Pa
 
 
 def test_a_file_of_mostly_bad_lines_is_left_out_before_all_of_it_is_read(
-    here: Client, tmp_path: Path
+    without_dask: Client, tmp_path: Path
 ) -> None:
     good, bad = line("g") + b"\n", b"log: no JSON\n"
     (tmp_path / "half.jsonl").write_bytes(good * 300 + bad * 299)
     (tmp_path / "log.jsonl").write_bytes(good * 50 + bad * 1000)
-    found = counted(here, tmp_path, "byte", field="text")
+    found = counted(without_dask, tmp_path, "byte", field="text")
     assert found.document_count == 300
     *named, others, log = found.bad
     assert [name for name, _ in named] == [
@@ -122,7 +128,7 @@ def test_a_file_of_mostly_bad_lines_is_left_out_before_all_of_it_is_read(
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("nbytes", [60, 2**25])
 def test_a_state_keeps_what_was_counted_and_what_was_not(
-    here: Client, tmp_path: Path, per_document: bool, nbytes: int
+    without_dask: Client, tmp_path: Path, per_document: bool, nbytes: int
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -131,13 +137,13 @@ def test_a_state_keeps_what_was_counted_and_what_was_not(
         (folder / f"{i}.jsonl").write_bytes(b"\n".join([line(f"t{i}"), *rest, line("end")]))
     options = {"per_document": per_document, "field": "text", "state": tmp_path / "s"}
     with dask.config.set({"tilewright.piece-nbytes": nbytes}):
-        first = counted(here, folder, "byte", **options)  # type: ignore[arg-type]
-        read_again = counted(here, folder, "byte", **options)  # type: ignore[arg-type]
+        first = counted(without_dask, folder, "byte", **options)  # type: ignore[arg-type]
+        read_again = counted(without_dask, folder, "byte", **options)  # type: ignore[arg-type]
         with pytest.raises(MalformedDocumentError, match=r"[12]\.jsonl:2: no JSON"):
-            counted(here, folder, "byte", on_error="stop", **options)  # type: ignore[arg-type]
+            counted(without_dask, folder, "byte", on_error="stop", **options)  # type: ignore[arg-type]
         for i in (1, 2):
             (folder / f"{i}.jsonl").write_bytes(line(f"t{i}") + b"\n" + line("end"))
-        mended = counted(here, folder, "byte", **options)  # type: ignore[arg-type]
+        mended = counted(without_dask, folder, "byte", **options)  # type: ignore[arg-type]
     assert [name[len(str(folder)) + 1 :] for name, _ in first.bad] == ["1.jsonl:2", "2.jsonl:2", "2.jsonl:3"]
     assert read_again.bad == first.bad
     assert (read_again.counts == first.counts).all()
