@@ -299,11 +299,11 @@ def test_a_worker_expects_what_is_ahead_of_it(soon: int, job: Any, monkeypatch: 
     here, go_on = threading.Event(), threading.Event()
     begin = load_stage.LoadStage._begin
 
-    def slowly(stage: Any, job: Any, start: int, stop: int) -> Any:
+    def slowly(stage: Any, job: Any, start: int, *rest: int) -> Any:
         if start == starts[2]:
             here.set()
             go_on.wait(SOON_SECONDS)
-        return begin(stage, job, start, stop)
+        return begin(stage, job, start, *rest)
 
     monkeypatch.setattr(load_stage.LoadStage, "_begin", slowly)
     with ThreadPoolExecutor(2) as pool:
