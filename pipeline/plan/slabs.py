@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SLABS = 4
 """How many slabs a cell is finished in, at most."""
-SLAB_PANELS = 4
+SLAB_PANELS = 6
 """Panels along k that are multiplied slab by slab: the more, the longer the last slab takes, while those before it are
 written."""
 LEAST_SLAB_ROWS = 2048

@@ -116,6 +116,8 @@ class LoadStage:
         self._queued: deque[Tile] = deque()
         self._begun = False
         """Whether a tile has come."""
+        self._loaded: SimpleQueue[Loaded | None] | None = None
+        """What waits to be multiplied."""
         self.sharing: PanelSharing | None = None
         if peers is not None and unit.shared is not None:
             self.sharing = PanelSharing(Exchange(peers, product.run), unit.shared, worker)
@@ -138,6 +140,7 @@ class LoadStage:
         # them are fetched from other workers: half a panel's time would be lost otherwise.
         coming: deque[_Coming] = deque()
         begun = False
+        self._loaded = loaded
         while True:
             while coming and jobs.empty():
                 self._hand_on(coming.popleft(), loaded)
@@ -331,7 +334,8 @@ class LoadStage:
             if self._abandoned:
                 raise CancelledError()
             start = time.perf_counter()
-            left = self.sharing.exchange.take(list(remote))
+            hungry = self._loaded is None or self._loaded.empty()
+            left = self.sharing.exchange.take(list(remote), hungry=hungry)
             if left:
                 self.sharing.close_unreached(job.sharers)
             if self._abandoned:
