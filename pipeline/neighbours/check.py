@@ -134,7 +134,7 @@ def drawn_items(m: int, seed: int | None = None, rows: int = ROWS) -> np.ndarray
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """What a stretch of B gives: of each item, the best signed key that was not reported, and the keys of those that
     were."""
 
@@ -152,11 +152,11 @@ def check_reported(
     step = max(1, min(n, ceil_div(n, PANELS * threads)))
     # Without items there is nothing to compare with B.
     ranges = [(start, min(start + step, n)) for start in range(0, n, step)] if reported else []
-    reduction: Reduction[_Part, _Part] = Reduction(
+    reduction: Reduction[Part, Part] = Reduction(
         name=CHECK,
         chunk=recompute,
-        identity=lambda: _Part(np.full(len(reported), -np.inf), []),
-        combine=lambda total, part: _Part(np.fmax(total.others, part.others), total.at + part.at),
+        identity=lambda: Part(np.full(len(reported), -np.inf), []),
+        combine=lambda total, part: Part(np.fmax(total.others, part.others), total.at + part.at),
         commutative=True,
         lighter="run fewer tasks at once (threads_per_worker, in a profile)",
     )
@@ -169,12 +169,12 @@ def check_reported(
         [(stop - first) * row_nbytes for first, stop in ranges],
         listener,
     )
-    return _judged(work, reported, total, time.perf_counter() - begin)
+    return judged(work, reported, total, time.perf_counter() - begin)
 
 
 def recompute(
     work: Work, items: Sequence[tuple[int, np.ndarray]], first: int, stop: int
-) -> tuple[_Part, dict[str, float]]:
+) -> tuple[Part, dict[str, float]]:
     """What a task does: form the products of the sampled items with some of B, in double precision."""
     begin = time.perf_counter()
     sampled = sample_of(work, [item for item, _ in items])
@@ -183,7 +183,7 @@ def recompute(
     panel_step = min(MOST_STEP, step * STEPS) if whole else step
     given_up = end_if_given_up()
 
-    def compare(panel: slice) -> list[_Part]:
+    def compare(panel: slice) -> list[Part]:
         given_up()
         start, stop = first + panel.start, first + panel.stop
         held = items_of(work.b, work.of, start, stop, check=given_up) if whole else None
@@ -198,7 +198,7 @@ def recompute(
             _compared(
                 work,
                 items,
-                *_keys(work, sampled, partial(some, part), part.stop - part.start),
+                *keys_of(work, sampled, partial(some, part), part.stop - part.start),
                 start + part.start,
             )
             for part in blocks(stop - start, step)
@@ -208,37 +208,43 @@ def recompute(
         parts = [part for found in pool.map(compare, blocks(stop - first, panel_step)) for part in found]
     others = np.fmax.reduce([np.full(len(items), -np.inf), *(part.others for part in parts)])
     at = [each for part in parts for each in part.at]
-    return _Part(others, at), {"check": time.perf_counter() - begin}
+    return Part(others, at), {"check": time.perf_counter() - begin}
 
 
 def _compared(
     work: Work, items: Sequence[tuple[int, np.ndarray]], keys: np.ndarray, allowed: np.ndarray, start: int
-) -> _Part:
+) -> Part:
     """What keys of items of B say, from start on."""
     stop = start + keys.shape[1]
-    with np.errstate(invalid="ignore"):  # of infinite sums nothing is sure
-        surely = keys - allowed
-    surely[~np.isfinite(surely)] = -np.inf
+    least = surely(keys, allowed)
     at: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
     for number, (item, columns) in enumerate(items):
         here = np.flatnonzero((columns >= start) & (columns < stop))
         if len(here):
             places = columns[here] - start
             at.append((number, here, keys[number, places], allowed[number, places]))
-            surely[number, places] = -np.inf
+            least[number, places] = -np.inf
         if work.exclude_self and start <= item < stop:
-            surely[number, item - start] = -np.inf
+            least[number, item - start] = -np.inf
         if work.once:
-            surely[number, : max(0, min(item + 1, stop) - start)] = -np.inf
-    return _Part(surely.max(1, initial=-np.inf), at)
+            least[number, : max(0, min(item + 1, stop) - start)] = -np.inf
+    return Part(least.max(1, initial=-np.inf), at)
 
 
-def sample_of(work: Work, items: Sequence[int]) -> _Sampled:
+def surely(keys: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """The least that keys can be; minus infinity where that is not known."""
+    with np.errstate(invalid="ignore"):  # of infinite sums nothing is sure
+        least: np.ndarray = keys - allowed
+    least[~np.isfinite(least)] = -np.inf
+    return least
+
+
+def sample_of(work: Work, items: Sequence[int]) -> Sampled:
     """The sampled items. Tasks of one process read them once, where whole items are read at a time."""
-    return held_sample.panel(work.key, 0, lambda: _Sampled(work, items))
+    return held_sample.panel(work.key, 0, lambda: Sampled(work, items))
 
 
-class _Sampled:
+class Sampled:
     """The sampled items, float64; kept where whole items are read at a time."""
 
     def __init__(self, work: Work, items: Sequence[int]) -> None:
@@ -257,8 +263,8 @@ class _Sampled:
         return _items(self._work, self._items, elements).astype(np.float64)
 
 
-def _keys(
-    work: Work, items: _Sampled, read: Callable[[slice], np.ndarray], count: int
+def keys_of(
+    work: Work, items: Sampled, read: Callable[[slice], np.ndarray], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Keys of all pairs with some items of B, the larger the better, and what rounding may make of each: both (items,
     count). read: gives some elements of those items."""
@@ -310,7 +316,7 @@ def _items(work: Work, items: Sequence[int], elements: slice) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _judged(work: Work, reported: Sequence[Reported], total: _Part, seconds: float) -> NeighbourCheck:
+def judged(work: Work, reported: Sequence[Reported], total: Part, seconds: float) -> NeighbourCheck:
     keys = [np.full(len(each.columns), np.nan) for each in reported]
     allowed = [np.full(len(each.columns), np.nan) for each in reported]
     for number, places, its_keys, its_allowed in total.at:

@@ -46,13 +46,27 @@ from tilewright.pipeline.neighbours.check import (
     drawn_items,
     reported_in,
 )
+from tilewright.pipeline.neighbours.early_check import (
+    begins_early,
+    check_early,
+    find_and_sample,
+    nearest_of,
+)
 from tilewright.pipeline.neighbours.estimate import expected_density
 from tilewright.pipeline.neighbours.group import KINDS, complete_group, write_arrays
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, bound_of, open_sides
 from tilewright.pipeline.neighbours.pieces import FOLDER, Piece, Pieces, are_kept, digest_of
 from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, bands_of, plan_neighbours
 from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
-from tilewright.pipeline.neighbours.tasks import WORDS, Found, Work, find_in_block, free_held, of_neighbours
+from tilewright.pipeline.neighbours.tasks import (
+    WORDS,
+    Candidates,
+    Found,
+    Work,
+    find_in_block,
+    free_held,
+    of_neighbours,
+)
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import BARE_PROCESS_NBYTES, PROCESS_NBYTES
 from tilewright.pipeline.product.output import partial_path
@@ -130,6 +144,8 @@ class _Total:
     stages: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     """Until the last block was found."""
+    candidates: Candidates | None = None
+    """Of the items that are drawn for the check, where tasks found some."""
 
 
 @dataclass
@@ -179,6 +195,8 @@ def _searched(request: NeighbourRequest) -> _Searched:
         sides = replace(sides, arrays=arrays)
         prepared = prepare(client, request, sides, tell)
         work, plan = prepared.work, prepared.plan
+        if request.verify and begins_early(work):
+            work = replace(work, sampled=tuple(drawn_items(plan.m).tolist()))
         stack.callback(free, client, work)
         if path is None:
             _find(client, work, plan, None, total, request.listener)
@@ -191,7 +209,7 @@ def _searched(request: NeighbourRequest) -> _Searched:
             with ThreadPoolExecutor(1, "tilewright-arrays") as writer:
                 written = writer.submit(write_arrays, growing, request, sides, pieces, finished)
                 if request.verify:
-                    check = _checked(client, request, work, plan, pieces, finished)
+                    check = _checked(client, request, work, plan, pieces, finished, total.candidates)
                 if request.k is not None:
                     incomplete = sum(
                         int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices")
@@ -420,7 +438,8 @@ def _find(
         total.count += found.count
         total.nan_rows += found.nan_rows
         total.read_nbytes += found.read_nbytes
-        return replace(found, arrays={})
+        total.candidates = found.candidates
+        return replace(found, arrays={}, candidates=None)
 
     stages = _Stages(listener, total)
     if work.mutual and not finished and plan.tasks > 1:
@@ -454,6 +473,7 @@ def _search(
     done: int = 0,
 ) -> None:
     """Have ranges of items searched, each by a task."""
+    find = find_and_sample if work.mutual and work.sampled else find_in_block
 
     def nbytes(first: int, stop: int) -> int:
         rows = stop if work.mutual else stop - first
@@ -463,7 +483,7 @@ def _search(
 
     reduce_pieces(
         client,
-        taken_as_they_arrive("pairs" if work.k is None else "topk", find_in_block, LIGHTER),
+        taken_as_they_arrive("pairs" if work.k is None else "topk", find, LIGHTER),
         [(work, first, stop) for first, stop in ranges],
         [nbytes(first, stop) for first, stop in ranges],
         listener,
@@ -481,24 +501,27 @@ def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: L
     assert work.k is not None
     best = np.zeros((plan.m, work.k), np.uint64)
     nan_rows, read_nbytes, could = 0, 0, True
+    candidates: list[Candidates] = []
 
     def arrived(place: int, found: Found) -> Found:
         nonlocal nan_rows, read_nbytes, could
         nan_rows += found.nan_rows
         read_nbytes += found.read_nbytes
+        candidates.extend([found.candidates] if found.candidates is not None else [])
         words = found.arrays.get(WORDS)
         if words is None:
             could = False
         else:
             merge_words(best[: len(words)], words)
-        return replace(found, arrays={})
+        return replace(found, arrays={}, candidates=None)
 
     _search(
         client, work, bands_of(plan.m, plan.workers, read_unit(work.a)[axis_of(work.of)]), listener, arrived
     )
     if not could:
         return None
-    return of_neighbours(neighbours_of(best, work.sums, work.metric), nan_rows, read_nbytes)
+    found = of_neighbours(neighbours_of(best, work.sums, work.metric), nan_rows, read_nbytes)
+    return replace(found, candidates=nearest_of(candidates) if candidates else None)
 
 
 class _Stages:
@@ -528,10 +551,15 @@ def _checked(
     plan: NeighbourPlan,
     pieces: Pieces,
     finished: list[Piece],
+    candidates: Candidates | None,
 ) -> NeighbourCheck:
-    """Raise VerificationError where the sample shows a fault."""
-    reported = list(_reported(pieces, finished, drawn_items(plan.m)))
-    check = check_reported(client, work, reported, plan.threads, request.listener)
+    """Raise VerificationError where the sample shows a fault. candidates: of the items that are drawn, if the search
+    found all of them."""
+    items = drawn_items(plan.m) if candidates is None else np.array(work.sampled)
+    reported = list(_reported(pieces, finished, items))
+    check = None if candidates is None else check_early(work, reported, candidates)
+    if check is None:
+        check = check_reported(client, work, reported, plan.threads, request.listener)
     if not check.passed:
         raise VerificationError(
             f"output: {request.work} of {name_of(work.a)} failed the check: {check.cause}; run it again, and see that"

@@ -55,6 +55,8 @@ class Work:
     """Of the search: no other has it."""
     mutual: bool = False
     """Whether a task compares all its items among themselves and with those before them, each pair once."""
+    sampled: tuple[int, ...] = ()
+    """Items that tasks compare once more while they search, for the check."""
 
     @property
     def sums(self) -> np.dtype:
@@ -70,6 +72,20 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """Items that may be the nearest of sampled ones: arrays of (samples, candidates), in no order."""
+
+    columns: np.ndarray
+    """Their numbers."""
+    keys: np.ndarray
+    """The larger, the nearer: float64, NaN where there is none."""
+    allowed: np.ndarray
+    """What rounding may have made of the search's, each way."""
+    seconds: float = 0.0
+    """That finding them took."""
+
+
+@dataclass(frozen=True)
 class Found:
     """What a task has found of its block."""
 
@@ -80,6 +96,8 @@ class Found:
     nan_rows: int
     """Items of the block with NaN."""
     read_nbytes: int
+    candidates: Candidates | None = None
+    """Of ``Work.sampled``, among the items of the block."""
 
 
 def items_of(
@@ -211,8 +229,11 @@ class _Panels:
         return _held.panel(work.key, start, read) if work.holds_b else read()
 
 
-def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
-    """What a task does: find the neighbours, or the pairs, of the items first to stop of A."""
+def find_in_block(
+    work: Work, first: int, stop: int, beside: Callable[[np.ndarray], None] | None = None
+) -> tuple[Found, dict[str, float]]:
+    """What a task does: find the neighbours, or the pairs, of the items first to stop of A. beside: called of these
+    items, on another thread, while they are compared with those before them."""
     if work.depth < work.width:
         return _find_in_parts(work, first, stop)
     begin = time.perf_counter()
@@ -220,7 +241,11 @@ def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, f
     read = time.perf_counter() - begin
     nan_rows = int(items_with_nan(block[first:] if work.mutual else block, work.threads).sum())
     if work.mutual:
-        found = _found_mutually(work, block, first, nan_rows)
+        with ThreadPoolExecutor(1) as pool:
+            other = None if beside is None else pool.submit(beside, block[first:])
+            found = _found_mutually(work, block, first, nan_rows)
+            if other is not None:
+                other.result()
         return found, {"read": read, "compute": time.perf_counter() - begin - read}
     panels = _Panels(work, first if work.once else 0)
     # On a GPU one after the other: each takes all of it, and reads while another computes.

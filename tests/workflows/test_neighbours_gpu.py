@@ -16,6 +16,7 @@ from tests.workflows.products import put
 from tests.workflows.test_neighbours import whole_numbers
 from tilewright.kernels.neighbours import order
 from tilewright.pipeline.events import Notice
+from tilewright.pipeline.neighbours import job
 
 
 @pytest.mark.gpu
@@ -46,6 +47,19 @@ def test_neighbours_are_those_of_all_values(
     wanted_pairs = naive.pairs(values, above, None, True)
     assert_array_equal(pairs.row, wanted_pairs.row)
     assert_array_equal(pairs.column, wanted_pairs.column)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("metric", order.METRICS)
+def test_the_check_is_done_while_the_gpu_searches(
+    client: Client, tmp_path: Path, rng: np.random.Generator, metric: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nothing is compared once more after it."""
+    monkeypatch.setattr(job, "check_reported", None)
+    path = put(tmp_path / "x.zarr", rng.standard_normal((40_000, 64)).astype(np.float16), chunks=(4096, 64))
+    options: dict[str, Any] = {"metric": metric, "cluster": client, "device": "cuda"}
+    run = tw.topk(path, k=7, exclude_self=True, out=tmp_path / "near.zarr", **options)
+    assert (run.verification.passed, run.verification.compared) == (True, 7 * 64)
 
 
 @pytest.mark.multigpu

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tilewright.pipeline.neighbours.check import NeighbourCheck, Reported, _judged, _Part
+from tilewright.pipeline.neighbours.check import NeighbourCheck, Part, Reported, judged
 from tilewright.pipeline.neighbours.tasks import Work
 
 
@@ -19,13 +19,13 @@ def test_a_neighbour_without_a_value_is_a_fault(metric: str, allowed: float) -> 
     work = SimpleNamespace(metric=metric, bound=None, exclude_self=False, k=2, of="rows", a=np.ones((5, 3)))
     keys = -np.array([1.0, 4.0]) if metric == "l2" else np.array([4.0, 1.0])
     values = np.array([1.0, 2.0]) if metric == "l2" else np.array([4.0, 1.0])
-    part = _Part(np.array([-np.inf]), [(0, np.arange(2), keys, np.full(2, allowed))])
+    part = Part(np.array([-np.inf]), [(0, np.arange(2), keys, np.full(2, allowed))])
     columns: Any = np.array([3, 1])
-    assert _judged(cast(Work, work), [Reported(2, columns, values)], part, 0.0).passed
+    assert judged(cast(Work, work), [Reported(2, columns, values)], part, 0.0).passed
     for place in range(2):
         wrong = values.copy()
         wrong[place] = np.nan
-        check = _judged(cast(Work, work), [Reported(2, columns, wrong)], part, 0.0)
+        check = judged(cast(Work, work), [Reported(2, columns, wrong)], part, 0.0)
         assert not check.passed
         assert check.cause == f"item 2 and item {columns[place]} of B have no value, but are reported"
 

@@ -51,7 +51,7 @@ def test_the_check_waits_as_long_as_its_task_is_needed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(check, "items_of", items_of)
     monkeypatch.setattr(check, "sample_of", lambda work, items: np.ones((1, 3)))
-    monkeypatch.setattr(check, "_keys", lambda work, sampled, some, count: some(slice(0, 2)))
+    monkeypatch.setattr(check, "keys_of", lambda work, sampled, some, count: some(slice(0, 2)))
     work = SimpleNamespace(b=np.ones((5, 3)), of="rows", depth=depth, width=3, threads=1)
 
     def go() -> None:

@@ -1,0 +1,137 @@
+"""The check of a search among the items of one matrix, begun while a GPU searches: its host's cores have nothing else
+to do, and the items in memory.
+
+The sampled items are compared with those that a task compares on its GPU (`check`), and the nearest of each are kept:
+one more than it is asked for, so that the nearest of those that were not reported is among them, and some that rounding
+may put in another order. What is reported is then looked up there. Where something is not there, it may be wrong: then
+the sample is compared once more, as that of any other search, which says what is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.kernels.cpu.loops import blocks
+from tilewright.pipeline.neighbours.check import (
+    PART_NBYTES,
+    NeighbourCheck,
+    Part,
+    Reported,
+    Sampled,
+    judged,
+    keys_of,
+    sample_of,
+    surely,
+)
+from tilewright.pipeline.neighbours.tasks import Candidates, Found, Work, find_in_block
+from tilewright.pipeline.reduce import end_if_given_up
+
+SPARE = 16
+"""Of each item so many more are kept."""
+MOST_NEIGHBOURS = 128
+"""Of more that are asked for, sorting out the nearest would take as long as the products."""
+
+
+def begins_early(work: Work) -> bool:
+    """Whether the check of a search is begun by its tasks."""
+    return work.mutual and work.k is not None and work.k <= MOST_NEIGHBOURS
+
+
+def find_and_sample(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
+    """`find_in_block` of a mutual search, and meanwhile the candidates of ``work.sampled`` among these items."""
+    sampled = sample_of(work, work.sampled)
+    given_up = end_if_given_up()
+    found: list[Candidates] = []
+
+    def beside(items: np.ndarray) -> None:
+        begin = time.perf_counter()
+        one = candidates_in(work, sampled, items, first, given_up)
+        found.append(replace(one, seconds=time.perf_counter() - begin))
+
+    result, stages = find_in_block(work, first, stop, beside)
+    return replace(result, candidates=found[0]), stages
+
+
+def candidates_in(
+    work: Work, sampled: Sampled, items: np.ndarray, first: int, given_up: Callable[[], None]
+) -> Candidates:
+    """The nearest of some items, (count, elements), to each of the sampled ones, in double precision.
+
+    first: the number of the first of the items. given_up: raises where nobody
+    needs them any more.
+    """
+    assert work.k is not None
+    wanted = work.k + 1 + SPARE
+    sample = np.array(work.sampled, np.int64)
+
+    def compare(part: slice) -> Candidates:
+        given_up()
+        here = items[part]
+        keys, allowed = keys_of(work, sampled, lambda elements: here[:, elements], len(here))
+        start = first + part.start
+        if work.exclude_self:
+            own = np.flatnonzero((sample >= start) & (sample < start + len(here)))
+            keys[own, sample[own] - start] = np.nan
+        columns = np.broadcast_to(np.arange(start, start + len(here)), keys.shape)
+        return nearest_of([Candidates(columns, keys, allowed)], wanted)
+
+    step = max(1, PART_NBYTES // (8 * max(1, len(sample))))
+    with ThreadPoolExecutor(work.threads) as pool:
+        return nearest_of(list(pool.map(compare, blocks(len(items), step))), wanted)
+
+
+def nearest_of(parts: Sequence[Candidates], wanted: int | None = None) -> Candidates:
+    """The nearest of all candidates, so many of each sampled item, or as many as a part has: by the least that their
+    keys can be, of which NaN and what is not known to be finite come last, and of equal ones by their numbers."""
+    wanted = max(part.keys.shape[1] for part in parts) if wanted is None else wanted
+    seconds = sum(part.seconds for part in parts)
+    all_of_them = [
+        np.concatenate([getattr(part, name) for part in parts], axis=1)
+        for name in ("columns", "keys", "allowed")
+    ]
+    if len(parts) > 1:
+        order = np.argsort(all_of_them[0], axis=1)
+        all_of_them = [np.take_along_axis(each, order, axis=1) for each in all_of_them]
+    columns, keys, allowed = all_of_them
+    rows, count = keys.shape
+    if count > wanted:
+        least = surely(keys, allowed)
+        bar = np.partition(least, count - wanted, axis=1)[:, count - wanted, None]
+        above, at_bar = least > bar, least == bar
+        at_bar &= np.cumsum(at_bar, axis=1) <= wanted - above.sum(1, keepdims=True)
+        best = above | at_bar
+        columns, keys, allowed = (each[best].reshape(rows, wanted) for each in (columns, keys, allowed))
+    return Candidates(columns, keys, allowed, seconds)
+
+
+def check_early(work: Work, reported: Sequence[Reported], candidates: Candidates) -> NeighbourCheck | None:
+    """What the candidates of the sampled items, in the same order, say of what was reported of them; None where they do
+    not say it is right.
+
+    candidates: of all items of B.
+    """
+    begin = time.perf_counter()
+    others = np.full(len(reported), -np.inf)
+    at = []
+    for number, report in enumerate(reported):
+        columns, keys, allowed = (
+            each[number] for each in (candidates.columns, candidates.keys, candidates.allowed)
+        )
+        order = np.argsort(columns)
+        there = np.flatnonzero(report.columns >= 0)
+        places = np.searchsorted(columns[order], report.columns[there])
+        places = order[np.minimum(places, len(order) - 1)] if len(order) else places
+        if len(there) and (not len(order) or (columns[places] != report.columns[there]).any()):
+            return None
+        at.append((number, there, keys[places], allowed[places]))
+        least = surely(keys, allowed)
+        least[places] = -np.inf
+        others[number] = least.max(initial=-np.inf)
+    seconds = candidates.seconds + time.perf_counter() - begin
+    check = judged(work, reported, Part(others, at), seconds)
+    return check if check.passed else None
