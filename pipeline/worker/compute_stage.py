@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
+
+import numpy as np
 
 from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms
 from tilewright.pipeline.plan.told import Product
@@ -54,6 +56,8 @@ class ComputeStage:
         self._transforms, self._forms = product.fused.transforms, product.fused.forms
         self._transformed: list[tuple[PanelBuffer, tuple[slice, slice], Form] | None] = [None, None]
         """What the scratch panels of A and of B hold."""
+        self._earlier: Any = None
+        """The buffer for sums over the parts of k before the one that is summed."""
         self._running: _Running | None = None
         self._multiplied = 0.0
         """When the last panels were multiplied."""
@@ -131,11 +135,17 @@ class ComputeStage:
             try:
                 try:
                     a, b = pair.a.placed, pair.b.placed
+                    if pair.begins_part:
+                        target = self._set_aside(job, target)
                     for sums, forms in zip(accumulators(self._plan, target), self._forms, strict=True):
                         left = self._operand(0, pair.a, forms[0])
                         right = left if self._is_one(pair, forms) else self._operand(1, pair.b, forms[1])
                         job.kernels |= self._unit.multiply(
-                            left, right, sums, accumulate=job.panels > 0, diagonal=pair.a is pair.b
+                            left,
+                            right,
+                            sums,
+                            accumulate=job.panels > 0 and not pair.begins_part,
+                            diagonal=pair.a is pair.b,
                         )
                     job.panels += 1
                     # Those of the panels that this tile looks at for all tiles.
@@ -153,6 +163,19 @@ class ComputeStage:
         except BaseException as error:
             job.error = job.error or error
         return _Running(pair, clock, wait, hashing)
+
+    def _set_aside(self, job: TileJob, target: Placed) -> Placed:
+        """Add what a tile holds, the sum over a part of k, to those of the parts before; returns the tile in which the
+        next part is summed. On a CPU alone (`MatmulPlan.k_tasks`), where what was multiplied is there."""
+        if self._earlier is None:
+            self._earlier = self._unit.allocate(len(target.flat), target.dtype)
+        if job.has_earlier:
+            _add(target.flat, self._earlier)
+            return target
+        job.has_earlier = True
+        job.target = replace(target, flat=self._earlier)
+        self._earlier = target.flat
+        return job.target
 
     def _finish(self, multiplied: SimpleQueue[TileJob | None]) -> None:
         """Wait until the panels that are running, if any, are multiplied; release them, and pass the job on if they
@@ -197,7 +220,15 @@ class ComputeStage:
                 self._unit.clear(target)
             except BaseException as error:
                 job.error = error
+        if job.has_earlier and job.error is None:
+            _add(self._earlier, target.flat)
         if self._running is not None and self._running.pair.job is job:
             self._running.ends = True
         else:
             multiplied.put(job)
+
+
+def _add(sums: np.ndarray, total: np.ndarray) -> None:
+    """Add a tile's buffer to another, what was never written included."""
+    with np.errstate(all="ignore"):  # as on a device
+        total += sums

@@ -294,7 +294,8 @@ class LoadStage:
         except BaseException:
             self._give_back(taken, missing)
             raise
-        pair = PanelPair(job, taken[0], taken[-1], tuple(one.panel for one in missing))
+        begins_part = start in plan.part_starts
+        pair = PanelPair(job, taken[0], taken[-1], tuple(one.panel for one in missing), begins_part)
         return _Coming(pair, missing, brought)
 
     def _read_panel(self, source: PanelSource, buffer: PanelBuffer, region: tuple[slice, slice]) -> ReadPanel:

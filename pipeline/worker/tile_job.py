@@ -60,6 +60,8 @@ class TileJob:
     """At what it multiplies, as long as it has a tile."""
     panels: int = 0
     """Panels multiplied so far."""
+    has_earlier: bool = False
+    """Whether sums over parts of k before the one in the tile are set aside, to be added to it."""
     kernels: frozenset[str] = frozenset()
     """Names of the kernels that multiplied them."""
     partial: np.ndarray | None = None
@@ -133,6 +135,8 @@ class PanelPair:
     b: PanelBuffer
     read: tuple[ReadPanel, ...] = ()
     """Those of the two that an earlier pair did not leave here."""
+    begins_part: bool = False
+    """Whether another sum over a part of k begins with them (`MatmulPlan.part_starts`)."""
 
 
 @dataclass(frozen=True)
