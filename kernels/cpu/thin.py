@@ -135,7 +135,7 @@ def _add_by_rows(
         unusual = np.zeros((band.shape[0], ceil_div(band.shape[1], BLOCK_COLUMNS)), np.bool_)
         _loop(_add_rows)(band, vectors, out[rows], norm_vectors, norms, column_squares, unusual)
         for place in np.flatnonzero(unusual.any(0)):
-            across, which = _stretch(place, BLOCK_COLUMNS), np.flatnonzero(unusual[:, place])
+            across, which = _stretch(int(place), BLOCK_COLUMNS), np.flatnonzero(unusual[:, place])
             found = norms[which]
             _add_norms(band[which, across], False, norm_vectors[:, across], found)
             norms[which] = found
