@@ -41,6 +41,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, StorePath, ZipStore
 
 from tests.test_imports import parsed
+from tilewright.kernels.cpu.blas import LETTERS, blas_for
 from tilewright.kernels.gpu.compiled import argument_layout, import_array_operations
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.cluster import pool
@@ -66,6 +67,11 @@ def pool_of_dask(folder: Path) -> bool:
         and source.index("_threads.add(t)") < source.index("t.start()")
         and leaving.index("proceed = False") < leaving.index("_threads.remove(")
     )
+
+
+def blas_of_numpy(folder: Path) -> bool:
+    """The library that NumPy calls has the functions by one of the names that are looked for."""
+    return all(blas_for(np.dtype(code)) is not None for code in LETTERS)
 
 
 def array_of_zarr(folder: Path) -> bool:
@@ -303,6 +309,11 @@ PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
         "numba-cuda's DeviceNDArray._dummy, and _ary of the simulator's",
         "kernels/gpu/device_array.py",
         "_exported_array",
+    ),
+    blas_of_numpy: (
+        "NumPy's _core and _multiarray_umath, by whose file BLAS is found",
+        "kernels/cpu/blas.py",
+        "_extension",
     ),
     zeroing_of_numba: ("numba-cuda's device_memset", "kernels/histograms/select.py", "clear"),
 }

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.kernels.cpu import blas
 from tilewright.kernels.cpu.loops import (
     blocks,
     by_memory,
@@ -42,9 +43,9 @@ BLOCK = 1280
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted."""
 STRIP_ROWS, STRIP_COLUMNS = 1024, 4096
-"""The most of a strip in which products are added to what is there: a cache still holds part of what BLAS has written.
-Of a lower half, strips also leave less that NumPy copies, by one thread, to the other half of squares on the diagonal;
-but up to half as many rows more, it is one strip, since each call of BLAS ends with threads that wait for others."""
+"""The most of a strip of a lower half of two matrices, and of any product where BLAS itself cannot add it to what is
+there: then a cache still holds part of what BLAS has written. A lower half with up to half as many rows more is one
+strip, since each call of BLAS ends with threads that wait for others."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
@@ -108,7 +109,9 @@ def _is_transpose(a: np.ndarray, b: np.ndarray) -> bool:
 def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, lower: bool) -> None:
     compute = compute_dtype(out.dtype)
     if a.dtype == b.dtype == out.dtype == compute:
-        if accumulate:
+        if lower and _is_transpose(a, b) and blas.takes(a, b, out):
+            blas.multiply_lower(a, out, accumulate=accumulate)
+        elif accumulate:
             _add_product(a, b, out, lower)
         else:
             np.matmul(a, b, out=out)  # of a matrix by its own transpose NumPy has BLAS compute one half
@@ -118,20 +121,22 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, low
     for rows, columns in _places(m, n, FLOAT_BLOCK, lower):
         target = out[rows, columns]
         total = np.zeros(target.shape, compute)
-        product = np.empty_like(total)
         for depth in blocks(k, FLOAT_BLOCK):
             left = a[rows, depth].astype(compute, copy=False)
             right = b[depth, columns].astype(compute, copy=False)
-            np.matmul(left, right, out=product)
-            total += product
+            _add_product(left, right, total, lower=False)
         if accumulate:
             total += target
         target[...] = total  # rounded once, where out is narrower
 
 
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> None:
-    """``out += a b`` where all have the dtype that BLAS computes in; NumPy offers no way to have BLAS add."""
+    """``out += a b`` where all have the dtype that BLAS computes in."""
     m, n = out.shape
+    if blas.takes(a, b, out):
+        for rows, columns in _strips(m, n, lower) if lower else ((slice(0, m), slice(0, n)),):
+            blas.multiply(a[rows], b[:, columns], out[rows, columns], accumulate=True)
+        return
     places = list(_strips(m, n, lower))
     memory = np.empty(max(out[place].size for place in places), out.dtype)
     for rows, columns in places:

@@ -13,13 +13,14 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.deferred import numba
+from tilewright.kernels.numbers import ceil_div
 
 NUMBER, INFINITE, NAN = 0, 1, 2
 """What a line of a matrix holds, as uint8: numbers alone, also infinity, also NaN (with or without infinity). Of two
@@ -59,6 +60,12 @@ PADDING_NBYTES = 64
 """A cache line between the rows of a block: columns of a transposed one are written down these rows, and at multiples
 of 4 KB all of a column would have their place in the same few lines of the first-level cache."""
 
+
+STRIPE_ROWS = 256
+"""Rows of a block whose columns are lines in memory whose sums are formed together: of a dozen vectors they stay in the
+first-level cache."""
+BAND_NBYTES = 2**19
+"""About how much of a block with gaps between its lines is copied at once: half of a second-level cache."""
 
 VECTORS_AT_ONCE = 4
 """Vectors that a row is multiplied by in one go: each element is loaded once for all of them."""
@@ -104,7 +111,75 @@ def add_thin_product(
         block, vectors, out, norm_vectors, norm_out, column_squares
     ):
         return
-    _loop(_add_thin_product)(*_by_lines(block), vectors, out, norm_vectors, norm_out, column_squares)
+    lines, turned = _by_lines(block)
+    of_floats = block.dtype.kind == "f" and out.dtype == np.float64
+    if of_floats and not turned:
+        _add_by_rows(lines, vectors, out, norm_vectors, norm_out, column_squares)
+    elif of_floats and not column_squares.size:
+        _add_by_columns(lines, vectors, out, norm_vectors, norm_out)
+    else:
+        _loop(_add_thin_product)(lines, turned, vectors, out, norm_vectors, norm_out, column_squares)
+
+
+def _add_by_rows(
+    lines: np.ndarray,
+    vectors: np.ndarray,
+    out: np.ndarray,
+    norm_vectors: np.ndarray,
+    norm_out: np.ndarray,
+    column_squares: np.ndarray,
+) -> None:
+    """`add_thin_product` of real floats, whose rows are lines in memory."""
+    for rows, band in _bands(lines):
+        norms = norm_out[rows]
+        unusual = np.zeros((band.shape[0], ceil_div(band.shape[1], BLOCK_COLUMNS)), np.bool_)
+        _loop(_add_rows)(band, vectors, out[rows], norm_vectors, norms, column_squares, unusual)
+        for place in np.flatnonzero(unusual.any(0)):
+            across, which = _stretch(int(place), BLOCK_COLUMNS), np.flatnonzero(unusual[:, place])
+            found = norms[which]
+            _add_norms(band[which, across], False, norm_vectors[:, across], found)
+            norms[which] = found
+
+
+def _add_by_columns(
+    lines: np.ndarray,
+    vectors: np.ndarray,
+    out: np.ndarray,
+    norm_vectors: np.ndarray,
+    norm_out: np.ndarray,
+) -> None:
+    """The same of a block whose columns are lines in memory, without column squares."""
+    for columns, band in _bands(lines):
+        weights = np.ascontiguousarray(norm_vectors[:, columns])
+        unusual = np.zeros(
+            (ceil_div(band.shape[0], BLOCK_COLUMNS), ceil_div(band.shape[1], STRIPE_ROWS)), np.bool_
+        )
+        _loop(_add_columns)(band, np.ascontiguousarray(vectors[:, columns]), out, weights, norm_out, unusual)
+        for place, stripe in np.argwhere(unusual):
+            across, down = _stretch(place, BLOCK_COLUMNS), _stretch(stripe, STRIPE_ROWS)
+            _add_norms(band[across, down], True, weights[:, across], norm_out[down])
+
+
+def _add_norms(lines: np.ndarray, turned: bool, norm_vectors: np.ndarray, norm_out: np.ndarray) -> None:
+    """`add_thin_product` without products and column squares, whatever the sizes of the numbers."""
+    part, weights = np.ascontiguousarray(lines), np.ascontiguousarray(norm_vectors)
+    none = np.zeros((0, weights.shape[1])), np.zeros((norm_out.shape[0], 0))
+    _loop(_add_thin_product)(part, turned, *none, weights, norm_out, np.zeros(0))
+
+
+def _stretch(place: int, length: int) -> slice:
+    return slice(place * length, (place + 1) * length)
+
+
+def _bands(lines: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Lines in bands without gaps between them, copied where there are some: a loop that does not know how far apart
+    elements are would load each by itself."""
+    step = lines.shape[0]
+    if not lines.flags.c_contiguous:
+        step = BLOCK_COLUMNS * ceil_div(BAND_NBYTES, BLOCK_COLUMNS * lines.shape[1] * lines.itemsize)
+    for start in range(0, lines.shape[0], max(1, step)):
+        band = slice(start, min(start + step, lines.shape[0]))
+        yield band, np.ascontiguousarray(lines[band])
 
 
 def add_by_numpy(
@@ -326,6 +401,159 @@ def _add_thin_product(
                                 squares += terms[j] * terms[j]
                             largest = math.sqrt(squares) / scale
                         norm_out[top + i, t] = largest
+
+
+def _add_rows(
+    lines: Any,
+    vectors: Any,
+    out: Any,
+    norm_vectors: Any,
+    norm_out: Any,
+    column_squares: Any,
+    unusual: Any,
+) -> None:
+    """unusual: rows by parts of ``BLOCK_COLUMNS`` columns; true where squares leave the range in which they need no
+    scale, or are not finite: norms of such a part are left as they are."""
+    rows, columns = lines.shape
+    count, norms = vectors.shape[0], norm_vectors.shape[0]
+    # What a row of B, or of C, needs of one group, in a single pass.
+    together = count >= 2 and norms >= 1 and column_squares.shape[0] > 0
+    squares = np.empty(norms)
+    for place in range(unusual.shape[1]):
+        left, right = place * BLOCK_COLUMNS, min((place + 1) * BLOCK_COLUMNS, columns)
+        width = right - left
+        for i in range(rows):
+            line = lines[i, left:right]
+            first, measured = 0, 0
+            if together:
+                first, measured = 2, 1
+                vector, vector1 = vectors[0, left:right], vectors[1, left:right]
+                weights, square = norm_vectors[0, left:right], column_squares[left:right]
+                total, total1, norm = 0.0, 0.0, 0.0
+                for j in range(width):
+                    element = np.float64(line[j])
+                    total += element * vector[j]
+                    total1 += element * vector1[j]
+                    size = abs(element)
+                    square[j] += size * size
+                    term = size * weights[j]
+                    # Never true; as in `_add_thin_product`, here and below.
+                    term = 0.0 if term < 0.0 else term
+                    norm += term * term
+                out[i, 0] += total
+                out[i, 1] += total1
+                squares[0] = norm
+            elif column_squares.shape[0] > 0:
+                square = column_squares[left:right]
+                for j in range(width):
+                    size = abs(np.float64(line[j]))
+                    square[j] += size * size
+            for t in range(first, count - 1, 2):
+                vector, vector1 = vectors[t, left:right], vectors[t + 1, left:right]
+                total, total1 = 0.0, 0.0
+                for j in range(width):
+                    element = np.float64(line[j])
+                    total += element * vector[j]
+                    total1 += element * vector1[j]
+                out[i, t] += total
+                out[i, t + 1] += total1
+            if count % 2:
+                vector, total = vectors[count - 1, left:right], 0.0
+                for j in range(width):
+                    total += np.float64(line[j]) * vector[j]
+                out[i, count - 1] += total
+            for t in range(measured, norms):
+                weights, norm = norm_vectors[t, left:right], 0.0
+                for j in range(width):
+                    term = abs(np.float64(line[j])) * weights[j]
+                    term = 0.0 if term < 0.0 else term
+                    norm += term * term
+                squares[t] = norm
+            usual = True
+            for t in range(norms):
+                norm = norm_out[i, t]
+                in_range = (squares[t] >= LEAST_SQUARES) & (squares[t] <= MOST_SQUARES)
+                if squares[t] == 0.0:  # in range unless terms have underflowed
+                    in_range = True
+                    for j in range(width):
+                        in_range &= (line[j] == 0) | (norm_vectors[t, left + j] == 0)
+                usual &= in_range & (norm * norm <= MOST_SQUARES)
+            unusual[i, place] = not usual
+            for t in range(norms if usual else 0):
+                norm = norm_out[i, t]
+                norm_out[i, t] = math.sqrt(norm * norm + squares[t])
+
+
+def _add_columns(lines: Any, vectors: Any, out: Any, norm_vectors: Any, norm_out: Any, unusual: Any) -> None:
+    """unusual: parts of ``BLOCK_COLUMNS`` columns by ``STRIPE_ROWS`` rows; true where squares leave the range in which
+    they need no scale, or are not finite: norms of such a part are left as they are."""
+    columns, rows = lines.shape
+    count, norms = vectors.shape[0], norm_vectors.shape[0]
+    totals, squares = np.empty((count, STRIPE_ROWS)), np.empty((norms, STRIPE_ROWS))
+    for place in range(unusual.shape[0]):
+        left, right = place * BLOCK_COLUMNS, min((place + 1) * BLOCK_COLUMNS, columns)
+        by_fours = right - (right - left) % 4
+        for stripe in range(unusual.shape[1]):
+            top = stripe * STRIPE_ROWS
+            height = min(STRIPE_ROWS, rows - top)
+            totals[:] = 0
+            squares[:] = 0
+            for j in range(left, by_fours, 4):
+                # Four lines at once: each sum is loaded and stored once for all of them.
+                line, line1 = lines[j, top : top + height], lines[j + 1, top : top + height]
+                line2, line3 = lines[j + 2, top : top + height], lines[j + 3, top : top + height]
+                for t in range(count):
+                    total = totals[t]
+                    w, w1, w2, w3 = vectors[t, j], vectors[t, j + 1], vectors[t, j + 2], vectors[t, j + 3]
+                    for i in range(height):
+                        total[i] += (np.float64(line[i]) * w + np.float64(line1[i]) * w1) + (
+                            np.float64(line2[i]) * w2 + np.float64(line3[i]) * w3
+                        )
+                for t in range(norms):
+                    square = squares[t]
+                    w, w1, w2, w3 = (
+                        norm_vectors[t, j],
+                        norm_vectors[t, j + 1],
+                        norm_vectors[t, j + 2],
+                        norm_vectors[t, j + 3],
+                    )
+                    for i in range(height):
+                        term, term1 = abs(np.float64(line[i])) * w, abs(np.float64(line1[i])) * w1
+                        term2, term3 = abs(np.float64(line2[i])) * w2, abs(np.float64(line3[i])) * w3
+                        # Never true; as in `_add_thin_product`.
+                        term, term1 = 0.0 if term < 0.0 else term, 0.0 if term1 < 0.0 else term1
+                        term2, term3 = 0.0 if term2 < 0.0 else term2, 0.0 if term3 < 0.0 else term3
+                        square[i] += (term * term + term1 * term1) + (term2 * term2 + term3 * term3)
+            for j in range(by_fours, right):
+                line = lines[j, top : top + height]
+                for t in range(count):
+                    total, w = totals[t], vectors[t, j]
+                    for i in range(height):
+                        total[i] += np.float64(line[i]) * w
+                for t in range(norms):
+                    square, w = squares[t], norm_vectors[t, j]
+                    for i in range(height):
+                        term = abs(np.float64(line[i])) * w
+                        term = 0.0 if term < 0.0 else term
+                        square[i] += term * term
+            usual = True
+            for t in range(norms):
+                for i in range(height):
+                    norm = norm_out[top + i, t]
+                    in_range = (squares[t, i] >= LEAST_SQUARES) & (squares[t, i] <= MOST_SQUARES)
+                    if squares[t, i] == 0.0:  # in range unless terms have underflowed
+                        in_range = True
+                        for j in range(left, right):
+                            in_range &= (lines[j, top + i] == 0) | (norm_vectors[t, j] == 0)
+                    usual &= in_range & (norm * norm <= MOST_SQUARES)
+            unusual[place, stripe] = not usual
+            for t in range(count):
+                for i in range(height):
+                    out[top + i, t] += totals[t, i]
+            for t in range(norms if usual else 0):
+                for i in range(height):
+                    norm = norm_out[top + i, t]
+                    norm_out[top + i, t] = math.sqrt(norm * norm + squares[t, i])
 
 
 def _add_chosen_sums(lines: Any, turned: bool, masks: Any, out: Any) -> None:

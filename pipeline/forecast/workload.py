@@ -62,7 +62,7 @@ class Workload:
             read_nbytes=int(whole * plan.read_nbytes),
             once_nbytes=int(whole * plan.bound_nbytes),
             write_nbytes=plan.write_nbytes,
-            sharing=max(1, min(plan.workers, plan.tile_count * plan.k_parts)),
+            sharing=max(1, min(plan.workers, plan.tile_count * plan.k_tasks)),
             workers=plan.workers,
             on_host=plan.on_host,
             host_nbytes=plan.host_peak_nbytes,

@@ -277,3 +277,13 @@ def triangle_area(side: int, tile: int) -> int:
 def square_unit(unit: tuple[int, int], side: int) -> int:
     """The side of the smallest square tile that consists of whole stored pieces of C, as does its mirror image."""
     return max(1, min(math.lcm(*unit), side))
+
+
+def band_operations(grid: TileGrid) -> int:
+    """Multiplications and additions of all tiles of a band, for each element of k: as ``tile_operations``."""
+    banded = grid.in_band
+    assert banded is not None, "there is a band"
+    rows, columns = (np.array(cuts.starts(), np.int64) for cuts in (grid.rows, grid.columns))
+    heights = np.diff(rows)
+    whole = int((2 * heights * (columns[banded.stop] - columns[banded.first])).sum())
+    return whole - int((heights * (heights - 1)).sum()) if grid.symmetric else whole

@@ -560,3 +560,35 @@ def _parts_touched(matrix: StoredMatrix, panel: tuple[int, int], unit: tuple[int
         edges = (side - 1) // stride  # between panels
         found *= ceil_div(side, length) + edges - (side - 1) // math.lcm(stride, length)
     return found
+
+
+def part_cuts(panel_count: int, parts: int) -> list[int]:
+    """Where each part begins, in panels, and where the last ends."""
+    return [panel_count * part // parts for part in range(parts + 1)]
+
+
+def k_tasks(k_parts: int, workers: int, *, on_host: bool) -> int:
+    """Tasks that the parts of a tile are shared by.
+
+    A CPU that computes alone gains nothing by a task for each: their sums would have to be kept until all are there,
+    where one task adds each to those before it. The bits are the same.
+    """
+    return 1 if on_host and workers == 1 else k_parts
+
+
+def sums_under_way(tasks: int, workers: int) -> int:
+    """How many tiles are computed and added up at a time: enough that every worker has a part to compute while others
+    are added up and stored."""
+    return max(2, ceil_div(2 * workers, tasks))
+
+
+def sums_held(k_parts: int, tasks: int, workers: int) -> int:
+    """The most sums over parts of k that one worker holds: its own of all tiles under way, evenly shared, those that it
+    fetches for a tile that it adds up, and the totals of tiles that it stores. Where one task sums all parts, those
+    before the one that it sums, added up."""
+    if tasks == 1:
+        return 1 if k_parts > 1 else 0
+    tiles = sums_under_way(tasks, workers)
+    own = ceil_div(tiles * tasks, workers)
+    fetched = tasks if workers > 1 else 0
+    return own + fetched + ceil_div(tiles, workers)

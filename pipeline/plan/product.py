@@ -18,7 +18,7 @@ from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_geometry, finer_band_geometry
 from tilewright.pipeline.plan.decoding import DecodingRoom
-from tilewright.pipeline.plan.grid import Tile, TileGrid, square_unit
+from tilewright.pipeline.plan.grid import Tile, TileGrid, band_operations, square_unit
 from tilewright.pipeline.plan.inputs import (
     NO_FUSED_NBYTES,
     FusedDtypes,
@@ -29,7 +29,18 @@ from tilewright.pipeline.plan.inputs import (
     StoredMatrix,
     accumulator_dtype,
 )
-from tilewright.pipeline.plan.memory import PANEL_BUFFERS, Layout, Memory, hold, read_requests, reads
+from tilewright.pipeline.plan.memory import (
+    PANEL_BUFFERS,
+    Layout,
+    Memory,
+    hold,
+    k_tasks,
+    part_cuts,
+    read_requests,
+    reads,
+    sums_held,
+    sums_under_way,
+)
 from tilewright.pipeline.plan.tiling import best_geometry, finer_geometry, panel_depth
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -79,7 +90,9 @@ class MatmulPlan:
     tile_columns: int
     panel_depth: int
     k_parts: int
-    """Parts that k is cut into, a task each; their sums are added in order. 1 unless C is small."""
+    """Parts that k is cut into, each summed by itself; their sums are added in order. 1 unless C is small."""
+    k_tasks: int
+    """Tasks that a tile's parts of k are shared by: one each, or 1 that sums all of them, one after the other."""
     cell_rows: int
     """Rows of C that one kernel call multiplies. Rounding depends on the sides a kernel is given, so these are the
     tile's only where tiles do not depend on the number of workers; else a tile is made of cells that do not."""
@@ -186,10 +199,19 @@ class MatmulPlan:
         """Tiles along m and along n."""
         return self.tile_grid.shape
 
+    @cached_property
+    def part_starts(self) -> frozenset[int]:
+        """Where along k one task begins another sum, to be added to those before it."""
+        if self.k_tasks == self.k_parts:
+            return frozenset()
+        return frozenset(
+            start * self.panel_depth for start in part_cuts(self.panel_count, self.k_parts)[1:-1]
+        )
+
     @property
     def sums_under_way(self) -> int:
-        """Where k is cut into parts: how many tiles the workers compute and add up at a time."""
-        return _sums_under_way(self.k_parts, self.workers)
+        """Where tasks share parts of k: how many tiles the workers compute and add up at a time."""
+        return sums_under_way(self.k_tasks, self.workers)
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -315,8 +337,8 @@ class MatmulPlan:
                 yield part, slice(column, min(column + self.cell_columns, columns))
 
     def panels(self, part: int = 0) -> Iterator[tuple[int, int]]:
-        """Every panel's range of k in one part, in the order that all workers keep."""
-        first, stop = (self.panel_count * place // self.k_parts for place in (part, part + 1))
+        """Every panel's range of k in the part of one task, in the order that all workers keep."""
+        first, stop = part_cuts(self.panel_count, self.k_tasks)[part : part + 2]
         for start in range(first * self.panel_depth, min(stop * self.panel_depth, self.k), self.panel_depth):
             yield start, min(start + self.panel_depth, self.k)
 
@@ -366,7 +388,7 @@ class MatmulPlan:
             )
         )
         waste = self.decoded_nbytes / self.read_nbytes - 1 if self.read_nbytes else 0.0
-        idle = self.workers - self.tile_count * self.k_parts
+        idle = self.workers - self.tile_count * self.k_tasks
         least = "n²k/√(2M), and A" if self.symmetric else "2mnk/√M, and A and B"
         rows = [
             (
@@ -404,7 +426,8 @@ class MatmulPlan:
             (
                 "panels",
                 f"{self.panel_count} of depth {self.panel_depth}"
-                + (f", shared by {self.k_parts} tasks a tile" if self.k_parts > 1 else ""),
+                + (f", shared by {self.k_tasks} tasks a tile" if self.k_tasks > 1 else "")
+                + (f", in {self.k_parts} sums a tile" if self.part_starts else ""),
             ),
             (
                 "device memory",
@@ -544,7 +567,8 @@ def plan_tiles(
     tile_rows, tile_columns, depth, k_parts, cell_rows, cell_columns, within = best
     memory = replace(memory, depth=depth, cell=(cell_rows, cell_columns))
     tile_grid = TileGrid.of((m, n), best, symmetric=symmetric, band=band)
-    count = tile_grid.count * k_parts
+    shared_by = k_tasks(k_parts, limits.workers, on_host=limits.on_host)
+    count = tile_grid.count * shared_by
     if count > MOST_TILES:
         raise _too_many_tiles(memory, best, count)
     held = hold(memory, best, ceil_div(k, depth), limits.workers)
@@ -554,9 +578,9 @@ def plan_tiles(
     beside = 0 if fused is None else fused.beside_nbytes
     c_unit_nbytes = min(c_unit[0], m) * min(c_unit[1], n) * max(c_dtype.itemsize, beside)
     coding = _coding_nbytes((a, b), c_unit_nbytes, limits, lanes)
-    sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2] * more.sums
-    if k_parts > 1:  # of tiles that are added up, each is finished into a buffer of its own
-        finishing = ceil_div(_sums_under_way(k_parts, limits.workers), limits.workers)
+    sums = sums_held(k_parts, shared_by, limits.workers) * tile_rows * tile_columns * items[2] * more.sums
+    if shared_by > 1:  # of tiles that tasks add up, each is finished into a buffer of its own
+        finishing = ceil_div(sums_under_way(shared_by, limits.workers), limits.workers)
         combined = items[2] if more.sums > 1 else 0
         sums += finishing * tile_rows * tile_columns * (more.tile + more.before + combined)
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
@@ -604,6 +628,7 @@ def plan_tiles(
         tile_columns=tile_columns,
         panel_depth=depth,
         k_parts=k_parts,
+        k_tasks=shared_by,
         cell_rows=cell_rows,
         cell_columns=cell_columns,
         c_buffers=held.c_buffers,
@@ -639,18 +664,8 @@ def plan_tiles(
     return replace(
         plan,
         write_nbytes=band.area((slice(0, m), slice(0, n)), c_unit) * (c_dtype.itemsize + beside),
-        operations=_operations_of(tile_grid) * k * more.sums,
+        operations=band_operations(tile_grid) * k * more.sums,
     )
-
-
-def _operations_of(grid: TileGrid) -> int:
-    """Multiplications and additions of all tiles of a band, for each element of k: as ``tile_operations``."""
-    banded = grid.in_band
-    assert banded is not None, "there is a band"
-    rows, columns = (np.array(cuts.starts(), np.int64) for cuts in (grid.rows, grid.columns))
-    heights = np.diff(rows)
-    whole = int((2 * heights * (columns[banded.stop] - columns[banded.first])).sum())
-    return whole - int((heights * (heights - 1)).sum()) if grid.symmetric else whole
 
 
 def _as_deep_for(
@@ -666,22 +681,6 @@ def _as_deep_for(
 def _operand_names(fused: FusedDtypes | None) -> tuple[str, str]:
     a, b = fused.operands if fused is not None else (None, None)
     return "" if a is None else a.name, "" if b is None else b.name
-
-
-def _sums_under_way(k_parts: int, workers: int) -> int:
-    """Enough that every worker has a part to compute while others are added up and stored."""
-    return max(2, ceil_div(2 * workers, k_parts))
-
-
-def _sums_held(k_parts: int, workers: int) -> int:
-    """The most sums over parts of k that one worker holds: its own of all tiles under way, evenly shared, those that it
-    fetches for a tile that it adds up, and the totals of tiles that it stores."""
-    if k_parts == 1:
-        return 0
-    tiles = _sums_under_way(k_parts, workers)
-    own = ceil_div(tiles * k_parts, workers)
-    fetched = k_parts if workers > 1 else 0
-    return own + fetched + ceil_div(tiles, workers)
 
 
 def fitting_unit(

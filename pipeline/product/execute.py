@@ -95,7 +95,7 @@ def _tile_results(
         ordered = list(left.values())
         with closing(results_with(client, bare, ordered, left_behind, held, key)) as results:
             for number, report in results:
-                index = number if product.plan.k_parts == 1 else ordered[number].index
+                index = number if product.plan.k_tasks == 1 else ordered[number].index
                 del left[index]
                 yield number, report
 
@@ -117,7 +117,7 @@ def _results_with(
     unrecorded: Mapping[str, int],
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """As `_tile_results`, by tasks that get what the product lacks as ``held`` on the workers."""
-    parts = range(product.plan.k_parts)
+    parts = range(product.plan.k_tasks)
     if len(parts) == 1:
         placement = Placement(product.plan, tiles)
 

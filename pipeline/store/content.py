@@ -15,7 +15,7 @@ from tilewright.pipeline.store.arrays import write_unit
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
 
 COPIED_NBYTES = 2**18
-LONG_ROW_NBYTES = 4096
+LONG_ROW_NBYTES = 2**15
 """Shorter rows that do not follow each other are copied in bands of this size and hashed there: a copy in a core's
 second-level cache costs less than a call for each of them."""
 

@@ -10,9 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
+
+import numpy as np
 
 from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms
 from tilewright.pipeline.plan.slabs import SLAB_PANELS, slabs_of
@@ -69,6 +71,8 @@ class ComputeStage:
         self._transforms, self._forms = product.fused.transforms, product.fused.forms
         self._transformed: list[tuple[PanelBuffer, tuple[slice, slice], Form] | None] = [None, None]
         """What the scratch panels of A and of B hold."""
+        self._earlier: Any = None
+        """The buffer for sums over the parts of k before the one that is summed."""
         self._running: _Running | None = None
         self._ahead: deque[Loaded | None] = deque()
         """What has come, and is not begun."""
@@ -184,6 +188,9 @@ class ComputeStage:
         self, pairs: Sequence[PanelPair], target: Placed, multiplied: SimpleQueue[TileJob | None]
     ) -> None:
         job = pairs[0].job
+        begins_part = pairs[0].begins_part  # of a tile without slabs, whose pairs come one by one
+        if begins_part:
+            target = self._set_aside(job, target)
         slabs = slabs_of(self._plan, job.tile) if pairs[0].behind < SLAB_PANELS else ()
         ends = pairs[-1].behind == 0
         for rows in slabs if len(slabs) > 1 else (None,):
@@ -191,9 +198,9 @@ class ComputeStage:
                 for sums, forms in zip(accumulators(self._plan, target), self._forms, strict=True):
                     left = self._operand(0, pair.a, forms[0])
                     right = left if self._is_one(pair, forms) else self._operand(1, pair.b, forms[1])
-                    job.kernels |= self._unit.multiply(
-                        left, right, sums, job.panels + place > 0, pair.a is pair.b, rows
-                    )
+                    accumulate = job.panels + place > 0 and not begins_part
+                    diagonal = pair.a is pair.b
+                    job.kernels |= self._unit.multiply(left, right, sums, accumulate, diagonal, rows)
             if rows is not None and ends:
                 if job.slabs is None:
                     job.slabs = SimpleQueue()
@@ -205,6 +212,19 @@ class ComputeStage:
             for operand, looks in enumerate(self._plan.looks(job.tile)):
                 if looks and self._look[operand] and job.look is not None:
                     job.look.at_panel(operand, (pair.a, pair.b)[operand].placed)
+
+    def _set_aside(self, job: TileJob, target: Placed) -> Placed:
+        """Add what a tile holds, the sum over a part of k, to those of the parts before; returns the tile in which the
+        next part is summed. On a CPU alone (`MatmulPlan.k_tasks`), where what was multiplied is there."""
+        if self._earlier is None:
+            self._earlier = self._unit.allocate(len(target.flat), target.dtype)
+        if job.has_earlier:
+            _add(target.flat, self._earlier)
+            return target
+        job.has_earlier = True
+        job.target = replace(target, flat=self._earlier)
+        self._earlier = target.flat
+        return job.target
 
     def _finish(self, multiplied: SimpleQueue[TileJob | None]) -> None:
         """Wait until the panels that are running, if any, are multiplied; release them, and pass the job on if they
@@ -250,6 +270,8 @@ class ComputeStage:
                 self._unit.clear(target)
             except BaseException as error:
                 job.error = error
+        if job.has_earlier and job.error is None:
+            _add(self._earlier, target.flat)
         if self._running is not None and self._running.pairs[0].job is job:
             self._running.ends = True
         else:
@@ -262,3 +284,9 @@ class ComputeStage:
             multiplied.put(job)
         else:
             job.slabs.put(None)
+
+
+def _add(sums: np.ndarray, total: np.ndarray) -> None:
+    """Add a tile's buffer to another, what was never written included."""
+    with np.errstate(all="ignore"):  # as on a device
+        total += sums

@@ -299,7 +299,9 @@ class LoadStage:
         except BaseException:
             self._give_back(taken, missing)
             raise
-        pair = PanelPair(job, taken[0], taken[-1], tuple(one.panel for one in missing), behind)
+        begins_part = start in plan.part_starts
+        read = tuple(one.panel for one in missing)
+        pair = PanelPair(job, taken[0], taken[-1], read, behind, begins_part)
         return _Coming(pair, missing, brought)
 
     def _read_panel(self, source: PanelSource, buffer: PanelBuffer, region: tuple[slice, slice]) -> ReadPanel:

@@ -74,7 +74,7 @@ def multiply_part(
     def work(worker: str) -> TileReport:
         with engine_for(product, worker) as engine:
             report = engine.multiply(tile, part)
-        _count(report, operations=product.plan.tile_operations(tile) // product.plan.k_parts)
+        _count(report, operations=product.plan.tile_operations(tile) // product.plan.k_tasks)
         return report
 
     return _unless_memory_is_short(product, work, f"tile {tile.index}")

@@ -70,6 +70,8 @@ class TileJob:
     """At what it multiplies, as long as it has a tile."""
     panels: int = 0
     """Panels multiplied so far."""
+    has_earlier: bool = False
+    """Whether sums over parts of k before the one in the tile are set aside, to be added to it."""
     kernels: frozenset[str] = frozenset()
     """Names of the kernels that multiplied them."""
     partial: np.ndarray | None = None
@@ -147,6 +149,8 @@ class PanelPair:
     """Those of the two that an earlier pair did not leave here."""
     behind: int = 0
     """How many pairs of the job come after this one."""
+    begins_part: bool = False
+    """Whether another sum over a part of k begins with them (`MatmulPlan.part_starts`)."""
 
 
 @dataclass(frozen=True)

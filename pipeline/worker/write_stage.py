@@ -79,7 +79,7 @@ class WriteStage:
         regions = plan.regions(job.tile)
         c = own_copy(self._product.c)
         with job.clock("write", "download") as moves:
-            if plan.k_parts > 1:  # to be added up by another task, which looks at the sum of all parts
+            if plan.k_tasks > 1:  # to be added up by another task, which looks at the sum of all parts
                 if plan.on_diagonal(job.tile) and plan.accumulators == 1:
                     self._unit.mirror(target, swap=False)
                 dtype = plan.sums

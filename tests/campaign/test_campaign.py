@@ -289,7 +289,7 @@ def test_other_bytes_are_found() -> None:
 
 def test_a_record_is_read_without_the_code_that_wrote_it(tmp_path: Path) -> None:
     lines = [
-        '{"version": 6, "tile": [4, 4]}',
+        '{"version": 7, "tile": [4, 4]}',
         '{"stored": 1, "objects": []}',
         '{"tile": 1, "objects": []}',
         '{"stored": 2, "objects": []}',

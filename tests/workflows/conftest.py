@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 from tests.pipeline.conftest import client, processes
 from tests.workflows.products import numbers, put
 from tilewright.pipeline.events import Event
-from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.plan import product, tiling
 
 __all__ = ["client", "processes"]
 
@@ -49,7 +49,13 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def split_k(monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_k(monkeypatch: pytest.MonkeyPatch) -> None:
     """A C of a few KiB is summed over parts of k, as one too small for its workers is."""
     monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
     monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
+
+
+@pytest.fixture
+def split_k(cut_k: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts are tasks of their own on a single worker too, as they are on several."""
+    monkeypatch.setattr(product, "k_tasks", lambda k_parts, workers, *, on_host: k_parts)

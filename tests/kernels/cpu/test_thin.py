@@ -79,6 +79,50 @@ def test_special_columns_are_cleared(dtype: str, order: str, count: int, rng: np
     np.testing.assert_array_equal(block, expected)
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, 1e-170, 1e-310, 1e200, np.inf, np.nan])
+@pytest.mark.parametrize("filling", ["one element", "rows", "all"])
+@pytest.mark.parametrize("apart", [False, True], ids=["dense", "apart"])
+def test_a_block_in_either_order_gives_what_one_loop_for_all_numbers_does(
+    apart: bool,
+    dtype: str,
+    value: float,
+    filling: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More rows than are taken together, and more columns, of which some are left over; numbers whose squares need a
+    scale in some of the parts; lines with gaps between them, of which a few are copied at once."""
+    monkeypatch.setattr(thin, "BAND_NBYTES", 1000)
+    rows, columns = 2 * thin.STRIPE_ROWS + 37, thin.BLOCK_COLUMNS + 7
+    block = rng.standard_normal((rows, columns))
+    places = {"one element": (40, 3), "rows": slice(30, 300), "all": ...}[filling]
+    with np.errstate(all="ignore"):
+        block[places] *= value
+        block = block.astype(dtype)
+    vectors, weights = rng.standard_normal((3, columns)), rng.random((2, columns))
+
+    def outs(measured: int) -> tuple[np.ndarray, ...]:
+        return np.ones((rows, 3)), np.full((rows, 2), 0.5 * (filling == "one element")), np.ones(measured)
+
+    usual = np.abs(block).astype("f8").max(1, keepdims=True)
+    for order in "CF":
+        for measured in (0, columns):
+            wide = np.zeros((rows + apart * (order == "F"), columns + apart * (order == "C")), dtype, order)
+            lying = wide[:rows, :columns]
+            lying[...] = block
+            (out, norms, squares), expected = outs(measured), outs(measured)
+            thin.add_thin_product(lying, vectors, out, weights, norms, squares)
+            thin._loop(thin._add_thin_product)(
+                block, False, vectors, expected[0], weights, expected[1], expected[2]
+            )
+            with np.errstate(all="ignore"):
+                np.testing.assert_allclose(out / usual, expected[0] / usual, rtol=1e-9, atol=1e-10)
+            np.testing.assert_allclose(norms, expected[1], rtol=1e-12)
+            np.testing.assert_allclose(squares, expected[2], rtol=1e-12)
+
+
 SPECIAL = [np.nan, np.inf, -np.inf, 1e200]
 """The last one's square is infinite, but it is a number."""
 

@@ -39,7 +39,7 @@ def read_by_workers(plan: MatmulPlan, workers: int) -> int:
         if plan.shares_panels:
             held = held[0], held[0]
         for tile in list(plan.tiles())[worker::workers]:
-            for part in range(plan.k_parts):
+            for part in range(plan.k_tasks):
                 for start, stop in plan.panels(part):
                     sides = [(tile.i, tile.rows), (tile.j, tile.columns)]
                     for cache, (place, side) in zip(held, sides[: 2 - (tile.i == tile.j)], strict=False):

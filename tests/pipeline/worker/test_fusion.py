@@ -114,8 +114,8 @@ def run(product: Product) -> None:
     worker = TileEngine(product, "here")
     try:
         for tile in product.plan.tiles():
-            reports = [worker.multiply(tile, part) for part in range(product.plan.k_parts)]
-            if product.plan.k_parts > 1:
+            reports = [worker.multiply(tile, part) for part in range(product.plan.k_tasks)]
+            if product.plan.k_tasks > 1:
                 store_sum(product, tile, [one.partial for one in reports if one.partial is not None])
     finally:
         worker.close()

@@ -27,8 +27,59 @@ from tilewright.pipeline.errors import (
     StoreError,
 )
 from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.plan import product
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.worker import engines, stream, tasks
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "memory", "tiles"),
+    [
+        ("two", "f4", 400_000, 1),
+        ("two", "f4", 40_000, 5),
+        ("two", "i8", 400_000, 1),
+        ("two", "f2", 40_000, 3),
+        ("gram", "f4", 80_000, 6),
+        ("gram", "f2", 400_000, 1),
+        ("gram", "c16", 400_000, 1),
+        ("mean", "f4", 400_000, 1),
+        ("mean", "c16", 400_000, 6),
+    ],
+)
+def test_a_cpu_alone_sums_all_parts_in_one_task_to_the_same_bits(
+    kind: str,
+    dtype: str,
+    memory: int,
+    tiles: int,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    cut_k: None,
+    clusters: dict[int, Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two factors, and of one array by its own transpose, without and with transforms and an epilogue."""
+    x = put(tmp_path / "x", numbers(rng, (3000, 90), dtype), (50, 20))
+    y = put(tmp_path / "y", numbers(rng, (3000, 50), dtype), (50, 20))
+
+    def compute(workers: int, name: str) -> tuple[Any, bytes]:
+        out = tmp_path / name
+        options: dict[str, Any] = {"cluster": clusters[workers], "device": "cpu", "device_memory": memory}
+        if kind == "mean":
+            run = tw.gram(x, out, center=True, divide="n", **options)
+        else:
+            run = tw.matmul(x, x if kind == "gram" else y, out, transpose_a=True, **options)
+        return run.plan, zarr.open_array(out)[...].tobytes()
+
+    plan, found = compute(1, "in turn")
+    assert (plan.tile_count, plan.symmetric, plan.k_tasks) == (tiles, kind != "two", 1)
+    assert plan.k_parts > 2
+    shared, by_two = compute(2, "by two")
+    assert shared.k_tasks == shared.k_parts == plan.k_parts
+    monkeypatch.setattr(product, "k_tasks", lambda k_parts, workers, *, on_host: k_parts)
+    alone, as_tasks = compute(1, "as tasks")
+    assert (alone.k_tasks, alone.geometry) == (plan.k_parts, plan.geometry)
+    assert found == by_two == as_tasks
 
 
 @pytest.mark.sample(1)
@@ -145,9 +196,9 @@ def test_a_failing_part_or_sum_of_parts_is_tried_again_to_the_same_bits(
             raise StoreError("injected: the disk had a moment")
         return multiply(engine, tile, part)
 
-    def counted_sum(product: Product, tile: Any, parts: Any) -> int:
+    def counted_sum(of: Product, tile: Any, parts: Any) -> int:
         tries["sum"] += 1
-        return store_sum(product, tile, parts)
+        return store_sum(of, tile, parts)
 
     def failing_write(top: int, left: int, data: np.ndarray) -> np.ndarray:
         if failing == "sum" and tries["sum"] == 1:
