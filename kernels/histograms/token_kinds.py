@@ -79,6 +79,12 @@ class TokenKind:
         return self.unit != "byte"
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether GPUs count it. Of n-grams of words half are new ones, and putting these in order takes the CPU longer
+        than counting does."""
+        return self.unit != "word" or self.n == 1
+
+    @property
     def options(self) -> dict[str, str | bool | None]:
         """What two counts must have in common, beside the name, for their tokens to be the same."""
         about: dict[str, str | bool | None] = {}

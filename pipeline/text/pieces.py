@@ -52,7 +52,7 @@ from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 if TYPE_CHECKING:
-    from tilewright.pipeline.text.lanes import Tally
+    from tilewright.pipeline.text.lanes import Tally, Text, TokenTally
 
 Result = TypeVar("Result")
 
@@ -205,6 +205,11 @@ def _count(
     """As `count_piece`, where every file can be counted."""
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
+    if device == "cuda" and isinstance(kind, TokenKind):
+        token_part = _tokens_on_gpu(piece, kind, reading, threads, neighbours) if not per_document else None
+        if token_part is not None:
+            return _counts_of(piece, [replace(piece, first=0)], [token_part], per_document, kind)
+        device, threads = CORES, min(threads, usable_cores())
     shares = _shares(piece, device, block_nbytes, threads)
     if not piece.is_plain:
         reading = replace(reading, threads=max(1, threads // len(shares)))
@@ -223,13 +228,7 @@ def _count(
         parts = _run(_calls(_rows_on_gpu, shares), threads, task)
         return _counts_of(piece, shares, parts, per_document, kind)
     with borrowed_tally(kind.bins) as tally:
-        if (
-            file_upload.available()
-            and piece.is_plain
-            and piece.is_local
-            and not has_small_files(piece)
-            and _are_plain(piece, reading)
-        ):
+        if _is_brought_whole(piece, reading):
             part = _text_on_gpu(piece, kind, tally, threads, neighbours)
             if part is not None:
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
@@ -602,6 +601,17 @@ def _count_block(block: Block, kind: Kind, gap: int, edges: np.ndarray) -> np.nd
     return counts
 
 
+def _is_brought_whole(piece: Piece, reading: Reading) -> bool:
+    """Whether a piece is brought to a GPU as one text."""
+    return (
+        file_upload.available()
+        and piece.is_plain
+        and piece.is_local
+        and not has_small_files(piece)
+        and _are_plain(piece, reading)
+    )
+
+
 def _is_one_text(piece: Piece, reading: Reading) -> bool:
     """Whether a piece is known to be one document, or part of one, before it is read."""
     return piece.is_part or (
@@ -659,11 +669,7 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
     Returns None, with nothing added to the tally, where not all could be read or the GPU has no room for it. Counting
     it block by block then says what is wrong, or works and takes longer.
     """
-    from tilewright.pipeline.text.lanes import borrowed_lane, borrowed_text
-
-    def move() -> tuple[float, float]:
-        with borrowed_lane() as lane:
-            return lane.move(upload)
+    from tilewright.pipeline.text.lanes import borrowed_text
 
     with ExitStack() as stack:
         try:
@@ -677,13 +683,9 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
             )
             return None
         try:
-            upload = text.upload(threads, neighbours)
-            try:
-                moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
-            finally:
-                tally.follow_uploads()
+            moves = _brought(text, tally, threads, neighbours)
             clock = time.perf_counter()
-            if upload.failed():
+            if moves is None:
                 return None
             nbytes = text.count(tally)
             # While the GPU counts. The loop that read the files does not look at their times.
@@ -691,17 +693,90 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
             counts = tally.read()
             bins = np.flatnonzero(counts)
             values = counts[bins]
-            stages = {
-                "read": sum(reading for reading, _ in moves),
-                "count": sum(waiting for _, waiting in moves) + time.perf_counter() - clock,
-            }
+            stages = _stages(moves, clock)
         finally:
             tally.settle()  # no copy to the text's memory is under way when another takes it
+    return _Part(np.zeros_like(bins), bins, values, nbytes, stages, NONE, _all_found(piece), _unknown(kind))
+
+
+def _tokens_on_gpu(
+    piece: Piece, kind: TokenKind, reading: Reading, threads: int, neighbours: int
+) -> _Part | None:
+    """Count the tokens of a piece of large plain documents in one go, as `_text_on_gpu`.
+
+    Returns None for any other piece, where not all could be read, and where the GPU has no room for it: then the cores
+    count it, or say what is wrong.
+    """
+    if not _is_brought_whole(piece, reading):
+        return None
+    from tilewright.pipeline.text.lanes import borrowed_table, borrowed_text, prepare
+
+    prepare(kind)
+    with ExitStack() as stack:
+        try:
+            tally = stack.enter_context(borrowed_table(kind))
+            text = stack.enter_context(borrowed_text(piece, kind))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning(
+                "the GPU has no room for %s of text and a table of its tokens: the cores count it",
+                format_nbytes(piece.nbytes),
+            )
+            return None
+        try:
+            moves = _brought(text, tally, threads, neighbours)
+            clock = time.perf_counter()
+            if moves is None:
+                return None
+            nbytes = text.count_tokens(tally)
+            check_as_listed(piece.documents)
+            lost, found = tally.counter.lost, tally.counter.take()
+            stages = _stages(moves, clock)
+        finally:
+            tally.settle()
+    rows, columns = np.zeros(len(found.counts), np.int64), np.arange(len(found.counts))
+    return _Part(
+        rows, columns, found.counts, nbytes, stages, NONE, _all_found(piece), {0: lost} if lost else {},
+        found.tokens,
+    )  # fmt: skip
+
+
+def _brought(
+    text: Text, tally: Tally | TokenTally, threads: int, neighbours: int
+) -> list[tuple[float, float]] | None:
+    """Bring a text to the GPU, for a tally that counts what is there. Returns the seconds of reading and of waiting of
+    each thread; None where not all could be read."""
+    from tilewright.pipeline.text.lanes import borrowed_lane
+
+    upload = text.upload(threads, neighbours)
+
+    def move() -> tuple[float, float]:
+        with borrowed_lane() as lane:
+            return lane.move(upload)
+
+    try:
+        moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
+    finally:
+        tally.follow_uploads()
+    return None if upload.failed() else moves
+
+
+def _stages(moves: Sequence[tuple[float, float]], clock: float) -> dict[str, float]:
+    """The seconds of a text that was brought, and then counted from ``clock`` on."""
+    return {
+        "read": sum(reading for reading, _ in moves),
+        "count": sum(waiting for _, waiting in moves) + time.perf_counter() - clock,
+    }
+
+
+def _all_found(piece: Piece) -> Found:
+    """What is said of a piece's documents where each is a text by itself."""
     found = Found(True)
     for place in range(len(piece.documents)):
         found.place = place
         found.ended("")
-    return _Part(np.zeros_like(bins), bins, values, nbytes, stages, NONE, found, _unknown(kind))
+    return found
 
 
 def _rows_on_gpu(share: Piece, task: _Task) -> _Part:

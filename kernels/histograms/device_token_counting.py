@@ -1,0 +1,201 @@
+"""Words, lines, and n-grams of characters and of bytes counted on a GPU: a text in its memory goes in, a list of tokens
+in order with their counts comes out, as `token_counting.TokenCounter` gives it.
+
+A `DeviceCounter` holds the table that the kernels count in (`device_tokens.py`). The table is drained to the host when
+it has no room for more, and when the counts are taken: with each token come its bytes, so that the text's memory may be
+used again. What was folded or decoded, on the GPU is counted as it stands; that is made up for token by token, of which
+each is there once. Tokens of more than `device_tokens.LONGEST` bytes are counted by a `TokenCounter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.deferred import cuda
+from tilewright.kernels.gpu.compiled import multiprocessors
+from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
+from tilewright.kernels.histograms.device_tokens import (
+    BLOCKS_PER_MULTIPROCESSOR,
+    CONTROLS,
+    COUNT,
+    DRAIN,
+    ENTRIES,
+    FULL,
+    LEFT,
+    LONG,
+    LONGEST,
+    LOSSES,
+    LOST,
+    MOST_PROBES,
+    MOST_TEXT_NBYTES,
+    NBYTES,
+    NEXT,
+    THREADS,
+    TILE,
+    left_slots,
+    most_longs,
+)
+from tilewright.kernels.histograms.select import clear
+from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts, as_counted
+from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.token_order import in_order, merged
+from tilewright.kernels.numbers import ceil_div
+
+SLOTS = 1 << 6 if SIMULATOR else 1 << 25
+"""Of a table: 512 MiB. Clearing and draining that takes a millisecond; a smaller one would be drained more often where
+most tokens are new ones."""
+EVERY_BIT = 2**64 - 1
+BLOCKS_OF_PASSES = 2 if SIMULATOR else 2048
+"""Of the kernels that go over a text or a table once."""
+
+Reader = Callable[[int], Callable[[int], np.ndarray]]
+"""``reader(place)`` gives a function that reads the document from a place in the text on, n bytes further with each
+call, or as many as there are; also those that are not in the text."""
+
+
+class DeviceCounter:
+    """Counts the tokens of one kind on the current GPU; used by one thread at a time."""
+
+    def __init__(
+        self, kind: TokenKind, *, slots: int = SLOTS, longest: int = LONGEST, hash_mask: int = EVERY_BIT
+    ) -> None:
+        """slots: a power of two. longest, hash_mask: as of `device_tokens.count_function`."""
+        self._kind, self._slots, self._longest, self._hash_mask = kind, slots, longest, hash_mask
+        self._blocks = 2 if SIMULATOR else BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
+        self.stream = cuda.stream()
+        self._table = cuda.device_array(2 * (slots + left_slots(self._blocks)), np.uint64)
+        self._control = cuda.device_array(CONTROLS, np.int64)
+        self._longs = cuda.device_array(most_longs(longest), np.int64)
+        letters = word_table() if kind.unit == "word" else np.zeros(1, np.uint8)
+        self._letters = cuda.to_device(letters)
+        self.begin()
+
+    @staticmethod
+    def nbytes(slots: int = SLOTS) -> int:
+        """Memory of the device that a counter takes, but for its text."""
+        blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
+        return 16 * (slots + left_slots(blocks)) + 8 * most_longs(LONGEST) + word_table().nbytes
+
+    def begin(self) -> None:
+        """Begin anew, whatever was counted, and whatever failed."""
+        self._forget()
+        self._clear(np.zeros(CONTROLS, np.int64))
+
+    def _forget(self) -> None:
+        self._taken: list[TokenCounts] = []
+        self._others: TokenCounter | None = None
+        self.lost = 0
+        """Malformed sequences of UTF-8 in what was counted; of bytes it is not asked."""
+
+    def count(self, text: Any, edges: np.ndarray, start: int, stop: int, reader: Reader) -> None:
+        """Count the tokens that begin in ``text[start:stop]``, device memory.
+
+        edges: int64, where each document begins, and the last ends; that one may go on, if `device_tokens.AFTER` bytes
+        behind ``stop`` are there. Returns once the text is not needed any more.
+        """
+        if edges[-1] > MOST_TEXT_NBYTES:
+            raise ValueError(f"a text of {edges[-1]} bytes is larger than {MOST_TEXT_NBYTES}")
+        if stop <= start:
+            return
+        places = cuda.to_device(edges, stream=self.stream)
+        if self._kind.decodes:
+            grid = min(BLOCKS_OF_PASSES, ceil_div(stop - start, TILE))
+            LOSSES.enqueue((), grid, THREADS, self.stream, text, places, start, stop, self._control)
+        tiles = ceil_div(stop - start, TILE)
+        while True:
+            self._launch(text, places, start, stop, min(self._blocks, tiles))
+            control = self._control_now()
+            done = control[NEXT] >= tiles
+            if control[FULL] or done:
+                self._drain(text, control)
+            if done:
+                break
+        longs = self._longs[: int(control[LONG])].copy_to_host(stream=self.stream)
+        self.lost += int(control[LOST])
+        self._clear(np.zeros(CONTROLS, np.int64))
+        for place in np.sort(longs).tolist():
+            self._count_long(reader(place))
+
+    def take(self) -> TokenCounts:
+        """All counts so far, which are forgotten."""
+        if self._others is not None:
+            self._add(self._others.take())
+        while len(self._taken) > 1:
+            self._merge_last()
+        nothing = np.empty(0, np.int64)
+        found = self._taken.pop() if self._taken else TokenCounts(Tokens.none(), nothing)
+        self._forget()
+        return found
+
+    def _launch(self, text: Any, places: Any, start: int, stop: int, blocks: int) -> None:
+        probes = min(MOST_PROBES, self._slots)
+        COUNT.enqueue(
+            (self._kind.unit,),
+            blocks,
+            THREADS,
+            self.stream,
+            *(text, places, start, stop, self._kind.n, self._longest, self._letters, self._hash_mask),
+            *(self._table, self._slots, probes, self._longs, self._control),
+        )
+
+    def _control_now(self) -> np.ndarray:
+        control: np.ndarray = self._control.copy_to_host(stream=self.stream)
+        self.stream.synchronize()
+        return control
+
+    def _clear(self, control: np.ndarray) -> None:
+        """Empty the table."""
+        clear(self._table, self.stream)
+        self._control.copy_to_device(control, stream=self.stream)
+        self.stream.synchronize()
+
+    def _drain(self, text: Any, control: np.ndarray) -> None:
+        """Bring what the table holds to the host, and empty it."""
+        used = self._slots + int(control[LEFT])
+        grid = min(BLOCKS_OF_PASSES, ceil_div(used, THREADS))
+        out, entries = cuda.device_array(0, np.uint8), cuda.device_array((0, 3), np.int64)
+        for turn in range(2):  # how much there is, then what
+            self._control.copy_to_device(control, stream=self.stream)
+            DRAIN.enqueue(
+                (), grid, THREADS, self.stream, text, self._table, used, out, entries, self._control
+            )
+            found = self._control_now()
+            if not turn:
+                out = cuda.device_array(int(found[NBYTES]) + 1, np.uint8)
+                entries = cuda.device_array((int(found[ENTRIES]), 3), np.int64)
+        data = out.copy_to_host(stream=self.stream)
+        rows = entries.copy_to_host(stream=self.stream)
+        control = control.copy()
+        control[[FULL, LEFT]] = 0
+        self._clear(control)
+        starts, lengths, counts = (np.ascontiguousarray(rows[:, k]) for k in range(3))
+        tokens, counts, _ = in_order(*as_counted(self._kind, data, starts, lengths), counts)
+        self._add(TokenCounts(tokens, counts))
+
+    def _count_long(self, more: Callable[[int], np.ndarray]) -> None:
+        if self._others is None:
+            self._others = TokenCounter(self._kind)
+        self._others.begin()
+        self._others.part(more(1), 0, more=more)
+
+    def _add(self, counts: TokenCounts) -> None:
+        self._taken.append(counts)
+        # Lists of about the same length are merged, so that each token is merged a few times.
+        while len(self._taken) > 1 and len(self._taken[-2].counts) < 2 * len(self._taken[-1].counts):
+            self._merge_last()
+
+    def _merge_last(self) -> None:
+        a, b = self._taken[-2:]
+        self._taken[-2:] = [TokenCounts(*merged(a.tokens, a.counts, b.tokens, b.counts))]
+
+
+def prepare(kind: TokenKind) -> None:
+    """Compile and load the kernels of a kind."""
+    COUNT.prepare(kind.unit)
+    DRAIN.prepare()
+    if kind.decodes:
+        LOSSES.prepare()
