@@ -9,7 +9,10 @@ each is there once. Tokens of more than `device_tokens.LONGEST` bytes are counte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,17 +25,17 @@ from tilewright.kernels.histograms.device_tokens import (
     CONTROLS,
     COUNT,
     DRAIN,
-    ENTRIES,
     FULL,
     LEFT,
     LONG,
     LONGEST,
     LOSSES,
     LOST,
+    MEASURE,
     MOST_PROBES,
     MOST_TEXT_NBYTES,
-    NBYTES,
     NEXT,
+    PREFIXES,
     THREADS,
     TILE,
     left_slots,
@@ -41,13 +44,18 @@ from tilewright.kernels.histograms.device_tokens import (
 from tilewright.kernels.histograms.select import clear
 from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts, as_counted
 from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
-from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.token_lists import Tokens, joined
 from tilewright.kernels.histograms.token_order import in_order, merged
 from tilewright.kernels.numbers import ceil_div
 
 SLOTS = 1 << 6 if SIMULATOR else 1 << 25
 """Of a table: 512 MiB. Clearing and draining that takes a millisecond; a smaller one would be drained more often where
 most tokens are new ones."""
+Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""Makes calls, and returns what each does."""
+
+STAGES = ("kernels", "drain", "order")
+"""Where a count's seconds go: until all tokens are in the table; until what it holds is on the host; there."""
 EVERY_BIT = 2**64 - 1
 BLOCKS_OF_PASSES = 2 if SIMULATOR else 2048
 """Of the kernels that go over a text or a table once."""
@@ -61,14 +69,22 @@ class DeviceCounter:
     """Counts the tokens of one kind on the current GPU; used by one thread at a time."""
 
     def __init__(
-        self, kind: TokenKind, *, slots: int = SLOTS, longest: int = LONGEST, hash_mask: int = EVERY_BIT
+        self,
+        kind: TokenKind,
+        *,
+        slots: int = SLOTS,
+        longest: int = LONGEST,
+        hash_mask: int = EVERY_BIT,
     ) -> None:
         """slots: a power of two. longest, hash_mask: as of `device_tokens.count_function`."""
+        self._run: Run = _one_by_one
+        self._parts = 1
         self._kind, self._slots, self._longest, self._hash_mask = kind, slots, longest, hash_mask
         self._blocks = 2 if SIMULATOR else BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
         self.stream = cuda.stream()
         self._table = cuda.device_array(2 * (slots + left_slots(self._blocks)), np.uint64)
         self._control = cuda.device_array(CONTROLS, np.int64)
+        self._sizes = cuda.device_array(2 * PREFIXES, np.int64)
         self._longs = cuda.device_array(most_longs(longest), np.int64)
         letters = word_table() if kind.unit == "word" else np.zeros(1, np.uint8)
         self._letters = cuda.to_device(letters)
@@ -78,10 +94,12 @@ class DeviceCounter:
     def nbytes(slots: int = SLOTS) -> int:
         """Memory of the device that a counter takes, but for its text."""
         blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
-        return 16 * (slots + left_slots(blocks)) + 8 * most_longs(LONGEST) + word_table().nbytes
+        return 16 * (slots + left_slots(blocks) + PREFIXES) + 8 * most_longs(LONGEST) + word_table().nbytes
 
-    def begin(self) -> None:
-        """Begin anew, whatever was counted, and whatever failed."""
+    def begin(self, run: Run | None = None, parts: int = 1) -> None:
+        """Begin anew, whatever was counted, and whatever failed. run: how so many parts of what is drained are put in
+        order at the same time; without it one behind the other."""
+        self._run, self._parts = run or _one_by_one, parts
         self._forget()
         self._clear(np.zeros(CONTROLS, np.int64))
 
@@ -90,6 +108,7 @@ class DeviceCounter:
         self._others: TokenCounter | None = None
         self.lost = 0
         """Malformed sequences of UTF-8 in what was counted; of bytes it is not asked."""
+        self.seconds = dict.fromkeys(STAGES, 0.0)
 
     def count(self, text: Any, edges: np.ndarray, start: int, stop: int, reader: Reader) -> None:
         """Count the tokens that begin in ``text[start:stop]``, device memory.
@@ -107,8 +126,10 @@ class DeviceCounter:
             LOSSES.enqueue((), grid, THREADS, self.stream, text, places, start, stop, self._control)
         tiles = ceil_div(stop - start, TILE)
         while True:
+            clock = time.perf_counter()
             self._launch(text, places, start, stop, min(self._blocks, tiles))
             control = self._control_now()
+            self.seconds["kernels"] += time.perf_counter() - clock
             done = control[NEXT] >= tiles
             if control[FULL] or done:
                 self._drain(text, control)
@@ -154,27 +175,53 @@ class DeviceCounter:
         self.stream.synchronize()
 
     def _drain(self, text: Any, control: np.ndarray) -> None:
-        """Bring what the table holds to the host, and empty it."""
+        """Bring what the table holds to the host, put it in order, and empty the table."""
+        clock = time.perf_counter()
         used = self._slots + int(control[LEFT])
         grid = min(BLOCKS_OF_PASSES, ceil_div(used, THREADS))
-        out, entries = cuda.device_array(0, np.uint8), cuda.device_array((0, 3), np.int64)
-        for turn in range(2):  # how much there is, then what
-            self._control.copy_to_device(control, stream=self.stream)
-            DRAIN.enqueue(
-                (), grid, THREADS, self.stream, text, self._table, used, out, entries, self._control
-            )
-            found = self._control_now()
-            if not turn:
-                out = cuda.device_array(int(found[NBYTES]) + 1, np.uint8)
-                entries = cuda.device_array((int(found[ENTRIES]), 3), np.int64)
+        clear(self._sizes, self.stream)
+        MEASURE.enqueue((), grid, THREADS, self.stream, text, self._table, used, self._sizes)
+        sizes = self._sizes.copy_to_host(stream=self.stream)
+        self.stream.synchronize()
+        ends = sizes.reshape(2, PREFIXES).cumsum(axis=1)
+        entries, nbytes = ends[:, -1].tolist()
+        self._sizes.copy_to_device((ends - sizes.reshape(2, PREFIXES)).ravel(), stream=self.stream)
+        # One byte, or row, at least: memory of no length has no address.
+        out = cuda.device_array(nbytes + 1, np.uint8, stream=self.stream)
+        rows = cuda.device_array((entries + 1, 3), np.int64, stream=self.stream)
+        DRAIN.enqueue((), grid, THREADS, self.stream, text, self._table, used, self._sizes, out, rows)
         data = out.copy_to_host(stream=self.stream)
-        rows = entries.copy_to_host(stream=self.stream)
+        found = rows.copy_to_host(stream=self.stream)[:entries]
         control = control.copy()
         control[[FULL, LEFT]] = 0
         self._clear(control)
-        starts, lengths, counts = (np.ascontiguousarray(rows[:, k]) for k in range(3))
-        tokens, counts, _ = in_order(*as_counted(self._kind, data, starts, lengths), counts)
-        self._add(TokenCounts(tokens, counts))
+        drained = time.perf_counter()
+        self.seconds["drain"] += drained - clock
+        self._add(self._in_order(data, found, ends[0]))
+        self.seconds["order"] += time.perf_counter() - drained
+
+    def _in_order(self, data: np.ndarray, rows: np.ndarray, ends: np.ndarray) -> TokenCounts:
+        """What was drained, as a list. ends: int64[PREFIXES], behind the last row of tokens that begin so."""
+        starts, lengths, counts = (np.ascontiguousarray(column) for column in rows.T)
+        found = as_counted(self._kind, data, starts, lengths)
+        if found[0] is not data:  # what was folded or decoded begins otherwise
+            tokens, counts, _ = in_order(*found, counts)
+            return TokenCounts(tokens, counts)
+        # Some rows each, and none of the same first bytes as others'.
+        wanted = np.arange(1, self._parts) * len(rows) // self._parts
+        edges = np.unique([0, *ends[np.minimum(np.searchsorted(ends, wanted), PREFIXES - 1)], len(rows)])
+
+        def part(first: int, last: int) -> tuple[Tokens, np.ndarray]:
+            here = slice(first, last)
+            tokens, values, _ = in_order(data, starts[here], lengths[here], counts[here])
+            return tokens, values
+
+        lists = self._run([partial(part, *pair) for pair in itertools.pairwise(edges.tolist())])
+        if not lists:
+            return TokenCounts(Tokens.none(), counts)
+        return TokenCounts(
+            joined([tokens for tokens, _ in lists]), np.concatenate([values for _, values in lists])
+        )
 
     def _count_long(self, more: Callable[[int], np.ndarray]) -> None:
         if self._others is None:
@@ -193,9 +240,14 @@ class DeviceCounter:
         self._taken[-2:] = [TokenCounts(*merged(a.tokens, a.counts, b.tokens, b.counts))]
 
 
+def _one_by_one(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [call() for call in calls]
+
+
 def prepare(kind: TokenKind) -> None:
     """Compile and load the kernels of a kind."""
     COUNT.prepare(kind.unit)
+    MEASURE.prepare()
     DRAIN.prepare()
     if kind.decodes:
         LOSSES.prepare()

@@ -59,9 +59,12 @@ MOST_PROBES = 1024
 EARLY = 8
 """No more text is taken once a token had to look at a part of the most slots, one in so many."""
 
-NEXT, FULL, LEFT, LONG, LOST, ENTRIES, NBYTES, CONTROLS = range(8)
+PREFIXES = 1 << 16
+"""First two bytes of tokens, by which a table is drained."""
+
+NEXT, FULL, LEFT, LONG, LOST, CONTROLS = range(6)
 """Places in the table's numbers: the next tile; whether there was no room; slots behind the table; tokens that are too
-long; malformed sequences; and of a drain, slots and bytes so far."""
+long; malformed sequences."""
 
 WORD = 2**64 - 1
 FNV_PRIME, FNV_BASIS = 0x100000001B3, 0xCBF29CE484222325
@@ -427,7 +430,8 @@ def lost_function() -> Callable[..., None]:
 
 
 @functools.cache
-def _entry_functions() -> tuple[Any, Any]:
+def _entry_functions() -> tuple[Any, Any, Any]:
+    """Inside a kernel: of a key its token's length, its first two bytes, and the token itself."""
     word, _, whole = _arithmetic()
 
     @cuda.jit(device=True, inline="always")
@@ -435,6 +439,14 @@ def _entry_functions() -> tuple[Any, Any]:
         if key & word(1) == word(0):
             return whole(key >> word(1) & word(0xF)) - 1
         return whole(key >> word(PLACE_BITS + 1) & word(0xFFFF))
+
+    @cuda.jit(device=True, inline="always")
+    def prefix_of(data: Any, key: Any) -> Any:
+        """Its first two bytes, as far as there are, as a number that grows as they do."""
+        if key & word(1) == word(0):
+            return whole(key >> word(48))
+        start = key >> word(1) & word(MOST_TEXT_NBYTES - 1)
+        return whole(data[start]) << 8 | whole(data[start + word(1)])
 
     @cuda.jit(device=True, inline="always")
     def copy_token(data: Any, key: Any, length: Any, out: Any, place: Any) -> Any:
@@ -446,52 +458,54 @@ def _entry_functions() -> tuple[Any, Any]:
         for k in range(length):
             out[word(place + k)] = data[word(start + k)]
 
-    return length_of, copy_token
+    return length_of, prefix_of, copy_token
+
+
+def measure_function() -> Callable[..., None]:
+    """The plain function of the kernel that measures what a table holds, by its tokens' first two bytes.
+
+    Of the first ``used`` slots those with a key are counted: to ``sizes``, int64[2 * PREFIXES], are added how many
+    begin so, and in the second half their bytes. Any grid and block.
+    """
+    word, _, whole = _arithmetic()
+    length_of, prefix_of, _ = _entry_functions()
+
+    def measure(data: Any, slots: Any, used: Any, sizes: Any) -> None:
+        at = whole(cuda.grid(1))
+        while at < used:
+            key = word(slots[word(2 * at)])
+            if key != word(0):
+                prefix = prefix_of(data, key)
+                cuda.atomic.add(sizes, prefix, 1)
+                cuda.atomic.add(sizes, prefix + PREFIXES, length_of(key))
+            at += whole(cuda.gridsize(1))
+
+    return measure
 
 
 def drain_function() -> Callable[..., None]:
     """The plain function of the kernel that lists what a table holds.
 
-    Of the first ``used`` slots those with a key are written, in no order: their tokens' bytes to ``out``, and to
-    ``entries``, int64[(slots, 3)], where each begins there, its length and its count. ``control[ENTRIES]`` and
-    ``control[NBYTES]`` count them, and begin with 0. Where ``out`` is empty, nothing else is written. Block: THREADS.
+    Of the first ``used`` slots those with a key are written, with their first two bytes in order: the tokens' bytes to
+    ``out``, and to ``entries``, int64[(slots, 3)], where each begins there, its length and its count. ``places``,
+    int64[2 * PREFIXES], says where those go that begin so, the first of them; it is written. Any grid and block.
     """
     word, _, whole = _arithmetic()
-    length_of, copy_token = _entry_functions()
-    i64 = numba.int64
+    length_of, prefix_of, copy_token = _entry_functions()
 
-    def drain(data: Any, slots: Any, used: Any, out: Any, entries: Any, control: Any) -> None:
-        sums = cuda.shared.array(2, i64)
-        firsts = cuda.shared.array(2, i64)
-        thread = whole(cuda.threadIdx.x)
-        first = whole(cuda.blockIdx.x) * THREADS
-        while first < used:
-            if thread == 0:
-                sums[0] = 0
-                sums[1] = 0
-            cuda.syncthreads()  # the sums are zero before any thread adds
-            key, length, entry, place = word(0), whole(0), whole(0), whole(0)
-            at = first + thread
-            if at < used:
-                key = word(slots[word(2 * at)])
+    def drain(data: Any, slots: Any, used: Any, places: Any, out: Any, entries: Any) -> None:
+        at = whole(cuda.grid(1))
+        while at < used:
+            key = word(slots[word(2 * at)])
             if key != word(0):
-                length = whole(length_of(key))
-                entry = whole(cuda.atomic.add(sums, 0, 1))
-                place = whole(cuda.atomic.add(sums, 1, length))
-            cuda.syncthreads()  # all have added
-            if thread == 0 and sums[0] > 0:
-                firsts[0] = cuda.atomic.add(control, ENTRIES, sums[0])
-                firsts[1] = cuda.atomic.add(control, NBYTES, sums[1])
-            cuda.syncthreads()  # where this block's begin is known
-            if key != word(0) and out.shape[0] > 0:
-                entry += whole(firsts[0])
-                place += whole(firsts[1])
+                prefix, length = prefix_of(data, key), length_of(key)
+                entry = whole(cuda.atomic.add(places, prefix, 1))
+                place = whole(cuda.atomic.add(places, prefix + PREFIXES, length))
                 entries[word(entry), 0] = place
                 entries[word(entry), 1] = length
                 entries[word(entry), 2] = whole(slots[word(2 * at + 1)])
                 copy_token(data, key, length, out, place)
-            cuda.syncthreads()  # all have read before the next sums are made
-            first += whole(cuda.gridDim.x) * THREADS
+            at += whole(cuda.gridsize(1))
 
     return drain
 
@@ -509,7 +523,8 @@ def count_signature(unit: str) -> Any:
 
 COUNT = Launcher(count_function, count_signature)
 LOSSES = Launcher(lost_function, lambda: numba.void(_BYTES, _PLACES, _NUMBER, _NUMBER, _PLACES))
-DRAIN = Launcher(drain_function, lambda: numba.void(_BYTES, _SLOTS, _NUMBER, _BYTES, _ROWS, _PLACES))
+MEASURE = Launcher(measure_function, lambda: numba.void(_BYTES, _SLOTS, _NUMBER, _PLACES))
+DRAIN = Launcher(drain_function, lambda: numba.void(_BYTES, _SLOTS, _NUMBER, _PLACES, _BYTES, _ROWS))
 
 
 def left_slots(blocks: int) -> int:
@@ -527,4 +542,5 @@ def variants() -> Iterable[Variant]:
     for unit in UNITS:
         yield COUNT.variant(f"count tokens: {unit}", unit)
     yield LOSSES.variant("malformed sequences")
-    yield DRAIN.variant("drain tokens")
+    yield MEASURE.variant("measure a table of tokens")
+    yield DRAIN.variant("drain a table of tokens")

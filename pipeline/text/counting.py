@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 TASK_BLOCKS = 64
 """Lane blocks, 8 MiB each, that a task on a GPU counts: a task costs Dask and a dozen threads some milliseconds, and
 counting 512 MiB takes eleven. A worker holds the text of as many tasks in device memory as it has threads."""
+TASK_BLOCKS_OF_TOKENS = 192
+"""The same where tokens are counted, whose lists are merged, which takes as long for a task of any length: fewer of
+1.5 GiB. Keys of tokens say where in 2 GiB they stand."""
 
 TOLD_NBYTES = 2**22
 """Of a file of so many bytes that is not cut, it is told how far it has been read."""
@@ -280,7 +283,8 @@ def _work(
     compressed = sum(document.codec is not None for document in documents)
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
-    plain_nbytes = nbytes if not on_gpus else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
+    blocks = TASK_BLOCKS if isinstance(kind, Kind) else TASK_BLOCKS_OF_TOKENS
+    plain_nbytes = nbytes if not on_gpus else min(blocks * min(block, LANE_NBYTES), share)
     most = MOST_DOCUMENTS
     if per_document and isinstance(kind, Kind) and (on_gpus or kind.bins <= MOST_BINS_OF_ARRAYS):
         most = max(1, ROWS_NBYTES // (kind.bins * 8))

@@ -23,7 +23,7 @@ from numba import cuda
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
-from tilewright.kernels.histograms.device_token_counting import DeviceCounter
+from tilewright.kernels.histograms.device_token_counting import DeviceCounter, Run
 from tilewright.kernels.histograms.device_token_counting import prepare as prepare_tokens
 from tilewright.kernels.histograms.device_tokens import AFTER
 from tilewright.kernels.histograms.offsets import DocumentOffsets
@@ -315,11 +315,11 @@ def borrowed_tally(bins: int) -> Iterator[Tally]:
 
 
 @contextmanager
-def borrowed_table(kind: TokenKind) -> Iterator[TokenTally]:
-    """A table of this process for one task, empty."""
+def borrowed_table(kind: TokenKind, run: Run, parts: int) -> Iterator[TokenTally]:
+    """A table of this process for one task, empty. run, parts: as of `DeviceCounter.begin`."""
     cuda.current_context()
     tally = _spare_tables.take(kind)
-    tally.counter.begin()
+    tally.counter.begin(run, parts)
     try:
         yield tally
     finally:

@@ -67,6 +67,9 @@ MOST_BLOCK_NBYTES = 2**30
 CORES = "cores"
 """The device of what no GPU counts, on the workers of GPUs: each counts on its share of its host's cores."""
 
+MOST_TOKENS_NBYTES = 2**31 - 2**20
+"""The most text whose tokens a GPU counts at once: keys of its table say where in 2 GiB they stand, with margins."""
+
 LEAST_STREAM_NBYTES = 2**18
 """The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
 
@@ -707,14 +710,14 @@ def _tokens_on_gpu(
     Returns None for any other piece, where not all could be read, and where the GPU has no room for it: then the cores
     count it, or say what is wrong.
     """
-    if not _is_brought_whole(piece, reading):
+    if piece.nbytes > MOST_TOKENS_NBYTES or not _is_brought_whole(piece, reading):
         return None
     from tilewright.pipeline.text.lanes import borrowed_table, borrowed_text, prepare
 
     prepare(kind)
     with ExitStack() as stack:
         try:
-            tally = stack.enter_context(borrowed_table(kind))
+            tally = stack.enter_context(borrowed_table(kind, partial(run_all, _pool(threads)), threads))
             text = stack.enter_context(borrowed_text(piece, kind))
         except Exception as error:
             if not is_out_of_memory(error):

@@ -78,6 +78,7 @@ def counted(documents: list[bytes], kind: TokenKind, **options: Any) -> tuple[To
         return more
 
     counter = DeviceCounter(kind, **options)
+    counter.begin(lambda calls: [call() for call in calls], 4)
     text = cuda.to_device(np.append(data, np.uint8(0)))
     counter.count(text, edges, 0, len(data), reader)
     lost = counter.lost

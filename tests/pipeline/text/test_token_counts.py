@@ -18,12 +18,14 @@ from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.room import Room
-from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.corpus import Corpus, Document, list_corpus
+from tilewright.pipeline.text.counting import count_corpus, divided
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.histogram import Histogram, added
 from tilewright.pipeline.text.kept_counts import State, open_counts
+from tilewright.pipeline.text.pieces import CORES
 from tilewright.pipeline.text.saved_counts import save_histogram
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import MOST_RUNS, RowTotal, TokenTotal
@@ -325,3 +327,32 @@ def test_frames_and_html_say_what_is_counted(without_dask: Client, corpus: Path)
         "<b>"
         not in Histogram("line", np.array([1]), ("a",), 0, 1, "CPU", 1.0, Tokens.of([b"<b>"]))._repr_html_()
     )
+
+
+@pytest.mark.parametrize(
+    ("by", "names", "per_document", "device", "said"),
+    [
+        ("word", ["a", "b"], False, "cuda", ""),
+        ("ngram:3:byte", ["a"], False, "cuda", ""),
+        ("line", ["a", "b.gz"], False, "cuda", "where files are not plain ones: 1 file"),
+        ("word", ["a.gz"], False, CORES, "GPUs count it of plain files alone"),
+        ("word", ["a"], True, CORES, "document by document"),
+        ("ngram:2", ["a"], False, CORES, "no GPU counts n-grams of words"),
+    ],
+)
+def test_what_the_workers_of_gpus_count_on_their_cores(
+    by: str, names: list[str], per_document: bool, device: str, said: str
+) -> None:
+    """All of their cores, of plain files as well, and what of large files their GPUs count by larger pieces."""
+    corpus = Corpus(
+        tuple(Document(name, f"/{name}", 2**34, "gzip" if "." in name else None) for name in names), ()
+    )
+    worker = WorkerFacts("cuda", "a GPU", 2**34, None, cores=1, usable_cores=16, host_cores=16, threads=2)
+    division = divided(corpus, kind_of(by), [worker], per_document=per_document)
+    assert division.device == device
+    assert division.note.endswith(said)
+    assert (division.note == "") == (said == "")
+    if device == CORES:
+        assert set(division.threads) == {16}
+    else:
+        assert 2**30 < max(piece.nbytes for piece in division.work.pieces if piece.is_plain) <= 192 * 2**23
