@@ -1,10 +1,10 @@
-"""Words, lines, and n-grams of characters and of bytes counted on a GPU: a text in its memory goes in, a list of tokens
+"""Words, lines and n-grams counted on a GPU: a text in its memory goes in, a list of tokens
 in order with their counts comes out, as `token_counting.TokenCounter` gives it.
 
 A `DeviceCounter` holds the table that the kernels count in (`device_tokens.py`). The table is drained to the host when
 it has no room for more, and when the counts are taken: with each token come its bytes, so that the text's memory may be
 used again. What was folded or decoded, on the GPU is counted as it stands; that is made up for token by token, of which
-each is there once. Tokens of more than `device_tokens.LONGEST` bytes are counted by a `TokenCounter`.
+each is there once. Tokens of more than `LONGEST` bytes are counted by a `TokenCounter`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
 from tilewright.kernels.histograms.device_tokens import (
     BLOCKS_PER_MULTIPROCESSOR,
-    CONTROLS,
     COUNT,
-    DRAIN,
-    FULL,
-    LEFT,
-    LONG,
-    LONGEST,
     LOSSES,
-    LOST,
-    MEASURE,
-    MOST_PROBES,
-    MOST_TEXT_NBYTES,
-    NEXT,
-    PREFIXES,
     THREADS,
     TILE,
+    form_of,
     left_slots,
     most_longs,
 )
 from tilewright.kernels.histograms.select import clear
+from tilewright.kernels.histograms.tables.device_keys import LONGEST, MOST_TEXT_NBYTES
+from tilewright.kernels.histograms.tables.device_table import (
+    CONTROLS,
+    DRAIN,
+    FULL,
+    LEFT,
+    LONG,
+    LOST,
+    MEASURE,
+    MOST_PROBES,
+    NEXT,
+    PREFIXES,
+)
 from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts, as_counted
 from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
 from tilewright.kernels.histograms.token_lists import Tokens, joined
@@ -81,11 +83,12 @@ class DeviceCounter:
         self._parts = 1
         self._kind, self._slots, self._longest, self._hash_mask = kind, slots, longest, hash_mask
         self._blocks = 2 if SIMULATOR else BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
+        self._form = form_of(kind.unit, kind.n)
         self.stream = cuda.stream()
         self._table = cuda.device_array(2 * (slots + left_slots(self._blocks)), np.uint64)
         self._control = cuda.device_array(CONTROLS, np.int64)
         self._sizes = cuda.device_array(2 * PREFIXES, np.int64)
-        self._longs = cuda.device_array(most_longs(longest), np.int64)
+        self._longs = cuda.device_array(1, np.int64)
         letters = word_table() if kind.unit == "word" else np.zeros(1, np.uint8)
         self._letters = cuda.to_device(letters)
         self.begin()
@@ -94,7 +97,7 @@ class DeviceCounter:
     def nbytes(slots: int = SLOTS) -> int:
         """Memory of the device that a counter takes, but for its text."""
         blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
-        return 16 * (slots + left_slots(blocks) + PREFIXES) + 8 * most_longs(LONGEST) + word_table().nbytes
+        return 16 * (slots + left_slots(blocks) + PREFIXES) + word_table().nbytes
 
     def begin(self, run: Run | None = None, parts: int = 1) -> None:
         """Begin anew, whatever was counted, and whatever failed. run: how so many parts of what is drained are put in
@@ -121,6 +124,9 @@ class DeviceCounter:
         if stop <= start:
             return
         places = cuda.to_device(edges, stream=self.stream)
+        most = most_longs(stop - start, self._kind.n, self._longest)
+        if self._longs.size < most:
+            self._longs = cuda.device_array(most, np.int64, stream=self.stream)
         if self._kind.decodes:
             grid = min(BLOCKS_OF_PASSES, ceil_div(stop - start, TILE))
             LOSSES.enqueue((), grid, THREADS, self.stream, text, places, start, stop, self._control)
@@ -132,7 +138,7 @@ class DeviceCounter:
             self.seconds["kernels"] += time.perf_counter() - clock
             done = control[NEXT] >= tiles
             if control[FULL] or done:
-                self._drain(text, control)
+                self._drain(text, places, control)
             if done:
                 break
         longs = self._longs[: int(control[LONG])].copy_to_host(stream=self.stream)
@@ -155,7 +161,7 @@ class DeviceCounter:
     def _launch(self, text: Any, places: Any, start: int, stop: int, blocks: int) -> None:
         probes = min(MOST_PROBES, self._slots)
         COUNT.enqueue(
-            (self._kind.unit,),
+            (self._form,),
             blocks,
             THREADS,
             self.stream,
@@ -174,13 +180,14 @@ class DeviceCounter:
         self._control.copy_to_device(control, stream=self.stream)
         self.stream.synchronize()
 
-    def _drain(self, text: Any, control: np.ndarray) -> None:
+    def _drain(self, text: Any, places: Any, control: np.ndarray) -> None:
         """Bring what the table holds to the host, put it in order, and empty the table."""
         clock = time.perf_counter()
         used = self._slots + int(control[LEFT])
         grid = min(BLOCKS_OF_PASSES, ceil_div(used, THREADS))
         clear(self._sizes, self.stream)
-        MEASURE.enqueue((), grid, THREADS, self.stream, text, self._table, used, self._sizes)
+        table = (text, places, self._kind.n, self._letters, self._table, used, self._sizes)
+        MEASURE.enqueue((self._form == "words",), grid, THREADS, self.stream, *table)
         sizes = self._sizes.copy_to_host(stream=self.stream)
         self.stream.synchronize()
         ends = sizes.reshape(2, PREFIXES).cumsum(axis=1)
@@ -189,7 +196,7 @@ class DeviceCounter:
         # One byte, or row, at least: memory of no length has no address.
         out = cuda.device_array(nbytes + 1, np.uint8, stream=self.stream)
         rows = cuda.device_array((entries + 1, 3), np.int64, stream=self.stream)
-        DRAIN.enqueue((), grid, THREADS, self.stream, text, self._table, used, self._sizes, out, rows)
+        DRAIN.enqueue((self._form == "words",), grid, THREADS, self.stream, *table, out, rows)
         data = out.copy_to_host(stream=self.stream)
         found = rows.copy_to_host(stream=self.stream)[:entries]
         control = control.copy()
@@ -246,8 +253,9 @@ def _one_by_one(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def prepare(kind: TokenKind) -> None:
     """Compile and load the kernels of a kind."""
-    COUNT.prepare(kind.unit)
-    MEASURE.prepare()
-    DRAIN.prepare()
+    form = form_of(kind.unit, kind.n)
+    COUNT.prepare(form)
+    for launcher in (MEASURE, DRAIN):
+        launcher.prepare(form == "words")
     if kind.decodes:
         LOSSES.prepare()
