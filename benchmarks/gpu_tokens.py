@@ -33,7 +33,10 @@ BUS_NBYTES = 54e9
 FILE_NBYTES = 1 << 30
 UNIT_NBYTES = 1 << 27
 VOCABULARY = 1_000_000
-KINDS = ("word", "ngram:3:byte", "ngram:3:character", "ngram:5:character", "ngram:5:byte", "line")
+KINDS = (
+    *("word", "ngram:3:byte", "ngram:3:character", "ngram:5:character", "ngram:5:byte", "line"),
+    *("ngram:2", "ngram:3"),
+)
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 
 
@@ -49,7 +52,7 @@ def make_text(nbytes: int) -> bytes:
     ]
     for place in range(7, VOCABULARY, 31):
         words[place] = words[place].replace("e", "é").replace("o", "ö")
-    share = 1 / (np.arange(VOCABULARY) + 2.7) ** 1.05
+    share = 1 / (np.arange(VOCABULARY) + 2.7) ** 1.12
     bounds = np.cumsum(share / share.sum())
     parts, have = [], 0
     while have < nbytes:

@@ -79,10 +79,9 @@ class TokenKind:
         return self.unit != "byte"
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether GPUs count it. Of n-grams of words half are new ones, and putting these in order takes the CPU longer
-        than counting does."""
-        return self.unit != "word" or self.n == 1
+    def grows(self) -> bool:
+        """Whether a longer text has about as many more different tokens: of n-grams of words half are new ones."""
+        return self.unit == "word" and self.n > 1
 
     @property
     def options(self) -> dict[str, str | bool | None]:

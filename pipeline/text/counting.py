@@ -61,8 +61,11 @@ TASK_BLOCKS = 64
 """Lane blocks, 8 MiB each, that a task on a GPU counts: a task costs Dask and a dozen threads some milliseconds, and
 counting 512 MiB takes eleven. A worker holds the text of as many tasks in device memory as it has threads."""
 TASK_BLOCKS_OF_TOKENS = 192
-"""The same where tokens are counted, whose lists are merged, which takes as long for a task of any length: fewer of
-1.5 GiB. Keys of tokens say where in 2 GiB they stand."""
+"""The same where tokens are counted. Their lists are merged, which takes as long for a task of any length: so they are
+fewer, of 1.5 GiB, as far as tokens' keys say where they stand."""
+TASK_BLOCKS_OF_NEW_TOKENS = 32
+"""The same of tokens of which half are new ones: 256 MiB have as many as a table holds, and as the worker's memory
+does, for each of its threads."""
 
 TOLD_NBYTES = 2**22
 """Of a file of so many bytes that is not cut, it is told how far it has been read."""
@@ -240,8 +243,6 @@ def _device_of_tokens(corpus: Corpus, kind: TokenKind, *, per_document: bool) ->
     """On which device the workers of GPUs count tokens, and what is to be said of it."""
     cores = "the cores of the GPUs' workers"
     by = f"by {kind.name}"
-    if not kind.on_gpu:
-        return CORES, f"{by} is counted on {cores}: no GPU counts n-grams of words"
     if per_document:
         return CORES, f"{by} is counted on {cores}: no GPU counts it document by document"
     others = sum(document.codec is not None or document.tag is not None for document in corpus.documents)
@@ -270,7 +271,7 @@ def _work(
     decompressors: int,
     on_gpus: bool,
 ) -> Work:
-    """What each task counts: for a GPU `TASK_BLOCKS` blocks of plain text at a time, if the corpus has as much for each
+    """What each task counts: for a GPU `_task_blocks` of plain text at a time, if the corpus has as much for each
     thread. What was counted before and may have changed keeps its pieces.
 
     block: what the setting says of a piece, in bytes.
@@ -283,8 +284,7 @@ def _work(
     compressed = sum(document.codec is not None for document in documents)
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
-    blocks = TASK_BLOCKS if isinstance(kind, Kind) else TASK_BLOCKS_OF_TOKENS
-    plain_nbytes = nbytes if not on_gpus else min(blocks * min(block, LANE_NBYTES), share)
+    plain_nbytes = nbytes if not on_gpus else min(_task_blocks(kind) * min(block, LANE_NBYTES), share)
     most = MOST_DOCUMENTS
     if per_document and isinstance(kind, Kind) and (on_gpus or kind.bins <= MOST_BINS_OF_ARRAYS):
         most = max(1, ROWS_NBYTES // (kind.bins * 8))
@@ -306,6 +306,13 @@ def _work(
         pieces.append(piece_again(again, corpus, first=len(rows)))
         rows += again.places
     return Work(pieces, np.array(rows, np.int64), prints, before)
+
+
+def _task_blocks(kind: Kind | TokenKind) -> int:
+    """Lane blocks of plain text that a task on a GPU counts."""
+    if isinstance(kind, Kind):
+        return TASK_BLOCKS
+    return TASK_BLOCKS_OF_NEW_TOKENS if kind.grows else TASK_BLOCKS_OF_TOKENS
 
 
 def _reduction(before: Total) -> Reduction[Counts | None, Total]:

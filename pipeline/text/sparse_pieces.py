@@ -40,8 +40,8 @@ class Entries:
     """Bytes counted."""
     read_seconds: float
     count_seconds: float
-    lost: dict[int, int] = field(default_factory=dict)
-    """By rows, U+FFFD that stand for malformed bytes."""
+    lost: dict[int, int] | None = field(default_factory=dict)
+    """By rows, U+FFFD that stand for malformed bytes; None where it is not known."""
 
 
 class _Clock:

@@ -165,7 +165,7 @@ def test_lanes_count_in_the_simulator(
 def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tilewright.pipeline.text import lanes
+    from tilewright.pipeline.text.gpu import lanes
 
     (tmp_path / "packed").mkdir()
     packed = written(tmp_path / "packed", [(b"a compressed document, " * 30, True), (b"and another", True)])
@@ -204,7 +204,7 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
 
 @pytest.mark.simulator
 def test_lanes_and_tallies_that_were_freed_are_made_again(tmp_path: Path) -> None:
-    from tilewright.pipeline.text import lanes
+    from tilewright.pipeline.text.gpu import lanes
 
     piece = written(tmp_path, [(b"a compressed document, " * 30, True)])
     counts = []
@@ -229,7 +229,7 @@ def test_parts_of_texts_hold_every_token(
     """Pieces of whole documents and parts of one, brought to the device by the loops; with tokens that are longer than
     what lies there behind a part."""
     from tilewright.kernels.histograms import device_token_counting
-    from tilewright.pipeline.text import lanes
+    from tilewright.pipeline.text.gpu import lanes
 
     kind = any_kind_named(by)
     assert isinstance(kind, TokenKind)

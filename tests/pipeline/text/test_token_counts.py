@@ -337,7 +337,7 @@ def test_frames_and_html_say_what_is_counted(without_dask: Client, corpus: Path)
         ("line", ["a", "b.gz"], False, "cuda", "where files are not plain ones: 1 file"),
         ("word", ["a.gz"], False, CORES, "GPUs count it of plain files alone"),
         ("word", ["a"], True, CORES, "document by document"),
-        ("ngram:2", ["a"], False, CORES, "no GPU counts n-grams of words"),
+        ("ngram:2", ["a"], False, "cuda", ""),
     ],
 )
 def test_what_the_workers_of_gpus_count_on_their_cores(
@@ -355,4 +355,5 @@ def test_what_the_workers_of_gpus_count_on_their_cores(
     if device == CORES:
         assert set(division.threads) == {16}
     else:
-        assert 2**30 < max(piece.nbytes for piece in division.work.pieces if piece.is_plain) <= 192 * 2**23
+        blocks = max(piece.nbytes for piece in division.work.pieces if piece.is_plain) / 2**23
+        assert 31 < blocks <= 32 if by == "ngram:2" else 128 < blocks <= 192

@@ -5,8 +5,9 @@ block while the other is copied and counted, and waits only for the block it is 
 to one tally: counts that stay on the device until the task has read everything. Plain text of large files takes a
 shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on one stream,
 and it is counted in one launch. All of these are made once and kept by the process (`transfer/lane.py`). Only texts,
-up to 512 MiB for each of a worker's threads, are freed when another job begins, since its plan is made from what is
-free, and the rest when that is a product, whose plan counts no pinned memory but its own.
+up to 512 MiB (of tokens 1.5 GiB) for each of a worker's threads, and tables of tokens are freed when another job
+begins, since its plan is made from what is free, and the rest when that is a product, whose plan counts no pinned
+memory but its own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tilewright.kernels.histograms.device_token_counting import prepare as prepa
 from tilewright.kernels.histograms.device_tokens import AFTER
 from tilewright.kernels.histograms.offsets import DocumentOffsets
 from tilewright.kernels.histograms.select import add_counts, clear, count_on_device
+from tilewright.kernels.histograms.tables.device_keys import MOST_TEXT_NBYTES
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import round_up
@@ -43,6 +45,11 @@ from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
 TEXT_STEP_NBYTES = 32 * 2**20
 """Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same
 size."""
+
+
+MOST_TOKENS_NBYTES = MOST_TEXT_NBYTES - 2**20
+"""The most text whose tokens are counted at once: keys of their table say where in a text they stand, margins
+included."""
 
 
 class CountingLane(Lane):
