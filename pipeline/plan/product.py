@@ -306,14 +306,13 @@ class MatmulPlan:
             return tile.j == min(tile.i, columns), tile.i == min(tile.j, rows) and not self.symmetric
         return tile.j == 0, tile.i == 0 and not self.symmetric
 
-    def cells(self, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-        """The cells of a tile of this size, as positions within it."""
-        for row in range(0, rows, self.cell_rows):
+    def cells(self, rows: int, columns: int, slab: slice | None = None) -> Iterator[tuple[slice, slice]]:
+        """The cells of a tile of this size, as positions within it; or what of them lies in a slab of its rows."""
+        first, stop = (0, rows) if slab is None else (slab.start, slab.stop)
+        for row in range(first - first % self.cell_rows, stop, self.cell_rows):
+            part = slice(max(row, first), min(row + self.cell_rows, stop))
             for column in range(0, columns, self.cell_columns):
-                yield (
-                    slice(row, min(row + self.cell_rows, rows)),
-                    slice(column, min(column + self.cell_columns, columns)),
-                )
+                yield part, slice(column, min(column + self.cell_columns, columns))
 
     def panels(self, part: int = 0) -> Iterator[tuple[int, int]]:
         """Every panel's range of k in one part, in the order that all workers keep."""

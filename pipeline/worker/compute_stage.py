@@ -1,32 +1,47 @@
-"""The compute stage: multiplies pairs of panels, as they come, into the tiles of their jobs."""
+"""The compute stage: multiplies pairs of panels, as they come, into the tiles of their jobs.
+
+A tile's last panels, where all of them are there, are multiplied slab by slab: first all of them into its first rows,
+then into the next. So the tile's first rows are written while its last ones are multiplied.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms
+from tilewright.pipeline.plan.slabs import SLAB_PANELS, slabs_of
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.content import panel_content
 from tilewright.pipeline.worker.fusion import accumulators
 from tilewright.pipeline.worker.panels import PanelBuffer, Placed, ReadContent
-from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, ReadPanel, TileJob
+from tilewright.pipeline.worker.tile_job import (
+    Clock,
+    FinishedSlab,
+    FirstPair,
+    Loaded,
+    PanelPair,
+    ReadPanel,
+    TileJob,
+)
 from tilewright.pipeline.worker.units import DeviceUnit
 
 
 @dataclass
 class _Running:
-    """A pair of panels being multiplied, or enqueued behind the one before."""
+    """Pairs of panels of one job being multiplied, or enqueued behind those before."""
 
-    pair: PanelPair
+    pairs: Sequence[PanelPair]
     clock: Clock
     wait: Callable[[], None] | None
     """Waits until they are multiplied; None where nothing is pending."""
     hashing: Sequence[tuple[ReadPanel, Callable[[], list[int]]]]
-    """Those of the two that are being hashed, and what waits for the hashes of their parts."""
+    """Those of them that are being hashed, and what waits for the hashes of their parts."""
     ends: bool = False
     """Whether they are the last of their job."""
 
@@ -55,6 +70,8 @@ class ComputeStage:
         self._transformed: list[tuple[PanelBuffer, tuple[slice, slice], Form] | None] = [None, None]
         """What the scratch panels of A and of B hold."""
         self._running: _Running | None = None
+        self._ahead: deque[Loaded | None] = deque()
+        """What has come, and is not begun."""
         self._multiplied = 0.0
         """When the last panels were multiplied."""
 
@@ -64,9 +81,9 @@ class ComputeStage:
         # The next panels are enqueued while those before are multiplied, so that a GPU does not wait for this thread,
         # which must reacquire the interpreter's lock whenever it has slept.
         while True:
-            if loaded.empty():
+            if not self._ahead and loaded.empty():
                 self._finish(multiplied)
-            if (item := loaded.get()) is None:
+            if (item := self._ahead.popleft() if self._ahead else loaded.get()) is None:
                 break
             job = item.job
             if job.target is None:
@@ -78,7 +95,8 @@ class ComputeStage:
             if isinstance(item, FirstPair):
                 self._prepare(item.pair, job.target)
             elif isinstance(item, PanelPair):
-                enqueued = self._enqueue(item, job.target)
+                pairs = self._with_the_last(item, loaded)
+                enqueued = self._enqueue(pairs, job.target, multiplied)
                 self._finish(multiplied)
                 self._running = enqueued
                 if enqueued.wait is None:
@@ -95,7 +113,8 @@ class ComputeStage:
             a = self._unit.fusion.scratch(0, pair.a.placed)
             one = all(self._is_one(pair, forms) for forms in self._forms)
             b = a if one else self._unit.fusion.scratch(1, pair.b.placed)
-            self._unit.prepare(a, b, target, diagonal=pair.a is pair.b)
+            slabs = slabs_of(self._plan, job.tile)
+            self._unit.prepare(a, b, target, pair.a is pair.b, slabs if len(slabs) > 1 else ())
             for panel in pair.read:
                 if panel.parts:
                     self._unit.prepare_hashes(panel.buffer.placed, panel.parts)
@@ -121,38 +140,71 @@ class ComputeStage:
         self._transformed[operand] = what
         return place
 
-    def _enqueue(self, pair: PanelPair, target: Placed) -> _Running:
-        """Enqueue the product of a panel of A and one of B, unless the job has failed, and the hashing of what was read
-        of them: also of a failed job, since others find its panels here."""
-        job, clock = pair.job, Clock()
+    def _with_the_last(self, pair: PanelPair, loaded: SimpleQueue[Loaded | None]) -> list[PanelPair]:
+        """A pair, and where it is one of its job's last few and all after it have come, those too."""
+        if not 0 < pair.behind < SLAB_PANELS or len(slabs_of(self._plan, pair.job.tile)) == 1:
+            return [pair]
+        with suppress(Empty):
+            while True:
+                self._ahead.append(loaded.get_nowait())
+        last = [item for item, _ in zip(self._ahead, range(pair.behind), strict=False)]
+        pairs = [item for item in last if isinstance(item, PanelPair) and item.job is pair.job]
+        if len(pairs) < pair.behind:
+            return [pair]
+        for _ in pairs:
+            self._ahead.popleft()
+        return [pair, *pairs]
+
+    def _enqueue(
+        self, pairs: Sequence[PanelPair], target: Placed, multiplied: SimpleQueue[TileJob | None]
+    ) -> _Running:
+        """Enqueue the products of a job's panels of A and of B, unless it has failed, and the hashing of what was read
+        of them: also of a failed job, since others find its panels here. Pass the job on already if its tile is
+        finished by that, slab by slab."""
+        job, clock = pairs[0].job, Clock()
         wait = None
         hashing: list[tuple[ReadPanel, Callable[[], list[int]]]] = []
         if job.error is None:
             try:
                 try:
-                    a, b = pair.a.placed, pair.b.placed
-                    for sums, forms in zip(accumulators(self._plan, target), self._forms, strict=True):
-                        left = self._operand(0, pair.a, forms[0])
-                        right = left if self._is_one(pair, forms) else self._operand(1, pair.b, forms[1])
-                        job.kernels |= self._unit.multiply(
-                            left, right, sums, accumulate=job.panels > 0, diagonal=pair.a is pair.b
-                        )
-                    job.panels += 1
-                    # Those of the panels that this tile looks at for all tiles.
-                    for operand, looks in enumerate(self._plan.looks(job.tile)):
-                        if looks and self._look[operand] and job.look is not None:
-                            job.look.at_panel(operand, (a, b)[operand])
+                    self._multiply(pairs, target, multiplied)
                 finally:
                     wait = self._unit.passed()  # what was enqueued before an error still reads the panels
             except BaseException as error:
                 job.error = error
         try:
-            for panel in pair.read:
+            for panel in (panel for pair in pairs for panel in pair.read):
                 if panel.parts:
                     hashing.append((panel, self._unit.hashed(panel.buffer.placed, panel.parts)))
         except BaseException as error:
             job.error = job.error or error
-        return _Running(pair, clock, wait, hashing)
+        return _Running(pairs, clock, wait, hashing)
+
+    def _multiply(
+        self, pairs: Sequence[PanelPair], target: Placed, multiplied: SimpleQueue[TileJob | None]
+    ) -> None:
+        job = pairs[0].job
+        slabs = slabs_of(self._plan, job.tile) if pairs[0].behind < SLAB_PANELS else ()
+        ends = pairs[-1].behind == 0
+        for rows in slabs if len(slabs) > 1 else (None,):
+            for place, pair in enumerate(pairs):
+                for sums, forms in zip(accumulators(self._plan, target), self._forms, strict=True):
+                    left = self._operand(0, pair.a, forms[0])
+                    right = left if self._is_one(pair, forms) else self._operand(1, pair.b, forms[1])
+                    job.kernels |= self._unit.multiply(
+                        left, right, sums, job.panels + place > 0, pair.a is pair.b, rows
+                    )
+            if rows is not None and ends:
+                if job.slabs is None:
+                    job.slabs = SimpleQueue()
+                    multiplied.put(job)
+                job.slabs.put(FinishedSlab(rows, self._unit.passed()))
+        job.panels += len(pairs)
+        for pair in pairs:
+            # Those of the panels that this tile looks at for all tiles.
+            for operand, looks in enumerate(self._plan.looks(job.tile)):
+                if looks and self._look[operand] and job.look is not None:
+                    job.look.at_panel(operand, (pair.a, pair.b)[operand].placed)
 
     def _finish(self, multiplied: SimpleQueue[TileJob | None]) -> None:
         """Wait until the panels that are running, if any, are multiplied; release them, and pass the job on if they
@@ -160,7 +212,7 @@ class ComputeStage:
         running, self._running = self._running, None
         if running is None:
             return
-        pair, job = running.pair, running.pair.job
+        job = running.pairs[0].job
         try:
             if running.wait is not None:
                 running.wait()
@@ -170,14 +222,15 @@ class ComputeStage:
         late = max(0.0, self._multiplied - running.clock.start)  # the panels before ran until then
         job.count("compute", "compute", Clock(running.clock.begin + late, running.clock.start + late))
         self._multiplied = time.perf_counter()
-        self._release(pair)
+        for pair in running.pairs:
+            self._release(pair)
         if running.ends:
-            multiplied.put(job)
+            self._pass_on(job, multiplied)
 
     @staticmethod
     def _take_in_contents(running: _Running) -> None:
         """Note for the job what its panels hold; wait for those that are being hashed."""
-        pair, job = running.pair, running.pair.job
+        job = running.pairs[0].job
         for panel, hashes in running.hashing:
             try:
                 (top, _, left, _), parts = panel.corners, panel.parts
@@ -186,7 +239,7 @@ class ComputeStage:
                 panel.buffer.content = ReadContent(panel_content(panel.role, panel.corners, found))
             except BaseException as error:
                 job.error = job.error or error
-        for buffer in dict.fromkeys((pair.a, pair.b)):
+        for buffer in dict.fromkeys(buffer for pair in running.pairs for buffer in (pair.a, pair.b)):
             if buffer.content is not None:
                 job.contents.append(buffer.content)
 
@@ -197,7 +250,15 @@ class ComputeStage:
                 self._unit.clear(target)
             except BaseException as error:
                 job.error = error
-        if self._running is not None and self._running.pair.job is job:
+        if self._running is not None and self._running.pairs[0].job is job:
             self._running.ends = True
         else:
+            self._pass_on(job, multiplied)
+
+    @staticmethod
+    def _pass_on(job: TileJob, multiplied: SimpleQueue[TileJob | None]) -> None:
+        """Say that a job's tile is multiplied, or never will be."""
+        if job.slabs is None:
             multiplied.put(job)
+        else:
+            job.slabs.put(None)

@@ -38,7 +38,7 @@ from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane import Lane, Spares, free_pinned
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
-from tilewright.pipeline.worker.fusion import Fusion, NoFusion
+from tilewright.pipeline.worker.fusion import Fusion, NoFusion, Region
 from tilewright.pipeline.worker.panels import PanelPart, Placed, shaped
 from tilewright.pipeline.worker.units import (
     BLOCK_NBYTES,
@@ -507,9 +507,12 @@ class CudaUnit:
             coded.settle()
         self._upload_stream.synchronize()  # also waits for what was sent for other panels by now
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
+    def prepare(
+        self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False, slabs: Sequence[slice] = ()
+    ) -> None:
         for accumulate in (False, True):
-            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream, diagonal)
+            for slab in (None, *slabs):
+                prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream, diagonal, slab)
         if self._gpu_fusion is not None:
             self._gpu_fusion.prepare()
         if self._looks is not None:
@@ -524,9 +527,15 @@ class CudaUnit:
         return self._hashes.begin(panel, parts)
 
     def multiply(
-        self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
+        self,
+        a: Placed,
+        b: Placed,
+        tile: Placed,
+        accumulate: bool,
+        diagonal: bool = False,
+        slab: slice | None = None,
     ) -> frozenset[str]:
-        return multiply(self._product, a, b, tile, accumulate, self._compute_stream, diagonal)
+        return multiply(self._product, a, b, tile, accumulate, self._compute_stream, diagonal, slab)
 
     def passed(self) -> Callable[[], None]:
         event = self._cuda.event(timing=False)
@@ -545,11 +554,11 @@ class CudaUnit:
         assert self._looks is not None, "made with the slots"
         return _Look(self._looks, self._slots[id(slot)])
 
-    def mirror(self, tile: Placed, *, swap: bool) -> None:
+    def mirror(self, tile: Placed, *, swap: bool, square: Region | None = None) -> None:
         from tilewright.kernels.passes.transpose_device import transpose
 
         self._cuda.current_context()  # attaches the thread to the GPU
-        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
+        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows, square):
             lower, upper = (as_device_array(tile.cut(*piece)) for piece in (below, above))
             options = {"swap": swap, "same": below == above, "conjugate": self._product.plan.hermitian}
             transpose(lower, upper, self._mirror_stream, **options)

@@ -116,6 +116,8 @@ class LoadStage:
         self._queued: deque[Tile] = deque()
         self._begun = False
         """Whether a tile has come."""
+        self._loaded: SimpleQueue[Loaded | None] | None = None
+        """What waits to be multiplied."""
         self.sharing: PanelSharing | None = None
         if peers is not None and unit.shared is not None:
             self.sharing = PanelSharing(Exchange(peers, product.run), unit.shared, worker)
@@ -138,6 +140,7 @@ class LoadStage:
         # them are fetched from other workers: half a panel's time would be lost otherwise.
         coming: deque[_Coming] = deque()
         begun = False
+        self._loaded = loaded
         while True:
             while coming and jobs.empty():
                 self._hand_on(coming.popleft(), loaded)
@@ -150,7 +153,8 @@ class LoadStage:
                     self.sharing.close_unreached(job.sharers)
                 except BaseException as error:
                     job.error = error  # if this thread ended, no tile would ever be answered
-            for start, stop in self._plan.panels(job.part):
+            panels = list(self._plan.panels(job.part))
+            for place, (start, stop) in enumerate(panels):
                 self._next = job.tile, start
                 while coming and not self._may_begin(coming, job.tile, start):
                     self._hand_on(coming.popleft(), loaded)
@@ -159,7 +163,7 @@ class LoadStage:
                 if job.error is not None:
                     break
                 try:
-                    coming.append(self._begin(job, start, stop))
+                    coming.append(self._begin(job, start, stop, len(panels) - place - 1))
                     if not begun:
                         begun = True
                         loaded.put(FirstPair(coming[-1].pair))
@@ -243,8 +247,9 @@ class LoadStage:
             source.cache.ready(key) and key not in reading for source, key in self._wanted(tile, start)
         )
 
-    def _begin(self, job: TileJob, start: int, stop: int) -> _Coming:
-        """Start reading the panels of A and B over a range of k, unless they are held already."""
+    def _begin(self, job: TileJob, start: int, stop: int, behind: int) -> _Coming:
+        """Start reading the panels of A and B over a range of k, unless they are held already. behind: how many ranges
+        come after it."""
         plan, (rows, columns), inner = self._plan, job.tile.region, slice(start, stop)
         regions = (
             (inner, rows) if plan.transpose_a else (rows, inner),
@@ -294,7 +299,7 @@ class LoadStage:
         except BaseException:
             self._give_back(taken, missing)
             raise
-        pair = PanelPair(job, taken[0], taken[-1], tuple(one.panel for one in missing))
+        pair = PanelPair(job, taken[0], taken[-1], tuple(one.panel for one in missing), behind)
         return _Coming(pair, missing, brought)
 
     def _read_panel(self, source: PanelSource, buffer: PanelBuffer, region: tuple[slice, slice]) -> ReadPanel:
@@ -329,7 +334,8 @@ class LoadStage:
             if self._abandoned:
                 raise CancelledError()
             start = time.perf_counter()
-            left = self.sharing.exchange.take(list(remote))
+            hungry = self._loaded is None or self._loaded.empty()
+            left = self.sharing.exchange.take(list(remote), hungry=hungry)
             if left:
                 self.sharing.close_unreached(job.sharers)
             if self._abandoned:

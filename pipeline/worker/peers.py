@@ -38,8 +38,11 @@ PATIENCE_SECONDS = 2.0
 """How long a worker waits for a part that another is reading before it reads the part itself."""
 
 BEGIN_SECONDS = 0.1
-"""How long a worker that is asked for a panel which it is about to load lets the other wait until it begins. Workers of
-a host do not begin at the same moment; who reads all of its panels meanwhile reads twice, and stays ahead."""
+"""How long a worker lets another wait for a panel that it is about to load, until it begins. Workers of a host do not
+begin at the same moment; who reads all of its panels meanwhile reads twice, and stays ahead."""
+
+HUNGRY_SECONDS = 0.02
+"""The same for one whose GPU will soon have nothing to multiply: reading the panel takes little longer."""
 
 LOOK_SECONDS = 0.002
 
@@ -86,11 +89,13 @@ async def offer(arrival: Arrival | None, part: PanelPart) -> tuple[bytes, int, b
     return arrival.exported, arrival.number, arrival.whole.done() and arrival.whole.result()
 
 
-async def begun(find: Callable[[], Arrival | None], expects: Callable[[], bool]) -> Arrival | None:
+async def begun(
+    find: Callable[[], Arrival | None], expects: Callable[[], bool], patience: float = BEGIN_SECONDS
+) -> Arrival | None:
     """The arrival that ``find`` gives, if need be once loading the panel has begun: that is waited for, but not for
-    long, while this worker ``expects`` to load it. None where it has not begun."""
+    longer than ``patience`` seconds, while this worker ``expects`` to load it. None where it has not begun."""
     loop = asyncio.get_running_loop()
-    until = loop.time() + BEGIN_SECONDS
+    until = loop.time() + patience
     while (arrival := find()) is None or (arrival.exported is None and not arrival.whole.done()):
         if loop.time() > until or not expects():
             break
@@ -107,7 +112,8 @@ class Peers(Protocol):
     """A connection to other workers."""
 
     def ask(self, peer: str, question: str, run: str, key: PanelKey, what: Any) -> Future[Any]:
-        """Ask a worker ``offer`` (what: a part) or ``still`` (what: a number) about a panel of a run."""
+        """Ask a worker ``offer`` (what: a part, and how many seconds to wait until loading it begins) or ``still``
+        (what: a number) about a panel of a run."""
 
 
 class WorkerPeers:
@@ -136,11 +142,11 @@ def answer_peers(
     """
 
     async def answer_offer(
-        run: str, key: Sequence[Any], what: Sequence[int]
+        run: str, key: Sequence[Any], what: tuple[Sequence[int], float]
     ) -> tuple[bytes, int, bool] | None:
-        top, bottom, left, right = what
+        (top, bottom, left, right), patience = what
         wanted = run, _key(key)
-        arrival = await begun(partial(arrival_of, *wanted), partial(expects, *wanted))
+        arrival = await begun(partial(arrival_of, *wanted), partial(expects, *wanted), patience)
         return await offer(arrival, (top, bottom, left, right))
 
     async def answer_still(run: str, key: Sequence[Any], what: int) -> bool:
@@ -189,9 +195,11 @@ class Exchange:
                 return False
             return True
 
-    def take(self, wanted: Sequence[RemotePart]) -> list[RemotePart]:
-        """Copy here what other workers have now; returns what has to be read instead."""
-        asked = [(one, self._ask(one.peer, "offer", one.key, one.part)) for one in wanted]
+    def take(self, wanted: Sequence[RemotePart], *, hungry: bool = False) -> list[RemotePart]:
+        """Copy here what other workers have now, or begin to load soon; returns what has to be read instead. hungry:
+        whether nothing else waits here to be multiplied."""
+        patience = HUNGRY_SECONDS if hungry else BEGIN_SECONDS
+        asked = [(one, self._ask(one.peer, "offer", one.key, (one.part, patience))) for one in wanted]
         copied: list[tuple[RemotePart, str, Future[Any] | None]] = []
         left: list[RemotePart] = []
         whole: dict[PanelKey, tuple[str, bytes, int]] = {}

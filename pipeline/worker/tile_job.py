@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
@@ -34,6 +35,15 @@ class Clock:
     begin: float = field(default_factory=time.time)
     """In seconds since the epoch."""
     start: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True)
+class FinishedSlab:
+    """Rows of a tile whose last panels are multiplied, or enqueued."""
+
+    rows: slice
+    wait: Callable[[], None] | None
+    """Waits until they are multiplied; None where nothing is pending."""
 
 
 @dataclass
@@ -70,6 +80,8 @@ class TileJob:
     changes: bytes | None = None
     contents: list[ReadContent] = field(default_factory=list)
     """Of the panels that it was multiplied from."""
+    slabs: SimpleQueue[FinishedSlab | None] | None = None
+    """Of a tile that is stored slab by slab: those finished, then None, also where multiplying them has failed."""
     counts: tuple[StoredObject, ...] = ()
 
     @contextmanager
@@ -133,6 +145,8 @@ class PanelPair:
     b: PanelBuffer
     read: tuple[ReadPanel, ...] = ()
     """Those of the two that an earlier pair did not leave here."""
+    behind: int = 0
+    """How many pairs of the job come after this one."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
-from tilewright.pipeline.worker.fusion import Fusion, HostFusion, NoFusion
+from tilewright.pipeline.worker.fusion import Fusion, HostFusion, NoFusion, Region
 from tilewright.pipeline.worker.panels import PanelPart, Placed
 
 BLOCK_NBYTES = LANE_NBYTES // 2
@@ -128,8 +128,11 @@ class DeviceUnit(Protocol):
     def wait_for_decoders(self) -> None:
         """Wait until all that decodes chunks can: a run does not."""
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
-        """Get ready what multiplies panels like these, which need not have been filled yet."""
+    def prepare(
+        self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False, slabs: Sequence[slice] = ()
+    ) -> None:
+        """Get ready what multiplies panels like these, which need not have been filled yet. slabs: as well as what
+        computes these rows of the tile alone."""
 
     def prepare_hashes(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
         """Get ready what hashes parts of panels like this one, which need not have been filled yet."""
@@ -139,10 +142,17 @@ class DeviceUnit(Protocol):
         and says each one's `content_hash`. Until then the panel must stay."""
 
     def multiply(
-        self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
+        self,
+        a: Placed,
+        b: Placed,
+        tile: Placed,
+        accumulate: bool,
+        diagonal: bool = False,
+        slab: slice | None = None,
     ) -> frozenset[str]:
         """Put the product of two panels into a tile, or add it; returns the names of the kernels used. diagonal:
-        whether they are of one panel, for a tile on the diagonal of a symmetric C.
+        whether they are of one panel, for a tile on the diagonal of a symmetric C. slab: the only rows of the tile that
+        are computed.
 
         The kernels may still run when this has returned: see `passed`.
         """
@@ -155,9 +165,9 @@ class DeviceUnit(Protocol):
     def look(self, slot: Any) -> Look:
         """A look for the job whose tile is in this slot; one at a time."""
 
-    def mirror(self, tile: Placed, *, swap: bool) -> None:
-        """Copy what is below the diagonal of a finished square tile above it; with ``swap``, transpose the tile. Done
-        when this returns."""
+    def mirror(self, tile: Placed, *, swap: bool, square: Region | None = None) -> None:
+        """Copy what is below the diagonal of a finished square tile above it; with ``swap``, transpose the tile, or
+        this square of it. Done when this returns."""
 
     def clear_outside(self, tile: Placed, region: tuple[slice, slice], band: Band) -> None:
         """Put 0 for what of a finished tile, which is this region of C, lies outside a band. Done when this returns."""
@@ -183,13 +193,14 @@ def multiply(
     accumulate: bool,
     stream: Any,
     diagonal: bool = False,
+    slab: slice | None = None,
 ) -> frozenset[str]:
     """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used, and
     where the numbers decided what they did, that."""
     options = {**_options(product, tile, accumulate), "device": product.device}
     names: dict[tuple[int, int], str] = {}  # cells of one shape get the same kernel
     decided: set[str] = set()
-    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal):
+    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal, slab):
         if 1 in cell.shape and isinstance(cell, np.ndarray):
             _multiply_thin(left, right, cell, options)
         else:
@@ -211,9 +222,10 @@ def prepare_kernels(
     accumulate: bool,
     stream: Any,
     diagonal: bool = False,
+    slab: slice | None = None,
 ) -> None:
     """Compile and load the kernels with which `multiply` multiplies two panels on the GPU; nothing is launched."""
-    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal):
+    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal, slab):
         prepare(left, right, cell, stream=stream, lower=lower, **_options(product, tile, accumulate))
 
 
@@ -228,13 +240,18 @@ def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]
 
 
 def _cells(
-    plan: MatmulPlan, a: Placed, b: Placed, tile: Placed, diagonal: bool = False
+    plan: MatmulPlan,
+    a: Placed,
+    b: Placed,
+    tile: Placed,
+    diagonal: bool = False,
+    slab: slice | None = None,
 ) -> Iterator[tuple[Any, Any, Any, bool]]:
     """The products that a tile and two panels are cut into: what of A and of B is multiplied, where it goes, and
     whether only its lower half is wanted, whose mirror image the other one is."""
     depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
     on_diagonal = plan.symmetric and (diagonal or a.flat is b.flat)
-    for rows, columns in plan.cells(*tile.shape):
+    for rows, columns in plan.cells(*tile.shape, slab):
         if on_diagonal and columns.start > rows.start:
             continue  # the mirror image of another cell
         left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
@@ -285,9 +302,12 @@ def whole_lines(matrix: Placed) -> list[tuple[slice, slice]]:
     return matrix.pieces(slice(0, rows), slice(0, columns))
 
 
-def mirrored_pieces(tile: Placed, cell: int) -> Iterator[tuple[tuple[slice, slice], tuple[slice, slice]]]:
+def mirrored_pieces(tile: Placed, cell: int, square: Region | None = None) -> Iterator[tuple[Region, Region]]:
     """The pieces of a square tile on and below its diagonal, and the place of the mirror image of each. Each line of a
-    piece is contiguous in memory."""
+    piece is contiguous in memory, as are those of ``square``, the only one to be transposed where it is given."""
+    if square is not None:
+        yield square, square
+        return
     side = tile.shape[0]
     step = cell if tile.lines.apart else max(1, side)
     parts = [slice(start, min(start + step, side)) for start in range(0, side, step)]
@@ -362,7 +382,9 @@ class HostUnit:
     def wait_for_decoders(self) -> None:
         """Nothing to wait for: the cores decode."""
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
+    def prepare(
+        self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False, slabs: Sequence[slice] = ()
+    ) -> None:
         """Nothing to do: BLAS is ready, and loops are compiled since the worker was surveyed (`start_compiler`)."""
 
     def prepare_hashes(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
@@ -373,9 +395,15 @@ class HostUnit:
         return lambda: hashes
 
     def multiply(
-        self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
+        self,
+        a: Placed,
+        b: Placed,
+        tile: Placed,
+        accumulate: bool,
+        diagonal: bool = False,
+        slab: slice | None = None,
     ) -> frozenset[str]:
-        multiply(self._product, a, b, tile, accumulate, None, diagonal)
+        multiply(self._product, a, b, tile, accumulate, None, diagonal, slab)
         return frozenset([host.kernel_name(tile.dtype)])
 
     def passed(self) -> None:
@@ -387,8 +415,8 @@ class HostUnit:
     def look(self, slot: Any) -> HostLook:
         return HostLook(self._product)
 
-    def mirror(self, tile: Placed, *, swap: bool) -> None:
-        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
+    def mirror(self, tile: Placed, *, swap: bool, square: Region | None = None) -> None:
+        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows, square):
             lower, upper = tile.cut(*below), tile.cut(*above)
             transpose(lower, upper, swap=swap, same=below == above, conjugate=self._product.plan.hermitian)
 

@@ -1,10 +1,12 @@
-"""The write stage: stores finished tiles, several at once, each piece by piece by the threads of a pool."""
+"""The write stage: stores finished tiles, several at once, each piece by piece by the threads of a pool; of a tile that
+is finished slab by slab, the first slabs while the last are multiplied."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -22,11 +24,11 @@ from tilewright.pipeline.store.region_write import (
     region_writes,
 )
 from tilewright.pipeline.store.sessions import changes_in, own_copy
-from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.threads import results_of, run_all, submitted
 from tilewright.pipeline.worker.fusion import accumulators, within
 from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
-from tilewright.pipeline.worker.tile_job import TileJob
+from tilewright.pipeline.worker.tile_job import Clock, FinishedSlab, TileJob
 from tilewright.pipeline.worker.units import DeviceUnit, Look, Move
 
 
@@ -52,11 +54,13 @@ class WriteStage:
             target, look = job.target, job.look
             assert target is not None, "there since the job's first panels came"
             assert look is not None
-            if job.error is None:
-                try:
+            try:
+                if job.slabs is not None:
+                    self._store_slabs(job, job.slabs, target, look)
+                elif job.error is None:
                     self._store(job, target, look)
-                except BaseException as error:
-                    job.error = error
+            except BaseException as error:
+                job.error = job.error or error
             if job.error is not None:
                 with suppress(Exception):  # a GPU that is lost looks at nothing any more
                     look.settle()
@@ -105,6 +109,73 @@ class WriteStage:
                     moves += counted
         job.stored = _stored(written)
         job.changes = changes_in(c)
+
+    def _store_slabs(
+        self, job: TileJob, slabs: SimpleQueue[FinishedSlab | None], target: Placed, look: Look
+    ) -> None:
+        """Store a tile slab by slab, as they are finished, and in a symmetric C the mirror image of each piece."""
+        regions, dtype = self._plan.regions(job.tile), np.dtype(self._plan.c_dtype)
+        looks = look if self._product.look[2] else None
+        c: zarr.Array[Any] | None = None
+        saving: list[Future[list[Move]]] = []
+        pieces: list[tuple[RegionWrite, RegionWrite | None]] = []
+        clock = Clock()
+        # To the end, also after an error: until then the tile is still multiplied.
+        while (slab := slabs.get()) is not None:
+            if job.error is not None:
+                continue
+            try:
+                if slab.wait is not None:
+                    slab.wait()
+                if c is None:
+                    clock, c = Clock(), own_copy(self._product.c)
+                    pieces = self._pieces_and_images(c, regions)
+                for piece, image in pieces:
+                    if slab.rows.start <= piece.source[0].start < slab.rows.stop:
+                        save = partial(self._save_square, piece, image, target, dtype, looks)
+                        saving.append(submitted(self._writers, save))
+            except BaseException as error:
+                job.error = job.error or error
+        wait(saving)
+        moves = [move for found in results_of(saving) for move in found]
+        job.count("write", "download", clock, moves)
+        if job.error is not None:
+            return
+        assert c is not None, "a tile has a slab at least"
+        if looks is not None:
+            looks.at_tile(target)
+        job.found = look.found(times=len(regions))
+        job.stored = _stored(moves)
+        job.changes = changes_in(c)
+
+    def _pieces_and_images(
+        self, c: zarr.Array[Any], regions: list[tuple[slice, slice]]
+    ) -> list[tuple[RegionWrite, RegionWrite | None]]:
+        """The stored pieces of a tile, and in a symmetric C the mirror image of each, both with their place in the
+        tile."""
+        pieces = self._pieces(c, regions[0])
+        if len(regions) == 1:
+            return [(piece, None) for piece in pieces]
+        images = {
+            (columns.start, rows.start): piece
+            for piece in self._pieces(c, regions[1])
+            for rows, columns in (piece.source,)
+        }
+        return [
+            (piece, replace(images[rows.start, columns.start], source=piece.source))
+            for piece in pieces
+            for rows, columns in (piece.source,)
+        ]
+
+    def _save_square(
+        self, piece: RegionWrite, image: RegionWrite | None, tile: Placed, dtype: np.dtype, look: Look | None
+    ) -> list[Move]:
+        """Store a piece of a tile; and its mirror image, if it is a square that has one, from the same place."""
+        moves = [self._unit.save(piece, tile, dtype, look)]
+        if image is not None:
+            self._unit.mirror(tile, swap=True, square=piece.source)
+            moves.append(self._unit.save(image, tile, dtype))
+        return moves
 
     def _save_mirrored(
         self, array: zarr.Array[Any], regions: list[tuple[slice, slice]], tile: Placed, dtype: np.dtype

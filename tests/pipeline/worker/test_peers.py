@@ -35,6 +35,8 @@ from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.worker import engines, load_stage, panels, peers, tasks
 from tilewright.pipeline.worker.panels import Arrival, PanelCache, PanelPart, Placed
 from tilewright.pipeline.worker.peers import (
+    Exchange,
+    RemotePart,
     WorkerPeers,
     answer_peers,
     begun,
@@ -106,7 +108,8 @@ class DirectPeers:
             if question == "offer":
                 engine = self.engines[peer]
                 find, expects = partial(engine.arrival, key), partial(engine.expects, key)
-                return await offer(await begun(find, expects), what)
+                part, patience = what
+                return await offer(await begun(find, expects, patience), part)
             self.before_still(peer)
             arrival = self.engines[peer].arrival(key)
             return arrival is not None and arrival.number == what
@@ -262,7 +265,7 @@ def test_workers_that_begin_at_different_moments_come_together(
     job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first does not read for itself what the other would read too: together they read everything once."""
-    monkeypatch.setattr(peers, "BEGIN_SECONDS", SOON_SECONDS)
+    monkeypatch.setattr(peers, "HUNGRY_SECONDS", SOON_SECONDS)
     monkeypatch.setattr(peers, "PATIENCE_SECONDS", SOON_SECONDS)
     work = job()
     for worker in WORKERS:
@@ -288,6 +291,22 @@ def test_what_is_not_expected_is_not_waited_for() -> None:
     assert asyncio.run(look(iter(()))) is arrival, "begun, and so nothing more is asked"
 
 
+def test_a_worker_with_nothing_to_multiply_waits_less_for_another() -> None:
+    asked: list[float] = []
+
+    class Silent:
+        def ask(self, peer: str, question: str, run: str, key: panels.PanelKey, what: Any) -> Future[Any]:
+            asked.append(what[1])
+            answer: Future[Any] = Future()
+            answer.set_result(None)
+            return answer
+
+    part = RemotePart(WORKERS[1], ("a", 0, 0), (0, 1, 0, 1), 8, lambda exported, peer: None)
+    for hungry in (True, False):
+        assert Exchange(Silent(), "run").take([part], hungry=hungry) == [part]
+    assert asked == [peers.HUNGRY_SECONDS, peers.BEGIN_SECONDS]
+
+
 @pytest.mark.parametrize("soon", [1, 100])
 def test_a_worker_expects_what_is_ahead_of_it(soon: int, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_stage, "PANELS_SOON", soon)
@@ -299,11 +318,11 @@ def test_a_worker_expects_what_is_ahead_of_it(soon: int, job: Any, monkeypatch: 
     here, go_on = threading.Event(), threading.Event()
     begin = load_stage.LoadStage._begin
 
-    def slowly(stage: Any, job: Any, start: int, stop: int) -> Any:
+    def slowly(stage: Any, job: Any, start: int, *rest: int) -> Any:
         if start == starts[2]:
             here.set()
             go_on.wait(SOON_SECONDS)
-        return begin(stage, job, start, stop)
+        return begin(stage, job, start, *rest)
 
     monkeypatch.setattr(load_stage.LoadStage, "_begin", slowly)
     with ThreadPoolExecutor(2) as pool:
@@ -858,9 +877,9 @@ def test_workers_ask_each_other_over_dask() -> None:
             way = WorkerPeers(asking)
             return way.ask(answering.address, question, run, ("b", 3, 40), what).result(30)
 
-        exported, number, whole = ask("offer", "run", (0, 2, 0, 9))
+        exported, number, whole = ask("offer", "run", ((0, 2, 0, 9), 0.0))
         assert (exported, number, whole) == (b"\x00handle\xff", arrival.number, True)
-        assert ask("offer", "another", (0, 2, 0, 9)) is None
+        assert ask("offer", "another", ((0, 2, 0, 9), 0.0)) is None
         assert ask("still", "run", number) is True
         assert ask("still", "run", number + 1) is False
         assert ask("still", "another", number) is False

@@ -376,7 +376,7 @@ def test_kernels_are_made_ready_while_the_first_panels_are_read(
     preparing, loaded = threading.Event(), threading.Event()
     original_load, original_multiply = HostUnit.load, HostUnit.multiply
 
-    def prepare(unit: Any, a: Placed, b: Placed, tile: Placed, diagonal: bool) -> None:
+    def prepare(unit: Any, a: Placed, b: Placed, tile: Placed, *rest: Any) -> None:
         assert (a.shape[0], b.shape[1]) == tile.shape
         preparing.set()
         order.append("prepared" if loaded.wait(30) else "nothing was read meanwhile")
@@ -402,7 +402,7 @@ def test_kernels_are_made_ready_while_the_first_panels_are_read(
 def test_kernels_that_cannot_be_made_ready_fail_the_first_tile_alone(
     engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def prepare(unit: Any, a: Placed, b: Placed, tile: Placed, diagonal: bool) -> None:
+    def prepare(unit: Any, a: Placed, b: Placed, tile: Placed, *rest: Any) -> None:
         raise OSError("injected: the compiler is missing")
 
     monkeypatch.setattr(HostUnit, "prepare", prepare)
