@@ -154,7 +154,7 @@ def main() -> None:
             row["of_floor"] = row["gpu_gb_s"] * 1e9 / BUS_NBYTES
             if not options.no_cpu:
                 some = paths[: max(1, len(paths) // 4)]
-                row["cpu_gb_s"], wanted = whole(some, by, 1, device="cpu", cluster="cpu")
+                row["cpu_gb_s"], wanted = whole(some, by, 2, device="cpu", cluster="cpu")
                 if len(some) < len(paths):
                     _, found = whole(some, by, 1, device="cuda", cluster="local")
                 assert list(found.tokens) == list(wanted.tokens), by
