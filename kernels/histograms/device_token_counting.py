@@ -24,6 +24,7 @@ from tilewright.kernels.histograms.device_tokens import (
     BLOCKS_PER_MULTIPROCESSOR,
     COUNT,
     LOSSES,
+    MOST_BLOCKS,
     THREADS,
     TILE,
     form_of,
@@ -82,7 +83,9 @@ class DeviceCounter:
         self._run: Run = _one_by_one
         self._parts = 1
         self._kind, self._slots, self._longest, self._hash_mask = kind, slots, longest, hash_mask
-        self._blocks = 2 if SIMULATOR else BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
+        self._blocks = 2
+        if not SIMULATOR:
+            self._blocks = min(MOST_BLOCKS, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device()))
         self._form = form_of(kind.unit, kind.n)
         self.stream = cuda.stream()
         self._table = cuda.device_array(2 * (slots + left_slots(self._blocks)), np.uint64)
@@ -93,11 +96,11 @@ class DeviceCounter:
         self._letters = cuda.to_device(letters)
         self.begin()
 
-    @staticmethod
-    def nbytes(slots: int = SLOTS) -> int:
-        """Memory of the device that a counter takes, but for its text."""
-        blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
-        return 16 * (slots + left_slots(blocks) + PREFIXES) + word_table().nbytes
+    @property
+    def nbytes(self) -> int:
+        """Memory of the device that it takes, but for a text: `token_kinds.TABLE_NBYTES` at most."""
+        arrays = (self._table, self._control, self._sizes, self._longs, self._letters)
+        return sum(array.size * array.dtype.itemsize for array in arrays)
 
     def begin(self, run: Run | None = None, parts: int = 1) -> None:
         """Begin anew, whatever was counted, and whatever failed. run: how so many parts of what is drained are put in

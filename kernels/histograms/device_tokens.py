@@ -47,6 +47,8 @@ SPAN = 8 if SIMULATOR else 32
 """Bytes whose tokens a thread counts of a tile."""
 TILE = THREADS * SPAN
 BLOCKS_PER_MULTIPROCESSOR = 6
+MOST_BLOCKS = 1056
+"""Eight for each of 132 multiprocessors: each takes room behind the table."""
 AFTER = LONGEST + 32
 """Bytes that a text has behind what is counted, unless the document ends: of a token that has a key, and two steps of
 the UTF-8 decoder more."""

@@ -31,6 +31,9 @@ LEAST_N, MOST_N = 2, 5
 MARGIN = 8
 """Bytes before a position that say whether a token begins there: two steps of the UTF-8 decoder."""
 
+TABLE_NBYTES = 688 << 20
+"""Of a GPU's memory, at most: a table in which tokens are counted there."""
+
 _OPEN = ("word", "line")
 _NGRAM = re.compile(r"ngram:([0-9]{1,3})(?::([a-z]*))?", re.ASCII)
 _CATEGORIES = frozenset(

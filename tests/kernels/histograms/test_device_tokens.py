@@ -19,7 +19,7 @@ from tests.sampling import examples
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms.replaced import malformed_of_documents
 from tilewright.kernels.histograms.token_counting import TokenCounts, counts_of
-from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
+from tilewright.kernels.histograms.token_kinds import TABLE_NBYTES, TokenKind, any_kind_named
 
 EVERY_BIT = 2**64 - 1
 NAMES = [
@@ -192,6 +192,21 @@ def test_full_tables_and_colliding_hashes_equal_the_cpu(
     documents = [b" ".join(b"token%d" % number for number in rng.integers(0, 30_000, 100_000).tolist())]
     found, _ = counted(documents, kind, slots=slots, hash_mask=hash_mask)
     assert as_counter(found) == Counter(documents[0].split())
+
+
+@pytest.mark.gpu
+def test_a_counter_takes_what_is_planned() -> None:
+    from tilewright.kernels.histograms.device_token_counting import DeviceCounter
+
+    assert DeviceCounter(kind_of("word")).nbytes <= TABLE_NBYTES
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator's tables are small")
+def test_what_is_planned_has_room_for_the_most_blocks() -> None:
+    from tilewright.kernels.histograms.device_token_counting import SLOTS
+    from tilewright.kernels.histograms.device_tokens import MOST_BLOCKS, left_slots
+
+    assert 16 * (SLOTS + left_slots(MOST_BLOCKS)) + 2**21 <= TABLE_NBYTES
 
 
 def compiled_variants() -> list[Any]:
