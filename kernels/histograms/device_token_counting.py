@@ -32,7 +32,7 @@ from tilewright.kernels.histograms.device_tokens import (
     most_longs,
 )
 from tilewright.kernels.histograms.select import clear
-from tilewright.kernels.histograms.tables.device_keys import LONGEST, MOST_TEXT_NBYTES
+from tilewright.kernels.histograms.tables.device_keys import LENGTH_BITS, LONGEST, MOST_TEXT_NBYTES
 from tilewright.kernels.histograms.tables.device_table import (
     CONTROLS,
     DRAIN,
@@ -196,42 +196,47 @@ class DeviceCounter:
         ends = sizes.reshape(2, PREFIXES).cumsum(axis=1)
         entries, nbytes = ends[:, -1].tolist()
         self._sizes.copy_to_device((ends - sizes.reshape(2, PREFIXES)).ravel(), stream=self.stream)
-        # One byte, or row, at least: memory of no length has no address.
-        out = cuda.device_array(nbytes + 1, np.uint8, stream=self.stream)
-        rows = cuda.device_array((entries + 1, 3), np.int64, stream=self.stream)
-        DRAIN.enqueue((self._form == "words",), grid, THREADS, self.stream, *table, out, rows)
-        data = out.copy_to_host(stream=self.stream)
-        found = rows.copy_to_host(stream=self.stream)[:entries]
+        # One byte, or entry, at least: memory of no length has no address.
+        made = [
+            cuda.device_array(length + 1, dtype, stream=self.stream)
+            for length, dtype in ((nbytes, np.uint8), (entries, np.uint64), (entries, np.uint32))
+        ]
+        DRAIN.enqueue((self._form == "words",), grid, THREADS, self.stream, *table, *made)
+        data, told, counts = (array.copy_to_host(stream=self.stream) for array in made)
         control = control.copy()
         control[[FULL, LEFT]] = 0
         self._clear(control)
         drained = time.perf_counter()
         self.seconds["drain"] += drained - clock
-        self._add(self._in_order(data, found, ends[0]))
+        self._put_in_order(data, told[:entries], counts[:entries], ends)
         self.seconds["order"] += time.perf_counter() - drained
 
-    def _in_order(self, data: np.ndarray, rows: np.ndarray, ends: np.ndarray) -> TokenCounts:
-        """What was drained, as a list. ends: int64[PREFIXES], behind the last row of tokens that begin so."""
-        starts, lengths, counts = (np.ascontiguousarray(column) for column in rows.T)
-        found = as_counted(self._kind, data, starts, lengths)
-        if found[0] is not data:  # what was folded or decoded begins otherwise
-            tokens, counts, _ = in_order(*found, counts)
-            return TokenCounts(tokens, counts)
-        # Some rows each, and none of the same first bytes as others'.
-        wanted = np.arange(1, self._parts) * len(rows) // self._parts
-        edges = np.unique([0, *ends[np.minimum(np.searchsorted(ends, wanted), PREFIXES - 1)], len(rows)])
+    def _put_in_order(self, data: np.ndarray, told: np.ndarray, counts: np.ndarray, ends: np.ndarray) -> None:
+        """Add what was drained. told: as the kernel has written it. ends: int64[(2, PREFIXES)], behind the last entry,
+        and byte, of tokens that begin so."""
+        # Some entries each, and none with the same first bytes as others.
+        wanted = np.arange(1, self._parts) * len(told) // self._parts
+        cuts = np.unique([*np.searchsorted(ends[0], wanted, "right"), PREFIXES - 1])
+        cuts = np.minimum(cuts, PREFIXES - 1)
+        edges = [(0, 0), *zip(*ends[:, cuts].tolist(), strict=True)]
 
-        def part(first: int, last: int) -> tuple[Tokens, np.ndarray]:
-            here = slice(first, last)
-            tokens, values, _ = in_order(data, starts[here], lengths[here], counts[here])
-            return tokens, values
+        def part(first: int, begin: int, last: int, end: int) -> tuple[TokenCounts, bool]:
+            here, mine = told[first:last], data[begin:end]
+            starts = (here >> LENGTH_BITS).astype(np.int64) - begin
+            lengths = (here & ((1 << LENGTH_BITS) - 1)).astype(np.int64)
+            found = as_counted(self._kind, mine, starts, lengths)
+            tokens, values, _ = in_order(*found, counts[first:last].astype(np.int64))
+            return TokenCounts(tokens, values), found[0] is not mine
 
-        lists = self._run([partial(part, *pair) for pair in itertools.pairwise(edges.tolist())])
-        if not lists:
-            return TokenCounts(Tokens.none(), counts)
-        return TokenCounts(
-            joined([tokens for tokens, _ in lists]), np.concatenate([values for _, values in lists])
-        )
+        pairs = [(*one, *other) for one, other in itertools.pairwise(edges) if one != other]
+        lists = self._run([partial(part, *pair) for pair in pairs])
+        if any(changed for _, changed in lists):
+            # What was folded, or decoded, begins otherwise than what it was.
+            for found, _ in lists:
+                self._add(found)
+        elif lists:
+            tokens = joined([found.tokens for found, _ in lists])
+            self._add(TokenCounts(tokens, np.concatenate([found.counts for found, _ in lists])))
 
     def _count_long(self, more: Callable[[int], np.ndarray]) -> None:
         if self._others is None:

@@ -21,7 +21,7 @@ import numba
 from numba import cuda
 
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.histograms.tables.device_keys import arithmetic, keys
+from tilewright.kernels.histograms.tables.device_keys import LENGTH_BITS, arithmetic, keys
 from tilewright.kernels.passes.launcher import Launcher
 
 CACHE = 16 if SIMULATOR else 2048
@@ -115,8 +115,9 @@ def drain_function(ngrams: bool) -> Callable[..., None]:
     """The plain function of the kernel that lists what a table holds.
 
     Of the first ``used`` slots those with a key are written, with their first two bytes in order: the tokens' bytes to
-    ``out``, and to ``entries``, int64[(slots, 3)], where each begins there, its length and its count. ``places``,
-    int64[2 * PREFIXES], says where those go that begin so, the first of them; it is written. Any grid and block.
+    ``out``; to ``told``, uint64, where each begins there, and in the lowest `LENGTH_BITS` its length; to ``counts``,
+    uint32, its count. ``places``, int64[2 * PREFIXES], says where those go that begin so, the first of them; it is
+    written. Any grid and block.
     """
     word, _, whole = arithmetic()
     of = keys(ngrams)
@@ -131,7 +132,8 @@ def drain_function(ngrams: bool) -> Callable[..., None]:
         used: Any,
         places: Any,
         out: Any,
-        entries: Any,
+        told: Any,
+        counts: Any,
     ) -> None:
         text = (data, edges, n, letters, word(0))
         at = whole(cuda.grid(1))
@@ -141,9 +143,8 @@ def drain_function(ngrams: bool) -> Callable[..., None]:
                 prefix, length = prefix_of(text, key), length_of(key)
                 entry = whole(cuda.atomic.add(places, prefix, 1))
                 place = whole(cuda.atomic.add(places, prefix + PREFIXES, length))
-                entries[word(entry), 0] = place
-                entries[word(entry), 1] = length
-                entries[word(entry), 2] = whole(slots[word(2 * at + 1)])
+                told[word(entry)] = word(place) << word(LENGTH_BITS) | word(length)
+                counts[word(entry)] = word(slots[word(2 * at + 1)])
                 copy(text, key, out, place)
             at += whole(cuda.gridsize(1))
 
@@ -152,8 +153,10 @@ def drain_function(ngrams: bool) -> Callable[..., None]:
 
 BYTES, PLACES = numba.types.Array(numba.uint8, 1, "C"), numba.types.Array(numba.int64, 1, "C")
 SLOTS, NUMBER = numba.types.Array(numba.uint64, 1, "C"), numba.int64
-_ROWS = numba.types.Array(numba.int64, 2, "C")
+_COUNTS = numba.types.Array(numba.uint32, 1, "C")
 _TEXT = (BYTES, PLACES, NUMBER, BYTES)
 
 MEASURE = Launcher(measure_function, lambda ngrams: numba.void(*_TEXT, SLOTS, NUMBER, PLACES))
-DRAIN = Launcher(drain_function, lambda ngrams: numba.void(*_TEXT, SLOTS, NUMBER, PLACES, BYTES, _ROWS))
+DRAIN = Launcher(
+    drain_function, lambda ngrams: numba.void(*_TEXT, SLOTS, NUMBER, PLACES, BYTES, SLOTS, _COUNTS)
+)
