@@ -83,8 +83,10 @@ class TokenKind:
 
     @property
     def grows(self) -> bool:
-        """Whether a longer text has about as many more different tokens: of n-grams of words half are new ones."""
-        return self.unit == "word" and self.n > 1
+        """Whether a text of twice the length may have twice as many different tokens, as of lines, and of n-grams that
+        there are billions of. Of n-grams of words half are new ones."""
+        most = {"byte": 3, "character": 2, "word": 1, "line": 0}
+        return self.n > most[self.unit]
 
     @property
     def options(self) -> dict[str, str | bool | None]:

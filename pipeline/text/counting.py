@@ -64,8 +64,8 @@ TASK_BLOCKS_OF_TOKENS = 192
 """The same where tokens are counted. Their lists are merged, which takes as long for a task of any length: so they are
 fewer, of 1.5 GiB, as far as tokens' keys say where they stand."""
 TASK_BLOCKS_OF_NEW_TOKENS = 32
-"""The same of tokens of which half are new ones: 256 MiB have as many as a table holds, and as the worker's memory
-does, for each of its threads."""
+"""The same where most tokens may be new ones: 256 MiB of natural text have as many as a table holds, and lists of them
+lie in the worker's memory, for each of its threads."""
 
 TOLD_NBYTES = 2**22
 """Of a file of so many bytes that is not cut, it is told how far it has been read."""

@@ -356,4 +356,4 @@ def test_what_the_workers_of_gpus_count_on_their_cores(
         assert set(division.threads) == {16}
     else:
         blocks = max(piece.nbytes for piece in division.work.pieces if piece.is_plain) / 2**23
-        assert 31 < blocks <= 32 if by == "ngram:2" else 128 < blocks <= 192
+        assert 31 < blocks <= 32 if by in ("ngram:2", "line") else 128 < blocks <= 192
