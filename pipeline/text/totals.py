@@ -30,6 +30,8 @@ MOST_BINS_OF_ARRAYS = 256
 
 LEAST_PART = 1 << 17
 """Tokens that are merged by a thread; of fewer, starting it takes longer."""
+LEAST_CORES = 4
+"""With fewer lists are merged by one thread: to merge them by parts takes half as much time again of all cores."""
 
 MOST_RUNS = 64
 """Lists in order that are told apart in what is added; if there are more, they are sorted."""
@@ -134,7 +136,9 @@ class TokenTotal:
         from tilewright.kernels.histograms.token_order import merged_by_parts
 
         a, b = self._lists[-2:]
-        parts = max(1, min(usable_cores(), (len(a.tokens) + len(b.tokens)) // LEAST_PART))
+        cores = usable_cores()
+        parts = min(cores, (len(a.tokens) + len(b.tokens)) // LEAST_PART) if cores >= LEAST_CORES else 1
+        parts = max(1, parts)
         run = partial(run_all, _pool()) if parts > 1 else _in_turn
         before, taken = self._room.spilled, 0
 

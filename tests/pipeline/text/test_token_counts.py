@@ -20,6 +20,7 @@ from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.room import Room
+from tilewright.pipeline.text import totals
 from tilewright.pipeline.text.corpus import Corpus, Document, list_corpus
 from tilewright.pipeline.text.counting import count_corpus, divided
 from tilewright.pipeline.text.formats.reading import Reading
@@ -252,7 +253,13 @@ def test_a_stopped_count_goes_on(without_dask: Client, tmp_path: Path, by: str, 
         assert [row_counter(found, place) for place in (0, 1)] == expected
 
 
-def test_lists_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("cores", [1, 4])
+def test_lists_that_do_not_fit_lie_in_files(
+    cores: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged by one thread, or by several."""
+    monkeypatch.setattr(totals, "usable_cores", lambda: cores)
+    monkeypatch.setattr(totals, "LEAST_PART", 1000)
     expected: Counter[bytes] = Counter()
     room = Room(1000)
     total = TokenTotal(200_000, room)
