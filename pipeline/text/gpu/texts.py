@@ -79,18 +79,21 @@ def count_tokens(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbou
     if piece.nbytes > MOST_TOKENS_NBYTES:
         return None
     prepare(kind)
-    with ExitStack() as stack:
-        try:
-            tally = stack.enter_context(borrowed_table(kind, run, threads))
-            text = stack.enter_context(borrowed_text(piece, kind))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            logger.warning(
-                "the GPU has no room for %s of text and a table of its tokens: the cores count it",
-                format_nbytes(piece.nbytes),
-            )
-            return None
+    try:
+        return _tokens_of(piece, kind, run, threads, neighbours)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning(
+            "there is no room for %s of text and a table of its tokens on the GPU, or for a list of them: the cores"
+            " count it",
+            format_nbytes(piece.nbytes),
+        )
+        return None
+
+
+def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
+    with borrowed_table(kind, run, threads) as tally, borrowed_text(piece, kind) as text:
         try:
             moves = _brought(text, tally, run, threads, neighbours)
             clock = time.perf_counter()

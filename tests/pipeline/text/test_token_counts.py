@@ -21,7 +21,7 @@ from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.room import Room
 from tilewright.pipeline.text import totals
-from tilewright.pipeline.text.corpus import Corpus, Document, list_corpus
+from tilewright.pipeline.text.corpus import Corpus, Document, cut_pieces, list_corpus
 from tilewright.pipeline.text.counting import count_corpus, divided
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.histogram import Histogram, added
@@ -364,3 +364,35 @@ def test_what_the_workers_of_gpus_count_on_their_cores(
     else:
         blocks = max(piece.nbytes for piece in division.work.pieces if piece.is_plain) / 2**23
         assert 31 < blocks <= 32 if by in ("ngram:2", "line") else 128 < blocks <= 192
+
+
+@pytest.mark.parametrize("no_room", [False, True])
+def test_what_no_gpu_counts_the_cores_count(
+    no_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Small and compressed files, parts of files, and all that a GPU has no room for."""
+    from tilewright.pipeline.text import pieces
+    from tilewright.pipeline.text.gpu import texts
+
+    def no_table(*_: object) -> None:
+        raise MemoryError
+
+    if no_room:
+        monkeypatch.setattr(pieces, "_is_brought_whole", lambda *_: True)
+        monkeypatch.setattr(texts, "prepare", lambda kind: None)
+        monkeypatch.setattr(texts, "borrowed_table", no_table)
+    data = TEXTS[0] * 300
+    (tmp_path / "a").write_bytes(data)
+    (tmp_path / "b.gz").write_bytes(gzip.compress(data))
+    found: Counter[bytes] = Counter()
+    for piece in cut_pieces(list_corpus([tmp_path]).documents, 10_000):
+        if piece.is_plain or not no_room:
+            part, _ = pieces.count_piece(piece, kind_of("word"), "cuda", False, 2**20, 2)
+            assert part.tokens is not None
+            for cell, value in zip(part.cells.tolist(), part.values.tolist(), strict=True):
+                found[part.tokens[cell]] += value
+    once = naive_tokens(data, kind_of("word"))
+    assert found == (once if no_room else once + once)
+    told = [record.message for record in caplog.records if "is no room" in record.message]
+    assert bool(told) == no_room
+    assert all(each.endswith("the cores count it") for each in told)
