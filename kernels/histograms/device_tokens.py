@@ -34,7 +34,6 @@ from tilewright.kernels.histograms.tables.device_table import (
     MEASURE,
     NEXT,
     NUMBER,
-    OWN,
     PLACES,
     SLOTS,
     adding,
@@ -65,8 +64,9 @@ def _segment_function(form: str) -> Any:
     """Inside a kernel: count the tokens that begin in ``data[a:b]`` of the document ``data[lo:hi]``."""
     word, _, whole = arithmetic()
     step_from, is_letter, _ = reading()
-    push, finish = keys(form == "words").push, keys(form == "words").finish
-    add = adding(form == "words")
+    of = keys(form == "words")
+    key_of, push, finish = of.key_of, of.push, of.finish
+    count_once = adding(form == "words")[1]
     character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
 
     @cuda.jit(device=True, inline="always")
@@ -92,39 +92,36 @@ def _segment_function(form: str) -> Any:
         return found
 
     @cuda.jit(device=True, inline="always")
+    def word_end(data: Any, i: Any, hi: Any, most: Any, letters: Any) -> Any:
+        """Where a word ends that goes on at ``i``; ``most`` or above where it goes on there."""
+        while i < most and i < hi:
+            step = step_from(data, i, hi)
+            if not is_letter(step, letters):
+                break
+            i += step >> CODE_BITS
+        return i
+
+    @cuda.jit(device=True, inline="always")
     def in_words(
         text: Any, a: Any, b: Any, lo: Any, hi: Any, longest: Any, longs: Any, table: Any, own: Any
     ) -> Any:
         data, _, _, letters, hash_mask = text
         i = first_step(data, a, b, lo, hi)
-        # A word that began earlier, or is too long, is passed over.
-        passing = i < b and follows_letter(data, i, lo, hi, letters)
-        begin = whole(-1)
-        key, hashed, length = word(0), word(FNV_BASIS), whole(0)
-        while i < b or begin >= 0:
-            inside = False
-            step_length = whole(1)
-            if i < hi:
-                step = step_from(data, i, hi)
-                inside = is_letter(step, letters)
-                step_length = step >> CODE_BITS
-            if inside and not passing:
-                if begin < 0:
-                    begin = i
-                    key, hashed, length = word(0), word(FNV_BASIS), whole(0)
-                for k in range(step_length):
-                    key, hashed, length = push(data[word(i + k)], key, hashed, length)
-                if length > longest:
-                    longs[word(cuda.atomic.add(table[3], LONG, 1))] = begin
-                    begin = whole(-1)
-                    passing = True
-            elif not inside:
-                passing = False
-                if begin >= 0:
-                    key, hashed = finish(begin, key, hashed, length, hash_mask)
-                    add(text, key, hashed, 1, table, own, OWN)
-                    begin = whole(-1)
-            i += step_length
+        if i < b and follows_letter(data, i, lo, hi, letters):
+            i = word_end(data, i, hi, b, letters)
+        while i < b:
+            step = step_from(data, i, hi)
+            if not is_letter(step, letters):
+                i += step >> CODE_BITS
+                continue
+            end = word_end(data, i, hi, i + longest + 1, letters)
+            if end - i > longest:
+                longs[word(cuda.atomic.add(table[3], LONG, 1))] = i
+                i = word_end(data, end, hi, b, letters)
+            else:
+                key, hashed = key_of(data, i, end - i, hash_mask)
+                count_once(text, key, hashed, table, own)
+                i = end
 
     @cuda.jit(device=True, inline="always")
     def in_ngrams_of_words(
@@ -172,7 +169,7 @@ def _segment_function(form: str) -> Any:
                 i += step_length
             if words == n:
                 key, hashed = finish(start, key, hashed, length, hash_mask)
-                add(text, key, hashed, 1, table, own, OWN)
+                count_once(text, key, hashed, table, own)
             elif is_long:
                 longs[word(cuda.atomic.add(table[3], LONG, 1))] = start
             if following < 0:
@@ -204,7 +201,7 @@ def _segment_function(form: str) -> Any:
                     longs[word(cuda.atomic.add(table[3], LONG, 1))] = i
                 else:
                     key, hashed = finish(i, key, hashed, length, hash_mask)
-                    add(text, key, hashed, 1, table, own, OWN)
+                    count_once(text, key, hashed, table, own)
                 i = max(i + 1, end)
             else:
                 i += 1
@@ -217,20 +214,16 @@ def _segment_function(form: str) -> Any:
         i = first_step(data, a, b, lo, hi)
         # Of the n characters from i on, that end at `end`, `have` are known.
         end = i
-        have, first_length = whole(0), whole(0)
+        have = whole(0)
         while i < b:
             while have < n and end < hi:
                 end += step_from(data, end, hi) >> CODE_BITS
                 have += 1
             if have < n:
                 break
-            key, hashed, length = word(0), word(FNV_BASIS), whole(0)
-            for place in range(i, end):
-                key, hashed, length = push(data[word(place)], key, hashed, length)
-            key, hashed = finish(i, key, hashed, length, hash_mask)
-            add(text, key, hashed, 1, table, own, OWN)
-            first_length = step_from(data, i, hi) >> CODE_BITS
-            i += first_length
+            key, hashed = key_of(data, i, end - i, hash_mask)
+            count_once(text, key, hashed, table, own)
+            i += step_from(data, i, hi) >> CODE_BITS
             have -= 1
 
     @cuda.jit(device=True, inline="always")
@@ -239,11 +232,8 @@ def _segment_function(form: str) -> Any:
     ) -> Any:
         data, _, n, _, hash_mask = text
         for i in range(a, min(b, hi - n + 1)):
-            key, hashed, length = word(0), word(FNV_BASIS), whole(0)
-            for k in range(n):
-                key, hashed, length = push(data[word(i + k)], key, hashed, length)
-            key, hashed = finish(i, key, hashed, length, hash_mask)
-            add(text, key, hashed, 1, table, own, OWN)
+            key, hashed = key_of(data, i, n, hash_mask)
+            count_once(text, key, hashed, table, own)
 
     found = (in_words, in_ngrams_of_words, in_lines, in_characters, in_bytes)
     return dict(zip(FORMS, found, strict=True))[form]
@@ -262,7 +252,7 @@ def count_function(form: str) -> Callable[..., None]:
     """
     word, _, whole = arithmetic()
     hash_of = keys(form == "words").hash_of
-    add = adding(form == "words")
+    insert = adding(form == "words")[0]
     document_at = reading().document_at
     segment = _segment_function(form)
     u64, i32, i64 = numba.uint64, numba.int32, numba.int64
@@ -306,7 +296,7 @@ def count_function(form: str) -> Callable[..., None]:
         for line in range(thread, CACHE, THREADS):
             key = word(own_keys[line])
             if key != word(0):
-                add(text, key, hash_of(text, key), whole(own_counts[line]), table, own, 0)
+                insert(text, key, hash_of(text, key), word(own_counts[line]), table)
 
     return count_tokens
 

@@ -83,9 +83,9 @@ class TokenKind:
 
     @property
     def grows(self) -> bool:
-        """Whether a text of twice the length may have twice as many different tokens, as of lines, and of n-grams that
-        there are billions of. Of n-grams of words half are new ones."""
-        most = {"byte": 3, "character": 2, "word": 1, "line": 0}
+        """Whether a text of twice the length may have twice as many different tokens, as of n-grams that there are
+        billions of."""
+        most = {"byte": 3, "character": 3, "word": 1, "line": 1}
         return self.n > most[self.unit]
 
     @property

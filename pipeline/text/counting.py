@@ -64,8 +64,10 @@ TASK_BLOCKS_OF_TOKENS = 192
 """The same where tokens are counted. Their lists are merged, which takes as long for a task of any length: so they are
 fewer, of 1.5 GiB, as far as tokens' keys say where they stand."""
 TASK_BLOCKS_OF_NEW_TOKENS = 32
-"""The same where most tokens may be new ones: 256 MiB of natural text have as many as a table holds, and lists of them
-lie in the worker's memory, for each of its threads."""
+"""The same of n-grams of words, of which half are new ones: 256 MiB of natural text have as many as a table holds."""
+NEW_TOKENS_NBYTES = 64
+"""Of a worker's memory, for a byte of text of which every n-gram is a new one: with its count, in a list, and in what
+that is sorted from."""
 
 TOLD_NBYTES = 2**22
 """Of a file of so many bytes that is not cut, it is told how far it has been read."""
@@ -284,7 +286,9 @@ def _work(
     compressed = sum(document.codec is not None for document in documents)
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
-    plain_nbytes = nbytes if not on_gpus else min(_task_blocks(kind) * min(block, LANE_NBYTES), share)
+    plain_nbytes = (
+        nbytes if not on_gpus else min(_task_blocks(kind, workers) * min(block, LANE_NBYTES), share)
+    )
     most = MOST_DOCUMENTS
     if per_document and isinstance(kind, Kind) and (on_gpus or kind.bins <= MOST_BINS_OF_ARRAYS):
         most = max(1, ROWS_NBYTES // (kind.bins * 8))
@@ -308,11 +312,19 @@ def _work(
     return Work(pieces, np.array(rows, np.int64), prints, before)
 
 
-def _task_blocks(kind: Kind | TokenKind) -> int:
+def _task_blocks(kind: Kind | TokenKind, workers: Sequence[WorkerFacts]) -> int:
     """Lane blocks of plain text that a task on a GPU counts."""
     if isinstance(kind, Kind):
         return TASK_BLOCKS
-    return TASK_BLOCKS_OF_NEW_TOKENS if kind.grows else TASK_BLOCKS_OF_TOKENS
+    if not kind.grows:
+        return TASK_BLOCKS_OF_TOKENS
+    most = TASK_BLOCKS_OF_NEW_TOKENS if kind.unit == "word" else TASK_BLOCKS_OF_TOKENS
+    shares = [
+        worker.host_limit_nbytes // worker.threads // NEW_TOKENS_NBYTES
+        for worker in workers
+        if worker.host_limit_nbytes is not None
+    ]
+    return max(1, min(most, min(shares, default=most * LANE_NBYTES) // LANE_NBYTES))
 
 
 def _reduction(before: Total) -> Reduction[Counts | None, Total]:

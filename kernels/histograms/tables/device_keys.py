@@ -81,32 +81,33 @@ def reading() -> Reading:
 
     @cuda.jit(device=True, inline="always")
     def step_from(data: Any, i: Any, hi: Any) -> Any:
-        step = whole(data[word(i)])
-        if step >= 0x80:
-            step = whole(character_at(data, i, i, hi))
-        else:
-            step |= 1 << CODE_BITS
-        return step
+        first = whole(data[word(i)])
+        if first < 0x80:
+            return whole(1 << CODE_BITS) | first
+        return whole(character_at(data, i, i, hi))
 
     @cuda.jit(device=True, inline="always")
     def is_letter(step: Any, letters: Any) -> Any:
         code = step & CODE_MASK
-        if code < 128:  # most are, and a table in memory would take its turn in the first cache
-            half = word(low_letters) if code < 64 else word(high_letters)
-            found = half >> word(code & 63) & word(1) != word(0)
-        else:
-            found = whole(letters[word(code >> 3)]) >> (code & 7) & 1 != 0
-        return found
+        # Most are of ASCII, and a table in memory would take its turn in the first cache.
+        if code < 64:
+            return word(low_letters) >> word(code) & word(1) != word(0)
+        if code < 128:
+            return word(high_letters) >> word(code - 64) & word(1) != word(0)
+        return whole(letters[word(code >> 3)]) >> (code & 7) & 1 != 0
 
     document_at = cuda.jit(device=True, inline="always")(tokens.document_at)
     return Reading(step_from, is_letter, document_at)
 
 
 class Keys(NamedTuple):
-    """How keys are made and read. A token's bytes are pushed one by one, from ``0, basis, 0`` on, then finished."""
+    """How keys are made and read."""
 
+    key_of: Any
+    """``key_of(data, start, length, hash_mask)``: the key, and the hash, of a token that counts as it stands."""
     push: Any
-    """``push(byte, key, hashed, length)``: these three behind one more byte."""
+    """``push(byte, key, hashed, length)``: these three behind one more byte, from ``0, FNV_BASIS, 0`` on: where a token
+    is read once."""
     finish: Any
     """``finish(start, key, hashed, length, hash_mask)``: the key, and the hash, of the token that begins there."""
     hash_of: Any
@@ -155,6 +156,18 @@ def keys(ngrams: bool) -> Keys:
             key = word(1) | word(start) << word(1) | word(length) << word(PLACE_BITS + 1)
             key |= hashed >> word(48) << word(48)
         return key, hashed
+
+    @cuda.jit(device=True, inline="always")
+    def key_of(data: Any, start: Any, length: Any, hash_mask: Any) -> Any:
+        key = word(0)
+        hashed = word(FNV_BASIS)
+        if length <= INLINE:
+            for k in range(length):
+                key |= word(data[word(start + k)]) << word(56 - 8 * k)
+        else:
+            for k in range(length):
+                hashed = times(hashed ^ word(data[word(start + k)]), word(FNV_PRIME))
+        return finish(start, key, hashed, length, hash_mask)
 
     @cuda.jit(device=True, inline="always")
     def is_inline(key: Any) -> Any:
@@ -263,4 +276,4 @@ def keys(ngrams: bool) -> Keys:
                 byte, i = whole(data[word(i)]), i + 1
             out[word(place + k)] = byte
 
-    return Keys(push, finish, hash_of, is_same, length_of, prefix_of, copy)
+    return Keys(key_of, push, finish, hash_of, is_same, length_of, prefix_of, copy)

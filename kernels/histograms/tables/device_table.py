@@ -38,53 +38,57 @@ NEXT, FULL, LEFT, LONG, LOST, CONTROLS = range(6)
 long; malformed sequences."""
 
 
-OWN = -1
-"""The probe that is of the block's own table."""
-
-
 @functools.cache
-def adding(ngrams: bool) -> Any:
-    """Inside a kernel: ``add(text, key, hashed, count, table, own, probe)`` adds to the count of a key. table: (slots,
-    slot_count, probes, control); own: (keys, counts), in shared memory. probe: `OWN`, or 0 for the large table alone.
+def adding(ngrams: bool) -> tuple[Any, Any]:
+    """Inside a kernel: ``insert(text, key, hashed, count, table)`` adds to the count of a key, and ``count_once(text,
+    key, hashed, table, own)`` counts a token by way of the block's own table.
+
+    table: (slots, slot_count, probes, control); own: (keys, counts), in shared memory.
     """
-    word, _, _ = arithmetic()
+    word, _, whole = arithmetic()
     is_same = keys(ngrams).is_same
 
     @cuda.jit(device=True, inline="always")
-    def add(text: Any, key: Any, hashed: Any, count: Any, table: Any, own: Any, probe: Any) -> Any:
+    def insert(text: Any, key: Any, hashed: Any, count: Any, table: Any) -> Any:
         slots, slot_count, probes, control = table
-        own_keys, own_counts = own
-        line = hashed >> word(32) & word(CACHE - 1)
-        at = word(0)
-        found = False
-        while not found and probe < probes:
-            if probe < 0:
-                held = word(own_keys[line])
+        mask = word(slot_count - 1)
+        at = hashed & mask
+        probe = whole(0)
+        while probe < probes:
+            # A line in the first cache may be of before others claimed the slot; what is swapped tells.
+            held = word(slots[at << word(1)])
+            if held == word(0):
+                held = word(cuda.atomic.cas(slots, at << word(1), word(0), key))
                 if held == word(0):
-                    held = word(cuda.atomic.cas(own_keys, line, word(0), key))
-            else:
-                # A line in the first cache may be of before others claimed the slot; what is swapped tells.
-                at = (hashed + word(probe) & word(slot_count - 1)) << word(1)
-                held = word(slots[at])
-                if held == word(0):
-                    held = word(cuda.atomic.cas(slots, at, word(0), key))
-            if held == word(0):  # it was free, and is this key's now
-                held = key
-            found = is_same(text, key, held)
-            if not found:
-                probe += 1
-        if not found:
-            at = word(slot_count) + word(cuda.atomic.add(control, LEFT, 1)) << word(1)
-            slots[at] = key
-            slots[at + word(1)] = word(count)
-        elif probe < 0:
-            cuda.atomic.add(own_counts, line, 1)
+                    held = key
+            if is_same(text, key, held):
+                break
+            at = (at + word(1)) & mask
+            probe += 1
+        if probe < probes:
+            cuda.atomic.add(slots, (at << word(1)) + word(1), count)
         else:
-            cuda.atomic.add(slots, at + word(1), word(count))
+            left = word(slot_count) + word(cuda.atomic.add(control, LEFT, 1))
+            slots[left << word(1)] = key
+            slots[(left << word(1)) + word(1)] = count
         if probe >= probes // EARLY:
             cuda.atomic.max(control, FULL, 1)
 
-    return add
+    @cuda.jit(device=True, inline="always")
+    def count_once(text: Any, key: Any, hashed: Any, table: Any, own: Any) -> Any:
+        own_keys, own_counts = own
+        line = hashed >> word(32) & word(CACHE - 1)
+        held = word(own_keys[line])
+        if held == word(0):
+            held = word(cuda.atomic.cas(own_keys, line, word(0), key))
+            if held == word(0):
+                held = key
+        if is_same(text, key, held):
+            cuda.atomic.add(own_counts, line, 1)
+        else:
+            insert(text, key, hashed, word(1), table)
+
+    return insert, count_once
 
 
 def measure_function(ngrams: bool) -> Callable[..., None]:

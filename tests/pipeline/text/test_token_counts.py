@@ -20,7 +20,7 @@ from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.room import Room
-from tilewright.pipeline.text import totals
+from tilewright.pipeline.text import counting, totals
 from tilewright.pipeline.text.corpus import Corpus, Document, cut_pieces, list_corpus
 from tilewright.pipeline.text.counting import count_corpus, divided
 from tilewright.pipeline.text.formats.reading import Reading
@@ -363,7 +363,23 @@ def test_what_the_workers_of_gpus_count_on_their_cores(
         assert set(division.threads) == {16}
     else:
         blocks = max(piece.nbytes for piece in division.work.pieces if piece.is_plain) / 2**23
-        assert 31 < blocks <= 32 if by in ("ngram:2", "line") else 128 < blocks <= 192
+        assert 31 < blocks <= 32 if by == "ngram:2" else 128 < blocks <= 192
+
+
+@pytest.mark.parametrize(
+    ("by", "limit", "blocks"),
+    [
+        ("word", 2**33, 192),
+        ("ngram:5:byte", None, 192),
+        ("ngram:5:byte", 2**37, 128),
+        ("ngram:5:byte", 2**33, 8),
+        ("ngram:2", 2**37, 32),
+        ("ngram:4:character", 2**20, 1),
+    ],
+)
+def test_lists_of_new_tokens_fit_a_workers_memory(by: str, limit: int | None, blocks: int) -> None:
+    worker = WorkerFacts("cuda", "a GPU", 2**34, limit, cores=1, usable_cores=16, host_cores=16, threads=2)
+    assert counting._task_blocks(kind_of(by), [worker]) == blocks
 
 
 @pytest.mark.parametrize("no_room", [False, True])
