@@ -33,21 +33,8 @@ MAX_BLOCK_BYTES = 1 << 30
 """Bins of a block hold 32 bits with sign."""
 
 folded_bin = cuda.jit(device=True)(tokens.folded_bin)
+document_at = cuda.jit(device=True)(tokens.document_at)
 character_at = cuda.jit(device=True)(tokens.character_at)
-
-
-@cuda.jit(device=True)
-def document_at(offsets, position):  # type: ignore[no-untyped-def]
-    """The last document that begins at or before ``position``; -1 when that lies before the first."""
-    low = 0
-    high = offsets.shape[0]
-    while low < high:
-        middle = (low + high) // 2
-        if offsets[middle] <= position:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 @cuda.jit(device=True)

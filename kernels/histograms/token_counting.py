@@ -437,10 +437,10 @@ def _room_for_words(count: int) -> np.ndarray:
 def as_counted(
     kind: TokenKind, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Words as they are folded, lines as they are decoded, in the same form as they are given: their bytes, and where
-    each begins there, and how long it is. Those that change are put behind the others."""
+    """Words as they are folded, lines and n-grams of characters as they are decoded, in the same form as they are
+    given: their bytes, and where each begins there, and how long it is. Those that change are put behind the others."""
     chosen = np.empty(len(starts), np.bool_)
-    if kind.unit == "line":
+    if kind.unit in ("line", "character"):
         if not _malformed(data, starts, lengths, chosen):
             return data, starts, lengths
     elif not kind.casefold and kind.normalise is None:

@@ -31,6 +31,9 @@ LEAST_N, MOST_N = 2, 5
 MARGIN = 8
 """Bytes before a position that say whether a token begins there: two steps of the UTF-8 decoder."""
 
+TABLE_NBYTES = 688 << 20
+"""Of a GPU's memory, at most: a table in which tokens are counted there."""
+
 _OPEN = ("word", "line")
 _NGRAM = re.compile(r"ngram:([0-9]{1,3})(?::([a-z]*))?", re.ASCII)
 _CATEGORIES = frozenset(
@@ -77,6 +80,13 @@ class TokenKind:
     def decodes(self) -> bool:
         """Whether malformed bytes count as U+FFFD."""
         return self.unit != "byte"
+
+    @property
+    def grows(self) -> bool:
+        """Whether a text of twice the length may have twice as many different tokens, as of n-grams that there are
+        billions of."""
+        most = {"byte": 3, "character": 3, "word": 1, "line": 1}
+        return self.n > most[self.unit]
 
     @property
     def options(self) -> dict[str, str | bool | None]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 import numpy as np
 from numba import njit, uint64
 
@@ -366,15 +371,96 @@ def merge_lists(  # type: ignore[no-untyped-def]
     return tokens, place
 
 
+@kept
+@njit(nogil=True)
+def _merged_size(a, a_offsets, b, b_offsets):  # type: ignore[no-untyped-def]
+    """How many tokens, and how many bytes, two lists have when they are merged."""
+    i = 0
+    j = 0
+    lo_a = a.ctypes.data
+    lo_b = b.ctypes.data
+    n = len(a_offsets) - 1
+    m = len(b_offsets) - 1
+    tokens = n + m
+    nbytes = a_offsets[n] - a_offsets[0] + b_offsets[m] - b_offsets[0]
+    while i < n and j < m:
+        length = a_offsets[i + 1] - a_offsets[i]
+        which = _compare(
+            lo_a, lo_a + a_offsets[i], length, lo_b, lo_b + b_offsets[j], b_offsets[j + 1] - b_offsets[j]
+        )
+        if which == 0:
+            tokens -= 1
+            nbytes -= length
+        i += which <= 0
+        j += which >= 0
+    return tokens, nbytes
+
+
+def _cuts(a: Tokens, b: Tokens, parts: int) -> list[tuple[int, int]]:
+    """Places in two lists, so that what is before them in either comes before what is behind them."""
+    cuts = [(0, 0)]
+    for part in range(1, parts):
+        i = part * len(a) // parts
+        token, low, high = a[i], cuts[-1][1], len(b)
+        while low < high:
+            middle = (low + high) // 2
+            if b[middle] < token:
+                low = middle + 1
+            else:
+                high = middle
+        cuts.append((i, low))
+    return [*cuts, (len(a), len(b))]
+
+
+def merged_by_parts(
+    a: Tokens,
+    a_counts: np.ndarray,
+    b: Tokens,
+    b_counts: np.ndarray,
+    parts: int,
+    run: Callable[[Sequence[Callable[[], Any]]], list[Any]],
+    array: Callable[[int, Any], np.ndarray] = np.empty,
+) -> tuple[Tokens, np.ndarray]:
+    """As `merged`, by so many calls at most that ``run`` makes at the same time: first to see where the result of each
+    goes, then to write it. One alone gets memory for what may come. array: makes memory, of a length and a dtype."""
+    if len(a) < len(b):
+        a, a_counts, b, b_counts = b, b_counts, a, a_counts
+    parts = max(1, min(parts, len(a)))
+    ranges = list(itertools.pairwise(_cuts(a, b, parts)))
+    sizes: list[Any] = [(len(a) + len(b), len(a.data) + len(b.data))]
+    if parts > 1:
+        sizes = run(
+            [
+                partial(_merged_size, a.data, a.offsets[i : k + 1], b.data, b.offsets[j : m + 1])
+                for (i, j), (k, m) in ranges
+            ]
+        )
+    ends = np.cumsum([(0, 0), *sizes], axis=0).tolist()
+    tokens, nbytes = ends[-1]
+    data, offsets, counts = array(nbytes, np.uint8), array(tokens + 1, np.int64), array(tokens, np.int64)
+    offsets[0] = 0
+
+    def write(part: int) -> tuple[int, int]:
+        (i, j), (k, m) = ranges[part]
+        (first, begin), (last, end) = ends[part : part + 2]
+        places = offsets[first : last + 1] if not part else np.empty(last - first + 1, np.int64)
+        found: tuple[int, int] = merge_lists(
+            a.data, a.offsets[i : k + 1], a_counts[i:k], b.data, b.offsets[j : m + 1], b_counts[j:m],
+            data[begin:end], places, counts[first:last],
+        )  # fmt: skip
+        if part:  # the first place is the last of the part before
+            np.add(places[1:], begin, out=offsets[first + 1 : last + 1])
+        return found
+
+    written = run([partial(write, part) for part in range(len(ranges))])
+    if parts == 1:
+        ((tokens, nbytes),) = written
+    return Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens]
+
+
 def merged(a: Tokens, a_counts: np.ndarray, b: Tokens, b_counts: np.ndarray) -> tuple[Tokens, np.ndarray]:
     """Two lists that are in order as one, and its counts, int64."""
-    most = len(a) + len(b)
-    data, offsets = np.empty(len(a.data) + len(b.data), np.uint8), np.zeros(most + 1, np.int64)
-    counts = np.empty(most, np.int64)
-    tokens, nbytes = merge_lists(
-        a.data, a.offsets, a_counts, b.data, b.offsets, b_counts, data, offsets, counts
-    )
-    return Tokens(data[:nbytes], offsets[: tokens + 1]), counts[:tokens]
+    return merged_by_parts(a, a_counts, b, b_counts, 1, lambda calls: [call() for call in calls])
 
 
 @kept

@@ -160,3 +160,16 @@ def character_at(data: Any, i: Any, lo: Any, hi: Any) -> Any:
         # Byte i is a continuation: consumed by the step at j, or malformed by itself.
         return 0 if i - j < length else 1 << CODE_BITS | REPLACEMENT
     return length << CODE_BITS | code
+
+
+def document_at(offsets: Any, position: Any) -> Any:
+    """The last document that begins at or before ``position``; -1 when that lies before the first."""
+    low = 0
+    high = offsets.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if offsets[middle] <= position:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

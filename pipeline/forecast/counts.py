@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.token_kinds import TABLE_NBYTES, TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
@@ -48,6 +48,8 @@ class CountPlan(CorpusPlan):
     """The GPU's name, or ``CPU``."""
     threads: int
     """Of one worker that read, or decompress, for all its tasks together."""
+    gpu_nbytes: int
+    """Memory of a worker's GPU for texts that lie there at a time, and tables of their tokens; 0 where cores count."""
     counts_nbytes: int
     """Memory of the process that adds up, at most; what is more goes to files in Dask's ``temporary-directory``."""
     counts_known: bool
@@ -110,7 +112,8 @@ class CountPlan(CorpusPlan):
 
     def _memory(self) -> str:
         more = "" if self.counts_known else ", and what the different tokens take"
-        return f"about {format_nbytes(self.worker_nbytes)} a worker for texts{more}{self._of_limit()}"
+        gpu = f"; {format_nbytes(self.gpu_nbytes)} of its GPU's" if self.gpu_nbytes else ""
+        return f"about {format_nbytes(self.worker_nbytes)} a worker for texts{more}{self._of_limit()}{gpu}"
 
     def _counts(self) -> str:
         most = "" if self.counts_known else "at most "
@@ -174,6 +177,7 @@ def plan_count(
         threads=max(_readers(division, tasks), 1),
         worker_nbytes=_worker_nbytes(division, tasks, bins if not per_document else None),
         worker_limit_nbytes=min(limits, default=None),
+        gpu_nbytes=_gpu_nbytes(division, tasks, tables=isinstance(kind, TokenKind)),
         counts_nbytes=counts,
         counts_known=known,
         driver_limit_nbytes=2 * allowed,
@@ -264,3 +268,16 @@ def _worker_nbytes(division: Division, tasks: int, bins: int | None) -> int:
             stream = max(stream, threads * (block + EXTRA_NBYTES))
     counts = 8 * (bins or 0)
     return tasks * (whole + counts) + stream + (tasks + max(division.threads, default=0)) * counts
+
+
+def _gpu_nbytes(division: Division, tasks: int, *, tables: bool) -> int:
+    """Memory of a worker's GPU. tasks: of a worker at a time; tables: whether tokens are counted.
+
+    Each task's plain text lies there as a whole, if its files are not small ones, and blocks of what is read otherwise.
+    """
+    if division.device != "cuda":
+        return 0
+    pieces = division.work.pieces
+    text = max((piece.nbytes for piece in pieces if piece.is_plain and piece.is_local), default=0)
+    blocks = 2 * (LANE_NBYTES + EXTRA_NBYTES) * max(division.threads, default=0)
+    return blocks + tasks * (text + (TABLE_NBYTES if tables and text else 0))

@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.kernels.cpu.loops import share_of_cores
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline import config
 from tilewright.pipeline.advance import watching
 from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit
@@ -60,6 +60,14 @@ if TYPE_CHECKING:
 TASK_BLOCKS = 64
 """Lane blocks, 8 MiB each, that a task on a GPU counts: a task costs Dask and a dozen threads some milliseconds, and
 counting 512 MiB takes eleven. A worker holds the text of as many tasks in device memory as it has threads."""
+TASK_BLOCKS_OF_TOKENS = 192
+"""The same where tokens are counted. Their lists are merged, which takes as long for a task of any length: so they are
+fewer, of 1.5 GiB, as far as tokens' keys say where they stand."""
+TASK_BLOCKS_OF_NEW_TOKENS = 32
+"""The same of n-grams of words, of which half are new ones: 256 MiB of natural text have as many as a table holds."""
+NEW_TOKENS_NBYTES = 64
+"""Of a worker's memory, for a byte of text of which every n-gram is a new one: with its count, in a list, and in what
+that is sorted from."""
 
 TOLD_NBYTES = 2**22
 """Of a file of so many bytes that is not cut, it is told how far it has been read."""
@@ -220,17 +228,31 @@ def divided(
     device: str = workers[0].device
     note = ""
     if device == "cuda" and isinstance(kind, TokenKind):
-        device = CORES
-        note = f"by {kind.name} is counted on the cores of the GPUs' workers: no GPU counts it yet"
+        device, note = _device_of_tokens(corpus, kind, per_document=per_document)
     nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
     # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
     neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
-    decompressors = 1 if plain else _decompressors(workers, neighbours)
+    decompressors = 1 if plain and device != CORES else _decompressors(workers, neighbours)
     left = everything(corpus) if record is None else what_is_left(record, corpus, kind)
-    work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors)
+    on_gpus = device == "cuda"
+    work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors, on_gpus)
     plain_threads = decompressors if device == CORES else readers
     threads = [plain_threads if piece.is_plain else decompressors for piece in work.pieces]
     return Division(device, left, work, threads, nbytes, neighbours, note)
+
+
+def _device_of_tokens(corpus: Corpus, kind: TokenKind, *, per_document: bool) -> tuple[str, str]:
+    """On which device the workers of GPUs count tokens, and what is to be said of it."""
+    cores = "the cores of the GPUs' workers"
+    by = f"by {kind.name}"
+    if per_document:
+        return CORES, f"{by} is counted on {cores}: no GPU counts it document by document"
+    others = sum(document.codec is not None or document.tag is not None for document in corpus.documents)
+    if others == len(corpus.documents):
+        return CORES, f"{by} is counted on {cores}: GPUs count it of plain files alone"
+    if others:
+        return "cuda", f"{by} is counted on {cores} where files are not plain ones: {counted(others, 'file')}"
+    return "cuda", ""
 
 
 def _decompressors(workers: Sequence[WorkerFacts], neighbours: int) -> int:
@@ -249,8 +271,9 @@ def _work(
     block: int,
     per_document: bool,
     decompressors: int,
+    on_gpus: bool,
 ) -> Work:
-    """What each task counts: for a GPU `TASK_BLOCKS` blocks of plain text at a time, if the corpus has as much for each
+    """What each task counts: for a GPU `_task_blocks` of plain text at a time, if the corpus has as much for each
     thread. What was counted before and may have changed keeps its pieces.
 
     block: what the setting says of a piece, in bytes.
@@ -263,10 +286,11 @@ def _work(
     compressed = sum(document.codec is not None for document in documents)
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
-    on_gpu = workers[0].device == "cuda" and isinstance(kind, Kind)
-    plain_nbytes = nbytes if not on_gpu else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
+    plain_nbytes = (
+        nbytes if not on_gpus else min(_task_blocks(kind, workers) * min(block, LANE_NBYTES), share)
+    )
     most = MOST_DOCUMENTS
-    if per_document and isinstance(kind, Kind) and (on_gpu or kind.bins <= MOST_BINS_OF_ARRAYS):
+    if per_document and isinstance(kind, Kind) and (on_gpus or kind.bins <= MOST_BINS_OF_ARRAYS):
         most = max(1, ROWS_NBYTES // (kind.bins * 8))
     # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
     streams = min(decompressors, ceil_div(compressed, 2 * len(workers)))
@@ -286,6 +310,21 @@ def _work(
         pieces.append(piece_again(again, corpus, first=len(rows)))
         rows += again.places
     return Work(pieces, np.array(rows, np.int64), prints, before)
+
+
+def _task_blocks(kind: Kind | TokenKind, workers: Sequence[WorkerFacts]) -> int:
+    """Lane blocks of plain text that a task on a GPU counts."""
+    if isinstance(kind, Kind):
+        return TASK_BLOCKS
+    if not kind.grows:
+        return TASK_BLOCKS_OF_TOKENS
+    most = TASK_BLOCKS_OF_NEW_TOKENS if kind.unit == "word" else TASK_BLOCKS_OF_TOKENS
+    shares = [
+        worker.host_limit_nbytes // worker.threads // NEW_TOKENS_NBYTES
+        for worker in workers
+        if worker.host_limit_nbytes is not None
+    ]
+    return max(1, min(most, min(shares, default=most * LANE_NBYTES) // LANE_NBYTES))
 
 
 def _reduction(before: Total) -> Reduction[Counts | None, Total]:

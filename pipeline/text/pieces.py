@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
@@ -15,12 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from tilewright.kernels.cpu.loops import usable_cores
-from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_lists import joined as all_tokens
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
+from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.remote.files import REQUEST_NBYTES
@@ -38,7 +35,7 @@ from tilewright.pipeline.text.blocks import (
     with_margins,
 )
 from tilewright.pipeline.text.blocks import MOST_DOCUMENTS as MOST_OF_A_BLOCK
-from tilewright.pipeline.text.corpus import Piece, check_as_listed, cut_pieces, reading_ahead, share_out
+from tilewright.pipeline.text.corpus import Piece, cut_pieces, reading_ahead, share_out
 from tilewright.pipeline.text.documents import Counts, Rows, are_files, joined, rows_of, width_of
 from tilewright.pipeline.text.fingerprints import NONE, Fingerprints
 from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
@@ -52,11 +49,10 @@ from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 if TYPE_CHECKING:
-    from tilewright.pipeline.text.lanes import Tally
+    from tilewright.pipeline.text.gpu.lanes import Tally
+    from tilewright.pipeline.text.sparse_pieces import Entries
 
 Result = TypeVar("Result")
-
-logger = logging.getLogger(__name__)
 
 ROWS_NBYTES = 32 * 2**20
 """The most per-document counts of one task: with many bins a piece holds fewer documents."""
@@ -205,6 +201,15 @@ def _count(
     """As `count_piece`, where every file can be counted."""
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
+    if device == "cuda" and isinstance(kind, TokenKind):
+        if not per_document and _is_brought_whole(piece, reading):
+            from tilewright.pipeline.text.gpu.texts import count_tokens
+
+            found = count_tokens(piece, kind, partial(run_all, _pool(threads)), threads, neighbours)
+            if found is not None:
+                part = _part_of(found, None, _all_found(piece))
+                return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
+        device, threads = CORES, min(threads, usable_cores())
     shares = _shares(piece, device, block_nbytes, threads)
     if not piece.is_plain:
         reading = replace(reading, threads=max(1, threads // len(shares)))
@@ -216,28 +221,24 @@ def _count(
     if device == "cpu":
         parts = _run(_calls(_on_host, shares), threads, task)
         return _counts_of(piece, shares, parts, per_document, kind)
-    from tilewright.pipeline.text.lanes import borrowed_tally, prepare
+    from tilewright.pipeline.text.gpu.lanes import borrowed_tally, prepare
+    from tilewright.pipeline.text.gpu.texts import count_text
 
     prepare(kind)
     if per_document and not _is_one_text(piece, reading):
         parts = _run(_calls(_rows_on_gpu, shares), threads, task)
         return _counts_of(piece, shares, parts, per_document, kind)
     with borrowed_tally(kind.bins) as tally:
-        if (
-            file_upload.available()
-            and piece.is_plain
-            and piece.is_local
-            and not has_small_files(piece)
-            and _are_plain(piece, reading)
-        ):
-            part = _text_on_gpu(piece, kind, tally, threads, neighbours)
-            if part is not None:
+        if _is_brought_whole(piece, reading):
+            counts = count_text(piece, kind, tally, partial(run_all, _pool(threads)), threads, neighbours)
+            if counts is not None:
+                part = _part_of(counts, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
         parts = _run(_calls(partial(_tally_on_gpu, tally), shares), threads, task)
-        counts = tally.read()
-        np.subtract.at(counts, np.concatenate([part.columns for part in parts]), 1)
-        bins = np.flatnonzero(counts)
-        first = replace(parts[0], rows=np.zeros_like(bins), columns=bins, values=counts[bins])
+        tallied = tally.read()
+        np.subtract.at(tallied, np.concatenate([part.columns for part in parts]), 1)
+        bins = np.flatnonzero(tallied)
+        first = replace(parts[0], rows=np.zeros_like(bins), columns=bins, values=tallied[bins])
         nothing = NO_CELLS
         return _counts_of(
             piece,
@@ -493,11 +494,24 @@ def _sparse_on_host(share: Piece, task: _Task) -> _Part:
         counts = count_wide_rows(task.kind, blocks, task.check)
     else:
         counts = count_tokens(share, task.kind, task.per_document, blocks, prints, task.check)
+    return _part_of(counts, prints, found)
+
+
+def _part_of(counts: Entries, prints: Fingerprints | None, found: Found) -> _Part:
     stages = {"read": counts.read_seconds, "count": counts.count_seconds}
     return _Part(
         counts.rows, counts.columns, counts.values, counts.nbytes, stages, _rows_of(prints), found,
         counts.lost, counts.tokens,
     )  # fmt: skip
+
+
+def _all_found(piece: Piece) -> Found:
+    """What is said of a piece's documents where each is a text by itself."""
+    found = Found(True)
+    for place in range(len(piece.documents)):
+        found.place = place
+        found.ended("")
+    return found
 
 
 def _on_host(share: Piece, task: _Task) -> _Part:
@@ -602,6 +616,17 @@ def _count_block(block: Block, kind: Kind, gap: int, edges: np.ndarray) -> np.nd
     return counts
 
 
+def _is_brought_whole(piece: Piece, reading: Reading) -> bool:
+    """Whether a piece is brought to a GPU as one text."""
+    return (
+        file_upload.available()
+        and piece.is_plain
+        and piece.is_local
+        and not has_small_files(piece)
+        and _are_plain(piece, reading)
+    )
+
+
 def _is_one_text(piece: Piece, reading: Reading) -> bool:
     """Whether a piece is known to be one document, or part of one, before it is read."""
     return piece.is_part or (
@@ -620,7 +645,8 @@ def _are_plain(piece: Piece, reading: Reading) -> bool:
 
 def _tally_on_gpu(tally: Tally, share: Piece, task: _Task) -> _Part:
     """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
-    from tilewright.pipeline.text.lanes import borrowed_lane
+    from tilewright.pipeline.text.gpu.lanes import borrowed_lane
+    from tilewright.pipeline.text.gpu.texts import unknown
 
     kind, gap = _array_kind(task), task.gap
     separators = [np.empty(0, np.int64)]
@@ -644,69 +670,14 @@ def _tally_on_gpu(tally: Tally, share: Piece, task: _Task) -> _Part:
     stages = {"read": time.perf_counter() - start - counting, "count": counting}
     none = NO_CELLS
     return _Part(
-        none, np.concatenate(separators), none, nbytes, stages, _rows_of(prints), found, _unknown(kind)
+        none, np.concatenate(separators), none, nbytes, stages, _rows_of(prints), found, unknown(kind)
     )
-
-
-def _unknown(kind: Kind) -> dict[int, int] | None:
-    """`_Part.lost` of a GPU, whose kernels do not tell a U+FFFD that was written from one that stands for others."""
-    return None if kind.name == "codepoint" else {}
-
-
-def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbours: int) -> _Part | None:
-    """Count a piece of large plain documents in one go: all of it is brought to the GPU, then counted.
-
-    Returns None, with nothing added to the tally, where not all could be read or the GPU has no room for it. Counting
-    it block by block then says what is wrong, or works and takes longer.
-    """
-    from tilewright.pipeline.text.lanes import borrowed_lane, borrowed_text
-
-    def move() -> tuple[float, float]:
-        with borrowed_lane() as lane:
-            return lane.move(upload)
-
-    with ExitStack() as stack:
-        try:
-            text = stack.enter_context(borrowed_text(piece, kind))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            logger.warning(
-                "the GPU has no room for %s of text: it is counted block by block",
-                format_nbytes(piece.nbytes),
-            )
-            return None
-        try:
-            upload = text.upload(threads, neighbours)
-            try:
-                moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
-            finally:
-                tally.follow_uploads()
-            clock = time.perf_counter()
-            if upload.failed():
-                return None
-            nbytes = text.count(tally)
-            # While the GPU counts. The loop that read the files does not look at their times.
-            check_as_listed(piece.documents)
-            counts = tally.read()
-            bins = np.flatnonzero(counts)
-            values = counts[bins]
-            stages = {
-                "read": sum(reading for reading, _ in moves),
-                "count": sum(waiting for _, waiting in moves) + time.perf_counter() - clock,
-            }
-        finally:
-            tally.settle()  # no copy to the text's memory is under way when another takes it
-    found = Found(True)
-    for place in range(len(piece.documents)):
-        found.place = place
-        found.ended("")
-    return _Part(np.zeros_like(bins), bins, values, nbytes, stages, NONE, found, _unknown(kind))
 
 
 def _rows_on_gpu(share: Piece, task: _Task) -> _Part:
     """Counts of a share with a row for each document."""
-    from tilewright.pipeline.text.lanes import borrowed_lane
+    from tilewright.pipeline.text.gpu.lanes import borrowed_lane
+    from tilewright.pipeline.text.gpu.texts import unknown
 
     kind = _array_kind(task)
     cells = _Cells(kind)
@@ -723,7 +694,7 @@ def _rows_on_gpu(share: Piece, task: _Task) -> _Part:
             counting += time.perf_counter() - clock
         counting += lane.waited
     stages = {"read": time.perf_counter() - start - counting, "count": counting}
-    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, _unknown(kind))
+    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, unknown(kind))
 
 
 def _of_separators(data: np.ndarray, edges: np.ndarray, kind: Kind) -> np.ndarray:

@@ -15,7 +15,7 @@ from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.text.blocks import Block
-from tilewright.pipeline.text.corpus import Piece, read_range
+from tilewright.pipeline.text.corpus import Document, Piece, read_range
 from tilewright.pipeline.text.fingerprints import Fingerprints, begin
 
 LONGEST_CHARACTER = 4
@@ -40,8 +40,8 @@ class Entries:
     """Bytes counted."""
     read_seconds: float
     count_seconds: float
-    lost: dict[int, int] = field(default_factory=dict)
-    """By rows, U+FFFD that stand for malformed bytes."""
+    lost: dict[int, int] | None = field(default_factory=dict)
+    """By rows, U+FFFD that stand for malformed bytes; None where it is not known."""
 
 
 class _Clock:
@@ -139,7 +139,13 @@ def _entries(counter: TokenCounter, per_document: bool, nbytes: int, clock: _Clo
 def _behind(piece: Piece, prints: Fingerprints | None) -> Callable[[int], np.ndarray]:
     """A function that reads what follows a part in its document, n bytes further with each call."""
     (document,) = piece.documents
-    at = piece.stop
+    return reading_on(document, piece.stop, prints)
+
+
+def reading_on(
+    document: Document, at: int, prints: Fingerprints | None = None
+) -> Callable[[int], np.ndarray]:
+    """A function that reads a plain document from a byte on, n bytes further with each call."""
 
     def more(nbytes: int) -> np.ndarray:
         nonlocal at

@@ -104,7 +104,7 @@ def test_blocks_cut_within_characters(client: Client, large: Path, by: str) -> N
 
 def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
     """Where there are as many as can be in use at once, runs use these and no others."""
-    from tilewright.pipeline.text import lanes
+    from tilewright.pipeline.text.gpu import lanes
 
     bins, threads, tasks = KINDS["bigram"].bins, 4, sum(client.nthreads().values())
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
 def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
     client: Client, large: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tilewright.pipeline.text import lanes
+    from tilewright.pipeline.text.gpu import lanes
 
     monkeypatch.setattr(lanes._spare_texts, "_kept", {})
     monkeypatch.setattr(lanes, "TEXT_STEP_NBYTES", 2**42)  # more than any GPU has

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright.kernels.histograms.token_kinds import any_kind_named
+from tilewright.kernels.histograms.token_kinds import TABLE_NBYTES, any_kind_named
 from tilewright.pipeline.errors import OptionError, PlanError
 from tilewright.pipeline.events import Caution, Event, WorkPlanned
 from tilewright.pipeline.forecast.counts import plan_count
@@ -178,6 +179,20 @@ def test_memory_for_what_is_decompressed_is_a_buffer_for_each_thread() -> None:
     )
     assert small.worker_nbytes == 3 * (2**25 + 64)
     assert not small.counts_known
+
+
+@pytest.mark.parametrize(("by", "tables"), [("byte", 0), ("word", 3 * TABLE_NBYTES)])
+def test_memory_of_a_gpu_is_of_texts_and_tables(by: str, tables: int) -> None:
+    kind = any_kind_named(by)
+    (cpu,) = workers(1, 3)
+    gpu = replace(cpu, device="cuda", name="a GPU")
+    plan = plan_count(of(2**34), kind, [gpu], per_document=False)
+    lane = 2 * (2**23 + 64)
+    assert plan.gpu_nbytes == 3 * plan.piece_nbytes + tables + lane * plan.threads
+    assert "of its GPU's" in str(plan)
+    assert plan_count(of(2**34), kind, [cpu], per_document=False).gpu_nbytes == 0
+    packed = plan_count(of(2**34, codec="gzip"), kind, [gpu], per_document=False)
+    assert packed.gpu_nbytes == (0 if tables else lane * packed.threads)
 
 
 def test_counts_that_would_not_fit_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""What tokens of the CPU are counted with: tables with open addressing, and keys sorted by their digits.
+"""What tokens are counted with: tables with open addressing, of CPUs and of GPUs, and keys sorted by their digits.
 
-The loops that find tokens, and what they count as, are in the folder above.
+The loops and kernels that find tokens, and what they count as, are in the folder above.
 """

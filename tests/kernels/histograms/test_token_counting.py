@@ -20,7 +20,8 @@ from tilewright.kernels.histograms.tables import packed_table, radix
 from tilewright.kernels.histograms.tables.token_table import Table
 from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts
 from tilewright.kernels.histograms.token_kinds import MARGIN, TokenKind, any_kind_named, word_table
-from tilewright.kernels.histograms.token_order import in_order
+from tilewright.kernels.histograms.token_lists import Tokens
+from tilewright.kernels.histograms.token_order import in_order, merged_by_parts
 from tilewright.kernels.histograms.tokens import KINDS
 
 PLAIN = ["word", "line", *(f"ngram:{n}{unit}" for n in (2, 5) for unit in ("", ":character", ":byte"))]
@@ -293,3 +294,22 @@ def test_what_is_no_kind_is_named(by: str, options: dict, said: str) -> None:
 def test_kinds_of_known_bins_keep_their_names() -> None:
     assert {name: any_kind_named(name) for name in KINDS} == KINDS
     assert any_kind_named("ngram:3:word") == any_kind_named("ngram:3")
+
+
+@settings(max_examples=examples(40))
+@given(
+    lists=st.tuples(*[st.dictionaries(st.binary(max_size=9), st.integers(1, 9), max_size=30)] * 2),
+    parts=st.integers(1, 9),
+)
+def test_lists_are_merged_by_parts(lists: tuple[dict[bytes, int], dict[bytes, int]], parts: int) -> None:
+    given_lists = []
+    for each in lists:
+        tokens = sorted(each)
+        given_lists += [Tokens.of(tokens), np.array([each[token] for token in tokens], np.int64)]
+    tokens, counts = merged_by_parts(
+        *given_lists, parts, lambda calls: [call() for call in calls[::-1]][::-1]
+    )
+    wanted = Counter(lists[0]) + Counter(lists[1])
+    assert list(tokens) == sorted(wanted)
+    assert counts.tolist() == [wanted[token] for token in sorted(wanted)]
+    assert len(tokens.data) == sum(map(len, wanted))

@@ -7,7 +7,7 @@ import gzip
 import lzma
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import DocumentError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.text import corpus as listing
-from tilewright.pipeline.text import counting, lanes, pieces
+from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import (
     Document,
     Piece,
@@ -41,6 +41,7 @@ from tilewright.pipeline.text.corpus import (
     reader,
 )
 from tilewright.pipeline.text.formats.decompress import Fill
+from tilewright.pipeline.text.gpu import lanes, texts
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.transfer.files import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
@@ -382,8 +383,8 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         begin, end, place = lanes._spans(piece, kind)[-1]
         yield lanes.Text(piece, kind, np.zeros(place + end - begin, np.uint8))
 
-    monkeypatch.setattr(lanes, "borrowed_lane", lane)
-    monkeypatch.setattr(lanes, "borrowed_text", text)
+    monkeypatch.setattr(texts, "borrowed_lane", lane)
+    monkeypatch.setattr(texts, "borrowed_text", text)
     monkeypatch.setattr(lanes, "address", lambda memory: memory.ctypes.data)
     monkeypatch.setattr(
         lanes, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
@@ -405,6 +406,10 @@ class Tally(HostTally):
         pass
 
 
+def in_turn(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [call() for call in calls]
+
+
 @pytest.mark.usefixtures("pretended_gpu")
 @pytest.mark.parametrize("change", [None, "appended to", "truncated", "rewritten", "replaced", "removed"])
 def test_text_that_a_gpu_is_given_is_compared_too(tmp_path: Path, change: str | None) -> None:
@@ -419,7 +424,7 @@ def test_text_that_a_gpu_is_given_is_compared_too(tmp_path: Path, change: str | 
         if moment == "before":
             make()
         tally: Any = Tally(make if moment == "after" else lambda: None)
-        counted = partial(pieces._text_on_gpu, piece, KINDS["byte"], tally, 1, 1)
+        counted = partial(texts.count_text, piece, KINDS["byte"], tally, in_turn, 1, 1)
         if not change:
             part = counted()
             assert part is not None

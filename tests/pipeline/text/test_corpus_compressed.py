@@ -330,7 +330,7 @@ def test_a_host_decompresses_on_all_its_cores(workers: int, at_once: int) -> Non
     decompressors = counting._decompressors(facts, workers)
     assert decompressors == at_once
     listed = Corpus(files, ())
-    work = counting._work(facts, listed, everything(listed), KINDS["byte"], 2**25, False, decompressors)
+    work = counting._work(facts, listed, everything(listed), KINDS["byte"], 2**25, False, decompressors, True)
     pieces = work.pieces
     for begun in (
         pieces[place : place + 2] for place in range(0, len(pieces), 2)
@@ -347,7 +347,10 @@ def test_a_compressed_file_does_not_cut_plain_ones_smaller(device: str, place: i
     packed = Document("dump.gz", "/dump.gz", 2**26, "gzip")
     corpus = Corpus((*texts[:place], packed, *texts[place:]), ())
     worker = WorkerFacts(device, "a device", None, None, 1, threads=2)
-    pieces = counting._work([worker], corpus, everything(corpus), KINDS["byte"], 2**25, False, 2).pieces
+    on_gpus = device == "cuda"
+    pieces = counting._work(
+        [worker], corpus, everything(corpus), KINDS["byte"], 2**25, False, 2, on_gpus
+    ).pieces
     assert pieces[0] == Piece(place, (packed,), 0, 2**26)
     nbytes = 2**25 if device == "cpu" else counting.TASK_BLOCKS * LANE_NBYTES
     assert {piece.nbytes for piece in pieces[1:]} == {nbytes}

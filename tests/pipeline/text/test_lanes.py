@@ -6,6 +6,7 @@ import itertools
 import os
 from collections import Counter
 from concurrent.futures import CancelledError
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,18 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
+from tests.kernels.histograms.naive_tokens import naive_tokens
 from tests.pipeline.text.test_counting import dense, documents, naive_counts
 from tests.sampling import examples
+from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text import pieces
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
-from tilewright.pipeline.text.corpus import Piece, list_corpus, share_out
+from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus, share_out
 from tilewright.pipeline.text.pieces import _of_separators, count_piece
+from tilewright.pipeline.transfer.file_upload import Upload
 
 
 def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
@@ -160,7 +165,7 @@ def test_lanes_count_in_the_simulator(
 def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tilewright.pipeline.text import lanes
+    from tilewright.pipeline.text.gpu import lanes
 
     (tmp_path / "packed").mkdir()
     packed = written(tmp_path / "packed", [(b"a compressed document, " * 30, True), (b"and another", True)])
@@ -199,7 +204,7 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
 
 @pytest.mark.simulator
 def test_lanes_and_tallies_that_were_freed_are_made_again(tmp_path: Path) -> None:
-    from tilewright.pipeline.text import lanes
+    from tilewright.pipeline.text.gpu import lanes
 
     piece = written(tmp_path, [(b"a compressed document, " * 30, True)])
     counts = []
@@ -210,3 +215,46 @@ def test_lanes_and_tallies_that_were_freed_are_made_again(tmp_path: Path) -> Non
             assert spares.free() >= 1
             assert not spares.kept(*of)
     assert counts[0] == counts[1]
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("by", ["word", "line", "ngram:3:character", "ngram:2:byte"])
+@settings(max_examples=examples(6), deadline=None)
+@given(
+    texts=st.lists(documents, min_size=1, max_size=3), nbytes=st.integers(3, 60), longest=st.integers(12, 20)
+)
+def test_parts_of_texts_hold_every_token(
+    tmp_path_factory: pytest.TempPathFactory, by: str, texts: list[bytes], nbytes: int, longest: int
+) -> None:
+    """Pieces of whole documents and parts of one, brought to the device by the loops; with tokens that are longer than
+    what lies there behind a part."""
+    from tilewright.kernels.histograms import device_token_counting
+    from tilewright.pipeline.text.gpu import lanes
+
+    kind = any_kind_named(by)
+    assert isinstance(kind, TokenKind)
+    driver, found = Driver(), Counter[bytes]()
+    piece = written(tmp_path_factory.mktemp("texts"), [(data, False) for data in texts])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "address", lambda memory: memory._ary.ctypes.data)
+        patch.setattr(
+            lanes, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
+        )
+        patch.setattr(lanes, "AFTER", longest + 32)
+        patch.setattr(lanes, "DeviceCounter", partial(device_token_counting.DeviceCounter, longest=longest))
+        tally = lanes.TokenTally(kind)
+        counted_nbytes = 0
+        for part in cut_pieces(piece.documents, nbytes):
+            begin, end, place = lanes._spans(part, kind)[-1]
+            text = lanes.Text(
+                part, kind, lanes.cuda.to_device(np.full(place + end - begin + 1, 97, np.uint8))
+            )
+            upload = text.upload(2, 1)
+            run(upload, 2)
+            assert upload.failed() == []
+            counted_nbytes += text.count_tokens(tally)
+        counts = tally.counter.take()
+    for token, count in zip(counts.tokens, counts.counts.tolist(), strict=True):
+        found[token] += count
+    assert counted_nbytes == sum(map(len, texts))
+    assert found == sum((naive_tokens(data, kind) for data in texts), Counter())

@@ -16,8 +16,8 @@ from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.pipeline.text.test_counting import dense, naive_counts
 from tests.sampling import examples
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline.text import lanes
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus
+from tilewright.pipeline.text.gpu import lanes
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import free_what_is_over

@@ -18,12 +18,15 @@ from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.room import Room
-from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text import counting, totals
+from tilewright.pipeline.text.corpus import Corpus, Document, cut_pieces, list_corpus
+from tilewright.pipeline.text.counting import count_corpus, divided
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.histogram import Histogram, added
 from tilewright.pipeline.text.kept_counts import State, open_counts
+from tilewright.pipeline.text.pieces import CORES
 from tilewright.pipeline.text.saved_counts import save_histogram
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import MOST_RUNS, RowTotal, TokenTotal
@@ -250,7 +253,13 @@ def test_a_stopped_count_goes_on(without_dask: Client, tmp_path: Path, by: str, 
         assert [row_counter(found, place) for place in (0, 1)] == expected
 
 
-def test_lists_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("cores", [1, 4])
+def test_lists_that_do_not_fit_lie_in_files(
+    cores: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged by one thread, or by several."""
+    monkeypatch.setattr(totals, "usable_cores", lambda: cores)
+    monkeypatch.setattr(totals, "LEAST_PART", 1000)
     expected: Counter[bytes] = Counter()
     room = Room(1000)
     total = TokenTotal(200_000, room)
@@ -325,3 +334,81 @@ def test_frames_and_html_say_what_is_counted(without_dask: Client, corpus: Path)
         "<b>"
         not in Histogram("line", np.array([1]), ("a",), 0, 1, "CPU", 1.0, Tokens.of([b"<b>"]))._repr_html_()
     )
+
+
+@pytest.mark.parametrize(
+    ("by", "names", "per_document", "device", "said"),
+    [
+        ("word", ["a", "b"], False, "cuda", ""),
+        ("ngram:3:byte", ["a"], False, "cuda", ""),
+        ("line", ["a", "b.gz"], False, "cuda", "where files are not plain ones: 1 file"),
+        ("word", ["a.gz"], False, CORES, "GPUs count it of plain files alone"),
+        ("word", ["a"], True, CORES, "document by document"),
+        ("ngram:2", ["a"], False, "cuda", ""),
+    ],
+)
+def test_what_the_workers_of_gpus_count_on_their_cores(
+    by: str, names: list[str], per_document: bool, device: str, said: str
+) -> None:
+    """All of their cores, of plain files as well, and what of large files their GPUs count by larger pieces."""
+    corpus = Corpus(
+        tuple(Document(name, f"/{name}", 2**34, "gzip" if "." in name else None) for name in names), ()
+    )
+    worker = WorkerFacts("cuda", "a GPU", 2**34, None, cores=1, usable_cores=16, host_cores=16, threads=2)
+    division = divided(corpus, kind_of(by), [worker], per_document=per_document)
+    assert division.device == device
+    assert division.note.endswith(said)
+    assert (division.note == "") == (said == "")
+    if device == CORES:
+        assert set(division.threads) == {16}
+    else:
+        blocks = max(piece.nbytes for piece in division.work.pieces if piece.is_plain) / 2**23
+        assert 31 < blocks <= 32 if by == "ngram:2" else 128 < blocks <= 192
+
+
+@pytest.mark.parametrize(
+    ("by", "limit", "blocks"),
+    [
+        ("word", 2**33, 192),
+        ("ngram:5:byte", None, 192),
+        ("ngram:5:byte", 2**37, 128),
+        ("ngram:5:byte", 2**33, 8),
+        ("ngram:2", 2**37, 32),
+        ("ngram:4:character", 2**20, 1),
+    ],
+)
+def test_lists_of_new_tokens_fit_a_workers_memory(by: str, limit: int | None, blocks: int) -> None:
+    worker = WorkerFacts("cuda", "a GPU", 2**34, limit, cores=1, usable_cores=16, host_cores=16, threads=2)
+    assert counting._task_blocks(kind_of(by), [worker]) == blocks
+
+
+@pytest.mark.parametrize("no_room", [False, True])
+def test_what_no_gpu_counts_the_cores_count(
+    no_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Small and compressed files, parts of files, and all that a GPU has no room for."""
+    from tilewright.pipeline.text import pieces
+    from tilewright.pipeline.text.gpu import texts
+
+    def no_table(*_: object) -> None:
+        raise MemoryError
+
+    if no_room:
+        monkeypatch.setattr(pieces, "_is_brought_whole", lambda *_: True)
+        monkeypatch.setattr(texts, "prepare", lambda kind: None)
+        monkeypatch.setattr(texts, "borrowed_table", no_table)
+    data = TEXTS[0] * 300
+    (tmp_path / "a").write_bytes(data)
+    (tmp_path / "b.gz").write_bytes(gzip.compress(data))
+    found: Counter[bytes] = Counter()
+    for piece in cut_pieces(list_corpus([tmp_path]).documents, 10_000):
+        if piece.is_plain or not no_room:
+            part, _ = pieces.count_piece(piece, kind_of("word"), "cuda", False, 2**20, 2)
+            assert part.tokens is not None
+            for cell, value in zip(part.cells.tolist(), part.values.tolist(), strict=True):
+                found[part.tokens[cell]] += value
+    once = naive_tokens(data, kind_of("word"))
+    assert found == (once if no_room else once + once)
+    told = [record.message for record in caplog.records if "is no room" in record.message]
+    assert bool(told) == no_room
+    assert all(each.endswith("the cores count it") for each in told)

@@ -22,7 +22,7 @@ from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.plan.transform import NOT_FUSED
 from tilewright.pipeline.store.region_write import region_writes
-from tilewright.pipeline.text import lanes
+from tilewright.pipeline.text.gpu import lanes
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
 from tilewright.pipeline.transfer import lane as transfer_lane

@@ -5,15 +5,16 @@ block while the other is copied and counted, and waits only for the block it is 
 to one tally: counts that stay on the device until the task has read everything. Plain text of large files takes a
 shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on one stream,
 and it is counted in one launch. All of these are made once and kept by the process (`transfer/lane.py`). Only texts,
-up to 512 MiB for each of a worker's threads, are freed when another job begins, since its plan is made from what is
-free, and the rest when that is a product, whose plan counts no pinned memory but its own.
+up to 512 MiB (of tokens 1.5 GiB) for each of a worker's threads, and tables of tokens are freed when another job
+begins, since its plan is made from what is free, and the rest when that is a product, whose plan counts no pinned
+memory but its own.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,12 +24,18 @@ from numba import cuda
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
+from tilewright.kernels.histograms.device_token_counting import DeviceCounter, Run
+from tilewright.kernels.histograms.device_token_counting import prepare as prepare_tokens
+from tilewright.kernels.histograms.device_tokens import AFTER
 from tilewright.kernels.histograms.offsets import DocumentOffsets
 from tilewright.kernels.histograms.select import add_counts, clear, count_on_device
+from tilewright.kernels.histograms.tables.device_keys import MOST_TEXT_NBYTES
+from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import round_up
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.text.corpus import Piece
+from tilewright.pipeline.text.sparse_pieces import reading_on
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
@@ -38,6 +45,11 @@ from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
 TEXT_STEP_NBYTES = 32 * 2**20
 """Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same
 size."""
+
+
+MOST_TOKENS_NBYTES = MOST_TEXT_NBYTES - 2**20
+"""The most text whose tokens are counted at once: keys of their table say where in a text they stand, margins
+included."""
 
 
 class CountingLane(Lane):
@@ -103,7 +115,7 @@ class Text:
     ALIGNMENT = 256
     """Alignment of documents that are counted one by one."""
 
-    def __init__(self, piece: Piece, kind: Kind, memory: Any) -> None:
+    def __init__(self, piece: Piece, kind: Kind | TokenKind, memory: Any) -> None:
         self._piece, self._kind, self._data = piece, kind, memory
         self._spans = _spans(piece, kind)
 
@@ -136,6 +148,7 @@ class Text:
     def count(self, tally: Tally) -> int:
         """Add its counts to the tally, after all that the tally follows; returns the number of bytes counted."""
         piece, kind = self._piece, self._kind
+        assert isinstance(kind, Kind)
         if piece.is_part:
             ((begin, end, _),) = self._spans
             self._add(tally, 0, end - begin, piece.start - begin, piece.stop - begin)
@@ -147,14 +160,32 @@ class Text:
                 self._add(tally, place, place + length, place, place + length)
         return piece.nbytes
 
+    def count_tokens(self, tally: TokenTally) -> int:
+        """Have the tally count its tokens; returns the number of bytes counted, once they are."""
+        piece, spans = self._piece, self._spans
+        begin, end, place = spans[-1]
+        edges = np.array([*(place for _, _, place in spans), place + end - begin])
+        start, stop = (piece.start - begin, piece.stop - begin) if piece.is_part else (0, int(edges[-1]))
+
+        def reader(place: int) -> Callable[[int], np.ndarray]:
+            number = int(np.searchsorted(edges, place, "right")) - 1
+            return reading_on(piece.documents[number], spans[number][0] + place - spans[number][2])
+
+        tally.counter.count(self._data, edges, start, stop, reader)
+        return stop - start
+
     def _add(self, tally: Tally, lo: int, hi: int, start: int, stop: int) -> None:
+        assert isinstance(self._kind, Kind)
         add_counts(self._data, lo, hi, start, stop, self._kind, tally.counts, tally.stream)
 
 
-def _spans(piece: Piece, kind: Kind) -> list[tuple[int, int, int]]:
+def _spans(piece: Piece, kind: Kind | TokenKind) -> list[tuple[int, int, int]]:
     """For each document the first byte wanted, the end, and the offset in the text."""
     if piece.is_part:
-        return [(*with_margins(piece, kind), 0)]
+        begin, end = with_margins(piece, kind)
+        if isinstance(kind, TokenKind):
+            end = min(piece.documents[0].nbytes, end + AFTER)
+        return [(begin, end, 0)]
     spans, place = [], 0
     for document in piece.documents:
         spans.append((0, document.nbytes, place))
@@ -164,15 +195,31 @@ def _spans(piece: Piece, kind: Kind) -> list[tuple[int, int, int]]:
     return spans
 
 
-class Tally:
+class _Following:
+    """What is counted on a stream that waits for texts."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._keeping = LockKeepingStream(stream)
+        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), untimed_event()
+
+    def follow_uploads(self) -> None:
+        """Make reading the counts, and adding to them, wait for everything sent to texts so far."""
+        self._uploads.record(self._uploaded)
+        self._keeping.follow(self._uploaded)
+
+    def settle(self) -> None:
+        """Wait until all that it follows is done."""
+        self.stream.synchronize()
+
+
+class Tally(_Following):
     """Counts on the device, to which a task's lanes or its text add, and pinned memory to copy them back to."""
 
     def __init__(self, bins: int) -> None:
+        super().__init__(cuda.stream())
         self.counts = cuda.device_array(bins, np.int64)
-        self.stream = cuda.stream()
-        self._keeping = LockKeepingStream(self.stream)
         self._host: np.ndarray = pinned_bytes(8 * bins).view(np.int64)
-        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), untimed_event()
 
     def clear(self) -> None:
         """Set all counts to zero; lanes may add once it returns."""
@@ -183,27 +230,26 @@ class Tally:
         """Make reading the counts wait for all work given to the lane so far."""
         self._keeping.follow(lane.all_given())
 
-    def follow_uploads(self) -> None:
-        """Make reading the counts, and adding to them, wait for everything sent to texts so far."""
-        self._uploads.record(self._uploaded)
-        self._keeping.follow(self._uploaded)
-
     def read(self) -> np.ndarray:
         """The counts, int64[bins], including those of every lane that the tally follows; valid until the next task."""
         self.counts.copy_to_host(self._host, stream=self.stream)
         self.stream.synchronize()
         return self._host
 
-    def settle(self) -> None:
-        """Wait until all that the tally follows is done."""
-        self.stream.synchronize()
+
+class TokenTally(_Following):
+    """A table of tokens on the device, to which a task's text adds."""
+
+    def __init__(self, kind: TokenKind) -> None:
+        self.counter = DeviceCounter(kind)
+        super().__init__(self.counter.stream)
 
 
 _prepared: set[str] = set()
 _preparing = threading.Lock()
 
 
-def prepare(kind: Kind) -> None:
+def prepare(kind: Kind | TokenKind) -> None:
     """Compile and load the kernels of a kind, once in a process, before many threads launch them at the same time.
 
     Otherwise each would compile them for itself, and one could launch a copy that has not been allowed the shared
@@ -215,6 +261,10 @@ def prepare(kind: Kind) -> None:
         if file_upload.available():
             file_upload.prepare()
         cuda.current_context()
+        if isinstance(kind, TokenKind):
+            prepare_tokens(kind)
+            _prepared.add(kind.name)
+            return
         stream = cuda.stream()
         text = cuda.to_device(np.zeros(2, np.uint8), stream=stream)
         for edges in ([0, 2], [0, 1, 2]):
@@ -224,7 +274,7 @@ def prepare(kind: Kind) -> None:
 
 
 @contextmanager
-def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
+def borrowed_text(piece: Piece, kind: Kind | TokenKind) -> Iterator[Text]:
     """Device memory for the text of a piece of plain documents."""
     cuda.current_context()
     begin, end, place = _spans(piece, kind)[-1]
@@ -242,6 +292,7 @@ def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
 _spare_texts: Spares[Any] = Spares(lambda: None, pinned=False)
 _spare_lanes = Spares(CountingLane)
 _spare_tallies = Spares(Tally)
+_spare_tables = Spares(TokenTally, pinned=False)
 
 
 @contextmanager
@@ -268,3 +319,16 @@ def borrowed_tally(bins: int) -> Iterator[Tally]:
     finally:
         tally.settle()  # after a failure, earlier blocks are still being counted
         _spare_tallies.put(tally, bins)
+
+
+@contextmanager
+def borrowed_table(kind: TokenKind, run: Run, parts: int) -> Iterator[TokenTally]:
+    """A table of this process for one task, empty. run, parts: as of `DeviceCounter.begin`."""
+    cuda.current_context()
+    tally = _spare_tables.take(kind)
+    tally.counter.begin(run, parts)
+    try:
+        yield tally
+    finally:
+        tally.settle()
+        _spare_tables.put(tally, kind)

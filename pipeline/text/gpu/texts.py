@@ -1,0 +1,139 @@
+"""How a piece of large plain documents is counted on a GPU: all of it is brought there as one text, then counted in one
+go."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.kernels.histograms.token_kinds import TokenKind
+from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import format_nbytes
+from tilewright.pipeline.text.corpus import Piece, check_as_listed
+from tilewright.pipeline.text.gpu.lanes import (
+    MOST_TOKENS_NBYTES,
+    Tally,
+    Text,
+    TokenTally,
+    borrowed_lane,
+    borrowed_table,
+    borrowed_text,
+    prepare,
+)
+from tilewright.pipeline.text.sparse_pieces import Entries
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""Makes calls on the threads of the process that read, and returns what each does."""
+
+
+def count_text(
+    piece: Piece, kind: Kind, tally: Tally, run: Run, threads: int, neighbours: int
+) -> Entries | None:
+    """Count a piece by a kind with bins.
+
+    Returns None, with nothing added to the tally, where not all could be read or the GPU has no room for it. Counting
+    it block by block then says what is wrong, or works and takes longer.
+    """
+    with ExitStack() as stack:
+        try:
+            text = stack.enter_context(borrowed_text(piece, kind))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning(
+                "the GPU has no room for %s of text: it is counted block by block",
+                format_nbytes(piece.nbytes),
+            )
+            return None
+        try:
+            moves = _brought(text, tally, run, threads, neighbours)
+            clock = time.perf_counter()
+            if moves is None:
+                return None
+            nbytes = text.count(tally)
+            # While the GPU counts. The loop that read the files does not look at their times.
+            check_as_listed(piece.documents)
+            counts = tally.read()
+            bins = np.flatnonzero(counts)
+            values = counts[bins]
+            seconds = _seconds(moves, clock)
+        finally:
+            tally.settle()  # no copy to the text's memory is under way when another takes it
+    return Entries(np.zeros_like(bins), bins, values, None, nbytes, *seconds, unknown(kind))
+
+
+def count_tokens(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
+    """Count the tokens of a piece, whose lists threads put in order.
+
+    Returns None where not all could be read, and where the GPU has no room for it: then the cores count it, or say what
+    is wrong.
+    """
+    if piece.nbytes > MOST_TOKENS_NBYTES:
+        return None
+    prepare(kind)
+    try:
+        return _tokens_of(piece, kind, run, threads, neighbours)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning(
+            "there is no room for %s of text and a table of its tokens on the GPU, or for a list of them: the cores"
+            " count it",
+            format_nbytes(piece.nbytes),
+        )
+        return None
+
+
+def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
+    with borrowed_table(kind, run, threads) as tally, borrowed_text(piece, kind) as text:
+        try:
+            moves = _brought(text, tally, run, threads, neighbours)
+            clock = time.perf_counter()
+            if moves is None:
+                return None
+            nbytes = text.count_tokens(tally)
+            check_as_listed(piece.documents)
+            lost, found = tally.counter.lost, tally.counter.take()
+            seconds = _seconds(moves, clock)
+        finally:
+            tally.settle()
+    rows, columns = np.zeros(len(found.counts), np.int64), np.arange(len(found.counts))
+    told = {0: lost} if lost else {}
+    return Entries(rows, columns, found.counts, found.tokens, nbytes, *seconds, told)
+
+
+def _brought(
+    text: Text, tally: Tally | TokenTally, run: Run, threads: int, neighbours: int
+) -> list[tuple[float, float]] | None:
+    """Bring a text to the GPU, for a tally that counts what is there. Returns the seconds of reading and of waiting of
+    each thread; None where not all could be read."""
+    upload = text.upload(threads, neighbours)
+
+    def move() -> tuple[float, float]:
+        with borrowed_lane() as lane:
+            return lane.move(upload)
+
+    try:
+        moves = run([move] * min(threads, upload.blocks))
+    finally:
+        tally.follow_uploads()
+    return None if upload.failed() else moves
+
+
+def _seconds(moves: Sequence[tuple[float, float]], clock: float) -> tuple[float, float]:
+    """Of reading, and of counting, of a text that was brought and then counted from ``clock`` on."""
+    waited = sum(waiting for _, waiting in moves)
+    return sum(reading for reading, _ in moves), waited + time.perf_counter() - clock
+
+
+def unknown(kind: Kind) -> dict[int, int] | None:
+    """`Entries.lost` of a GPU, whose kernels do not tell a U+FFFD that was written from one that stands for others."""
+    return None if kind.name == "codepoint" else {}
