@@ -601,6 +601,52 @@ def profiles(cluster_file: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("folder", required=False, metavar="[FOLDER]", type=click.Path(file_okay=False))
+@click.option(
+    "--capability",
+    multiple=True,
+    metavar="VERSION",
+    help="For GPUs of this compute capability, such as 9.0; may be repeated. [default: those of usual GPUs]",
+)
+@click.option(
+    "--job",
+    multiple=True,
+    metavar="NAME",
+    help="Of this usual job alone, such as 'matmul float32'; may be repeated.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="That compile at once. [default: as many as there are cores]",
+)
+@json_option
+def kernels(
+    folder: str | None,
+    capability: tuple[str, ...],
+    job: tuple[str, ...],
+    processes: int | None,
+    as_json: bool,
+) -> None:
+    """Compile the GPU kernels of usual jobs into FOLDER, or list those that this installation has.
+
+    No GPU is needed, but the extra cu12 or cu13. Where TILEWRIGHT_SHIPPED_KERNELS names the folder, workers take them
+    from there, and compile only what is not among them.
+    """
+    from tilewright.kernels.errors import OptionError
+    from tilewright.workflows.kernels.report import compile_kernels, compiled_kernels
+
+    if folder is None and (capability or job or processes):
+        raise OptionError(
+            "--capability, --job and --processes are of kernels to be compiled: name a FOLDER for them"
+        )
+    if folder is None:
+        print_result(compiled_kernels(), as_json=as_json)
+        return
+    made = compile_kernels(folder, capability, job, processes, lambda line: click.echo(line, err=True))
+    print_result(made, as_json=as_json)
+
+
+@cli.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", type=SETTING)
 @json_option
 def settings(names: tuple[str, ...], as_json: bool) -> None:
