@@ -601,49 +601,42 @@ def profiles(cluster_file: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("folder", required=False, metavar="[FOLDER]", type=click.Path(file_okay=False))
+@click.option("--into", metavar="FOLDER", help="Compile kernels into this folder.")
 @click.option(
     "--capability",
     multiple=True,
     metavar="VERSION",
-    help="For GPUs of this compute capability, such as 9.0; may be repeated. [default: those of usual GPUs]",
+    help="With --into: for GPUs of this compute capability, such as 9.0, or of all usual ones; may be repeated.",
 )
 @click.option(
-    "--job",
-    multiple=True,
-    metavar="NAME",
-    help="Of this usual job alone, such as 'matmul float32'; may be repeated.",
+    "--job", multiple=True, metavar="NAME", help="With --into: of this usual job alone; may be repeated."
 )
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
-    help="That compile at once. [default: as many as there are cores]",
+    help="With --into: how many compile at once. [default: as many as there are cores]",
 )
 @json_option
 def kernels(
-    folder: str | None,
-    capability: tuple[str, ...],
-    job: tuple[str, ...],
-    processes: int | None,
-    as_json: bool,
+    into: str | None, capability: tuple[str, ...], job: tuple[str, ...], processes: int | None, as_json: bool
 ) -> None:
-    """Compile the GPU kernels of usual jobs into FOLDER, or list those that this installation has.
+    """List the compiled GPU kernels that this installation has, or compile those of usual jobs.
 
-    No GPU is needed, but the extra cu12 or cu13. Where TILEWRIGHT_SHIPPED_KERNELS names the folder, workers take them
-    from there, and compile only what is not among them.
+    Compiling takes no GPU, but the extra cu12 or cu13. Where TILEWRIGHT_SHIPPED_KERNELS names the folder, kernels are
+    taken from there, and only what is not among them is compiled when it is first used.
     """
-    from tilewright.kernels.errors import OptionError
     from tilewright.workflows.kernels.report import compile_kernels, compiled_kernels
 
-    if folder is None and (capability or job or processes):
-        raise OptionError(
-            "--capability, --job and --processes are of kernels to be compiled: name a FOLDER for them"
+    def tell(line: str) -> None:
+        if not is_quiet():
+            click.echo(line, err=True)
+
+    if into is None and (capability or job or processes):
+        raise click.UsageError(
+            "--capability, --job and --processes say what is compiled; say into which folder by --into"
         )
-    if folder is None:
-        print_result(compiled_kernels(), as_json=as_json)
-        return
-    made = compile_kernels(folder, capability, job, processes, lambda line: click.echo(line, err=True))
-    print_result(made, as_json=as_json)
+    found = compiled_kernels() if into is None else compile_kernels(into, capability, job, processes, tell)
+    print_result(found, as_json=as_json)
 
 
 @cli.command()

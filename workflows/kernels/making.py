@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,11 @@ from tilewright.kernels.shipped.packs import Capability
 
 SHARE = 8
 """Kernels that a process compiles, at least, for the two seconds that it takes to begin."""
+SHARES = 4
+"""Processes, one after the other, for each that runs at a time: kernels take unlike times."""
 
 Compiled = tuple[MachineCode, str]
 """A kernel, and how it takes its arguments."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """One file, for people."""
-
-    capability: Capability
-    path: Path
-    kernels: int
-    nbytes: int
-    seconds: float
-    """Of processor time, of all processes."""
 
 
 def make(
@@ -47,14 +36,13 @@ def make(
     jobs: Sequence[str] | None,
     processes: int,
     tell: Callable[[str], None],
-) -> list[Made]:
+) -> None:
     """Compile the kernels of jobs, or of all usual ones, for GPUs of these capabilities into files in a folder, of each
     capability the older file's in their place."""
     from tilewright.kernels.gpu import fingerprint
 
     source = fingerprint.source_hash()
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin, max_tasks_per_child=1) as pool:
         lists = [
@@ -67,7 +55,7 @@ def make(
         for capability, number, listed in lists:
             new = [key for key in listed.result() if key not in known[capability]]
             known[capability].update(new)
-            step = max(SHARE, ceil_div(len(new), max(1, processes)))
+            step = max(SHARE, ceil_div(len(new), SHARES * processes))
             shares[capability] += [(number, new[first : first + step]) for first in range(0, len(new), step)]
         under_way = {
             capability: [pool.submit(_compiled, capability, number, jobs, keys) for number, keys in each]
@@ -80,17 +68,19 @@ def make(
                 share, spent = future.result()
                 kernels |= share
                 seconds += spent
+                tell(f"{named(capability)}: {len(kernels)} of {len(known[capability])} kernels compiled")
             if fingerprint.source_hash.__wrapped__() != source:
                 raise RuntimeError(
                     "the source of tilewright.kernels changed while it was compiled; compile it again"
                 )
             path = folder / packs.file_name(capability)
             packs.write(path, source, linker_version(), kernels)
-            made.append(Made(capability, path, len(kernels), path.stat().st_size, seconds))
-            tell(
-                f"{path}: {len(kernels)} kernels, {path.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s of a core"
-            )
-    return made
+            tell(f"{path}: {path.stat().st_size / 1e6:.1f} MB, in {seconds:.0f} s of a core")
+
+
+def named(capability: Capability) -> str:
+    """As NVIDIA writes it, ``9.0``."""
+    return "{}.{}".format(*capability)
 
 
 def linker_version() -> tuple[int, int]:

@@ -12,7 +12,9 @@ from tilewright.kernels.errors import OptionError
 from tilewright.kernels.shipped import packs
 from tilewright.kernels.shipped.packs import Capability
 from tilewright.workflows.kernels import usual
-from tilewright.workflows.kernels.making import make
+from tilewright.workflows.kernels.making import make, named
+
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class PackFile:
         }
 
     def __str__(self) -> str:
-        major, minor = self.capability
-        told = f"{major}.{minor:<3} {self.kernels:>4} kernels  {self.nbytes / 1e6:5.1f} MB  {self.path}"
+        told = (
+            f"{named(self.capability):<5} {self.kernels:>4} kernels  {self.nbytes / 1e6:5.1f} MB  {self.path}"
+        )
         return told + (f"\n      not used: {self.useless}" if self.useless else "")
 
 
@@ -69,17 +72,27 @@ def compiled_kernels() -> Packs:
 
 def compile_kernels(
     folder: str | Path,
-    capabilities: Sequence[str] = (),
+    capabilities: Sequence[str],
     jobs: Sequence[str] = (),
     processes: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Packs:
     """Compile the kernels of usual jobs into a folder. No GPU is needed.
 
-    capabilities: as ``9.0``; all that usual GPUs have where none is given. jobs: names of `usual.usual_jobs`; all of
-    them where none is given. processes: as many as there are cores where it is not given.
+    capabilities: as ``9.0``, or ``all`` that usual GPUs have. jobs: names of `usual.usual_jobs`; all of them where none
+    is given. processes: as many as there are cores where it is not given.
     """
-    wanted = [_capability(text) for text in capabilities] or list(usual.GPUS)
+    known = {named(capability): capability for capability in usual.GPUS}
+    for text in capabilities:
+        if text not in known and text != ALL:
+            raise OptionError(f"compute capability {text!r} is none of {', '.join(known)}, and not {ALL!r}")
+    if not capabilities:
+        raise OptionError(
+            f"kernels are compiled for GPUs of a compute capability: say which of {', '.join(known)}, or {ALL}"
+        )
+    wanted = (
+        list(known.values()) if ALL in capabilities else [known[text] for text in dict.fromkeys(capabilities)]
+    )
     names = [job.name for job in usual.usual_jobs()]
     for job in jobs:
         if job not in names:
@@ -87,13 +100,6 @@ def compile_kernels(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     make(Path(folder), wanted, list(jobs) or None, processes or cores, tell)
     return _packs_of(Path(folder))
-
-
-def _capability(text: str) -> Capability:
-    known = {"{}.{}".format(*capability): capability for capability in usual.GPUS}
-    if text not in known:
-        raise OptionError(f"compute capability {text!r} is none of {', '.join(known)}")
-    return known[text]
 
 
 def _packs_of(folder: Path | None) -> Packs:
