@@ -109,7 +109,9 @@ def test_code_that_may_not_fit_is_left_out(
 ) -> None:
     from numba.cuda.core import config
 
-    more: dict[str, Any] = {"source": {"source": "0" * 64}, "layout": {"layout": "QQqqQqiQQqqQ"}}.get(changed, {})
+    more: dict[str, Any] = {"source": {"source": "0" * 64}, "layout": {"layout": "QQqqQqiQQqqQ"}}.get(
+        changed, {}
+    )
     write(folder, **more)
     if changed == "linker":
         monkeypatch.setattr(fingerprint, "driver_version", lambda: 12080)
