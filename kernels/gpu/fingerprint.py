@@ -37,6 +37,9 @@ OUTSIDE = ("numba", "numba_cuda", "llvmlite", "numpy", "cuda", "ml_dtypes", *sys
 """Packages whose functions are covered by the package's version."""
 
 
+OWN_OPTIONS = ("inline", "forceinline", "fastmath")
+
+
 class Unknown(TypeError):
     """A kernel refers to something that cannot be fingerprinted: its code is not kept."""
 
@@ -47,7 +50,7 @@ def fingerprint(function: Any, *more: Any) -> str:
     Raises Unknown where something that it refers to is neither a plain value, a dtype, a Numba type, an array, a
     dataclass, a module nor a function.
     """
-    return _hashed(_walk((function, *more), _Walk(_bytecode)))
+    return _hashed(_walk((function, *more), _Walk(_bytecode, dict)))
 
 
 def by_source(function: Any, *more: Any) -> str:
@@ -57,7 +60,7 @@ def by_source(function: Any, *more: Any) -> str:
     Together with `source_hash` it stands for all that the author wrote and all that was set since. Raises Unknown also
     where a function is not of `tilewright.kernels`, so that its source is not covered.
     """
-    return _hashed(_walk((function, *more), _Walk(_place)))
+    return _hashed(_walk((function, *more), _Walk(_place, _own_options)))
 
 
 def _hashed(pieces: Iterator[str]) -> str:
@@ -69,10 +72,14 @@ def _hashed(pieces: Iterator[str]) -> str:
 
 
 class _Walk:
-    """How a walk tells code apart, and what it has seen."""
+    """How a walk tells code and the options of device functions apart, and what it has seen."""
 
-    def __init__(self, of_code: Callable[[types.FunctionType, _Walk], Iterator[str]]) -> None:
-        self.of_code = of_code
+    def __init__(
+        self,
+        of_code: Callable[[types.FunctionType, _Walk], Iterator[str]],
+        options: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        self.of_code, self.options = of_code, options
         self.seen: dict[int, tuple[int, Any]] = {}
         """The number and the object, by its id."""
 
@@ -196,7 +203,7 @@ def _walk(value: Any, walk: _Walk) -> Iterator[str]:
         yield from _walk((value.func, value.args, value.keywords), walk)
     elif hasattr(value, "py_func"):  # a device function
         yield "device function"
-        yield from _walk((value.py_func, dict(value.targetoptions)), walk)
+        yield from _walk((value.py_func, walk.options(value.targetoptions)), walk)
     elif hasattr(value, "_defn"):  # an intrinsic
         yield "intrinsic"
         yield from _walk(value._defn, walk)
@@ -244,6 +251,12 @@ def _function(function: types.FunctionType, walk: _Walk) -> Iterator[str]:
             if hasattr(value, attribute):
                 yield f"attribute {attribute}"
                 yield from _walk(getattr(value, attribute), walk)
+
+
+def _own_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of a device function that this package's source sets: Numba adds others, such as whether there is a linker
+    that optimizes."""
+    return {name: options.get(name) for name in OWN_OPTIONS}
 
 
 def _bytecode(function: types.FunctionType, walk: _Walk) -> Iterator[str]:
