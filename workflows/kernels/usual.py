@@ -29,7 +29,16 @@ DTYPES = tuple(np.dtype(code) for code in ("f4", "f8", "f2", "i1", "u1", "i2", "
 """Of both factors, in pipelines; of `tilewright.matmul` bfloat16 too."""
 SIDES = (256, 1024, 2048, 4096, 8192, 16384, 32768, 3000, 10000)
 """Of square matrices. Which tiles a kernel has depends on how many there are for a GPU."""
-CHUNK_SIDE = 1024
+CHUNK_SIDES = (512, 1024, 2048, 4096)
+"""Of their chunks, and of those of the product, of whole ones of which tiles consist."""
+LAYOUTS = (
+    (False, False, False),
+    (True, False, False),
+    (False, True, False),
+    (True, False, True),
+    (False, True, True),
+)
+"""Which of A and B is stored transposed, and whether B is A, so that the product is symmetric."""
 DEVICE_NBYTES = 16 << 30
 """What a plan may use: that of small GPUs, so that large products are cut into several tiles."""
 TEXT_NBYTES = 1 << 30
@@ -81,18 +90,16 @@ def kernels_of(jobs: Iterable[Usual]) -> dict[str, Any]:
 
 
 def _ask_for_products(dtype: np.dtype) -> None:
-    """Products of square matrices, of either by its transpose, and of one by its own, checked as by default."""
-    for side in SIDES:
-        for transpose_a, transpose_b, symmetric in (
-            (False, False, False),
-            (True, False, True),
-            (False, True, True),
-        ):
-            _ask_for_plan(_plan(dtype, side, transpose_a, transpose_b, symmetric))
+    """Products of square matrices, either of which may be transposed, and of one by its own transpose, checked as by
+    default."""
+    for side, unit in sorted({(side, min(side, unit)) for side in SIDES for unit in CHUNK_SIDES}):
+        for transpose_a, transpose_b, symmetric in LAYOUTS:
+            _ask_for_plan(_plan(dtype, side, unit, transpose_a, transpose_b, symmetric))
 
 
-def _plan(dtype: np.dtype, side: int, transpose_a: bool, transpose_b: bool, symmetric: bool) -> MatmulPlan:
-    unit = min(side, CHUNK_SIDE)
+def _plan(
+    dtype: np.dtype, side: int, unit: int, transpose_a: bool, transpose_b: bool, symmetric: bool
+) -> MatmulPlan:
     matrix = StoredMatrix(side, side, dtype, (unit, unit), plain=True)
     c_dtype = result_dtype(dtype, dtype, k=side)
     sums = accumulator_dtype(c_dtype)
