@@ -13,7 +13,7 @@
 # make docs    the site, into build/site: executes the worked pages; fails where one fails, or a link between pages leads nowhere
 # make linkcheck    whether the links to other sites lead somewhere; needs the network
 # make man     docs/tilewright.1, the manual page, from what the commands say of themselves
-# make dist    the wheel and the source distribution, into dist/
+# make dist    the wheel and the source distribution, into dist/; the wheel with the kernels of usual jobs, compiled; make dist KERNELS= compiles none, KERNELS='--capability 9.0' those of one kind of GPU
 # make changelog   what changes/ will make of the next section of CHANGELOG.md
 # make lint    ruff, mypy, import direction, what type checkers say of a user's script
 .DEFAULT_GOAL := help
@@ -38,6 +38,8 @@ LIVES ?= 1000x500
 # After which make campaign-ci begins no other case.
 SECONDS_OF_CASES ?= 300
 TABLE ?= campaign.json
+# Those that the wheel has: what `tilewright kernels --into` is asked for.
+KERNELS ?= --capability all
 DOCS_VERSION ?=
 
 # Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
@@ -136,7 +138,7 @@ linkcheck: $(DOCS_INSTALLED)
 	DOCS_EXECUTE=off $(BIN)/python -m sphinx --quiet --keep-going --fresh-env -c docs -b linkcheck . build/linkcheck
 
 dist: $(INSTALLED)
-	$(BIN)/uv build --clear --quiet --python $(BIN)/python --out-dir dist
+	PYTHON=$(BIN)/python .ci/dist dist $(KERNELS)
 
 changelog: $(INSTALLED)
 	$(BIN)/towncrier build --draft --version $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

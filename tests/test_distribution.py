@@ -9,6 +9,7 @@ installed whatever others ask for: releases that a library we need does not admi
 from __future__ import annotations
 
 import email
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +46,15 @@ def uv(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel, which is built from the source distribution, and that."""
+    """The wheel, which is built from the source distribution, and that. The wheel has a few compiled kernels; a release
+    has those of all usual jobs."""
     made = os.environ.get("TILEWRIGHT_DIST")
     folder = ROOT / made if made else tmp_path_factory.mktemp("dist")
     if not made:
-        uv("build", "--quiet", "--python", PYTHON, "--out-dir", folder, ROOT)
+        words = [ROOT / ".ci" / "dist", folder, "--capability", "9.0", "--job", "hashes"]
+        more = {"PYTHON": sys.executable, "BUILD_PYTHON": PYTHON}
+        ran = subprocess.run(words, capture_output=True, text=True, env=os.environ | more)
+        assert ran.returncode == 0, ran.stderr
     (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, source
 
@@ -104,7 +110,10 @@ def test_the_wheel_has_the_whole_package_and_no_more(built: tuple[Path, Path]) -
     with zipfile.ZipFile(built[0]) as wheel:
         names = set(wheel.namelist())
     told = f"tilewright-{tilewright.__version__}"
-    assert {name for name in names if not name.startswith(told)} == packaged()
+    shipped = {name for name in names if fnmatch(name, "tilewright/kernels/shipped/*.kernels")}
+    assert {name for name in names if not name.startswith(told)} - shipped == packaged()
+    if not os.environ.get("TILEWRIGHT_DIST"):
+        assert shipped == {"tilewright/kernels/shipped/9.0.kernels"}
     assert {"tilewright/py.typed", "tilewright/pipeline/cluster.yaml"} <= names
     assert {name for name in names if name.startswith(f"{told}.data/")} == {
         f"{told}.data/data/share/man/man1/tilewright.1"
@@ -170,6 +179,27 @@ def test_a_product_and_a_count_are_right(installed: Path, tmp_path: Path, rng: n
         ["A", "2"],
         ["B", "1"],
     ]
+
+
+SHIPPED = """
+from tilewright.kernels.gpu import compiled
+from tilewright.kernels.passes.xxh3_device import KERNELS, UNITS
+
+compilations = []
+compiled.compile_function = lambda *asked: compilations.append(asked)
+codes = [KERNELS.kernel(unit).machine_code((9, 0)) for unit in UNITS]
+print(len(compilations), *(code.cubin[:4] == b"\x7fELF" for code in codes))
+"""
+
+
+@pytest.mark.skipif("TILEWRIGHT_DIST" in os.environ, reason="CI builds that wheel without kernels")
+def test_kernels_that_came_with_it_are_not_compiled(installed: Path, tmp_path: Path) -> None:
+    """By the newest libraries that it installs, whatever they were compiled by."""
+    told = json.loads(ran(installed, ["tilewright", "kernels", "--json"], tmp_path))
+    assert [(file["compute_capability"], file["useless"]) for file in told["files"]] == [([9, 0], None)]
+    printed = ran(installed, ["python", "-c", SHIPPED], tmp_path)
+    assert printed.split() == ["0", *["True"] * told["files"][0]["kernels"]]
+    assert not (tmp_path / ".cache" / "tilewright" / "code").exists(), "nor kept"
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.14"])

@@ -601,6 +601,45 @@ def profiles(cluster_file: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.option("--into", metavar="FOLDER", help="Compile kernels into this folder.")
+@click.option(
+    "--capability",
+    multiple=True,
+    metavar="VERSION",
+    help="With --into: for GPUs of this compute capability, such as 9.0, or of all usual ones; may be repeated.",
+)
+@click.option(
+    "--job", multiple=True, metavar="NAME", help="With --into: of this usual job alone; may be repeated."
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="With --into: how many compile at once. [default: as many as there are cores]",
+)
+@json_option
+def kernels(
+    into: str | None, capability: tuple[str, ...], job: tuple[str, ...], processes: int | None, as_json: bool
+) -> None:
+    """List the compiled GPU kernels that this installation has, or compile those of usual jobs.
+
+    Compiling takes no GPU, but the extra cu12 or cu13. Where TILEWRIGHT_SHIPPED_KERNELS names the folder, kernels are
+    taken from there, and only what is not among them is compiled when it is first used.
+    """
+    from tilewright.workflows.kernels.report import compile_kernels, compiled_kernels
+
+    def tell(line: str) -> None:
+        if not is_quiet():
+            click.echo(line, err=True)
+
+    if into is None and (capability or job or processes):
+        raise click.UsageError(
+            "--capability, --job and --processes say what is compiled; say into which folder by --into"
+        )
+    found = compiled_kernels() if into is None else compile_kernels(into, capability, job, processes, tell)
+    print_result(found, as_json=as_json)
+
+
+@cli.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", type=SETTING)
 @json_option
 def settings(names: tuple[str, ...], as_json: bool) -> None:

@@ -159,13 +159,7 @@ def on_device(
     out = cuda.device_array((), result, stream=queue)
     element = _one_element(out)
     if finish == "second-pass" and _vectorised(x, y, result):
-        from tilewright.kernels.dots import vectors as dot_vectors
-        from tilewright.kernels.gemm.scratch import borrowed
-
-        with borrowed(blocks * wide.itemsize, queue) as scratch:
-            sums = Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
-            dot_vectors.launch_partials(x, y, accumulator, conjugate, blocks, sums, queue)
-            _finish(sums, element, queue)
+        in_two_passes(x, y, conjugate, element, queue)
     elif finish in ("second-pass", "host"):
         partials = cuda.device_array(blocks, wide, stream=queue)
         _first_pass(x, y, result, conjugate, blocks, partials, queue)
@@ -192,6 +186,19 @@ def on_device(
     else:
         raise OptionError(f"finish={finish!r} is unknown; it may be {', '.join(map(repr, FINISHES))}")
     return out
+
+
+def in_two_passes(x: Any, y: Any, conjugate: bool, out: Any, queue: Any) -> None:
+    """Enqueue the product of vectors that the kernel of 16-byte loads takes, into ``out``, one element."""
+    from tilewright.kernels.dots import vectors as dot_vectors
+    from tilewright.kernels.gemm.scratch import borrowed
+
+    accumulator = accumulator_type(out.dtype)
+    blocks, wide = grid(x.shape[0]), _numpy(accumulator)
+    with borrowed(blocks * wide.itemsize, queue) as scratch:
+        sums = Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
+        dot_vectors.launch_partials(x, y, accumulator, conjugate, blocks, sums, queue)
+        _finish(sums, out, queue)
 
 
 def _one_element(out: Any) -> Any:

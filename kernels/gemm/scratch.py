@@ -17,6 +17,7 @@ from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.gpu.recording import Recording, Rehearsal
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from tilewright.kernels.shipped.described import ADDRESS, described
 
 _buffers: dict[tuple[int, int, int], Any] = {}
 """By device, handle of the stream and, where a handle means a stream of its own in each thread, the thread."""
@@ -32,6 +33,9 @@ def borrowed(nbytes: int, stream: Any) -> Iterator[Any]:
     """
     if isinstance(stream, Recording):
         yield stream.borrow(nbytes)
+        return
+    if described() is not None:
+        yield ADDRESS
         return
     if isinstance(stream, Rehearsal):
         stream = stream.stream

@@ -1,8 +1,9 @@
 """From a kernel's function to what the driver launches: compiled once for a compute capability, and kept on disk.
 
 Numba turns the function into LLVM's language, one kernel at a time; NVIDIA's libraries turn that into machine code,
-which takes as long, but on several threads (`compile_together`). Machine code kept on disk
-(`tilewright.kernels.gpu.code_cache`) is loaded as it is, without Numba.
+which takes as long, but on several threads (`compile_together`). Machine code that came with the installation
+(`tilewright.kernels.shipped`), or was kept on disk (`tilewright.kernels.gpu.code_cache`), is loaded as it is, without
+Numba.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +25,8 @@ from tilewright.kernels.gpu import code_cache
 from tilewright.kernels.gpu.code_cache import MachineCode
 from tilewright.kernels.gpu.driver_error import DriverError, checked
 from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.kernels.shipped import packs
+from tilewright.kernels.shipped.described import described, gpus
 
 COMPILING_THREADS = 8
 """The most kernels whose machine code is made at once."""
@@ -86,11 +89,13 @@ class CompiledKernel:
         self._shared_nbytes = shared_nbytes
         self._lock = threading.Lock()
         self._codes: dict[Capability, MachineCode] = {}
+        self._sources: dict[Capability, Iterator[MachineCode]] = {}
         self._libraries: dict[Capability, Any] = {}
         self._functions: dict[int, Any] = {}
 
     def machine_code(self, capability: Capability) -> MachineCode:
-        """The code for GPUs of a compute capability: this process's, else the one on disk, else compiled."""
+        """The code for GPUs of a compute capability: this process's, else what came with the installation, else what
+        was kept on disk, else compiled."""
         with self._lock:
             return self._code(capability)
 
@@ -127,30 +132,64 @@ class CompiledKernel:
         except fingerprint.Unknown:  # a user's own kernel, over objects that cannot be fingerprinted
             return None
 
-    def _code(self, capability: Capability, *, anew: bool = False) -> MachineCode:
-        if anew or capability not in self._codes:
-            key = self._key(capability)
-            code = None if key is None or anew else code_cache.load(key)
-            if code is None:
-                code = compile_function(self.py_func, self.signature, capability, self.launch_bounds)
-                if key is not None:
-                    code_cache.store(key, code)
+    def shipped_key(self) -> str | None:
+        """What the code is shipped under; None where it depends on more than this package's source says."""
+        from tilewright.kernels.gpu import fingerprint
+
+        try:
+            return fingerprint.by_source(self.py_func, str(self.signature), self.launch_bounds)
+        except fingerprint.Unknown:  # a user's own kernel, or one of a test
+            return None
+
+    def _shipped(self, capability: Capability) -> MachineCode | None:
+        """The code that came with the installation, if it was made from what the kernel is in this process."""
+        pack = packs.usable(capability)
+        key = None if pack is None else self.shipped_key()
+        return None if pack is None or key is None else packs.load(pack, key, self.layout.format)
+
+    def _in_turn(self, capability: Capability) -> Iterator[MachineCode]:
+        """The code from each place that has it, the quickest first; the last is compiled."""
+        if (shipped := self._shipped(capability)) is not None:
+            yield shipped
+        key = self._key(capability)
+        if key is not None and (kept := code_cache.load(key)) is not None:
+            yield kept
+        made = compile_function(self.py_func, self.signature, capability, self.launch_bounds)
+        if key is not None:
+            code_cache.store(key, made)
+        yield made
+
+    def _next_code(self, capability: Capability) -> MachineCode | None:
+        """The code from the first place, or else from the next; None after the last."""
+        sources = self._sources.setdefault(capability, self._in_turn(capability))
+        try:
+            code = next(sources, None)
+        except BaseException:  # it has ended with the error, and begins anew for the next who asks
+            del self._sources[capability]
+            raise
+        if code is not None:
             self._codes[capability] = code
+        return code
+
+    def _code(self, capability: Capability) -> MachineCode:
+        if capability not in self._codes:
+            self._next_code(capability)
         return self._codes[capability]
 
     def _load(self, device: int) -> Any:
+        if (gpu := described()) is not None:  # its number stands for it: nothing is launched
+            gpu.kernels.append(self)
+            return self._functions.setdefault(device, 0)
         from cuda.bindings import driver
 
         capability = device_capability(device)
-        if capability not in self._libraries:
+        while capability not in self._libraries:
             try:
                 self._libraries[capability] = _loaded(self._code(capability))
             except DriverError as error:
-                if is_out_of_memory(error):
+                # The code is whole, but this driver refuses it. If it refuses what was compiled here, the error stands.
+                if is_out_of_memory(error) or self._next_code(capability) is None:
                     raise
-                # The kept code is whole, but this driver refuses it: compile anew. If that is refused too, the error
-                # stands.
-                self._libraries[capability] = _loaded(self._code(capability, anew=True))
         _, kernel = self._libraries[capability]
         function = driver.CUfunction(int(kernel))  # launches take a CUkernel too, in the caller's context
         if self._shared_nbytes > DEFAULT_SHARED_NBYTES:
@@ -171,13 +210,19 @@ def _loaded(code: MachineCode) -> tuple[Any, Any]:
 
 @functools.cache
 def device_capability(device: int) -> Capability:
-    major, minor = cuda.gpus[device].compute_capability
+    major, minor = gpus()[device].compute_capability
     return int(major), int(minor)
 
 
 @functools.cache
 def multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
+    return int(gpus()[device].MULTIPROCESSOR_COUNT)
+
+
+@functools.cache
+def shared_limit(device: int) -> int:
+    """The most shared memory that a block may have, having opted in; bytes."""
+    return int(gpus()[device].MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
 
 def compile_function(
@@ -244,6 +289,9 @@ def compile_kernel(
 def compile_together(kernels: Iterable[Any], capability: Capability) -> None:
     """Get the machine code of several kernels ready, compiling what is missing on several threads."""
     missing = [kernel for kernel in kernels if capability not in kernel._codes]
+    if (gpu := described()) is not None:
+        gpu.kernels += missing
+        return
     if not missing:
         return
     threads = min(len(missing), COMPILING_THREADS, os.cpu_count() or 1)

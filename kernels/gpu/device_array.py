@@ -18,6 +18,7 @@ from tilewright.kernels.errors import OptionError, ShapeError
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device, device_count, driver_bindings
 from tilewright.kernels.gpu.recording import ALIGNMENT
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM, external_stream
+from tilewright.kernels.shipped.described import described, described_array
 
 MAX_ALIGNMENT = ALIGNMENT
 
@@ -118,8 +119,10 @@ def _exported_array() -> Any:
     """The class of `as_device_array`'s results for other libraries' arrays.
 
     `numba.cuda.as_cuda_array` takes 20 µs for attributes that only slicing and copying need. Here those are made on
-    first use; a launch needs only what the interface says.
+    first use; a launch needs only what the interface says. Of a GPU that is only described it is what describes arrays.
     """
+    if described() is not None:
+        return described_array
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
     class ExportedArray(DeviceNDArray):

@@ -17,6 +17,7 @@ from tilewright.kernels.choices import DEVICES, DeviceKind
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
 from tilewright.kernels.gpu.compiled import device_capability
+from tilewright.kernels.shipped.described import gpus
 
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0").strip() not in ("", "0")
 """Whether this process runs Numba's CUDA simulator (``NUMBA_ENABLE_CUDASIM=1``) in place of a GPU."""
@@ -118,7 +119,7 @@ def current_device() -> int:
 @functools.cache
 def device_count() -> int:
     """GPUs that this process sees."""
-    return 1 if SIMULATOR else len(cuda.gpus)
+    return 1 if SIMULATOR else len(gpus())
 
 
 @functools.cache
@@ -129,11 +130,10 @@ def capability(index: int) -> tuple[int, int] | None:
 
 @functools.cache
 def model(index: int) -> str | None:
-    """What the driver calls GPU ``index``, "NVIDIA H100 80GB HBM3"; None in the simulator."""
-    if SIMULATOR:
-        return None
-    name = cuda.gpus[index].name
-    return name.decode() if isinstance(name, bytes) else str(name)
+    """What the driver calls GPU ``index``, "NVIDIA H100 80GB HBM3"; None in the simulator, and of one that is only
+    described."""
+    name = None if SIMULATOR else gpus()[index].name
+    return name.decode() if isinstance(name, bytes) else name and str(name)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ OUTSIDE = ("numba", "numba_cuda", "llvmlite", "numpy", "cuda", "ml_dtypes", *sys
 """Packages whose functions are covered by the package's version."""
 
 
+OWN_OPTIONS = ("inline", "forceinline", "fastmath")
+
+
 class Unknown(TypeError):
     """A kernel refers to something that cannot be fingerprinted: its code is not kept."""
 
@@ -47,11 +50,38 @@ def fingerprint(function: Any, *more: Any) -> str:
     Raises Unknown where something that it refers to is neither a plain value, a dtype, a Numba type, an array, a
     dataclass, a module nor a function.
     """
+    return _hashed(_walk((function, *more), _Walk(_bytecode, dict)))
+
+
+def by_source(function: Any, *more: Any) -> str:
+    """The same for a kernel of this package, in words that do not depend on the version of Python or of any library:
+    functions are told apart by where their source is, and by all that they refer to.
+
+    Together with `source_hash` it stands for all that the author wrote and all that was set since. Raises Unknown also
+    where a function is not of `tilewright.kernels`, so that its source is not covered.
+    """
+    return _hashed(_walk((function, *more), _Walk(_place, _own_options)))
+
+
+def _hashed(pieces: Iterator[str]) -> str:
     digest = hashlib.sha256()
-    for piece in _walk((function, *more), {}):
+    for piece in pieces:
         digest.update(piece.encode())
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+class _Walk:
+    """How a walk tells code and the options of device functions apart, and what it has seen."""
+
+    def __init__(
+        self,
+        of_code: Callable[[types.FunctionType, _Walk], Iterator[str]],
+        options: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        self.of_code, self.options = of_code, options
+        self.seen: dict[int, tuple[int, Any]] = {}
+        """The number and the object, by its id."""
 
 
 @functools.cache
@@ -71,11 +101,12 @@ def surroundings() -> tuple[str, ...]:
             told.append(f"{library.__name__} {library.version()}")
         except RuntimeError as error:  # the library is not installed: the driver links
             told.append(f"{library.__name__} {type(error).__name__}")
-    told.append(f"opt {config.OPT} debug {config.CUDA_DEBUGINFO_DEFAULT} driver {_driver_version()}")
+    told.append(f"opt {config.OPT} debug {config.CUDA_DEBUGINFO_DEFAULT} driver {driver_version()}")
     return tuple(told)
 
 
-def _driver_version() -> int:
+def driver_version() -> int:
+    """Of CUDA, that the driver here knows: 13050 is 13.5; 0 where there is none."""
     from cuda.bindings import driver
 
     try:
@@ -104,14 +135,17 @@ def source_hash(folder: Path | None = None) -> str:
     return digest.hexdigest()
 
 
-def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
+def _walk(value: Any, walk: _Walk) -> Iterator[str]:
     """Strings that tell ``value`` apart from every other; the same in every process."""
     kind = type(value)
     if value is None or value is ... or kind in (bool, int, float, complex, str, bytes, range, slice):
         yield f"{kind.__name__} {value!r}"
         return
-    if isinstance(value, (np.generic, np.dtype)):
+    if isinstance(value, np.dtype):
         yield f"{kind.__name__} {value!r}"
+        return
+    if isinstance(value, np.generic):  # whose text is another in NumPy 1
+        yield f"{kind.__name__} {value.tobytes().hex()}"
         return
     if isinstance(value, Type):
         yield f"numba {value}"
@@ -130,16 +164,17 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
     if isinstance(value, tuple):
         yield f"tuple of {len(value)}"
         for item in value:
-            yield from _walk(item, seen)
+            yield from _walk(item, walk)
         return
     if isinstance(value, frozenset):
         yield f"frozenset of {len(value)}"
         for item in sorted(value, key=repr):
-            yield from _walk(item, seen)
+            yield from _walk(item, walk)
         return
     if isinstance(value, types.CodeType):
-        yield from _code(value, seen)
+        yield from _code(value, walk)
         return
+    seen = walk.seen
     if id(value) in seen:
         yield f"again {seen[id(value)][0]}"
         return
@@ -147,16 +182,16 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
     if isinstance(value, list):
         yield f"list of {len(value)}"
         for item in value:
-            yield from _walk(item, seen)
+            yield from _walk(item, walk)
     elif isinstance(value, dict):
         yield f"dict of {len(value)}"
         for name in sorted(value, key=repr):
-            yield from _walk(name, seen)
-            yield from _walk(value[name], seen)
+            yield from _walk(name, walk)
+            yield from _walk(value[name], walk)
     elif isinstance(value, set):
         yield f"set of {len(value)}"
         for item in sorted(value, key=repr):
-            yield from _walk(item, seen)
+            yield from _walk(item, walk)
     elif isinstance(value, enum.Enum):
         yield f"enum {kind.__qualname__}.{value.name}"
     elif isinstance(value, type):
@@ -165,19 +200,19 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
         yield f"module {value.__name__}"
     elif isinstance(value, functools.partial):
         yield "partial"
-        yield from _walk((value.func, value.args, value.keywords), seen)
+        yield from _walk((value.func, value.args, value.keywords), walk)
     elif hasattr(value, "py_func"):  # a device function
         yield "device function"
-        yield from _walk((value.py_func, dict(value.targetoptions)), seen)
+        yield from _walk((value.py_func, walk.options(value.targetoptions)), walk)
     elif hasattr(value, "_defn"):  # an intrinsic
         yield "intrinsic"
-        yield from _walk(value._defn, seen)
+        yield from _walk(value._defn, walk)
     elif isinstance(value, types.FunctionType):
-        yield from _function(value, seen)
+        yield from _function(value, walk)
     elif dataclasses.is_dataclass(value):
         yield f"{kind.__module__}.{kind.__qualname__}"
         for field in dataclasses.fields(value):
-            yield from _walk(getattr(value, field.name), seen)
+            yield from _walk(getattr(value, field.name), walk)
     elif _outside(value):
         yield f"outside {value.__module__}.{value.__name__}"
     else:
@@ -190,12 +225,12 @@ def _outside(value: Any) -> bool:
     return package in OUTSIDE and bool(getattr(value, "__name__", ""))
 
 
-def _function(function: types.FunctionType, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
+def _function(function: types.FunctionType, walk: _Walk) -> Iterator[str]:
     yield f"function {function.__module__}.{function.__qualname__}"
     if str(function.__module__).partition(".")[0] in OUTSIDE:
         return
-    yield from _code(function.__code__, seen)
-    yield from _walk((function.__defaults__, function.__kwdefaults__), seen)
+    yield from walk.of_code(function, walk)
+    yield from _walk((function.__defaults__, function.__kwdefaults__), walk)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield f"closure {name}"
         try:
@@ -203,25 +238,52 @@ def _function(function: types.FunctionType, seen: dict[int, tuple[int, Any]]) ->
         except ValueError:  # bound later: an empty cell
             yield "nothing"
             continue
-        yield from _walk(held, seen)
+        yield from _walk(held, walk)
     names = _names(function.__code__)
     for name in sorted(names):
         if name not in function.__globals__:
             continue
         value = function.__globals__[name]
         yield f"global {name}"
-        yield from _walk(value, seen)
+        yield from _walk(value, walk)
         own = isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in OUTSIDE
         for attribute in sorted(names) if own else ():
             if hasattr(value, attribute):
                 yield f"attribute {attribute}"
-                yield from _walk(getattr(value, attribute), seen)
+                yield from _walk(getattr(value, attribute), walk)
 
 
-def _code(code: types.CodeType, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
+def _own_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of a device function that this package's source sets: Numba adds others, such as whether there is a linker
+    that optimizes."""
+    return {name: options.get(name) for name in OWN_OPTIONS}
+
+
+def _bytecode(function: types.FunctionType, walk: _Walk) -> Iterator[str]:
+    return _code(function.__code__, walk)
+
+
+def _place(function: types.FunctionType, walk: _Walk) -> Iterator[str]:
+    """Where a function is in the source of `tilewright.kernels`."""
+    code = function.__code__
+    if code.co_name == "<lambda>":
+        raise Unknown(f"{function.__qualname__} in line {code.co_firstlineno} may be one of several there")
+    if (file := _file_of_source(code.co_filename)) is None:
+        raise Unknown(f"{function.__module__}.{function.__qualname__} is not of this package's kernels")
+    yield f"source {file} {code.co_firstlineno} {code.co_qualname}"
+
+
+@functools.cache
+def _file_of_source(path: str) -> str | None:
+    """The name of one of `source_files`, from this package's folder on; None of any other file."""
+    file, kernels = Path(path).resolve(), Path(__file__).resolve().parents[1]
+    return str(file.relative_to(kernels)) if file.is_relative_to(kernels) else None
+
+
+def _code(code: types.CodeType, walk: _Walk) -> Iterator[str]:
     yield f"code {code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
     for constant in code.co_consts:
-        yield from _walk(constant, seen)
+        yield from _walk(constant, walk)
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -52,7 +52,7 @@ from tilewright.pipeline.worker.units import (
     multiply,
     pieces_of,
     pool_of,
-    prepare_kernels,
+    prepare_job,
     rounded,
     tile_slots,
     whole_lines,
@@ -510,9 +510,7 @@ class CudaUnit:
     def prepare(
         self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False, slabs: Sequence[slice] = ()
     ) -> None:
-        for accumulate in (False, True):
-            for slab in (None, *slabs):
-                prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream, diagonal, slab)
+        prepare_job(self._product, a, b, tile, self._compute_stream, diagonal, slabs)
         if self._gpu_fusion is not None:
             self._gpu_fusion.prepare()
         if self._looks is not None:

@@ -229,6 +229,22 @@ def prepare_kernels(
         prepare(left, right, cell, stream=stream, lower=lower, **_options(product, tile, accumulate))
 
 
+def prepare_job(
+    product: Product,
+    a: Placed,
+    b: Placed,
+    tile: Placed,
+    stream: Any,
+    diagonal: bool = False,
+    slabs: Sequence[slice] = (),
+) -> None:
+    """The same for all panels of a tile: the first is put there, the others are added, in the end perhaps slab by
+    slab."""
+    for accumulate in (False, True):
+        for slab in (None, *slabs):
+            prepare_kernels(product, a, b, tile, accumulate, stream, diagonal, slab)
+
+
 def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]:
     return {
         "accumulate": accumulate,

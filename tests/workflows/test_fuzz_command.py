@@ -48,6 +48,7 @@ ARRAYS = (
 arrays = st.sampled_from(ARRAYS) | names
 sizes = st.sampled_from(["8GiB", "1", "0", "-1", "8 GiBB", "nan", "1e400", "²", "1.5", "9" * 400, ""]) | names
 counts = st.sampled_from(["1", "2", "0", "-1", "65", "2.5", "True", "1e3", "9" * 30, "", "１"]) | names
+no_capabilities = st.sampled_from(["7.5", "9", "sm_90", "", "-1", "nan", "9.0.0"])
 dtypes = (
     st.sampled_from(["f4", "int64", "nonsense", ">f8", "O", "S4", "i4,f4", "bfloat16", "(2,3)f8", "a5"])
     | names
@@ -256,6 +257,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         NEIGHBOURS | {"--above": codes, "--below": codes, "--count-only": None},
     ),
     "devices": ((), {}),
+    # Of no capability that a GPU has: compiling takes minutes.
+    "kernels": (
+        (),
+        {"--into": files, "--capability": no_capabilities, "--job": names, "--processes": counts},
+    ),
     "profiles": ((), {"--cluster-file": files}),
     "settings": ((), {}),
 }

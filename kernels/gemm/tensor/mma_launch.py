@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.base import Capability, Variant
@@ -26,6 +25,7 @@ from tilewright.kernels.gemm.tensor.mma import (
     Tile,
     kernel_function,
 )
+from tilewright.kernels.gpu.compiled import shared_limit
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.numbers import ceil_div
 
@@ -43,7 +43,7 @@ def fitting_tile(shared_nbytes: int) -> Tile:
 
 @functools.cache
 def _tile(device: int) -> Tile:
-    return fitting_tile(int(cuda.gpus[device].MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))
+    return fitting_tile(shared_limit(device))
 
 
 def config_here(kind_a: str, kind_b: str, c_type: Any, plan_kind: int = -1, **more: Any) -> Config:
