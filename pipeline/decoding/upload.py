@@ -124,6 +124,8 @@ class Decoding:
         self.on_gpu = 0
         self.on_cores = 0
         """Chunks decoded so far; for those who look on."""
+        self.by_nvcomp = 0
+        """Blocks that nvCOMP was given."""
 
     def pace(self, coding: Coding, nbytes: int) -> Pace:
         with self._lock:
@@ -315,7 +317,16 @@ class CodedUpload:
                 most_blocks=slot.blocks,
                 most_parts=slot.parts,
             )
-            tables = tables_of(numbers, chunks, headers, self._coding, slot.areas, self._matrix, slot.words)
+            tables = tables_of(
+                numbers,
+                chunks,
+                headers,
+                self._coding,
+                slot.areas,
+                self._matrix,
+                slot.words,
+                slot.nvcomp,
+            )
             if not tables.numbers:
                 self._failed.update(numbers)
                 self._decoding.put(slot)
@@ -342,6 +353,7 @@ class CodedUpload:
         if batch.error is None:
             self._pace.took(batch=batch.slot.seconds())
             self._decoding.on_gpu += len(batch.tables.numbers) - len(failed)
+            self._decoding.by_nvcomp += sum(count for _, count in batch.tables.nvcomp)
 
     def settle(self) -> None:
         """Wait until nothing of it is under way any more, once every `run` has returned."""
