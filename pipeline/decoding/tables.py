@@ -120,6 +120,21 @@ class Sections(NamedTuple):
         return slice(self.found.begin, self.lengths.begin)
 
 
+class _Given(NamedTuple):
+    """The columns of a `StoredChunk` but for its path, of several."""
+
+    offset: np.ndarray
+    nbytes: np.ndarray
+    rows: np.ndarray
+    stride: np.ndarray
+    top: np.ndarray
+    left: np.ndarray
+    height: np.ndarray
+    width: np.ndarray
+    target: np.ndarray
+    pitch: np.ndarray
+
+
 @dataclass(frozen=True)
 class Tables:
     """A batch, ready to be decoded once its rectangles have been brought to the device."""
@@ -220,7 +235,9 @@ def tables_of(
     part_owners = np.repeat(owners, blocks[:, headers_of.PARTS])
     kept = rows[:, headers_of.STORED_NBYTES] != headers_of.REFUSED
     stored_nbytes = np.where(kept, rows[:, headers_of.STORED_NBYTES], 0)
-    decoded_nbytes = np.array([chunk.rows * chunk.stride for chunk in chunks], np.int64)
+    given = np.array([chunk[1:] for chunk in chunks], np.int64).reshape(-1, len(_Given._fields))
+    of = _Given(*given.T)
+    decoded_nbytes = of.rows * of.stride
     encoded = parts[:, headers_of.PART_KIND] == zstd.ENCODED
     literals = np.where(encoded, parts[:, headers_of.PART_LITERALS], 0)
     sequences = np.where(encoded, parts[:, headers_of.PART_COUNT], 0)
@@ -255,13 +272,13 @@ def tables_of(
     # Of chunks that are not in the batch nothing is read: they are empty.
     table[:, zstd.KIND] = np.where(my_parts, parts[:, headers_of.PART_KIND], zstd.RAW)
     table[:, zstd.LITERAL_NBYTES] = np.where(my_parts, parts[:, headers_of.PART_LITERALS], 0)
-    for column, given in (
+    for column, known in (
         (zstd.TREE, headers_of.PART_TREE),
         (zstd.LENGTHS, headers_of.PART_LENGTHS),
         (zstd.OFFSETS, headers_of.PART_OFFSETS),
         (zstd.MATCHES, headers_of.PART_MATCHES),
     ):
-        table[:, column] = parts[:, given]
+        table[:, column] = parts[:, known]
     table[:, zstd.LITERALS] = _starts(np.where(my_parts, literals, 0))
     table[:, zstd.SEQUENCES] = _starts(np.where(my_parts, sequences, 0))
     table[:, zstd.COUNT] = np.where(my_parts, sequences, 0)
@@ -274,21 +291,20 @@ def tables_of(
     sections.raw.of(words)[...] = np.stack([from_, to, nbytes], axis=1)[raws]
     sections.stored.of(words)[...] = np.stack([begins, stored_nbytes], axis=1)[kept]
     sections.decoded.of(words)[...] = np.stack([decoded_begins, decoded_nbytes], axis=1)[kept]
-    for place, row in zip(places_in, sections.places.of(words), strict=True):
-        row[...] = _place(chunks[place], rows[place], coding, int(decoded_begins[place]), matrix)
-
+    sections.places.of(words)[...] = _places(of, rows, coding, decoded_begins, matrix)[kept]
+    # A file that holds one chunk alone and has changed meanwhile is not decoded.
+    files_nbytes = np.where(of.nbytes == ANY_LENGTH, stored_nbytes + 4 * coding.suffix, ANY_LENGTH)
+    places = zip(
+        places_in,
+        rows[kept, headers_of.STORED].tolist(),
+        files_nbytes[kept].tolist(),
+        stored_nbytes[kept].tolist(),
+        (areas.stored + begins[kept]).tolist(),
+        strict=True,
+    )
     rectangles = tuple(
-        Rectangle(
-            path=chunks[place].path,
-            offset=int(rows[place, headers_of.STORED]),
-            file_nbytes=_whole_file(chunks[place], int(stored_nbytes[place]), suffix=coding.suffix),
-            rows=1,
-            width=int(stored_nbytes[place]),
-            stride=int(stored_nbytes[place]),
-            target=areas.stored + int(begins[place]),
-            pitch=int(stored_nbytes[place]),
-        )
-        for place in places_in
+        Rectangle(chunks[place].path, offset, file_nbytes, 1, width, width, target, width)
+        for place, offset, file_nbytes, width, target in places
     )
     place_of = np.cumsum(kept) - 1
     if len(chosen):
@@ -314,7 +330,7 @@ def tables_of(
         promised=rooms[chosen],
         expected=rows[kept][:, [headers_of.SUM, headers_of.SUM_VALUE, headers_of.SUFFIX]],
         matrix=matrix,
-        most_place=max((chunks[p].height * chunks[p].width for p in places_in), default=0) // _item(coding),
+        most_place=int((of.height * of.width)[kept].max(initial=0)) // _item(coding),
     )
 
 
@@ -357,27 +373,27 @@ def _item(coding: Coding) -> int:
     return coding.numbers.unit * coding.numbers.parts
 
 
-def _whole_file(chunk: StoredChunk, nbytes: int, *, suffix: bool) -> int:
-    """The length of a chunk's file, where it is alone there: one that has changed meanwhile is not decoded."""
-    return nbytes + 4 * suffix if chunk.nbytes == ANY_LENGTH else ANY_LENGTH
-
-
-def _place(chunk: StoredChunk, row: np.ndarray, coding: Coding, source: int, matrix: int) -> tuple[int, ...]:
-    """A row of the table of places; ``source`` and ``matrix`` are what both sides are counted from."""
+def _places(of: _Given, rows: np.ndarray, coding: Coding, sources: np.ndarray, matrix: int) -> np.ndarray:
+    """The table of places, of all chunks; ``sources`` and ``matrix`` are what both sides are counted from."""
     item, unit = _item(coding), coding.numbers.unit
-    columns = chunk.stride // item
-    return (
-        source,
-        chunk.rows * chunk.stride,
-        chunk.top,
-        chunk.left // item,
-        chunk.height,
-        chunk.width // item,
-        1 if coding.by_columns else columns,
-        chunk.rows if coding.by_columns else 1,
-        (chunk.target - matrix) // unit,
-        chunk.pitch // unit,
-        int(row[headers_of.SHUFFLE]),
-        max(1, int(row[headers_of.ELEMENT])),
-        max(1, int(row[headers_of.BLOCK_NBYTES]) or chunk.rows * chunk.stride),
+    one = np.ones_like(sources)
+    sides = rows[:, headers_of.BLOCK_NBYTES]
+    table: np.ndarray = np.stack(
+        [
+            sources,
+            of.rows * of.stride,
+            of.top,
+            of.left // item,
+            of.height,
+            of.width // item,
+            one if coding.by_columns else of.stride // item,
+            of.rows if coding.by_columns else one,
+            (of.target - matrix) // unit,
+            of.pitch // unit,
+            rows[:, headers_of.SHUFFLE],
+            np.maximum(1, rows[:, headers_of.ELEMENT]),
+            np.where(sides > 0, sides, np.maximum(1, of.rows * of.stride)),
+        ],
+        axis=1,
     )
+    return table
