@@ -457,6 +457,41 @@ def test_batches_that_begin_at_once_are_all_brought(tmp_path: Path) -> None:
     assert upload.failed() == list(range(16))
 
 
+def test_a_thread_without_work_helps_to_bring_what_opens_meanwhile(tmp_path: Path) -> None:
+    """Though the GPU is not done with an earlier batch: a thread that waited for that would help with nothing else."""
+    finished = threading.Event()
+    brought = [threading.Event(), threading.Event()]
+    order = iter(brought)
+
+    class Busy(PretendedSlot):
+        def done(self) -> bool:
+            return finished.is_set()
+
+        def wait(self) -> None:
+            assert finished.wait(10)
+
+    upload = uploads_of(tmp_path / "a", [Busy(8, 2**16)], lambda _: Brought(next(order).set))
+    idle, wait = threading.Event(), upload._wait
+
+    def waits() -> None:
+        idle.set()
+        wait()
+
+    upload._wait = waits  # type: ignore[method-assign]
+    begin_next(upload)
+    helper = threading.Thread(target=upload.run, args=(None, None))
+    helper.start()
+    assert brought[0].wait(10)
+    assert idle.wait(10)
+    upload._next = 16
+    upload._begin(range(8, 16), Busy(8, 2**16))
+    assert brought[1].wait(10), "while the first is still decoded"
+    helper.join(10)
+    assert not helper.is_alive()
+    finished.set()
+    upload.settle()
+
+
 def test_what_nobody_brings_any_more_is_left_over(tmp_path: Path) -> None:
     """A thread that began a batch, and failed with another that it helped to bring, leaves it behind: it is not waited
     for, and the error is seen."""
