@@ -15,8 +15,9 @@ SLOTS = 4
 """Batches under way at once: while one is brought, others are decoded, and those of A and of B run side by side."""
 SLOT_NBYTES = 2**27
 """Decoded bytes of a slot where memory is plenty."""
-NVCOMP_SLOT_NBYTES = 2**28
-"""The same where nvCOMP decodes, which takes each frame slowly, and a thousand at once as fast as the bus."""
+NVCOMP_SLOTS = 8
+"""Where nvCOMP decodes, which takes each frame slowly, and a thousand at once as fast as the bus. More slots rather
+than larger ones: a batch is not decoded before all of it is there."""
 LEAST_SHARE_NBYTES = 2**25
 """Decoded bytes of a batch, at least, where there are so many: one costs the host half a millisecond."""
 MOST_CHUNKS = 2**11
@@ -95,7 +96,7 @@ def room_for(inputs: Sequence[CodedInput], device_nbytes: int, nvcomp: int = NOW
         return None
     largest, smallest = (extreme(given.chunk_nbytes for given in inputs) for extreme in (max, min))
     allowed = device_nbytes // MEMORY_SHARE
-    nbytes = max(SLOT_NBYTES if nvcomp == NOWHERE else NVCOMP_SLOT_NBYTES, ceil_div(largest, 256) * 256)
+    nbytes = max(SLOT_NBYTES, ceil_div(largest, 256) * 256)
     while nbytes >= largest:
         room = _room(inputs, smallest, ceil_div(nbytes, 256) * 256, nvcomp)
         if room.nbytes <= allowed:
@@ -114,7 +115,7 @@ def _room(inputs: Sequence[CodedInput], smallest: int, decoded: int, nvcomp: int
     literals, sequences = (decoded, ceil_div(decoded, NBYTES_A_SEQUENCE)) if framed else (256, 32)
     workspace = workspace_for(blocks, decoded) if framed and nvcomp != NOWHERE else 0
     return DecodingRoom(
-        SLOTS,
+        SLOTS if nvcomp == NOWHERE else NVCOMP_SLOTS,
         chunks,
         blocks,
         parts,

@@ -19,6 +19,8 @@ from tilewright.pipeline.plan.decoding import (
     EVERYWHERE,
     MEMORY_SHARE,
     NOWHERE,
+    NVCOMP_SLOTS,
+    SLOTS,
     CodedInput,
     room_for,
     workspace_for,
@@ -44,7 +46,8 @@ def test_what_is_set_aside_fits_and_serves(
     """A share of the memory at most; a slot holds at least one chunk of either input, as stored and decoded."""
     room = room_for([CodedInput("x", nbytes, in_blocks, framed) for nbytes in chunks], device_nbytes, nvcomp)
     if room is None:
-        assert device_nbytes < MEMORY_SHARE * 8 * 4 * (max(chunks) + 2**22)
+        slots = SLOTS if nvcomp == NOWHERE else NVCOMP_SLOTS
+        assert device_nbytes < MEMORY_SHARE * 8 * slots * (max(chunks) + 2**22)
         return
     assert room.nvcomp == nvcomp
     assert room.scratch_nbytes >= room.literals_nbytes + 8 * room.sequences_count
