@@ -76,6 +76,10 @@ SETTINGS = (
     Setting("tilewright.gpu-decoding", False, "true or false",
             "whether a GPU decodes chunks of Zstandard, LZ4 and Blosc itself, beside the cores; it sets memory aside"
             " for that, a twelfth at most"),
+    Setting("tilewright.trust-chunks", False, "true or false",
+            "whether nvCOMP, which is fast and checks little, may decode all chunks that a GPU decodes, where it is"
+            " installed; false: only those with a CRC32C behind them, which is compared first. A damaged chunk may"
+            " then end a worker's GPU, or change numbers that are not its own"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
     Setting("tilewright.window-nbytes", "128 MiB", "bytes",

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.decoding.coding import BLOSC, LZ4, RAW, ZSTD, Coding
-from tilewright.pipeline.plan.decoding import CodedInput, DecodingRoom, room_for
+from tilewright.pipeline.plan.decoding import (
+    CHECKED,
+    EVERYWHERE,
+    NOWHERE,
+    CodedInput,
+    DecodingRoom,
+    room_for,
+)
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.chunks import coding_of
@@ -39,7 +46,9 @@ def decoding_for(
             None,
             "by the cores, as no GPU decodes what A and B are encoded by, or reads it from where they lie",
         )
-    room = room_for(coded, device_nbytes)
+    missing = next((fact.no_nvcomp for fact in facts if fact.no_nvcomp), "")
+    may, who = _nvcomp(encoded, missing)
+    room = room_for(coded, device_nbytes, may)
     names = " and ".join(dict.fromkeys(given.name for given in coded))
     if room is None:
         most = max(given.chunk_nbytes for given in coded)
@@ -49,8 +58,24 @@ def decoding_for(
         )
     return room, (
         f"{names} on the GPU, up to {room.slots * room.chunks} chunks at once in"
-        f" {format_nbytes(room.nbytes)} of its memory, and on the cores"
+        f" {format_nbytes(room.nbytes)} of its memory, and on the cores; {who}"
     )
+
+
+def _nvcomp(arrays: Sequence[StoredArray], missing: str) -> tuple[int, str]:
+    """What nvCOMP may decode, and that for people. missing: why it cannot; empty: it can."""
+    codings = [found[0] for array in arrays if (found := coding_of(array)) is not None]
+    codings = [coding for coding in codings if coding.form != RAW]
+    if not codings:
+        return NOWHERE, "nothing is compressed that nvCOMP decodes"
+    trusted = config.get("trust-chunks")
+    if not trusted and not any(coding.suffix for coding in codings):
+        return NOWHERE, "by nvCOMP none, as no CRC32C says which are sound (tilewright.trust-chunks is false)"
+    if missing:
+        return NOWHERE, f"without nvCOMP: {missing}"
+    if trusted:
+        return EVERYWHERE, "by nvCOMP, which is told to trust them (tilewright.trust-chunks)"
+    return CHECKED, "by nvCOMP those whose CRC32C is right"
 
 
 def inputs_of(arrays: Sequence[StoredArray]) -> list[CodedInput]:

@@ -73,7 +73,12 @@ _BLOSC_CODEC_VERSION = 1
 _OPEN, _CLOSE, _SEEK, _READ = range(4)
 SYSTEM = ("open", "close", "lseek", "pread")
 
+_READER, _FILE, _BEGIN, _END = range(4)
+"""What `_peek` knows of a file."""
+
 SCRATCH_NBYTES = 32
+WINDOW_NBYTES = 64
+"""Read at once: a call of the system costs more than some bytes."""
 LEAST_NBYTES = 8
 """Of a chunk as it is stored: a CRC32C is made of four bytes at least."""
 
@@ -89,19 +94,34 @@ def _number(memory: Any, at: int, count: int) -> int:
 _compiled_number = numba.njit(_number)
 
 
-def _peek(read: int, descriptor: int, at: int, count: int, stop: int, memory: Any) -> bool:
-    """Read bytes of a file into the scratch; whether they lie before ``stop`` and all came."""
+def _peek(source: Any, at: int, count: int, stop: int, memory: Any) -> bool:
+    """Put bytes of a file into the scratch; whether they lie before ``stop`` and all came.
+
+    source: int64[4], the function that reads, the file's descriptor, and from where to where the bytes are in the
+    scratch's window that were read last. Headers lie side by side often: of a block of literals alone, the last one is
+    next to the first of the block behind it.
+    """
     if at + count > stop:
         return False
-    return long_call4(read, descriptor, numba.int64(memory.ctypes.data), count, at) == count
+    if at < source[_BEGIN] or at + count > source[_END]:
+        place = numba.int64(memory.ctypes.data) + SCRATCH_NBYTES
+        got = long_call4(
+            numba.uint64(source[_READER]), source[_FILE], place, min(WINDOW_NBYTES, stop - at), at
+        )
+        source[_BEGIN], source[_END] = at, at + max(got, 0)
+        if got < count:
+            return False
+    first = SCRATCH_NBYTES + at - source[_BEGIN]
+    for place in range(count):
+        memory[place] = memory[first + place]
+    return True
 
 
 _compiled_peek = numba.njit(_peek)
 
 
 def _zstd_frame(
-    read: int,
-    descriptor: int,
+    source: Any,
     at: int,
     stop: int,
     nbytes: int,
@@ -116,7 +136,7 @@ def _zstd_frame(
     parts: int64[·, PART_WORDS], written from ``part`` on. begin: of the chunk in its file.
     """
     count = min(18, stop - at)
-    if count < 6 or not _compiled_peek(read, descriptor, at, count, stop, memory):
+    if count < 6 or not _compiled_peek(source, at, count, stop, memory):
         return -1, part
     if _compiled_number(memory, 0, 4) != _ZSTD_MAGIC:
         return -1, part
@@ -152,7 +172,7 @@ def _zstd_frame(
     )
     last = False
     while not last:
-        if part >= len(parts) or not _compiled_peek(read, descriptor, at, 3, stop, memory):
+        if part >= len(parts) or not _compiled_peek(source, at, 3, stop, memory):
             return -1, part
         block = _compiled_number(memory, 0, 3)
         last = (block & 1) == 1
@@ -168,7 +188,7 @@ def _zstd_frame(
         row[PART_OFFSET], row[PART_NBYTES], row[PART_KIND] = at - begin, stored, kind
         if kind < 2:
             row[PART_LITERALS] = size
-        elif not _compiled_encoded(read, descriptor, at, size, stop, most, memory, row):
+        elif not _compiled_encoded(source, at, size, stop, most, memory, row):
             return -1, part
         else:
             # A tree or a table that stays in force is that of the last block that has defined one.
@@ -194,19 +214,17 @@ def _zstd_frame(
         part += 1
         at += stored
     if head & 0b100:
-        if at + 4 != stop or not _compiled_peek(read, descriptor, at, 4, stop, memory):
+        if at + 4 != stop or not _compiled_peek(source, at, 4, stop, memory):
             return -1, part
         return 1, part
     return (0 if at == stop else -1), part
 
 
-def _encoded(
-    read: int, descriptor: int, at: int, size: int, stop: int, most: int, memory: Any, row: Any
-) -> bool:
+def _encoded(source: Any, at: int, size: int, stop: int, most: int, memory: Any, row: Any) -> bool:
     """Whether the lengths in the headers of a block's literals and sequences are no larger than the block, or than it
     may decode to; fills its row: ``PART_LENGTHS`` has the modes of the tables of its sequences."""
     count = min(numba.int64(5), size)
-    if count < 1 or not _compiled_peek(read, descriptor, at, count, stop, memory):
+    if count < 1 or not _compiled_peek(source, at, count, stop, memory):
         return False
     kind, form = numba.int64(memory[0]) & 3, (numba.int64(memory[0]) >> 2) & 3
     if kind < 2:
@@ -232,7 +250,7 @@ def _encoded(
     row[PART_LITERALS] = held
     at += head + stored
     count = min(numba.int64(4), size - head - stored)
-    if not _compiled_peek(read, descriptor, at, count, stop, memory):
+    if not _compiled_peek(source, at, count, stop, memory):
         return False
     first = numba.int64(memory[0])
     if first == 0:
@@ -267,8 +285,7 @@ _compiled_add_block = numba.njit(_add_block)
 
 
 def _blosc_chunk(
-    read: int,
-    descriptor: int,
+    source: Any,
     at: int,
     stop: int,
     nbytes: int,
@@ -282,7 +299,7 @@ def _blosc_chunk(
 ) -> int:
     """List the blocks of a chunk of Blosc; returns the number of the next, or -1 for what is refused."""
     length = stop - at
-    if not _compiled_peek(read, descriptor, at, _BLOSC_HEADER_NBYTES, stop, memory):
+    if not _compiled_peek(source, at, _BLOSC_HEADER_NBYTES, stop, memory):
         return -1
     version, flags, element = numba.int64(memory[0]), numba.int64(memory[2]), numba.int64(memory[3])
     held = _compiled_number(memory, 4, 4)
@@ -315,7 +332,7 @@ def _blosc_chunk(
         streams = element if whole and not flags & 0b10000 else numba.int64(1)
         if held % streams:
             return -1
-        if not _compiled_peek(read, descriptor, at + _BLOSC_HEADER_NBYTES + 4 * block, 4, stop, memory):
+        if not _compiled_peek(source, at + _BLOSC_HEADER_NBYTES + 4 * block, 4, stop, memory):
             return -1
         here = _compiled_number(memory, 0, 4)
         if here < table_stop:
@@ -324,7 +341,7 @@ def _blosc_chunk(
         for stream in range(streams):
             if place >= len(blocks) or here + 4 > length:
                 return -1
-            if not _compiled_peek(read, descriptor, at + here, 4, stop, memory):
+            if not _compiled_peek(source, at + here, 4, stop, memory):
                 return -1
             size = _compiled_number(memory, 0, 4)
             here += 4
@@ -336,7 +353,7 @@ def _blosc_chunk(
                 # With a checksum it is left to the cores: only those of whole chunks are compared.
                 first = used[0]
                 found, part = _compiled_zstd_frame(
-                    read, descriptor, at + here, at + here + size, room, memory, parts, numba.int64(first), at
+                    source, at + here, at + here + size, room, memory, parts, numba.int64(first), at
                 )
                 if found != 0:
                     return -1
@@ -351,8 +368,7 @@ _compiled_blosc_chunk = numba.njit(_blosc_chunk)
 
 
 def _look_at(
-    read: int,
-    descriptor: int,
+    source: Any,
     at: int,
     stop: int,
     form: int,
@@ -370,7 +386,7 @@ def _look_at(
     zero = numba.int64(0)
     if form == BLOSC:
         return _compiled_blosc_chunk(
-            read, descriptor, at, stop, nbytes, memory, row, number, blocks, place, parts, used
+            source, at, stop, nbytes, memory, row, number, blocks, place, parts, used
         )
     if place >= len(blocks):
         return -1
@@ -380,9 +396,7 @@ def _look_at(
         return _compiled_add_block(blocks, place, number, zero, length, zero, nbytes, RAW)
     if form == ZSTD:
         first = used[0]
-        found, part = _compiled_zstd_frame(
-            read, descriptor, at, stop, nbytes, memory, parts, numba.int64(first), at
-        )
+        found, part = _compiled_zstd_frame(source, at, stop, nbytes, memory, parts, numba.int64(first), at)
         if found < 0:
             return -1
         used[0] = part
@@ -391,7 +405,7 @@ def _look_at(
             row[SUM], row[SUM_VALUE] = XXH64, _compiled_number(memory, 0, 4)
         return _compiled_add_block(blocks, place, number, zero, length, zero, nbytes, ZSTD)
     if form == LZ4:
-        if length < 5 or not _compiled_peek(read, descriptor, at, 4, stop, memory):
+        if length < 5 or not _compiled_peek(source, at, 4, stop, memory):
             return -1
         if _compiled_number(memory, 0, 4) != nbytes:
             return -1
@@ -424,6 +438,8 @@ def _look(
     refused. used: int64[1], zero; written: how many parts.
     """
     place = numba.int64(0)
+    source = np.zeros(4, np.int64)
+    source[_READER] = numba.int64(functions[_READ])
     for number in range(len(table)):
         row = chunks[number]
         row[:] = 0
@@ -432,19 +448,19 @@ def _look(
         descriptor = call2(functions[_OPEN], numba.int64(paths.ctypes.data) + path_starts[number], READ_FLAGS)
         if descriptor < 0:
             continue
+        source[_FILE], source[_BEGIN], source[_END] = descriptor, 0, 0
         end = long_call3(functions[_SEEK], descriptor, 0, SEEK_END)
         at = table[number, 0]
         stop = end if table[number, 1] == ANY_LENGTH else at + table[number, 1]
         good = at >= 0 and stop <= end and stop - at >= LEAST_NBYTES
         if good and suffix:
-            good = _compiled_peek(functions[_READ], descriptor, stop - 4, 4, stop, memory)
+            good = _compiled_peek(source, stop - 4, 4, stop, memory)
             stop -= 4
             row[SUFFIX] = _compiled_number(memory, 0, 4)
         if good:
             before = used[0]
             found = _compiled_look_at(
-                functions[_READ],
-                descriptor,
+                source,
                 at,
                 stop,
                 form,
@@ -517,7 +533,7 @@ def look_at(
     table = np.array([(c.offset, c.nbytes, c.rows * c.stride) for c in chunks], np.int64).reshape(-1, 3)
     rows = np.empty((len(chunks), CHUNK_WORDS), np.int64)
     blocks = np.zeros((most_blocks, BLOCK_WORDS), np.int64)
-    memory = np.empty(SCRATCH_NBYTES, np.uint8)
+    memory = np.empty(SCRATCH_NBYTES + WINDOW_NBYTES, np.uint8)
     parts, used = np.empty((most_parts, PART_WORDS), np.int64), np.zeros(1, np.int64)
     count = _loop()(_functions(), paths, starts, table, form, suffix, memory, rows, blocks, parts, used)
     return Headers(rows, blocks[:count], parts[: used[0]])

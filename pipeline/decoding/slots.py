@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tilewright.kernels.decoding import nvcomp
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.gpu.device_array import Memory, address
 from tilewright.kernels.gpu.memory import allocating
@@ -17,7 +18,7 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.pipeline.decoding.tables import Areas, Section, Tables, words_for
-from tilewright.pipeline.plan.decoding import DecodingRoom
+from tilewright.pipeline.plan.decoding import NOWHERE, DecodingRoom
 
 
 class Slot(Protocol):
@@ -32,6 +33,8 @@ class Slot(Protocol):
     """The most blocks."""
     parts: int
     """The most blocks of all frames of Zstandard."""
+    nvcomp: int
+    """What nvCOMP may decode, as a plan has it."""
 
     def begin(self, tables: Tables) -> None:
         """Enqueue the decoding of a batch, behind everything that lanes have sent so far. Raises DriverError."""
@@ -84,26 +87,27 @@ class GpuSlot:
     """A `Slot` of the current GPU."""
 
     def __init__(self, room: DecodingRoom) -> None:
-        from tilewright.kernels.decoding import checksums, launching, placing, zstd
+        """Raises NvcompError where nvCOMP is to decode and is not there."""
+        from tilewright.kernels.decoding import checksums, guarding, launching, placing, zstd
 
         self._checksums, self._launching, self._placing = checksums, launching, placing
+        self._guarding = guarding
         self.chunks, self.blocks, self.parts = room.chunks, room.blocks, room.parts
+        self.nvcomp = room.nvcomp
+        if room.nvcomp != NOWHERE:
+            self._library = nvcomp.library()
+            self._harmless = cuda.to_device(nvcomp.harmless())
         words = words_for(room.chunks, room.blocks, room.parts)
-        nbytes = (
-            room.stored_nbytes,
-            room.decoded_nbytes,
-            room.literals_nbytes,
-            8 * room.sequences_count,
-            8 * words,
-        )
+        nbytes = (room.stored_nbytes, room.decoded_nbytes, room.scratch_nbytes, 8 * words)
         with allocating("memory for decoding chunks on the GPU", sum(nbytes), on_gpu=True):
             self._memory = [cuda.device_array(max(size, 256), np.uint8) for size in nbytes]
         with allocating("pinned memory for tables of chunks", 8 * words, on_gpu=False):
             self.words = pinned_bytes(8 * words).view(np.int64)
         places = [address(memory) for memory in self._memory]
+        sequences = places[2] + room.literals_nbytes
         self.areas = Areas(
-            *(places[0], nbytes[0], places[1], nbytes[1], places[2], nbytes[2]),
-            *(places[3], room.sequences_count, places[4], words),
+            *(places[0], nbytes[0], places[1], nbytes[1], places[2], room.literals_nbytes),
+            *(sequences, room.sequences_count, places[3], words, room.workspace_nbytes),
         )
         self._constants = cuda.to_device(zstd.constants())
         self._crc_tables = cuda.to_device(checksums.crc_tables())
@@ -116,7 +120,7 @@ class GpuSlot:
         self._sent.record(upload_stream())
         self._sent.wait(stream)
         self._begun.record(stream)
-        self._copy(tables, slice(0, sections.results.start), to_device=True)
+        self._copy(tables, sections.given, to_device=True)
         stored = _flat(areas.stored, areas.stored_nbytes, 1)
         decoded = _flat(areas.decoded, areas.decoded_nbytes, 1)
         if tables.coding.suffix:
@@ -147,6 +151,8 @@ class GpuSlot:
         )
         good = self._table(sections.good_blocks)
         self._launching.decode_lz4(stored, self._table(sections.lz4), decoded, good, stream)
+        if tables.nvcomp:
+            self._decode_by_nvcomp(tables)
         if tables.summed:
             words = _flat(areas.decoded, areas.decoded_nbytes, 8)
             sums = self._table(sections.sums, np.uint64)
@@ -164,6 +170,36 @@ class GpuSlot:
         )
         self._copy(tables, sections.results, to_device=False)
         self._done.record(stream)
+
+    def _decode_by_nvcomp(self, tables: Tables) -> None:
+        """Behind our own kernels, whose literals and sequences it overwrites."""
+        sections, areas, first = tables.sections, self.areas, 0
+        for form, count in tables.nvcomp:
+            mine = slice(first, first + count)
+            sources, nbytes = sections.sources.part(mine), sections.nbytes.part(mine)
+            if tables.coding.suffix:
+                self._guarding.guard(
+                    self._table(sections.suffixes, np.uint64),
+                    self._table(sections.written),
+                    self._table(sections.owners.part(mine)),
+                    self._table(sources),
+                    self._table(nbytes),
+                    address(self._harmless) + nvcomp.HARMLESS_PLACES[form],
+                    len(nvcomp.HARMLESS[form]),
+                    self._stream,
+                )
+            blocks = nvcomp.Blocks(
+                sources=sources.address(areas.words),
+                nbytes=nbytes.address(areas.words),
+                rooms=sections.rooms.part(mine).address(areas.words),
+                targets=sections.targets_of_nvcomp.part(mine).address(areas.words),
+                found=sections.found.part(mine).address(areas.words),
+                statuses=sections.statuses.address(areas.words) + nvcomp.STATUS_NBYTES * first,
+            )
+            self._library.decode(
+                form, count, blocks, areas.literals, areas.workspace_nbytes, int(self._stream)
+            )
+            first += count
 
     def _copy(self, tables: Tables, part: slice, *, to_device: bool) -> None:
         words = tables.words[part].reshape(1, -1)

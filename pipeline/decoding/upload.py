@@ -124,6 +124,8 @@ class Decoding:
         self.on_gpu = 0
         self.on_cores = 0
         """Chunks decoded so far; for those who look on."""
+        self.by_nvcomp = 0
+        """Blocks that nvCOMP was given."""
 
     def pace(self, coding: Coding, nbytes: int) -> Pace:
         with self._lock:
@@ -192,14 +194,13 @@ class Decoding:
             while upload.finishing:
                 upload.told.wait()
 
-    def wait_for_one(self) -> bool:
-        """Wait until a batch is done; False where none is under way."""
+    def is_free(self) -> bool:
+        """Whether `take` would give a slot."""
         with self._lock:
-            oldest = next((batch for _, batch in self._under_way if batch.begun.is_set()), None)
-        if oldest is None:
-            return False
-        oldest.slot.wait()
-        return True
+            if self._free:
+                return True
+            begun = [batch for _, batch in self._under_way if batch.begun.is_set()]
+        return any(batch.slot.done() for batch in begun)
 
     def close(self) -> None:
         """Wait for what is under way. No thread brings anything any more."""
@@ -211,7 +212,9 @@ class Decoding:
 
 
 IDLE_SECONDS = 1e-4
-"""How long a thread waits that has nothing to do: less than a batch takes to be brought."""
+"""How long the thread sleeps that looks at the GPU: less than a batch takes to be brought."""
+WATCH_SECONDS = 0.02
+"""After so long others look for themselves, should nobody have woken them."""
 
 
 class CodedUpload:
@@ -241,7 +244,10 @@ class CodedUpload:
         self._pace = decoding.pace(coding, self._nbytes)
         self._share = decoding.share(self._nbytes, len(chunks))
         self._next = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        """Guards what is dealt out; notified where that changes what threads without work may do."""
+        self._watched = False
+        """Whether a thread looks at the GPU."""
         self._open: list[Batch] = []
         self._failed: set[int] = set()
         self.finishing = 0
@@ -269,8 +275,7 @@ class CodedUpload:
                     return reading, moving
                 if choice is Choice.WAIT:
                     start = self._clock()
-                    if not self._decoding.wait_for_one():
-                        time.sleep(IDLE_SECONDS)
+                    self._wait()
                     spent = 0.0, self._clock() - start
                 elif slot is not None:
                     spent = self._begin(numbers, slot)
@@ -283,12 +288,14 @@ class CodedUpload:
 
     def _take(self) -> tuple[Choice | None, range, Slot | None]:
         """What this thread does next: nothing where no chunk is left, decode one, begin a batch, or wait."""
-        with self._lock:
+        ready = self._next < len(self._chunks) and self._decoding.ready()
+        slot = self._decoding.take() if ready else None  # which may take note of batches that are done
+        with self._changed:
             left = len(self._chunks) - self._next
             if not left:
+                if slot is not None:
+                    self._decoding.put(slot)
                 return None, range(0), None
-            ready = self._decoding.ready()
-            slot = self._decoding.take() if ready else None
             at_once = self._decoding.at_once(self._nbytes)
             choice = Choice.CORE
             if ready:
@@ -301,7 +308,31 @@ class CodedUpload:
             count = min(left, self._share) if slot is not None else 1
             numbers = range(self._next, self._next + count)
             self._next += count
+            if count == left:
+                self._changed.notify_all()  # nobody needs to wait any more
             return choice, numbers, slot
+
+    def _wait(self) -> None:
+        """Until there may be something to do: a batch is to be brought, or the GPU is done with one. One thread looks
+        at the GPU for all others, who are woken: if all did, they would take turns with the interpreter's lock, and one
+        that waited for the GPU would not help to bring what is open meanwhile."""
+        with self._changed:
+            if self._wants_help() or self._next == len(self._chunks):
+                return
+            if self._watched:
+                self._changed.wait(WATCH_SECONDS)
+                return
+            self._watched = True
+        try:
+            while not (self._wants_help() or self._next == len(self._chunks) or self._decoding.is_free()):
+                time.sleep(IDLE_SECONDS)
+        finally:
+            with self._changed:
+                self._watched = False
+                self._changed.notify_all()
+
+    def _wants_help(self) -> bool:
+        return any(batch.wants_help for batch in self._open)
 
     def _begin(self, numbers: range, slot: Slot) -> tuple[float, float]:
         """Look at chunks and open a batch of them; returns the seconds of that."""
@@ -315,7 +346,16 @@ class CodedUpload:
                 most_blocks=slot.blocks,
                 most_parts=slot.parts,
             )
-            tables = tables_of(numbers, chunks, headers, self._coding, slot.areas, self._matrix, slot.words)
+            tables = tables_of(
+                numbers,
+                chunks,
+                headers,
+                self._coding,
+                slot.areas,
+                self._matrix,
+                slot.words,
+                slot.nvcomp,
+            )
             if not tables.numbers:
                 self._failed.update(numbers)
                 self._decoding.put(slot)
@@ -326,8 +366,9 @@ class CodedUpload:
             raise
         self._failed.update(tables.refused)
         self._decoding.add(self, batch)
-        with self._lock:  # two threads may each begin one
+        with self._changed:  # two threads may each begin one
             self._open = [other for other in self._open if other.wants_help] + [batch]
+            self._changed.notify_all()
         return self._clock() - start, 0.0
 
     def tell(self, batch: Batch) -> None:
@@ -342,6 +383,7 @@ class CodedUpload:
         if batch.error is None:
             self._pace.took(batch=batch.slot.seconds())
             self._decoding.on_gpu += len(batch.tables.numbers) - len(failed)
+            self._decoding.by_nvcomp += sum(count for _, count in batch.tables.nvcomp)
 
     def settle(self) -> None:
         """Wait until nothing of it is under way any more, once every `run` has returned."""

@@ -80,6 +80,9 @@ class StoredMatrix:
         return rows * columns * self.dtype.itemsize
 
 
+NVCOMP_UNKNOWN = "no worker has been asked for it"
+
+
 @dataclass(frozen=True)
 class WorkerFacts:
     """What a plan has to know about a worker."""
@@ -105,6 +108,8 @@ class WorkerFacts:
     """From so many bytes of its process on Dask gives it no more tasks; None: it always does."""
     threads: int = 1
     """Dask's, each of which runs a task."""
+    no_nvcomp: str = NVCOMP_UNKNOWN
+    """Why nvCOMP cannot decode there; empty: it can."""
 
 
 @dataclass(frozen=True)

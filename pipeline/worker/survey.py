@@ -16,7 +16,8 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.here.worker import memory_limit, pause_share
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
-from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.plan.decoding import workspace_for
+from tilewright.pipeline.plan.inputs import NVCOMP_UNKNOWN, WorkerFacts
 from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import (
@@ -44,7 +45,7 @@ def survey(client: Client, device: str, *, loops: bool = True) -> list[WorkerFac
         another Tilewright than this process, or the scheduler does not answer.
     """
     facts: dict[str, WorkerFacts] = {}
-    for worker, answer in ask_all(client, worker_facts, device, loops).items():
+    for worker, answer in ask_all(client, worker_facts, device, loops, config.get("gpu-decoding")).items():
         if isinstance(answer, TilewrightError):
             raise answer
         facts[worker] = answer
@@ -82,16 +83,20 @@ def facts_here(device: str, host_memory: int | None, device_memory: int | str | 
         first = devices()[0]
         name, free = first.name, first.memory_free or first.memory_total
     pause = pause_nbytes(limit, pause_share())
-    return WorkerFacts(kind, name, free, limit, *cores, pause_nbytes=pause)
+    asks = kind == "cuda" and not elsewhere and config.get("gpu-decoding")
+    missing = no_nvcomp() if asks else NVCOMP_UNKNOWN
+    return WorkerFacts(kind, name, free, limit, *cores, pause_nbytes=pause, no_nvcomp=missing)
 
 
-async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:
+async def worker_facts(
+    device: str, loops: bool, decoders: bool, dask_worker: Any
+) -> WorkerFacts | TilewrightError:
     """Describe this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
-    loops: whether work on a CPU will need compiled loops, so that Numba should start now. ``dask_worker`` is filled in
-    by `identity.answer`, which calls this on the worker's event loop. What may take long runs in threads: the first
-    look for a GPU; then `free_what_is_over`, which on a GPU's worker is the first to import numba.cuda and makes the
-    context that the loop is attached to afterwards.
+    loops: whether work on a CPU will need compiled loops, so that Numba should start now. decoders: whether to look for
+    what decodes on a GPU. ``dask_worker`` is filled in by `identity.answer`, which calls this on the worker's event
+    loop. What may take long runs in threads: the first look for a GPU; then `free_what_is_over`, which on a GPU's
+    worker is the first to import numba.cuda and makes the context that the loop is attached to afterwards.
 
     A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
     would log a raised one at length.
@@ -120,7 +125,24 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
     threads = dask_worker.state.nthreads
     meters_of(dask_worker).on_gpu |= found == "cuda"
-    return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker), pause, threads)
+    missing = await asyncio.to_thread(no_nvcomp) if decoders and found == "cuda" else NVCOMP_UNKNOWN
+    return WorkerFacts(
+        found, name, free, limit or None, *cores, address_of(dask_worker), pause, threads, missing
+    )
+
+
+def no_nvcomp() -> str:
+    """Why nvCOMP cannot decode on this thread's GPU; empty: it can."""
+    from numba import cuda
+
+    from tilewright.kernels.decoding import nvcomp
+
+    cuda.current_context()  # attaches the thread to the GPU, whose memory for decoding is asked for
+    try:
+        nvcomp.usable(workspace_for)
+    except nvcomp.NvcompError as error:
+        return str(error)
+    return ""
 
 
 def pause_nbytes(limit_nbytes: int | None, fraction: float | bool | None) -> int | None:

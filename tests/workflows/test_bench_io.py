@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +192,23 @@ class PretendedKvikIO:
         return File()
 
 
+DECODED = [
+    "tilewright",
+    "tilewright, decoded on the GPU alone",
+    "tilewright, decoded on the GPU too",
+    "tilewright, decoded by nvCOMP alone",
+    "tilewright, decoded by nvCOMP too",
+]
+
+
 @pytest.fixture
 def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedKvikIO:
     """A GPU's part played by the host: what is left is who is asked, with what, and what is compared."""
     kvikio = PretendedKvikIO()
     monkeypatch.setattr(io, "resolve_device", lambda device: "cpu" if device == "cpu" else "cuda")
     monkeypatch.setattr(io, "machine", lambda on_gpu: {"gpu": str(on_gpu)})
-    monkeypatch.setattr(io, "CudaUnit", HostUnit)
+    monkeypatch.setattr(io, "CudaUnit", lambda product, pace: HostUnit(product))
+    monkeypatch.setattr(io, "no_nvcomp", lambda: "")
     monkeypatch.setattr(io, "_on_gpu", lambda size, dtype: np.empty(size, dtype).view(PretendedArray))
     monkeypatch.setattr(io, "_pinned", np.empty_like)
     monkeypatch.setattr(io, "_synchronize", lambda: None)
@@ -219,7 +230,7 @@ def test_reads_to_a_gpu_stand_beside_kvikio(pretended_gpu: PretendedKvikIO, tmp_
         for threads in (8, 16)
     }, "shards are decoded as chunks are"
     for case, found in cases.items():
-        ours = ["tilewright"] if "plain" in case else ["tilewright", "tilewright, decoded on the GPU too"]
+        ours = ["tilewright"] if "plain" in case else DECODED
         assert [name for name, peer in found if not peer] == ours
         assert ("zarr-python, then copied", True) in found
         first = "kvikio (compatibility mode)" if "plain" in case else "zarr-python, then copied"
@@ -239,6 +250,23 @@ def test_a_gpu_is_measured_where_there_is_one(pretended_gpu: PretendedKvikIO, tm
     for device, expected in (("auto", True), ("cpu", False)):
         report = run_io(60 * 60 * 4, tmp_path, device=device, caches=("warm",), **options)
         assert any(row.case.startswith("device") for row in report.rows) == expected
+
+
+def test_who_decodes_is_said_where_nvcomp_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing, expected in (("", DECODED), ("it is not installed", DECODED[:3])):
+        monkeypatch.setattr(io, "no_nvcomp", partial(str, missing))
+        assert [name for name, _, _ in io._decoding_ways("lz4")] == expected
+        assert [name for name, _, _ in io._decoding_ways("plain")] == DECODED[:1]
+
+
+@pytest.mark.parametrize("values", io.VALUES)
+def test_values_are_what_they_are_called(tmp_path: Path, values: str) -> None:
+    options: dict[str, Any] = {"chunk": 20, "threads": (1,), "layouts": ("plain",), "directions": ("write",)}
+    report = run_io(30 * 30 * 4, tmp_path, values=values, seconds=0.001, **options)
+    assert values in report.title
+    if values == "normal":
+        with pytest.raises(OptionError, match=r"--values normal .*--dtype int64 .*say float32"):
+            run_io(30 * 30 * 8, tmp_path, values=values, dtype="int64", **options)
 
 
 def test_one_wrong_byte_on_a_gpu_is_noticed(pretended_gpu: PretendedKvikIO, tmp_path: Path) -> None:

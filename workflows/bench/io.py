@@ -32,7 +32,8 @@ from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.gpu.device_choice import resolve_device
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.decoding.choice import inputs_of
-from tilewright.pipeline.plan.decoding import room_for
+from tilewright.pipeline.decoding.pace import Choice, Pace
+from tilewright.pipeline.plan.decoding import EVERYWHERE, NOWHERE, room_for
 from tilewright.pipeline.plan.inputs import Limits
 from tilewright.pipeline.plan.memory import Lines
 from tilewright.pipeline.plan.product import plan_tiles
@@ -44,6 +45,7 @@ from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
 from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.survey import no_nvcomp
 from tilewright.pipeline.worker.units import DeviceUnit
 from tilewright.workflows.bench.common import (
     SECONDS,
@@ -72,8 +74,13 @@ DEVICE_THREADS = (8, 16)
 KVIKIO_TASKS = {None: "", 1 << 20: ", tasks of 1 MiB", 16 << 20: ", tasks of 16 MiB"}
 """How many bytes each of KvikIO's threads reads at a time, and how that is told; by default 4 MiB."""
 CACHES = ("warm", "cold")
-VALUES = 4096
-"""Elements are random integers below this: as float32, Zstandard compresses them to about half."""
+VALUES: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
+    "whole": lambda rng, shape: rng.integers(0, 4096, shape),
+    "small": lambda rng, shape: rng.integers(0, 100, shape),
+    "normal": lambda rng, shape: rng.standard_normal(shape, np.float32),
+}
+"""What elements are: random integers, which Zstandard compresses to about half as float32, and those below 100 to a
+tenth as int64; random floats, of which it saves a twelfth."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ def run_io(
     caches: Sequence[str] = CACHES,
     threads: Sequence[int] | None = None,
     device: str = "auto",
+    values: str = "whole",
     seconds: float = 0.5,
     progress: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:
@@ -113,11 +121,16 @@ def run_io(
 
     nbytes: of a square matrix, about. chunk: side of a stored chunk. directions: by default all, ``device`` only where
     a GPU can be used and ``device`` is not ``cpu``. caches: only matter to reads. threads: how many each contestant may
-    use, by default one and all cores, and DEVICE_THREADS towards a GPU. seconds: for each contestant of a case, about.
-    Raises DTypeError for a dtype without numbers, DeviceUnavailableError for a GPU that was asked for and is not there,
-    OptionError where no case is left, and WrongAnswer where a contestant moved something else.
+    use, by default one and all cores, and DEVICE_THREADS towards a GPU. values: one of VALUES. seconds: for each
+    contestant of a case, about. Raises DTypeError for a dtype without numbers, DeviceUnavailableError for a GPU that
+    was asked for and is not there, OptionError where no case is left or values are no numbers of the dtype, and
+    WrongAnswer where a contestant moved something else.
     """
     kind = _number(dtype)
+    if values == "normal" and kind.kind in "iu":
+        raise OptionError(
+            f"--values normal are no whole numbers, and --dtype {dtype} has no others; say float32"
+        )
     if "device" in directions and device == "cpu":
         raise OptionError(
             "--direction device reads to a GPU, and --device cpu leaves it out; leave one of them away"
@@ -131,8 +144,8 @@ def run_io(
             f" and reading towards a GPU {' or '.join(DEVICE_LAYOUTS)}"
         )
     side = max(1, int((nbytes / kind.itemsize) ** 0.5))
-    matrix = np.random.default_rng(side).integers(0, VALUES, (side, side)).astype(kind)
-    title = f"Zarr, files to memory and back: {kind} {side}×{side}, chunks of {chunk}×{chunk}"
+    matrix = VALUES[values](np.random.default_rng(side), (side, side)).astype(kind)
+    title = f"Zarr, files to memory and back: {kind} {side}×{side}, {values}, chunks of {chunk}×{chunk}"
     rows: list[Row] = []
     for case in cases:
         progress(str(case))
@@ -337,13 +350,30 @@ def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack
         yield contestant(f"{name}, then copied", read_and_copy, there, whole)
     pool = stack.enter_context(ThreadPoolExecutor(case.threads))
     panel = _on_gpu(matrix.size, matrix.dtype)
-    for name, decoding in (("tilewright", False), ("tilewright, decoded on the GPU too", True)):
-        if decoding and case.layout == "plain":
-            continue
-        unit = _device_unit(path, case.threads, decoding=decoding)
+    for name, nvcomp, pace in _decoding_ways(case.layout):
+        unit = _device_unit(path, case.threads, nvcomp, pace)
         stack.callback(unit.close)
         read = partial(_load_by_ours, unit, array, panel, matrix.shape, pool)
         yield contestant(name, read, panel, lambda found: whole(found.view(np.uint8)), peer=False)
+
+
+def _decoding_ways(layout: str) -> Iterator[tuple[str, int | None, Callable[[int, int, int], Pace]]]:
+    """Who decodes: names, what nvCOMP decodes on the GPU (None: nothing is decoded there), and the pace."""
+    yield "tilewright", None, Pace
+    if layout == "plain":
+        return
+    yield "tilewright, decoded on the GPU alone", NOWHERE, OnGpu
+    yield "tilewright, decoded on the GPU too", NOWHERE, Pace
+    if not no_nvcomp():
+        yield "tilewright, decoded by nvCOMP alone", EVERYWHERE, OnGpu
+        yield "tilewright, decoded by nvCOMP too", EVERYWHERE, Pace
+
+
+class OnGpu(Pace):
+    """Leaves everything to the GPU."""
+
+    def choice(self, left: int, at_once: int, threads: int, *, room: bool) -> Choice:
+        return Choice.GPU if room else Choice.WAIT
 
 
 CONTESTANTS: dict[str, Callable[[np.ndarray, Make, Case, ExitStack], Iterator[Contestant]]] = {
@@ -387,13 +417,15 @@ def _run(pool: Executor, calls: Sequence[Callable[[], Any]]) -> None:
     run_all(pool, calls)
 
 
-def _device_unit(path: Path, threads: int, *, decoding: bool) -> DeviceUnit:
-    """What a worker of ours loads panels with, as for a product of the matrix with itself. decoding: whether the GPU
-    decodes too."""
+def _device_unit(
+    path: Path, threads: int, nvcomp: int | None, pace: Callable[[int, int, int], Pace]
+) -> DeviceUnit:
+    """What a worker of ours loads panels with, as for a product of the matrix with itself. nvcomp: what it decodes on
+    the GPU, as a plan has it; None: nothing is decoded there."""
     array = zarr.open_array(path, mode="r")
     stored = as_stored_matrix(array)
     unit = (min(stored.unit[0], stored.rows), min(stored.unit[1], stored.columns))
-    room = room_for(inputs_of([array]), 2**36) if decoding else None
+    room = None if nvcomp is None else room_for(inputs_of([array]), 2**36, nvcomp)
     limits = Limits(
         workers=1,
         device_nbytes=64 * stored.nbytes + 2**30 + (0 if room is None else room.nbytes),
@@ -402,7 +434,7 @@ def _device_unit(path: Path, threads: int, *, decoding: bool) -> DeviceUnit:
         decoding=room,
     )
     plan = plan_tiles(stored, stored, stored.dtype, unit, limits)
-    made = CudaUnit(Product(array, array, array, plan, "cuda", "full", "bench io"))
+    made = CudaUnit(Product(array, array, array, plan, "cuda", "full", "bench io"), pace)
     made.wait_for_decoders()
     return made
 
@@ -542,6 +574,13 @@ def _library(name: str) -> Any:
 @click.command("io")
 @click.option("--nbytes", type=Size(), default="256MiB", show_default=True, help="Size of the matrix, about.")
 @click.option("--dtype", default="float32", show_default=True, help="What is stored.")
+@click.option(
+    "--values",
+    type=click.Choice(tuple(VALUES)),
+    default="whole",
+    show_default=True,
+    help="Elements: whole numbers below 4096, small ones below 100, normal floats.",
+)
 @click.option(
     "--chunk", type=click.IntRange(min=1), default=1024, show_default=True, help="Sides of the stored chunks."
 )

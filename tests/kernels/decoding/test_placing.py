@@ -163,9 +163,10 @@ def test_checksums_are_those_of_the_libraries(kind: str) -> None:
 def compiled_variants() -> list[Any]:
     if SIMULATOR:
         return []
-    from tilewright.kernels.decoding import checksums, launching
+    from tilewright.kernels.decoding import checksums, guarding, launching
 
-    return sampled([*placing.variants(), *checksums.variants(), *launching.variants()], 14)
+    kernels = [*placing.variants(), *checksums.variants(), *guarding.variants(), *launching.variants()]
+    return sampled(kernels, 14)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")

@@ -17,10 +17,13 @@ from zarr.codecs import ZstdCodec
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
 from tests.pipeline.decoding.pretended_slot import PretendedSlot
 from tests.pipeline.store.stored_arrays import CODECS, chunk_file, encoded
+from tilewright.kernels.decoding.nvcomp import HARMLESS
 from tilewright.kernels.gpu.driver_error import DriverError
+from tilewright.pipeline.decoding import decoders
 from tilewright.pipeline.decoding.coding import RAW, ZSTD
 from tilewright.pipeline.decoding.pace import Choice, Pace
 from tilewright.pipeline.decoding.upload import CodedUpload, Decoding
+from tilewright.pipeline.plan.decoding import CHECKED, EVERYWHERE, workspace_for
 from tilewright.pipeline.store.chunks import coding_of, layout_of
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, Section
 from tilewright.pipeline.store.region_read import FilePart, region_uploads
@@ -28,7 +31,11 @@ from tilewright.pipeline.transfer.file_upload import Upload
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3:UserWarning")
 
-DECODED = ["3 zstd", "3 blosc", "3 lz4", "3 crc32c", "2 zstd", "2 blosc", "2 lz4"]
+SUMMED = ["3 zstd, crc32c", "3 lz4, crc32c", "3 blosc, crc32c"]
+DECODED = ["3 zstd", "3 blosc", "3 lz4", "3 crc32c", "2 zstd", "2 blosc", "2 lz4", *SUMMED]
+
+LZ4S = ["3 lz4", "2 lz4", "3 blosc", "2 blosc", "3 lz4, crc32c"]
+"""Those whose blocks are LZ4's."""
 
 
 class Outcome:
@@ -154,6 +161,101 @@ def test_chunks_without_a_file_are_left_over(tmp_path: Path) -> None:
     assert outcome.failed == [0]
     outcome.rest()
     np.testing.assert_array_equal(outcome.found, data)
+
+
+@pytest.mark.parametrize("codecs", [name for name in DECODED if name != "3 crc32c"])
+@pytest.mark.parametrize("nvcomp", [CHECKED, EVERYWHERE])
+def test_nvcomp_decodes_what_it_may(tmp_path: Path, codecs: str, nvcomp: int) -> None:
+    data = numbers((41, 53), "f4")
+    array = encoded(tmp_path / "a", codecs, data, (10, 16))
+    slots = [PretendedSlot(4, 4 * 10 * 16 * 16, nvcomp=nvcomp) for _ in range(2)]
+    outcome = Outcome(array, (slice(3, 40), slice(5, 53)), slots, cores=gpu_is_sooner)
+    assert outcome.errors == outcome.failed == outcome.by_cores == []
+    np.testing.assert_array_equal(outcome.found, data[3:40, 5:53])
+    given = [form for slot in slots for form, _, _ in slot.by_nvcomp]
+    if nvcomp == EVERYWHERE or codecs in SUMMED:
+        assert len(given) >= 16
+        assert set(given) == {"lz4" if codecs in LZ4S else "zstd"}
+    else:
+        assert given == []
+
+
+@pytest.mark.parametrize("codecs", SUMMED)
+def test_nvcomp_is_given_no_damaged_block_that_a_checksum_shows(tmp_path: Path, codecs: str) -> None:
+    """It would access memory that is not its own."""
+    data = numbers((80, 160), "f4")
+    array = encoded(tmp_path / "a", codecs, data, (8, 16))
+    rng = np.random.default_rng(0)
+    for place in range(0, 100, 2):
+        path = chunk_file(array, divmod(place, 10))
+        path.write_bytes(damaged(path.read_bytes(), rng, place // 2 % 5))
+    slot = PretendedSlot(100, 2**16, nvcomp=CHECKED)
+    outcome = Outcome(array, (slice(0, 80), slice(0, 160)), [slot], cores=gpu_is_sooner)
+    assert slot.sound
+    assert all(slot.sound)
+    kept = [data for form, data, _ in slot.by_nvcomp if data == HARMLESS[form]]
+    assert kept, "in the place of those whose headers are as they should be"
+    failed = set(outcome.failed)
+    # A header that was exchanged for the same one is no damage.
+    assert 40 <= len(failed) <= 50
+    assert all(number % 2 == 0 for number in failed)
+    for number, part in enumerate(outcome.parts):
+        (read,) = part.reads()
+        if number not in failed:
+            np.testing.assert_array_equal(
+                outcome.found[read.target], data[: outcome.found.shape[0], :160][read.target]
+            )
+
+
+@pytest.mark.parametrize("codecs", ["2 zstd", "2 lz4", "2 blosc", *SUMMED])
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda nbytes: (nbytes - 1, 0),
+        lambda nbytes: (nbytes, 12),
+        lambda nbytes: (nbytes + 1, 0),
+        lambda nbytes: (-1, -1),
+    ],
+    ids=["too short", "a status", "too long", "not written"],
+)
+def test_what_nvcomp_says_is_looked_at(
+    tmp_path: Path, codecs: str, fails: Callable[[int], tuple[int, int]]
+) -> None:
+    data = numbers((40, 64), "f4")
+    array = encoded(tmp_path / "a", codecs, data, (10, 16))
+    slot = PretendedSlot(32, 2**18, nvcomp=EVERYWHERE)
+    slot.nvcomp_fails = fails
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [slot], cores=gpu_is_sooner)
+    assert outcome.failed == list(range(16))
+    outcome.rest()
+    np.testing.assert_array_equal(outcome.found, data)
+
+
+def test_large_frames_of_literals_are_left_to_our_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They decode all blocks of such a frame at once, but sequences one by one."""
+    monkeypatch.setattr(decoders, "MOST_LITERAL_NBYTES", 2**15)
+    data = np.zeros((300, 200), "f4")
+    data[:100, :100] = np.random.default_rng(0).standard_normal((100, 100))
+    data[100:200] = np.arange(200) % 7 + np.random.default_rng(1).integers(0, 3, (100, 200))
+    array = encoded(tmp_path / "a", "2 zstd", data, (100, 100))
+    slot = PretendedSlot(6, 2**20, nvcomp=EVERYWHERE)
+    outcome = Outcome(array, (slice(0, 300), slice(0, 200)), [slot], cores=gpu_is_sooner)
+    assert outcome.failed == []
+    np.testing.assert_array_equal(outcome.found, data)
+    assert [form for form, _, _ in slot.by_nvcomp] == ["zstd"] * 2, "those with sequences"
+
+
+def test_workspace_limits_what_nvcomp_is_given(tmp_path: Path) -> None:
+    """What finds no room there is told of, and read in the ordinary way."""
+    data = numbers((40, 64), "f4")
+    array = encoded(tmp_path / "a", "2 zstd", data, (10, 16))
+    slot = PretendedSlot(32, 2**18, nvcomp=EVERYWHERE)
+    slot.areas = slot.areas._replace(workspace_nbytes=5 * workspace_for(1, 640))
+    outcome = Outcome(array, (slice(0, 40), slice(0, 64)), [slot], cores=gpu_is_sooner)
+    assert len(slot.by_nvcomp) == 5
+    assert len(outcome.failed) == 11
 
 
 @pytest.mark.parametrize("codecs", [name for name in DECODED if name != "3 crc32c"])
@@ -353,6 +455,41 @@ def test_batches_that_begin_at_once_are_all_brought(tmp_path: Path) -> None:
     upload.run(None, None)
     assert [batch.begun.is_set() for _, batch in upload._decoding._under_way] == [True, True]
     assert upload.failed() == list(range(16))
+
+
+def test_a_thread_without_work_helps_to_bring_what_opens_meanwhile(tmp_path: Path) -> None:
+    """Though the GPU is not done with an earlier batch: a thread that waited for that would help with nothing else."""
+    finished = threading.Event()
+    brought = [threading.Event(), threading.Event()]
+    order = iter(brought)
+
+    class Busy(PretendedSlot):
+        def done(self) -> bool:
+            return finished.is_set()
+
+        def wait(self) -> None:
+            assert finished.wait(10)
+
+    upload = uploads_of(tmp_path / "a", [Busy(8, 2**16)], lambda _: Brought(next(order).set))
+    idle, wait = threading.Event(), upload._wait
+
+    def waits() -> None:
+        idle.set()
+        wait()
+
+    upload._wait = waits  # type: ignore[method-assign]
+    begin_next(upload)
+    helper = threading.Thread(target=upload.run, args=(None, None))
+    helper.start()
+    assert brought[0].wait(10)
+    assert idle.wait(10)
+    upload._next = 16
+    upload._begin(range(8, 16), Busy(8, 2**16))
+    assert brought[1].wait(10), "while the first is still decoded"
+    helper.join(10)
+    assert not helper.is_alive()
+    finished.set()
+    upload.settle()
 
 
 def test_what_nobody_brings_any_more_is_left_over(tmp_path: Path) -> None:

@@ -669,7 +669,7 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
         state=SimpleNamespace(nthreads=3),
     )
     for loops in (False, True):
-        facts = asyncio.run(worker_facts("cpu", loops, worker))
+        facts = asyncio.run(worker_facts("cpu", loops, False, worker))
         assert isinstance(facts, WorkerFacts)
         assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
         assert (facts.pause_nbytes, facts.threads) == (3 * 2**28, 3)
@@ -687,7 +687,7 @@ def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: 
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.8),
         state=SimpleNamespace(nthreads=1),
     )
-    facts = asyncio.run(worker_facts("cuda", False, worker))
+    facts = asyncio.run(worker_facts("cuda", False, False, worker))
     assert isinstance(facts, WorkerFacts)
     assert facts.device == "cuda"
     assert started == [True]
