@@ -38,6 +38,18 @@ def begin_with_another_gpu() -> None:
 
 begin_with_another_gpu()  # before anything asks CUDA
 
+
+def stay_on_one_core() -> None:
+    """Of the threads of a simulated block one runs at a time: to wake each on another core than the last took as long
+    again as what they do."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if SIMULATOR and worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
+
+
+stay_on_one_core()
+
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
