@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
+import importlib
 import logging
 import os
 import re
@@ -38,6 +40,18 @@ def begin_with_another_gpu() -> None:
 
 begin_with_another_gpu()  # before anything asks CUDA
 
+
+def stay_on_one_core() -> None:
+    """Of the threads of a simulated block one runs at a time: to wake each on another core than the last took as long
+    again as what they do."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if SIMULATOR and worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker) % len(cores)]})
+
+
+stay_on_one_core()
+
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
@@ -58,6 +72,7 @@ settings.load_profile("tilewright")
 
 NEEDS = {"gpu": 1, "multigpu": 2}
 
+ROOT = Path(__file__).resolve().parents[1]
 FSYNC = os.fsync
 
 OBJECTS_BETWEEN_COLLECTIONS = 10_000
@@ -154,16 +169,32 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """All that is made here stays, and the collector of cycles went through it again and again: it took a quarter of
     the collection of tests."""
     gc.disable()
     try:
+        import_in_turns(session.config)
         return (yield)
     finally:
         gc.enable()
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
         gc.freeze()  # hardly any of it is garbage, and to look for that takes a second
+
+
+def import_in_turns(config: pytest.Config) -> None:
+    """Let each process of a parallel run begin with other modules of tests, and find the bytecode of the rest: where
+    there is none yet, each rewrote the assertions of all of them, at the same time as the others."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    whole = ROOT / "tests"
+    if not worker or [Path(argument).resolve() for argument in config.args] != [whole]:
+        return
+    paths = sorted(whole.rglob("test_*.py"))
+    first = len(paths) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for path in paths[first:]:
+        # What is wrong with a module is said when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_runtest_teardown")

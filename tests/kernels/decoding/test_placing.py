@@ -98,11 +98,11 @@ def shuffled(chunk: np.ndarray, codec: Any, folder: Path) -> tuple[np.ndarray, n
     return out, found.chunks[0]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @on_gpu
 @pytest.mark.parametrize("shuffle", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("dtype", "parts", "columns"), [("i1", 1, 301), ("f4", 1, 40), ("i8", 1, 33), ("c8", 2, 21)]
+    ("dtype", "parts", "columns"), [("i1", 1, 121), ("f4", 1, 33), ("i8", 1, 17), ("c8", 2, 15)]
 )
 def test_shuffling_is_undone(tmp_path: Path, dtype: str, parts: int, columns: int, shuffle: int) -> None:
     chunk = bits((9, columns), dtype, 2)
@@ -146,7 +146,7 @@ def test_checksums_are_those_of_the_libraries(kind: str) -> None:
     from tilewright.kernels.decoding import checksums
 
     data = np.random.default_rng(1).integers(0, 256, 4096, np.uint8)
-    lengths = [4, 5, 7, 8, 31, 32, 33, 63, 64, 71, 300, 1023, 1025, 2048, 3000]
+    lengths = [4, 5, 7, 8, 31, 32, 33, 63, 64, 71, 300, 1025, *([] if SIMULATOR else [1023, 2048, 3000])]
     table = np.array([(8 * place, length) for place, length in enumerate(lengths)], np.int64)
     bytes_, sums = cuda.to_device(data), cuda.to_device(np.zeros(len(lengths), np.uint64))
     if kind == "xxh64":

@@ -9,10 +9,7 @@ from numba import cuda
 
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gpu import sweep as module
-from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.gpu.sweep import Sweep, SweepPoint, sweep
-
-pytestmark = pytest.mark.simulator if SIMULATOR else []
 
 
 class FakeTimer:

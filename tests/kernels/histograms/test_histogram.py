@@ -170,7 +170,9 @@ def test_any_text(device: str, text: bytes, by: str) -> None:
 
 @pytest.mark.parametrize("text", MALFORMED, ids=bytes.hex)
 def test_malformed_utf8_counts_as_python_replaces(device: str, text: bytes) -> None:
-    for wrapped in (text, b"x" + text + b"y", text + text, "€".encode() + text + b"\xbf"):
+    for wrapped in (b"x" + text + b"y", text, text + text, "€".encode() + text + b"\xbf")[
+        : 2 if SIMULATOR else 4
+    ]:
         counts = histogram(np.frombuffer(wrapped, np.uint8), by="codepoint", device=device)
         assert nonzero(counts) == expected(wrapped, "codepoint")
 
@@ -229,8 +231,8 @@ def test_cuts_never_matter(device: str, data: st.DataObject, text: bytes, by: st
 @pytest.mark.parametrize("by", ["bigram", "codepoint"])
 def test_every_cut_of_multibyte_text(device: str, by: str) -> None:
     for text in [
-        *MALFORMED[:: 4 if SIMULATOR else 1],
-        "a€b😀c日é".encode(),
+        *MALFORMED[:: 6 if SIMULATOR else 1],
+        "€😀é".encode() if SIMULATOR else "a€b😀c日é".encode(),
         b"\xe2\x82\xac\xf0\x9f\x98\xf0\x9f\x98\x80\x80\xc3",
     ]:
         for cut in range(len(text) + 1):

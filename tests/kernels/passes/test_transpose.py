@@ -32,10 +32,10 @@ def bits(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("device", marks=on_gpu)])
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("side", [1, 33, 70])
+@pytest.mark.parametrize("side", [1, 33, 70] if not SIMULATOR else [1, 33])
 def test_complex_numbers_become_conjugates(device: str, side: int, swap: bool) -> None:
     """On both sides of a diagonal, which becomes real, or with ``swap`` is turned too; and of two blocks."""
     square, lower, upper = (random_numbers(side, seed) for seed in range(3))
@@ -105,7 +105,7 @@ def test_the_host_transposes_in_place(
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("side", SIDES if not SIMULATOR else [1, 33, 64])
+@pytest.mark.parametrize("side", SIDES if not SIMULATOR else [1, 33])
 def test_the_gpu_transposes_a_square_in_place(side: int, swap: bool, dtype: str) -> None:
     """Of a buffer with lines that are longer than the square's, and more of them."""
     whole = random_bits((side + 2, side + 3), dtype)
@@ -120,7 +120,7 @@ def test_the_gpu_transposes_a_square_in_place(side: int, swap: bool, dtype: str)
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("shape", [(1, 40), (33, 32), (45, 70)])
+@pytest.mark.parametrize("shape", [(1, 40), (33, 32), *([] if SIMULATOR else [(45, 70)])])
 def test_the_gpu_transposes_two_rectangles(shape: tuple[int, int], swap: bool, dtype: str) -> None:
     rows, columns = shape
     whole = random_bits((rows + columns, rows + columns), dtype)

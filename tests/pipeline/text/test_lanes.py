@@ -138,7 +138,7 @@ def test_shares_of_a_part_hold_its_bytes_once(tmp_path: Path) -> None:
     "by", [by if by != "ascii" else pytest.param(by, marks=pytest.mark.slow) for by in KINDS]
 )
 @pytest.mark.parametrize("per_document", [False, True])
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(
     texts=st.lists(st.tuples(documents, st.booleans()), min_size=1, max_size=4),
     nbytes=st.integers(1, 25),
