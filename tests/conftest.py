@@ -1,4 +1,4 @@
-"""Markers that cannot pass by running nothing, and the seeds every random test shares."""
+"""Markers that cannot pass by running nothing, the seeds every random test shares, and the clusters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
@@ -281,6 +285,35 @@ def libraries_log_as_before() -> Iterator[None]:
     if dask is not None:
         told = dask.config.get("logging", {})
         dask.config.set({"logging": {name: level for name, level in told.items() if level != "critical"}})
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    """One cluster in this process for all tests: to start one costs more than most of them."""
+    from tilewright.pipeline.cluster.cluster import open_cluster
+
+    with open_cluster("local") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def without_dask() -> Iterator[Client]:
+    """Threads of this process by themselves, which take two thirds of the time of Dask's cluster: for tests to which it
+    does not matter who hands out the work."""
+    from tilewright.pipeline.cluster.here.opening import open_executor
+
+    with open_executor("local") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Client]:
+    """A client whose two workers are processes, of a thread each. Who ends one waits for the next in its place."""
+    from distributed import Client, LocalCluster
+
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        yield client
 
 
 def _loggers() -> dict[str, logging.Logger]:

@@ -1,4 +1,4 @@
-"""What the workflow tests share: among others the clusters, with those of the pipeline."""
+"""What the workflow tests share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from tests.pipeline.conftest import client, processes
 from tests.workflows.products import numbers, put
 from tilewright.pipeline.events import Event
 from tilewright.pipeline.plan import product, tiling
-
-__all__ = ["client", "processes"]
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def computed(events: list[Event]) -> int:
     return sum(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("small_chunks")
 def test_a_stopped_run_goes_on_unless_a_number_has_changed(

@@ -15,7 +15,6 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tests.pipeline.conftest import client
 from tilewright.pipeline.cluster.heartbeats import heartbeats_of, listened_to
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product import execute
@@ -23,8 +22,6 @@ from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product.durability import Durability, Settled, sync_many
 from tilewright.pipeline.product.ledger import FILE_NAME, Stored
 from tilewright.pipeline.transfer import files
-
-__all__ = ["client"]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tilewright.pipeline.store.chunks import layout_of
 from tilewright.pipeline.store.region import SCRAP_NBYTES
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 @pytest.mark.parametrize("codecs", CODECS)
 @settings(max_examples=8)  # for each of fourteen chains

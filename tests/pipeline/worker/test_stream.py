@@ -132,7 +132,7 @@ def test_cells_that_lie_apart(
     assert_contents(told, plan, arrays)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("transposed", ["a", "b"])
 @pytest.mark.parametrize("compressors", [None, "auto"])
 @pytest.mark.parametrize("k_parts", [1, 2])

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.conftest import without_dask
 from tilewright.pipeline.worker import stream
-
-__all__ = ["without_dask"]
 
 
 @pytest.fixture
