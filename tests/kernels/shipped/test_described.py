@@ -31,7 +31,7 @@ json.dump(found, sys.stdout)
 
 
 def usual_kernels(capability: tuple[int, int], seed: str, *jobs: str) -> dict[str, dict[str, str]]:
-    """By job, of these or of all, the functions of the kernels that it asks for first, by what they are shipped under."""
+    """By job, of these or of all, the functions of the kernels it asks for first, by what they are shipped under."""
     words = [sys.executable, "-c", SCRIPT, json.dumps(capability), *jobs]
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
