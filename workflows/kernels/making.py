@@ -13,13 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tilewright.kernels.gpu import code_cache
 from tilewright.kernels.gpu.code_cache import MachineCode
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.shipped import abi, packs
 from tilewright.kernels.shipped.packs import Capability
+
+if TYPE_CHECKING:
+    from tilewright.workflows.kernels.usual import Needed
 
 SHARE = 8
 """Kernels that a process compiles, at least, for the two seconds that it takes to begin."""
@@ -50,15 +53,15 @@ def make(
             for capability in capabilities
             for number in range(_count(capability))
         ]
-        shares: dict[Capability, list[tuple[int, list[str]]]] = defaultdict(list)
+        shares: dict[Capability, list[tuple[int, list[tuple[str, str]]]]] = defaultdict(list)
         known: dict[Capability, set[str]] = defaultdict(set)
         for capability, number, listed in lists:
-            new = [key for key in listed.result() if key not in known[capability]]
-            known[capability].update(new)
+            new = [(key, job) for key, job in listed.result() if key not in known[capability]]
+            known[capability].update(key for key, _ in new)
             step = max(SHARE, ceil_div(len(new), SHARES * processes))
             shares[capability] += [(number, new[first : first + step]) for first in range(0, len(new), step)]
         under_way = {
-            capability: [pool.submit(_compiled, capability, number, jobs, keys) for number, keys in each]
+            capability: [pool.submit(_compiled, capability, number, share) for number, share in each]
             for capability, each in shares.items()
         }
         for capability, futures in under_way.items():
@@ -112,7 +115,7 @@ def _count(capability: Capability) -> int:
     return len(gpus_of(capability))
 
 
-def _asked(capability: Capability, number: int, jobs: Iterable[str] | None) -> Mapping[str, Any]:
+def _asked(capability: Capability, number: int, jobs: Iterable[str] | None) -> Mapping[str, Needed]:
     """What jobs need on one of the usual GPUs of a capability, in a process that has asked for no other."""
     from tilewright.kernels.shipped.described import describe
     from tilewright.workflows.kernels.usual import gpus_of, kernels_of, usual_jobs
@@ -122,18 +125,19 @@ def _asked(capability: Capability, number: int, jobs: Iterable[str] | None) -> M
     return kernels_of(job for job in usual_jobs() if wanted is None or job.name in wanted)
 
 
-def _keys(capability: Capability, number: int, jobs: Sequence[str] | None) -> list[str]:
-    return list(_asked(capability, number, jobs))
+def _keys(capability: Capability, number: int, jobs: Sequence[str] | None) -> list[tuple[str, str]]:
+    """What is needed, each kernel with the first job that needs it."""
+    return [(key, needed.job) for key, needed in _asked(capability, number, jobs).items()]
 
 
 def _compiled(
-    capability: Capability, number: int, jobs: Sequence[str] | None, keys: Sequence[str]
+    capability: Capability, number: int, share: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, Compiled], float]:
-    """Kernels, compiled, and the processor time of that, in seconds."""
-    kernels = _asked(capability, number, jobs)
+    """Kernels, compiled, and the processor time of that, in seconds. Only the jobs that need them are asked."""
+    found = _asked(capability, number, {job for _, job in share})
     made: dict[str, Compiled] = {}
-    for key in keys:
-        kernel = kernels[key]
+    for key, _ in share:
+        kernel = found[key].kernel
         code, layout = kernel.machine_code(capability), kernel.layout.format
         checked(kernel.py_func.__qualname__, code, layout)
         made[key] = code, layout

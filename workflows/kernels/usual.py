@@ -27,8 +27,13 @@ from tilewright.pipeline.worker.units import mirrored_pieces, prepare_job
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "f8", "f2", "i1", "u1", "i2", "i4", "i8", "c8", "c16"))
 """Of both factors, in pipelines; of `tilewright.matmul` bfloat16 too."""
-SIDES = (256, 1024, 2048, 4096, 8192, 16384, 32768, 3000, 10000)
-"""Of square matrices. Which tiles a kernel has depends on how many there are for a GPU."""
+SIDES = (
+    *(2**power for power in range(8, 17)),
+    *(1500, 2000, 3000, 5000, 6000, 10000, 12000, 20000, 50000),
+    *(999, 2001, 4097, 10001),
+)
+"""Of square matrices. Which tiles a kernel has depends on how many there are for a GPU, and which of its ways to load
+them on whether lines begin at multiples of 16 bytes: those of odd sides do not."""
 CHUNK_SIDES = (512, 1024, 2048, 4096)
 """Of their chunks, and of those of the product, of whole ones of which tiles consist."""
 LAYOUTS = (
@@ -79,14 +84,28 @@ def usual_jobs() -> Iterator[Usual]:
     yield Usual("decoding", _ask_for_decoding)
 
 
-def kernels_of(jobs: Iterable[Usual]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Needed:
+    """A kernel that a job needs."""
+
+    job: str
+    """The first that asked for it."""
+    kernel: Any
+
+
+def kernels_of(jobs: Iterable[Usual]) -> dict[str, Needed]:
     """The kernels that jobs ask for on this process's GPU, each once, by what they are shipped under."""
     gpu = described()
     assert gpu is not None, "the process has described one"
+    found: dict[str, Needed] = {}
     for job in jobs:
+        before = len(gpu.kernels)
         job.ask()
-    found = {kernel.shipped_key(): kernel for kernel in dict.fromkeys(gpu.kernels)}
-    return {key: kernel for key, kernel in found.items() if key is not None}
+        for kernel in dict.fromkeys(gpu.kernels[before:]):
+            key = kernel.shipped_key()
+            if key is not None:
+                found.setdefault(key, Needed(job.name, kernel))
+    return found
 
 
 def _ask_for_products(dtype: np.dtype) -> None:

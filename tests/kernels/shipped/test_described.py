@@ -22,15 +22,17 @@ from tilewright.workflows.kernels import usual
 describe(usual.gpus_of(tuple(json.loads(sys.argv[1])))[0])
 found = {}
 for job in usual.usual_jobs():
+    if len(sys.argv) > 2 and job.name not in sys.argv[2:]:
+        continue
     kernels = usual.kernels_of([job])
-    found[job.name] = {key: kernel.py_func.__qualname__ for key, kernel in kernels.items()}
+    found[job.name] = {key: needed.kernel.py_func.__qualname__ for key, needed in kernels.items()}
 json.dump(found, sys.stdout)
 """
 
 
-def usual_kernels(capability: tuple[int, int], seed: str) -> dict[str, dict[str, str]]:
-    """By job, the functions of the kernels asked for by then, by what they are shipped under."""
-    words = [sys.executable, "-c", SCRIPT, json.dumps(capability)]
+def usual_kernels(capability: tuple[int, int], seed: str, *jobs: str) -> dict[str, dict[str, str]]:
+    """By job, of these or of all, the functions of the kernels it asks for first, by what they are shipped under."""
+    words = [sys.executable, "-c", SCRIPT, json.dumps(capability), *jobs]
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         words,
@@ -46,10 +48,10 @@ def usual_kernels(capability: tuple[int, int], seed: str) -> dict[str, dict[str,
 
 def test_hoppers_products_are_on_its_tensor_cores() -> None:
     """Also their passes: the planes of operands, the look at what they hold, and the mirror image."""
-    found = usual_kernels((9, 0), "1")
+    jobs = "matmul float64", "histograms", "decoding"
+    found = usual_kernels((9, 0), "1", *jobs)
     functions = set(found["matmul float64"].values())
     assert {name.partition(".")[0] for name in functions} >= {
-        "warp_tiled_function",
         "kernel_function",
         "contents_function",
         "transpose_function",
@@ -57,14 +59,15 @@ def test_hoppers_products_are_on_its_tensor_cores() -> None:
         "pass_function",
         "reset_function",
     }
-    assert set(found["decoding"].values()) >= {"_entropy_function.<locals>.entropy_kernel", "clear_large"}
+    assert set(found["decoding"].values()) >= {"_entropy_function.<locals>.entropy_kernel"}
+    assert "clear_large" in found["histograms"].values()
     assert "" not in functions
-    assert usual_kernels((9, 0), "2") == found, "another process asks for the same"
+    assert usual_kernels((9, 0), "2", *jobs) == found, "another process asks for the same"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", GPUS)
 def test_every_job_needs_kernels_on_every_gpu(capability: tuple[int, int]) -> None:
-    counts = [len(kernels) for kernels in usual_kernels(capability, "1").values()]
-    assert counts == sorted(set(counts)), "each asks for some that those before did not"
-    assert counts[-1] > 120
+    counts = {job: len(kernels) for job, kernels in usual_kernels(capability, "1").items()}
+    assert min(counts.values()) > 0, counts
+    assert sum(counts.values()) > 150
