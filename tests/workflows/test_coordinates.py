@@ -93,7 +93,6 @@ SOURCES: dict[str, Callable[[Path, xarray.DataArray], Any]] = {
 PLACE = {"lat": 60.0, "lon": 90.0, "lat_2": 0.0, "lon_2": 270.0}
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_sides_of_c_are_taken_apart(kind: str, sst: xarray.DataArray, tmp_path: Path) -> None:
     x = SOURCES[kind](tmp_path, sst)

@@ -60,7 +60,7 @@ def check_flattened(path: Path, left: xarray.DataArray, right: xarray.DataArray)
         np.testing.assert_array_equal(group[dimension], np.arange(true_of["lat"].size * true_of["lon"].size))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("first", ["of both", "of one"])
 def test_flattened_sides_keep_their_places(other: str, first: str, tmp_path: Path) -> None:

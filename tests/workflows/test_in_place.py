@@ -104,7 +104,7 @@ def names_beside(folder: Path) -> set[str]:
     return {path.name for path in (folder / "c").iterdir()} - {"c", "zarr.json"}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stored", CHUNKS)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_an_open_array_goes_on_where_a_run_stopped(

@@ -36,7 +36,7 @@ def whole_numbers(rng: np.random.Generator, dtype: str, rows: int = ITEMS) -> np
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("dtype", "metric", "of", "of_two"),
     [

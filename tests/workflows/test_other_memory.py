@@ -226,7 +226,7 @@ def test_tiles_are_cut_and_cut_again(
     np.testing.assert_array_equal(zarr.open_array(out)[...], zarr.open_array(tmp_path / "anew")[...])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("lost", ["nothing", "a piece", "a number of A"])
 def test_what_was_found_is_counted_once(

@@ -52,7 +52,6 @@ def test_an_empty_histogram_draws(tmp_path: Path) -> None:
         assert (tmp_path / f"{by}.png").is_file()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("ending", plots.PLOT_ENDINGS)
 def test_the_ending_says_the_format_and_the_same_counts_draw_the_same(tmp_path: Path, ending: str) -> None:
     begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[ending]

@@ -110,7 +110,6 @@ def test_a_run_goes_on_with_the_same_codes_alone(tmp_path: Path) -> None:
     assert missing_codes(zarr.open_array(a)) == (-99, -9)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(("dtype", "default"), [("i2", -32767), ("f4", 9.969209968386869e36), ("u1", 255)])
 def test_defaults_of_netcdf_are_told_of(tmp_path: Path, dtype: str, default: float) -> None:
     """netCDF4-python masks them, where nobody names another; xarray does not, nor is it done here. netCDF-C gives the
@@ -212,7 +211,6 @@ def test_floats_without_a_unit_may_be_any(tmp_path: Path) -> None:
     assert missing_codes(zarr.create_array(tmp_path / "n", dtype="f4", **described)) == (-9.0,)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("call", ["cov", "corr", "eofs", "gram"])
 def test_a_likely_code_is_told_of_by_the_pass_that_is_made(tmp_path: Path, call: str) -> None:
     """It was summed as a number, without a word."""

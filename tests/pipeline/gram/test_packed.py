@@ -48,7 +48,7 @@ def stored(folder: Path, kind: str, encoding: dict[str, Any]) -> tuple[str, xarr
     return f"{folder / 'x.nc'}::v", xarray.open_dataset(folder / "x.nc", engine="h5netcdf")["v"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 @pytest.mark.parametrize("encoding", list(ENCODINGS))
 def test_packed_numbers_are_what_xarray_makes_of_them(tmp_path: Path, kind: str, encoding: str) -> None:

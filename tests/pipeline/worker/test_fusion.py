@@ -122,7 +122,7 @@ def run(product: Product) -> None:
         worker.free()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k_parts", [1, 2])

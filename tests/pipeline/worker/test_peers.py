@@ -345,7 +345,7 @@ def test_a_worker_expects_what_is_ahead_of_it(soon: int, job: Any, monkeypatch: 
     assert not engine.expects(("a", tile.i, 0)), "the tiles that it knew are done"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("nbytes", [75_000, 110_000, 10**7])
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize(("symmetric", "cell"), [(False, 40), (True, 40), (True, 20)])
