@@ -260,6 +260,7 @@ class LoadStage:
         taken: list[PanelBuffer] = []
         missing: list[_Missing] = []
         remote: dict[RemotePart, Callable[[], Loading]] = {}
+        own_nbytes = 0
         try:
             for place, (source, key) in enumerate(self._wanted(job.tile, start)):
                 buffer, there = source.cache.take(key)
@@ -278,7 +279,7 @@ class LoadStage:
                         remote[one] = partial(self._loading, source.array, region, one.part, panel)
                 if own is not None:
                     loading = self._loading(source.array, region, own, panel)
-                    job.read_nbytes += part_nbytes(own, panel.dtype)
+                    own_nbytes += part_nbytes(own, panel.dtype)
                     # Also where all of the panel is read here: other workers must not wait for the other panel of the
                     # pair, or for earlier ones.
                     given = arrival.exported is not None
@@ -290,7 +291,9 @@ class LoadStage:
                 else:
                     parts = parts_read(source.array, region, panel)
                     missing[-1] = replace(missing[-1], panel=replace(missing[-1].panel, parts=parts))
-            bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), remote, missing)
+            job.read_nbytes += own_nbytes
+            loads = LoadsUnderWay(self._readers, loadings)
+            bring = partial(self._bring, job, loads, remote, missing, own_nbytes)
             brought: Callable[[], _Brought] = bring
             if remote:
                 # Other workers' answers take time: meanwhile this thread waits for earlier panels.
@@ -328,16 +331,21 @@ class LoadStage:
         loads: LoadsUnderWay,
         remote: dict[RemotePart, Callable[[], Loading]],
         missing: Sequence[_Missing],
+        own_nbytes: int,
     ) -> _Brought:
         """Wait until panels are whole: own parts read, the others copied from other workers or, failing that, read
         here."""
         moves, read, shared = loads.finish(), 0, 0
+        seconds = time.perf_counter() - loads.begun
         if remote and self.sharing is not None:
             if self._abandoned:
                 raise CancelledError()
             start = time.perf_counter()
-            hungry = self._loaded is None or self._loaded.empty()
-            left = self.sharing.exchange.take(list(remote), hungry=hungry)
+            reading = None
+            if own_nbytes and self._loaded is not None and self._loaded.empty():
+                # As fast as its own parts were read just now, from whatever store.
+                reading = seconds * sum(part.nbytes for part in remote) / own_nbytes
+            left = self.sharing.exchange.take(list(remote), reading)
             if left:
                 self.sharing.close_unreached(job.sharers)
             if self._abandoned:
@@ -396,6 +404,7 @@ class LoadsUnderWay:
 
     def __init__(self, pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> None:
         self._pool, self._loadings = pool, loadings
+        self.begun = time.perf_counter()
         self._futures: list[Future[Move]] = []
         self._told: list[Future[None]] = []
         try:

@@ -42,7 +42,7 @@ BEGIN_SECONDS = 0.1
 begin at the same moment; who reads all of its panels meanwhile reads twice, and stays ahead."""
 
 HUNGRY_SECONDS = 0.02
-"""The same for one whose GPU will soon have nothing to multiply: reading the panel takes little longer."""
+"""The least for one whose GPU will soon have nothing to multiply, which waits no longer than reading would take."""
 
 LOOK_SECONDS = 0.002
 
@@ -195,10 +195,10 @@ class Exchange:
                 return False
             return True
 
-    def take(self, wanted: Sequence[RemotePart], *, hungry: bool = False) -> list[RemotePart]:
-        """Copy here what other workers have now, or begin to load soon; returns what has to be read instead. hungry:
-        whether nothing else waits here to be multiplied."""
-        patience = HUNGRY_SECONDS if hungry else BEGIN_SECONDS
+    def take(self, wanted: Sequence[RemotePart], reading: float | None = None) -> list[RemotePart]:
+        """Copy here what other workers have now, or begin to load soon; returns what has to be read instead. reading:
+        seconds that this would take, about, where nothing else waits here to be multiplied."""
+        patience = BEGIN_SECONDS if reading is None else min(max(reading, HUNGRY_SECONDS), BEGIN_SECONDS)
         asked = [(one, self._ask(one.peer, "offer", one.key, (one.part, patience))) for one in wanted]
         copied: list[tuple[RemotePart, str, Future[Any] | None]] = []
         left: list[RemotePart] = []

@@ -265,6 +265,7 @@ def test_workers_that_begin_at_different_moments_come_together(
     job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first does not read for itself what the other would read too: together they read everything once."""
+    monkeypatch.setattr(peers, "BEGIN_SECONDS", SOON_SECONDS)
     monkeypatch.setattr(peers, "HUNGRY_SECONDS", SOON_SECONDS)
     monkeypatch.setattr(peers, "PATIENCE_SECONDS", SOON_SECONDS)
     work = job()
@@ -302,9 +303,9 @@ def test_a_worker_with_nothing_to_multiply_waits_less_for_another() -> None:
             return answer
 
     part = RemotePart(WORKERS[1], ("a", 0, 0), (0, 1, 0, 1), 8, lambda exported, peer: None)
-    for hungry in (True, False):
-        assert Exchange(Silent(), "run").take([part], hungry=hungry) == [part]
-    assert asked == [peers.HUNGRY_SECONDS, peers.BEGIN_SECONDS]
+    for reading in (0.0, 0.05, 3.0, None):
+        assert Exchange(Silent(), "run").take([part], reading) == [part]
+    assert asked == [peers.HUNGRY_SECONDS, 0.05, peers.BEGIN_SECONDS, peers.BEGIN_SECONDS]
 
 
 @pytest.mark.parametrize("soon", [1, 100])
