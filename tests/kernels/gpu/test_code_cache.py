@@ -40,19 +40,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was compiled, in place of compiling it."""
-    made: list[Any] = []
-
-    def compile_function(*asked: Any) -> MachineCode:
-        made.append(asked)
-        return MachineCode(f"entry{len(made)}", b"code" * len(made))
-
-    monkeypatch.setattr(compiled, "compile_function", compile_function)
-    return made
-
-
 def scaling(factor: float) -> Callable[..., Any]:
     def scale(x: Any, n: int) -> None:
         i = cuda.grid(1)

@@ -25,19 +25,6 @@ SHIPPED = MachineCode("_ZN7shippedE", bytes(range(256)) * 40)
 LINKER = (13, 5)
 
 
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was compiled, in place of compiling it."""
-    made: list[Any] = []
-
-    def compile_function(*asked: Any) -> MachineCode:
-        made.append(asked)
-        return MachineCode(f"entry{len(made)}", b"code" * len(made))
-
-    monkeypatch.setattr(compiled, "compile_function", compile_function)
-    return made
-
-
 def kernel(signature: Any = documents.CLEAR_SIGNATURE, bounds: Any = None) -> CompiledKernel:
     """A small kernel of this package, as if nobody had asked for it."""
     made = compile_kernel(documents.clear_large, signature, launch_bounds=bounds)
