@@ -614,7 +614,7 @@ def profiles(cluster_file: str | None, as_json: bool) -> None:
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
-    help="With --into: how many compile at once. [default: as many as there are cores]",
+    help="With --into: how many compile at once; default: as many as there are cores.",
 )
 @json_option
 def kernels(

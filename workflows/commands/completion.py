@@ -83,6 +83,22 @@ def jobs(ctx: click.Context) -> Iterable[str]:
     return filter(None, reversed(numbers))
 
 
+def usual_jobs(ctx: click.Context) -> Iterable[str]:
+    """The jobs whose kernels can be compiled before they are used."""
+    from tilewright.workflows.kernels.usual import usual_jobs as all_of_them
+
+    return [job.name for job in all_of_them()]
+
+
+def capabilities(ctx: click.Context) -> Iterable[str]:
+    """Compute capabilities for which kernels can be compiled, and what stands for all of them."""
+    from tilewright.workflows.kernels.making import named
+    from tilewright.workflows.kernels.report import ALL
+    from tilewright.workflows.kernels.usual import GPUS
+
+    return [*map(named, GPUS), ALL]
+
+
 PROFILE, SETTING, JOB = Text(found=profiles), Text(found=settings), Text(found=jobs)
 CLUSTER = Text(paths="dir", found=lambda ctx: (*profiles(ctx), *jobs(ctx)))
 """One that runs: a profile, a batch job, or its folder."""
@@ -111,6 +127,8 @@ def _type_of(parameter: click.Parameter) -> click.ParamType:
 
 
 _NAMED = {
+    "capability": Text(found=capabilities),
+    "job": Text(found=usual_jobs),
     "a": Text(paths="file"),
     "b": Text(paths="file"),
     "cluster": PROFILE,

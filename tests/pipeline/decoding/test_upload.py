@@ -483,8 +483,8 @@ def test_a_thread_without_work_helps_to_bring_what_opens_meanwhile(tmp_path: Pat
     helper.start()
     assert brought[0].wait(10)
     assert idle.wait(10)
-    upload._next = 16
     upload._begin(range(8, 16), Busy(8, 2**16))
+    upload._next = 16  # not before: a thread for which nothing is left leaves
     assert brought[1].wait(10), "while the first is still decoded"
     helper.join(10)
     assert not helper.is_alive()
