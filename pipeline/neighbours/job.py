@@ -555,7 +555,8 @@ def _checked(
 ) -> NeighbourCheck:
     """Raise VerificationError where the sample shows a fault. candidates: of the items that are drawn, if the search
     found all of them."""
-    items = drawn_items(plan.m) if candidates is None else np.array(work.sampled)
+    # Where tasks have drawn items at hand already, it is those: also if not all of them were compared.
+    items = np.array(work.sampled, np.int64) if work.sampled else drawn_items(plan.m)
     reported = list(_reported(pieces, finished, items))
     check = None if candidates is None else check_early(work, reported, candidates)
     if check is None:

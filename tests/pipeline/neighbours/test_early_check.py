@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tilewright.pipeline.neighbours import job
 from tilewright.pipeline.neighbours.check import Reported, sample_of
 from tilewright.pipeline.neighbours.early_check import begins_early, candidates_in, check_early, nearest_of
 from tilewright.pipeline.neighbours.options import NeighbourRequest
+from tilewright.pipeline.neighbours.pieces import Piece
 from tilewright.pipeline.neighbours.tasks import Candidates, Work
 
 ITEMS, K = 300, 5
@@ -92,3 +94,19 @@ def test_a_nearer_one_that_is_not_reported_is_seen(
     for place in range(len(SAMPLED)):
         mixed = [*right[:place], wrong[place], *right[place + 1 :]]
         assert check_early(work, mixed, candidates) is None
+
+
+def test_what_was_begun_early_and_given_up_is_checked_by_the_same_items(
+    without_dask: Any, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Which tasks hold by the search's key: where bands had too many that are equally near, for instance."""
+    items = rng.standard_normal((ITEMS, 8)).astype("f4")
+    zarr.create_array(tmp_path / "x.zarr", data=items, chunks=(64, 8))
+    work = work_of(tmp_path / "x.zarr", without_dask, metric="dot")
+    found = tw.topk(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu", metric="dot")
+    sample_of(work, work.sampled)  # as a task does
+    request = NeighbourRequest(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu").checked()
+    plan: Any = SimpleNamespace(m=ITEMS, threads=1)
+    kept: Any = SimpleNamespace(arrays=lambda piece: {"indices": found.indices, "values": found.values})
+    check = job._checked(without_dask, request, work, plan, kept, [Piece(0, ITEMS, ITEMS * K, 0)], None)
+    assert (check.passed, check.rows) == (True, len(SAMPLED))
