@@ -26,7 +26,9 @@ SAMPLED = (0, 7, 150, 299)
 BANDS = (0, 120, 300)
 
 
-def work_of(path: Path, client: Any, **options: Any) -> Work:
+def work_of(items: np.ndarray, path: Path, client: Any, **options: Any) -> Work:
+    """What tasks are told of a search among these items, which are stored at ``path``."""
+    zarr.create_array(path, data=items, chunks=(64, 8))
     request = NeighbourRequest(path, k=K, cluster=client, device="cpu", **options).checked()
     prepared = job.prepare(client, request, job.open_sides(request), Teller(request.listener))
     return replace(prepared.work, mutual=True, sampled=SAMPLED)
@@ -50,9 +52,8 @@ def test_what_is_right_passes_and_nothing_else(
     items = rng.integers(-3, 4, (ITEMS, 8)).astype("f4")  # of which many are equally near
     items[7] = 0
     items[20, 3] = np.nan
-    zarr.create_array(tmp_path / "x.zarr", data=items, chunks=(64, 8))
     options = {"metric": metric, "exclude_self": exclude_self}
-    work = work_of(tmp_path / "x.zarr", without_dask, **options)
+    work = work_of(items, tmp_path / "x.zarr", without_dask, **options)
     assert begins_early(work)
     assert not begins_early(replace(work, mutual=False))
     assert not begins_early(replace(work, k=1000))
@@ -84,8 +85,7 @@ def test_a_nearer_one_that_is_not_reported_is_seen(
     without_dask: Any, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     items = rng.standard_normal((ITEMS, 8)).astype("f4")
-    zarr.create_array(tmp_path / "x.zarr", data=items, chunks=(64, 8))
-    work = work_of(tmp_path / "x.zarr", without_dask, metric="dot")
+    work = work_of(items, tmp_path / "x.zarr", without_dask, metric="dot")
     more = tw.topk(tmp_path / "x.zarr", k=K + 1, cluster=without_dask, device="cpu", metric="dot")
     candidates = candidates_of(work, items)
     right = [Reported(i, more.indices[i, :K], more.values[i, :K]) for i in SAMPLED]
@@ -101,8 +101,7 @@ def test_what_was_begun_early_and_given_up_is_checked_by_the_same_items(
 ) -> None:
     """Which tasks hold by the search's key: where bands had too many that are equally near, for instance."""
     items = rng.standard_normal((ITEMS, 8)).astype("f4")
-    zarr.create_array(tmp_path / "x.zarr", data=items, chunks=(64, 8))
-    work = work_of(tmp_path / "x.zarr", without_dask, metric="dot")
+    work = work_of(items, tmp_path / "x.zarr", without_dask, metric="dot")
     found = tw.topk(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu", metric="dot")
     sample_of(work, work.sampled)  # as a task does
     request = NeighbourRequest(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu").checked()
