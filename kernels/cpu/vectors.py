@@ -136,17 +136,25 @@ below_a0_mask, below_90_mask = _between(0x80, 0x9F), _between(0x80, 0x8F)
 """What decides on the second byte of characters that begin with these."""
 
 
-@intrinsic
-def copy_lanes(typing: Any, to: Any, address: Any) -> Any:
-    """Copy 64 bytes from one address to another."""
+def _copier(nbytes: int) -> Any:
+    """An intrinsic that copies so many bytes from one address to another."""
+    kind = ir.VectorType(ir.IntType(8), nbytes)
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = builder.load(_place(builder, arguments[1], _BYTES))
-        lanes.align = 1
-        builder.store(lanes, _place(builder, arguments[0], _BYTES), align=1)
-        return context.get_dummy_value()
+    def copy(typing: Any, to: Any, address: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            lanes = builder.load(_place(builder, arguments[1], kind))
+            lanes.align = 1
+            builder.store(lanes, _place(builder, arguments[0], kind), align=1)
+            return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), build
+        return types.void(types.int64, types.int64), build
+
+    return intrinsic(copy)
+
+
+copy_16 = _copier(16)
+copy_lanes = _copier(LANES)
+"""To the first address from the second."""
 
 
 @intrinsic
