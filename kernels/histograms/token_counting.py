@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import LANES, high_mask, load_byte, trailing_zeros
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms.scanning import (
@@ -372,6 +373,7 @@ class TokenCounter:
             return
         more = _room_for_words(2 * room)
         more[: self._sorted_used] = self._sorted[: self._sorted_used]
+        give_back(self._sorted)
         self._sorted = more
 
     def _count_units(self, units: np.ndarray, first: int, last: int) -> None:
@@ -433,6 +435,7 @@ class TokenCounter:
         """Begin with empty tables, of the same document if one is under way."""
         words = self._words
         if self._grams is not None:
+            self._grams.close()
             self._grams = Table(with_bytes=False)
         if self._packed is not None:
             self._packed = self._packed.emptied()
@@ -440,6 +443,7 @@ class TokenCounter:
             return
         self._words = Table(with_bytes=True)
         if not self._sorts:
+            words.close()
             return
         # The last words' n-grams go on: their numbers are those of the new table.
         last = self._sorted[max(0, self._sorted_used - self._kind.n + 1) : self._sorted_used]
@@ -447,6 +451,7 @@ class TokenCounter:
         before = last[ends[-1] + 1 :] if len(ends) else last
         texts = [words.arena[words.starts[u] : words.starts[u] + words.lengths[u]].tobytes() for u in before]
         tokens = Tokens.of(texts)
+        words.close()
         self._sorted_used = 0
         entries = self._words.add(tokens.data, tokens.offsets, np.zeros(len(texts), np.int64))
         self._count_units(entries, 0, len(entries))
@@ -454,7 +459,7 @@ class TokenCounter:
 
 def _room_for_words(count: int) -> np.ndarray:
     """uint32: with room for a boundary between documents, and for the words with which the last n-grams end."""
-    return np.empty(count + MOST_N, np.uint32)
+    return take(count + MOST_N, np.uint32)
 
 
 def as_counted(

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import (
     copy_16,
     load_byte,
@@ -194,15 +195,13 @@ def _fetch(data, starts, depth, order, first, last):  # type: ignore[no-untyped-
 
 @kept
 @njit(nogil=True)
-def _sort_tokens(data, starts, lengths, keys, order, by_keys):  # type: ignore[no-untyped-def]
+def _sort_tokens(data, starts, lengths, keys, order, by_keys, runs, found):  # type: ignore[no-untyped-def]
     """Sort an order of tokens by their bytes: eight bytes after eight, as far as tokens are alike.
 
     ``keys`` are the `_prefixes` of the tokens in that order, ``data`` is an address. by_keys: whether the order is that
-    of the keys already.
+    of the keys already. runs, found: memory, int64[(half the tokens + 1, 2)], for runs of tokens whose first bytes are
+    alike, first and last, and those found within them, which are of the next step.
     """
-    # Runs of tokens whose first bytes are alike, first and last; those found within them are of the next step.
-    runs = np.empty((len(order) // 2 + 1, 2), np.int64)
-    found = np.empty((len(order) // 2 + 1, 2), np.int64)
     runs[0, 0] = 0
     runs[0, 1] = len(order)
     used = 1
@@ -296,13 +295,16 @@ def in_order(
 ) -> tuple[Tokens, np.ndarray, np.ndarray]:
     """The tokens ``data[starts[i]:starts[i] + lengths[i]]`` as a list, equal ones as one, their counts, int64, and of
     each token that was given its place there."""
-    keys = np.empty(len(starts), np.uint64)
+    count = len(starts)
+    keys, order = take(count, np.uint64), take(count, np.int64)
+    scratch = [keys, order]
     _prefixes(data.ctypes.data, starts, lengths, keys)
-    order = np.arange(len(starts))
-    by_digits = len(starts) >= LEAST_BY_DIGITS
+    order[:] = np.arange(count)
+    by_digits = count >= LEAST_BY_DIGITS
     if by_digits:
         keys, order = sort_pairs(keys, order, 64)
-    _sort_tokens(data.ctypes.data, starts, lengths, keys, order, by_digits)
+    runs, found = (take(2 * (count // 2 + 1), np.int64).reshape(-1, 2) for _ in range(2))
+    _sort_tokens(data.ctypes.data, starts, lengths, keys, order, by_digits, runs, found)
     to_data = np.empty(int(lengths.sum()), np.uint8)
     to_offsets = np.zeros(len(starts) + 1, np.int64)
     to_counts = np.empty(len(starts), np.int64)
@@ -310,6 +312,7 @@ def in_order(
     tokens, nbytes = _gather(
         data.ctypes.data, len(data), starts, lengths, counts, order, to_data, to_offsets, to_counts, rank
     )
+    give_back(*scratch, keys, order, runs, found)
     return Tokens(to_data[:nbytes], to_offsets[: tokens + 1]), to_counts[:tokens], rank
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import copy_16, load_byte, prefetch, store_byte
 from tilewright.kernels.histograms.tables.radix import sort_keys, sort_pairs
 from tilewright.kernels.histograms.token_lists import Tokens
@@ -180,20 +181,24 @@ def count_word_ngrams(
     """
     known, _, ranks = in_order(data, starts, lengths, np.zeros(len(starts), np.int64))
     bits = max(1, (len(known) - 1).bit_length())
-    low = np.empty(len(words), np.uint64)
-    high = np.empty(len(words) if n * bits > 64 else 0, np.uint64)
+    low = take(len(words), np.uint64)
+    high = take(len(words) if n * bits > 64 else 0, np.uint64)
+    scratch = [low, high]
     used = _keys_of(words, ranks.astype(np.uint32), n, bits, low, high)
     low = low[:used]
     if len(high):
         low, high = sort_pairs(low, high[:used], 64)
+        scratch += [low, high]
         high, low = sort_pairs(high, low, n * bits - 64)
         counts = np.empty(used, np.int64)
     else:
         low, spare = sort_keys(low, n * bits)
         counts = spare.view(np.int64)
+        scratch.append(spare)
     used = _run_lengths(low, high, counts)
     counts = counts[:used].copy()
     tokens = _texts_of(low[:used], high[:used], n, bits, known)
+    give_back(*scratch, low, high)
     if known.data.size and int(known.data.min()) <= BLANK:
         # Folding has put a blank into a word: n-grams may be out of order, and two may read the same.
         tokens, counts, _ = in_order(tokens.data, tokens.offsets[:-1], np.diff(tokens.offsets), counts)

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import (
     load_byte,
     load_int,
@@ -346,13 +347,13 @@ class Table:
     def __init__(self, *, with_bytes: bool) -> None:
         self._with_bytes = with_bytes
         self.state = np.zeros(STATE_NUMBERS, np.int64)
-        self._slots = _slots(FIRST_SLOTS)
+        self._slots = take(4 * FIRST_SLOTS, np.uint64, zeros=True)
         room = FIRST_SLOTS // 2
-        self.counts = np.zeros(room, np.int64)
-        self.touched = np.zeros(room, np.int64)
-        self.starts = np.zeros(room if with_bytes else 0, np.int64)
-        self.lengths = np.zeros(room if with_bytes else 0, np.int64)
-        self.arena = np.zeros(FIRST_ARENA if with_bytes else 0, np.uint8)
+        self.counts = take(room, np.int64, zeros=True)
+        self.touched = take(room, np.int64)
+        self.starts = take(room if with_bytes else 0, np.int64)
+        self.lengths = take(room if with_bytes else 0, np.int64)
+        self.arena = take(FIRST_ARENA if with_bytes else 0, np.uint8)
         self._scratch = np.zeros(7 * BATCH, np.int64)
         self._describe()
 
@@ -400,15 +401,20 @@ class Table:
         if self.used < len(self.counts):
             self.arena = _longer(self.arena, 2 * len(self.arena))
         else:
-            before, self._slots = self._slots, _slots(len(self._slots) // 2)
+            before, self._slots = self._slots, take(2 * len(self._slots), np.uint64, zeros=True)
             room = len(self._slots) // 8
             _rehash(before, self._slots, np.uint64(65 - (2 * room).bit_length()))
-            self.counts = _longer(self.counts, room)
+            give_back(before)
+            self.counts = _longer(self.counts, room, zeros=True)
             self.touched = _longer(self.touched, room)
             if self._with_bytes:
                 self.starts = _longer(self.starts, room)
                 self.lengths = _longer(self.lengths, room)
         self._describe()
+
+    def close(self) -> None:
+        """Let others have its memory. It is of no use any more."""
+        give_back(self._slots, self.counts, self.touched, self.starts, self.lengths, self.arena)
 
     def add(self, data: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Add counts, int64, of the tokens ``data[offsets[i]:offsets[i + 1]]``; returns their entries, int64."""
@@ -446,14 +452,11 @@ class Table:
         return entries, values
 
 
-def _slots(count: int) -> np.ndarray:
-    """Empty slots, uint64[4 * count], each on one line of the cache."""
-    memory = np.zeros(4 * count + 8, np.uint64)
-    skip = -memory.ctypes.data % 64 // 8
-    return memory[skip : skip + 4 * count]
-
-
-def _longer(array: np.ndarray, length: int) -> np.ndarray:
-    longer = np.zeros(length, array.dtype)
+def _longer(array: np.ndarray, length: int, *, zeros: bool = False) -> np.ndarray:
+    """Its contents in a longer array, which it is given back for. zeros: what is behind them."""
+    longer = take(length, array.dtype)
     longer[: len(array)] = array
+    if zeros:
+        longer[len(array) :] = 0
+    give_back(array)
     return longer
