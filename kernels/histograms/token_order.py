@@ -32,6 +32,8 @@ AHEAD = 8
 """Tokens whose bytes are fetched from memory while others are looked at or written."""
 RUNS_AHEAD = 8
 """Runs of tokens that are alike so far whose bytes are fetched while another is sorted."""
+COMPARED = 4
+"""Runs of so few tokens that are alike so far are sorted by comparing them: their bytes have just been fetched."""
 STEP = 8
 """Bytes of tokens that are compared at a time."""
 COPIED = 16
@@ -85,6 +87,27 @@ def copy_bytes(to, start, n, spare):  # type: ignore[no-untyped-def]
 def _prefixes(data, starts, lengths, keys):  # type: ignore[no-untyped-def]
     for token in range(len(starts)):
         keys[token] = _prefix(data, data + starts[token], lengths[token])
+
+
+@njit(nogil=True)
+def _insert(data, starts, lengths, depth, order, first, last):  # type: ignore[no-untyped-def]
+    """Sort ``order[first:last]`` by the tokens' bytes from ``depth`` on, by insertion."""
+    for place in range(first + 1, last):
+        token = order[place]
+        start = data + starts[token]
+        n = lengths[token]
+        skip = min(depth, n)
+        at = place
+        while at > first:
+            before = order[at - 1]
+            begin = data + starts[before]
+            m = lengths[before]
+            passed = min(skip, m)
+            if _compare(data, begin + passed, m - passed, data, start + skip, n - skip) <= 0:
+                break
+            order[at] = before
+            at -= 1
+        order[at] = token
 
 
 @njit(nogil=True)
@@ -232,9 +255,12 @@ def _sort_tokens(data, starts, lengths, keys, order, by_keys, runs, found):  # t
                     end += 1
                 if end - begin > 1:
                     longest = np.int64(0)
-                    for place in range(begin, end):
-                        longest = max(longest, lengths[order[place]])
-                    if longest <= depth + STEP:
+                    if end - begin > COMPARED:
+                        for place in range(begin, end):
+                            longest = max(longest, lengths[order[place]])
+                    if end - begin <= COMPARED:
+                        _insert(data, starts, lengths, depth + STEP, order, begin, end)
+                    elif longest <= depth + STEP:
                         # Alike, but for zeros at the end.
                         for place in range(begin, end):
                             keys[place] = uint64(lengths[order[place]])
