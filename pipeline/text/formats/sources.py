@@ -284,22 +284,14 @@ class Chain:
 
 
 class Window:
-    """The part of a text in which records are looked for, as words too."""
+    """The part of a text in which records are looked for."""
 
     def __init__(self, fill: Fill, nbytes: int = BUFFER_NBYTES) -> None:
-        from tilewright.kernels.records.json_lines import (
-            words_of,  # needs Numba, which a client has no use for
-        )
-
-        self._fill, self._words_of = fill, words_of
+        self._fill = fill
         self.start = self.stop = 0
         self.final = False
         """Whether nothing follows ``stop``."""
-        self._take(np.empty(nbytes, np.uint8))
-
-    def _take(self, data: np.ndarray) -> None:
-        self.data = data
-        self.words, self.skip = self._words_of(data)
+        self.data = np.empty(nbytes, np.uint8)
 
     def more(self, what: str) -> None:
         """Read on. Raises ContentError where all of a window of the largest size is of no use without what follows;
@@ -315,7 +307,7 @@ class Window:
                 )
             larger = np.empty(2 * self.stop, np.uint8)
             larger[: self.stop] = self.data
-            self._take(larger)
+            self.data = larger
         got = self._fill(self.data[self.stop :])
         self.stop += got
         self.final = not got
@@ -339,7 +331,7 @@ class Passages:
         ends, numbers = np.empty(most, np.int64), np.empty(most, np.int64)
         while True:
             loop.cut_passages(
-                window.data, window.words, window.skip, window.start, window.stop, window.final, self._what,
+                window.data, window.start, window.stop, window.final, self._what,
                 target, gap, SEPARATOR, most, ends, numbers, state,
             )  # fmt: skip
             window.start = int(state[loop.CONSUMED])
