@@ -51,6 +51,10 @@ class DeviceSigner:
         tables = (self._letters, self._numbers, self._folded, self._a, self._b)
         return sum(array.size * array.dtype.itemsize for array in (*tables, *self._arrays.values()))
 
+    def brought(self, data: np.ndarray, stream: Any) -> Any:
+        """Documents that lie in no pinned memory, on the device until the next call."""
+        return self._uploaded("text", data, stream)
+
     def sign(self, text: Any, data: np.ndarray, edges: np.ndarray, stream: Any, *, signatures: bool) -> Signs:
         """Sign documents, which begin at ``edges``, int64, the first at 0, and the last of which ends there.
 

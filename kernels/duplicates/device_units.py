@@ -2,8 +2,8 @@
 their own, folded, and where each begins.
 
 Three launches. Every thread takes `SPAN` bytes of the documents, and a block a tile of them. `WALK` counts what becomes
-of them, `SCAN` adds the tiles up, and `WALK` once more writes it. Words have a blank before them, so that the bytes from
-one word's beginning to that before another's are those words with one blank between two.
+of them, `SCAN` adds the tiles up, and `WALK` once more writes it. Words have a blank before them: from where one begins
+to the byte before another are those words, with one blank between two.
 """
 
 from __future__ import annotations

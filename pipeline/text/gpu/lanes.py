@@ -103,9 +103,15 @@ class CountingLane(Lane):
         return found
 
     def _upload(self, block: Block) -> Any:
+        return self.bring(block.data)
+
+    def bring(self, data: np.ndarray) -> Any:
+        """Have the stream copy what lies in the last buffer to the device, where it stays until the next buffer but one
+        is asked for; returns where it is."""
         device = self._device[self._turn]
-        if len(block.data):
-            self._keeping.copy_to_device(block.data, device)
+        if len(data):
+            self._keeping.copy_to_device(data, device)
+        self._keeping.record(self.passed)
         return device
 
 

@@ -40,6 +40,8 @@ class Texts:
     """int64: where each begins and the last ends."""
     digests: np.ndarray
     """uint64[(documents, 2)]: XXH3 of each text with 128 bits, the high half first."""
+    in_block: bool = True
+    """Whether ``data`` lies in the memory that blocks are read to; else in memory of its own."""
 
 
 def texts_of(
@@ -51,15 +53,17 @@ def texts_of(
     too_long: str = LONGER,
     block_nbytes: int = BLOCK_NBYTES,
     most_nbytes: int = MOST_NBYTES,
+    memory: Callable[[], np.ndarray] | None = None,
 ) -> Iterator[Texts]:
     """The documents of a piece in their order; each `Texts` only until the next is asked for.
 
     found: is told of documents as they end. check: is called for each block, and may end it. too_long: what is told of
-    a document longer than ``most_nbytes``.
+    a document longer than ``most_nbytes``. memory: gives that of the next block, as `stream` takes it; else it is the
+    thread's own.
     """
-    memory = partial(thread_buffer, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
+    buffer = memory or partial(thread_buffer, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
     under_way: _Long | None = None
-    for block in stream(piece, AS_BYTES, 0, block_nbytes, memory, reading=reading, found=found):
+    for block in stream(piece, AS_BYTES, 0, block_nbytes, buffer, reading=reading, found=found):
         check()
         if under_way is not None and (block.edges is not None or block.first != under_way.first):
             yield under_way.texts()
@@ -103,8 +107,8 @@ class _Long:
         edges, digests = np.array([0, self._nbytes]), _as_words([self._hash.digest()])
         if self._nbytes > self._most:
             self._too_long()
-            return Texts(None, edges, digests)
-        return Texts(np.concatenate(self._parts), edges, digests)
+            return Texts(None, edges, digests, False)
+        return Texts(np.concatenate(self._parts), edges, digests, False)
 
 
 def _as_words(digests: list[bytes]) -> np.ndarray:
