@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -61,6 +60,8 @@ def texts_of(
     a document longer than ``most_nbytes``. memory: gives that of the next block, as `stream` takes it; else it is the
     thread's own.
     """
+    from tilewright.kernels.passes.xxh3_host import xxh3_128_of  # needs Numba, which a client has no use for
+
     buffer = memory or partial(thread_buffer, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
     under_way: _Long | None = None
     for block in stream(piece, AS_BYTES, 0, block_nbytes, buffer, reading=reading, found=found):
@@ -75,11 +76,7 @@ def texts_of(
             under_way.add(block)
         else:
             edges = block.edges.astype(np.int64)
-            digests = [
-                xxhash.xxh3_128_digest(block.data[start:stop].data)
-                for start, stop in itertools.pairwise(edges.tolist())
-            ]
-            yield Texts(block.data, edges, _as_words(digests))
+            yield Texts(block.data, edges, xxh3_128_of(block.data, edges))
     if under_way is not None:
         yield under_way.texts()
 
