@@ -34,6 +34,12 @@ def halves() -> Any:
 
 
 @functools.cache
+def numbers() -> Any:
+    """Inside a kernel: a number of 32 bits with a sign, which takes half the instructions of one of 64."""
+    return int if SIMULATOR else numba.int32
+
+
+@functools.cache
 def _instructions() -> tuple[Any, Any, Any]:
     """Inside a kernel: four bytes of two words from a byte on, as they lie there and the first of them highest; SHA-1's
     function of a block."""
@@ -84,7 +90,7 @@ def hash_function(name: str) -> Any:
 
 
 def _sha1_function() -> Any:
-    half = halves()
+    half, short = halves(), numbers()
     _, highest_first, block_function = _instructions()
     h0, h1, h2, h3, h4 = _INITIAL
 
@@ -92,21 +98,22 @@ def _sha1_function() -> Any:
     def sha1_of(text: Any, start: Any, n: Any) -> Any:
         words = cuda.local.array(BLOCK_WORDS, numba.uint32)
         state = (half(h0), half(h1), half(h2), half(h3), half(h4))
-        at, first = start >> 2, start & 3
-        left = n  # bytes of the message from the block's beginning on
+        at, first = half(start >> 2), start & 3
+        left = short(n)  # bytes of the message from the block's beginning on
+        # Of the word in which it ends: what belongs to it, and the bit behind that.
+        kept = half(~(HALF >> ((n & 3) << 3)))
+        bit = half(0x80 << (24 - ((n & 3) << 3)))
         while left > -_LENGTH_NBYTES:
+            last = short(left >> 2)
             low = half(text[at])
             for k in range(BLOCK_WORDS):
-                # Of the message, of its end with a bit behind it, and then nothing.
-                rest = left - 4 * k
                 value = half(0)
-                if rest > 0:
-                    high = half(text[at + k + 1])
+                if k <= last:
+                    high = half(text[half(at + k + 1)])
                     value = half(highest_first(low, high, first))
                     low = high
-                if 0 <= rest < 4:
-                    kept = half(HALF << (32 - 8 * rest))
-                    value = half((value & kept) | half(0x80 << (24 - 8 * rest)))
+                if k == last:
+                    value = half((value & kept) | bit)
                 words[k] = value
             if left <= BLOCK_NBYTES - _LENGTH_NBYTES:
                 words[BLOCK_WORDS - 2] = half(n >> 29)
@@ -120,8 +127,8 @@ def _sha1_function() -> Any:
                     half(w[14]), half(w[15]),
                 ),
             )  # fmt: skip
-            at += BLOCK_WORDS
-            left -= BLOCK_NBYTES
+            at = half(at + BLOCK_WORDS)
+            left = short(left - BLOCK_NBYTES)
         return half(highest_first(state[0], state[0], 0))
 
     return sha1_of

@@ -16,7 +16,7 @@ import numba
 from numba import cuda
 
 from tilewright.kernels.choices import HASHES, SCHEMES, SHINGLES
-from tilewright.kernels.duplicates.device_hashing import halves, hash_function
+from tilewright.kernels.duplicates.device_hashing import halves, hash_function, numbers
 from tilewright.kernels.duplicates.device_units import PLACES, SCAN, WALK, WORDS, between_function
 from tilewright.kernels.duplicates.minhash import EMPTY, MERSENNE_PRIME
 from tilewright.kernels.gemm.base import Variant
@@ -32,6 +32,8 @@ CHUNK = 16 if SIMULATOR else 1024
 A_LANE = 2 if SIMULATOR else 4
 """Permutations whose minima a lane keeps."""
 GROUP = WARP * A_LANE
+AT_ONCE = 2 if SIMULATOR else 4
+"""Hashes, side by side, that a warp takes at a time."""
 SHORT = 3 if SIMULATOR else 64
 """Shingles of a document that one warp takes the minima of."""
 KEY_THREADS = 4 if SIMULATOR else 256
@@ -76,7 +78,7 @@ def sign_function(hash_name: str, scheme: str) -> Callable[..., None]:
     ``gap`` bytes between two. a, b: [permutations] of uint32, or by ``legacy`` of uint64. signatures: uint32[documents
     * permutations], written, all `EMPTY` before. Block: THREADS, for CHUNK units each; shared memory: 4 KiB.
     """
-    half, whole = halves(), arithmetic()[2]
+    half, short, (word, _, whole) = halves(), numbers(), arithmetic()
     between, hash_of = between_function(), hash_function(hash_name)
     prepared, permuted, of_permutations = _scheme_function(scheme)
 
@@ -91,41 +93,49 @@ def sign_function(hash_name: str, scheme: str) -> Callable[..., None]:
         thread = whole(cuda.threadIdx.x)
         warp, lane = thread // WARP, thread % WARP
         first = whole(cuda.blockIdx.x) * CHUNK
-        last = min(first + CHUNK, whole(unit_edges[documents]))
+        last = min(first + CHUNK, whole(unit_edges[word(documents)]))
         low = between(unit_edges, 0, documents, first)
         high = between(unit_edges, low, documents - 1, last - 1)
         for unit in range(first + thread, last, THREADS):
             document = between(unit_edges, low, high, unit)
-            begin, end = whole(unit_edges[document]), whole(unit_edges[document + 1])
+            begin, end = whole(unit_edges[word(document)]), whole(unit_edges[word(document + 1)])
             if unit <= max(begin, end - n):
-                start = whole(places[unit])
-                length = whole(places[min(unit + n, end)]) - gap - start
-                hashes[unit - first] = prepared(hash_of(text, start, length))
+                start = whole(places[word(unit)])
+                length = whole(places[word(min(unit + n, end))]) - gap - start
+                hashes[word(unit - first)] = prepared(hash_of(text, start, length))
         cuda.syncthreads()  # all hashes are there before their minima are taken
         for group in range(0, permutations, GROUP):
             for k in range(A_LANE):
                 # Behind the last permutation it is taken again, and not written.
                 permutation = min(group + k * WARP + lane, permutations - 1)
-                factors[k], terms[k] = a[permutation], b[permutation]
+                factors[k], terms[k] = a[word(permutation)], b[word(permutation)]
             for document in range(low, high + 1):
-                begin, end = whole(unit_edges[document]), whole(unit_edges[document + 1])
-                at = max(begin, first) - first
-                stop = min(max(begin, end - n) + 1, end, last) - first
-                step = WARPS
+                begin, end = whole(unit_edges[word(document)]), whole(unit_edges[word(document + 1)])
+                at = short(max(begin, first) - first)
+                stop = short(min(max(begin, end - n) + 1, end, last) - first)
+                step = short(AT_ONCE * WARPS)
                 if stop - at <= SHORT:
-                    step = 1
+                    step = short(AT_ONCE)
                     if document % WARPS != warp:
                         stop = at
                 else:
-                    at += warp
+                    at = short(at + AT_ONCE * warp)
                 if at < stop:
                     for k in range(A_LANE):
                         minima[k] = half(EMPTY)
                     while at < stop:
-                        h = half(hashes[at])
-                        for k in range(A_LANE):
-                            minima[k] = min(half(minima[k]), permuted(factors[k], h, terms[k]))
-                        at += step
+                        rest = short(stop - at)
+                        if rest >= AT_ONCE:
+                            for ahead in range(AT_ONCE):
+                                h = half(hashes[half(at + ahead)])
+                                for k in range(A_LANE):
+                                    minima[k] = min(half(minima[k]), permuted(factors[k], h, terms[k]))
+                        else:
+                            for ahead in range(rest):
+                                h = half(hashes[half(at + ahead)])
+                                for k in range(A_LANE):
+                                    minima[k] = min(half(minima[k]), permuted(factors[k], h, terms[k]))
+                        at = short(at + step)
                     for k in range(A_LANE):
                         permutation = group + k * WARP + lane
                         if permutation < permutations:
@@ -149,10 +159,10 @@ def keys_function() -> Callable[..., None]:
             band, document = place // documents, place % documents
             key = times(word(band + 1), word(0x9E3779B97F4A7C15))
             for row in range(rows):
-                value = word(signatures[document * permutations + band * rows + row])
+                value = word(signatures[word(document * permutations + band * rows + row)])
                 key = times(key ^ value, word(0xC2B2AE3D27D4EB4F))
                 key ^= key >> word(29)
-            keys[place] = key
+            keys[word(place)] = key
             place += whole(cuda.gridsize(1))
 
     return form_keys

@@ -39,14 +39,14 @@ GAPS = {"word": 1, "character": 0}
 def between_function() -> Any:
     """Inside a kernel: ``between(edges, low, high, position)``, the last of these documents that begins at or before a
     position, which the first does."""
-    whole = arithmetic()[2]
+    word, _, whole = arithmetic()
 
     @cuda.jit(device=True, inline="always")
     def between(edges: Any, low: Any, high: Any, position: Any) -> Any:
         low, high = whole(low), whole(high)
         while low < high:
             middle = (low + high + 1) >> 1
-            if whole(edges[middle]) <= position:
+            if whole(edges[word(middle)]) <= position:
                 low = middle
             else:
                 high = middle - 1
@@ -131,14 +131,14 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
             units = whole(before & word((1 << OF_TEXT) - 1)) + (of_thread & ((1 << OF_TILE) - 1))
             if a < b:
                 empty = document  # or the one that begins here, and empty ones before it
-                while empty >= 0 and whole(edges[empty]) == a:
-                    unit_edges[empty] = units
+                while empty >= 0 and whole(edges[word(empty)]) == a:
+                    unit_edges[word(empty)] = units
                     empty -= 1
         i = a
         while i < b:
-            lo, hi = whole(edges[document]), whole(edges[document + 1])
+            lo, hi = whole(edges[word(document)]), whole(edges[word(document + 1)])
             if writes and lo == i and lo > a:
-                unit_edges[document] = units
+                unit_edges[word(document)] = units
             end = min(b, hi)
             inside = False
             if i < end and i > lo:
@@ -168,7 +168,7 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
                         number = whole(numbers[word(code)])
                         if number == UNSETTLED:
                             if not writes:
-                                others[document] = 1
+                                others[word(document)] = 1
                         elif number != AS_IT_IS:
                             bytes_of = word(folded[word(number)])
                             size = whole(bytes_of >> word(LENGTH_SHIFT) & word(FIELD))
@@ -229,8 +229,8 @@ def scan_function() -> Callable[..., None]:
         if thread == 0:
             totals[word(tiles)] = every
         for document in range(thread, documents + 1, SCANNERS):
-            if whole(edges[document]) >= stop:
-                unit_edges[document] = whole(every & word((1 << OF_TEXT) - 1))
+            if whole(edges[word(document)]) >= stop:
+                unit_edges[word(document)] = whole(every & word((1 << OF_TEXT) - 1))
 
     return scan
 
