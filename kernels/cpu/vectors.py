@@ -113,6 +113,8 @@ word_mask = _mask(_is_word)
 """Which bytes are ASCII letters, digits or the underscore."""
 break_mask = _mask(_is_break)
 """Which bytes are line feeds or carriage returns."""
+feed_mask = _between(ord("\n"), ord("\n"))
+"""Which bytes are line feeds."""
 continuation_mask = _between(0x80, 0xBF)
 lead_2_mask = _between(0xC2, 0xDF)
 lead_3_mask = _between(0xE0, 0xEF)
@@ -132,6 +134,22 @@ def trailing_zeros(typing: Any, mask: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), build
+
+
+@intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Copy so many bytes between two addresses, whose ranges do not meet."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8)
+        places = [_place(builder, each, byte) for each in arguments[:2]]
+        kinds = [place.type for place in places]
+        kind = ir.FunctionType(ir.VoidType(), [*kinds, ir.IntType(64), ir.IntType(1)])
+        copy = builder.module.declare_intrinsic("llvm.memcpy", [*kinds, ir.IntType(64)], kind)
+        builder.call(copy, [*places, arguments[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), build
 
 
 @intrinsic

@@ -17,6 +17,7 @@ import numpy as np
 from numba import int64, njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.vectors import LANES, feed_mask, trailing_zeros
 
 DEEPEST = 1000
 """Lists and objects within each other; Python's reader ends at about as many."""
@@ -437,6 +438,12 @@ def newline_from(data, words, skip, i, stop):  # type: ignore[no-untyped-def]
     newline = uint64(0x0A0A0A0A0A0A0A0A)
     ones = uint64(0x0101010101010101)
     high = uint64(0x8080808080808080)
+    address = data.ctypes.data
+    while i + LANES <= stop:
+        mask = feed_mask(address + i)
+        if mask:
+            return i + trailing_zeros(mask)
+        i += LANES
     while i < stop and (i - skip) & 7:
         if data[i] == 0x0A:
             return i
