@@ -107,12 +107,22 @@ def _is_break(builder: Any, lanes: Any) -> Any:
     return builder.or_(feeds, builder.icmp_unsigned("==", lanes, _splat(ord("\r"))))
 
 
+def _ends_run(builder: Any, lanes: Any) -> Any:
+    quotes = builder.icmp_unsigned("==", lanes, _splat(ord('"')))
+    slashes = builder.icmp_unsigned("==", lanes, _splat(ord("\\")))
+    controls = builder.icmp_unsigned("<", lanes, _splat(0x20))
+    return builder.or_(builder.or_(quotes, slashes), controls)
+
+
 high_mask = _mask(_is_high)
 """Which bytes are 128 or more."""
 word_mask = _mask(_is_word)
 """Which bytes are ASCII letters, digits or the underscore."""
 break_mask = _mask(_is_break)
 """Which bytes are line feeds or carriage returns."""
+string_mask = _mask(_ends_run)
+"""Which bytes end a run of plain ones in a string of JSON: quotation marks, backslashes and control characters."""
+backslash_mask = _between(ord("\\"), ord("\\"))
 feed_mask = _between(ord("\n"), ord("\n"))
 """Which bytes are line feeds."""
 continuation_mask = _between(0x80, 0xBF)

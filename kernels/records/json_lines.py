@@ -17,7 +17,14 @@ import numpy as np
 from numba import int64, njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
-from tilewright.kernels.cpu.vectors import LANES, feed_mask, trailing_zeros
+from tilewright.kernels.cpu.vectors import (
+    LANES,
+    backslash_mask,
+    copy_bytes,
+    feed_mask,
+    string_mask,
+    trailing_zeros,
+)
 
 DEEPEST = 1000
 """Lists and objects within each other; Python's reader ends at about as many."""
@@ -78,8 +85,17 @@ def _string_end(data, words, skip, i, stop):  # type: ignore[no-untyped-def]
     ones = uint64(0x0101010101010101)
     high = uint64(0x8080808080808080)
     blank = uint64(0x2020202020202020)
+    address = data.ctypes.data
     while i < stop:
-        if (i - skip) & 7 == 0:
+        edge = i
+        if i + LANES <= stop:
+            mask = string_mask(address + i)
+            if mask == 0:
+                i += LANES
+                continue
+            i += trailing_zeros(mask)
+            edge = i + 1
+        elif (i - skip) & 7 == 0:
             while i + 8 <= stop:
                 w = words[uint64((i - skip) >> 3)]
                 q = w ^ quote
@@ -91,8 +107,9 @@ def _string_end(data, words, skip, i, stop):  # type: ignore[no-untyped-def]
                 i += 8
             if i >= stop:
                 break
-        # To the end of this word, byte by byte. An unsigned place spares the look whether it counts from the end.
-        edge = min(stop, i + 8 - ((i - skip) & 7))
+        # What was found; or to the end of this word, byte by byte. An unsigned place spares the look whether it counts
+        # from the end.
+        edge = max(edge, min(stop, i + 8 - ((i - skip) & 7)))
         while i < edge:
             byte = data[uint64(i)]
             if byte == 0x22:
@@ -153,7 +170,19 @@ def _unescape(data, start, stop, target, filled):  # type: ignore[no-untyped-def
     halves of pairs."""
     i = start
     lost = 0
+    source, place, room = data.ctypes.data, target.ctypes.data, len(target)
     while i < stop:
+        while i + LANES <= stop and filled + LANES <= room:
+            # What is copied too much is written over.
+            copy_bytes(place + filled, source + i, LANES)
+            mask = backslash_mask(source + i)
+            if mask:
+                plain = trailing_zeros(mask)
+                i += plain
+                filled += plain
+                break
+            i += LANES
+            filled += LANES
         shift = uint64(filled - i)
         here = uint64(i)
         edge = uint64(stop)
@@ -547,7 +576,7 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
             lost[documents] = 0
             if spans[k, 0] == TEXT:
                 length = spans[k, 2] - spans[k, 1]
-                target[filled : filled + length] = data[spans[k, 1] : spans[k, 2]]
+                copy_bytes(target.ctypes.data + filled, data.ctypes.data + spans[k, 1], length)
                 filled += length
             elif spans[k, 0] & 15 == TEXT:
                 filled, lost[documents] = _unescape(data, spans[k, 1], spans[k, 2], target, filled)
