@@ -124,9 +124,6 @@ class DeviceSigner:
         places = self._room("places", units + 1, np.uint32)
         walk(True, _as_bytes(words), places)
         gap = GAPS[kind.unit]
-        # Where another would begin.
-        end = np.array([nbytes + gap], np.uint32)
-        places[units : units + 1].copy_to_device(end, stream=stream)
         SIGN.enqueue(
             (self._signing.hash, self._signing.scheme), ceil_div(units, CHUNK), SIGNERS, stream,
             *(words, places, unit_edges, documents, kind.n, gap, self._a, self._b),

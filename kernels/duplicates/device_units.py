@@ -83,9 +83,9 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
     the last ends. letters: `word_table`, of words alone. numbers, folded: `Folding`, where texts are folded. sums:
     uint32[blocks * THREADS], of each thread what becomes of those of its tile before it; totals: uint64[blocks], of
     each tile. Without ``writes`` these two are written, and ``others``, uint8[documents], is set to 1 where a document
-    has a character that is `UNSETTLED`. With ``writes``, ``totals`` has what comes before each tile, and written are
-    out, uint8, the units; places, uint32, where each begins; unit_edges, int64, which is the first of a document that
-    begins before ``stop``. Block: THREADS, a tile each; shared memory: 2 KiB.
+    has a character that is `UNSETTLED`. With ``writes``, ``totals`` is as `SCAN` leaves it, and written are out,
+    uint8, the units; places, uint32, where each begins, and one more would; unit_edges, int64, which is the first of a
+    document that begins before ``stop``. Block: THREADS, a tile each; shared memory: 2 KiB.
     """
     word, _, whole = arithmetic()
     step_from, is_letter, _ = reading()
@@ -129,6 +129,12 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
             before, of_thread = word(totals[word(tile)]), whole(sums[word(tile * THREADS + thread)])
             nbytes = whole(before >> word(OF_TEXT)) + (of_thread >> OF_TILE)
             units = whole(before & word((1 << OF_TEXT) - 1)) + (of_thread & ((1 << OF_TILE) - 1))
+            if tile == 0 and thread == 0:
+                every = word(totals[word(whole(cuda.gridDim.x))])
+                # Where another would begin.
+                places[every & word((1 << OF_TEXT) - 1)] = whole(every >> word(OF_TEXT)) + (
+                    1 if of_words else 0
+                )
             if a < b:
                 empty = document  # or the one that begins here, and empty ones before it
                 while empty >= 0 and whole(edges[word(empty)]) == a:

@@ -17,6 +17,7 @@ from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.text.gpu.lanes import CountingLane, borrowed_lane
+from tilewright.pipeline.text.whole.texts import LARGE_BLOCK_NBYTES
 from tilewright.pipeline.transfer.lane import Spares
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ _spare_signers: Spares[DeviceSigner] = Spares(DeviceSigner, pinned=False)
 @contextmanager
 def borrowed_signer(signing: Signing, *, signatures: bool) -> Iterator[LaneSigner]:
     """A lane and a signer of this process for one thread. signatures: whether they are wanted themselves."""
-    with borrowed_lane() as lane:
+    with borrowed_lane(LARGE_BLOCK_NBYTES) as lane:
         signer = _spare_signers.take(signing)
         try:
             yield LaneSigner(lane, signer, signing, signatures=signatures)

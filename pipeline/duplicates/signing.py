@@ -20,8 +20,14 @@ from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
 from tilewright.pipeline.text.pieces import run_shares, without_bad_files
 from tilewright.pipeline.text.whole.documents import whole_shares
-from tilewright.pipeline.text.whole.texts import AS_BYTES, BLOCK_NBYTES, LONGER, Texts, texts_of
-from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.text.whole.texts import (
+    AS_BYTES,
+    BLOCK_NBYTES,
+    LARGE_BLOCK_NBYTES,
+    LONGER,
+    Texts,
+    texts_of,
+)
 
 if TYPE_CHECKING:
     from tilewright.kernels.duplicates.signing import Signs
@@ -152,7 +158,7 @@ def _on_gpu(share: Piece, options: Options, reading: Reading, check: Callable[[]
             part.found,
             check,
             too_long=TOO_LONG,
-            block_nbytes=LANE_NBYTES,
+            block_nbytes=LARGE_BLOCK_NBYTES,
             memory=signer.buffer,
         )
         _sign_all(part, texts, sign)

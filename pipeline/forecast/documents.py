@@ -18,8 +18,7 @@ from tilewright.pipeline.text.corpus import Corpus
 from tilewright.pipeline.text.counting import decompressors_of
 from tilewright.pipeline.text.formats.ways import ways_of
 from tilewright.pipeline.text.whole.documents import whole_pieces
-from tilewright.pipeline.text.whole.texts import BLOCK_NBYTES, MOST_NBYTES
-from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.text.whole.texts import BLOCK_NBYTES, LARGE_BLOCK_NBYTES, MOST_NBYTES
 
 USUAL = {"duplicates": (4e6, 150e6), "signals": (2e6, 60e6)}
 """Stored bytes a second of one core, at worst and at best, compressed or not."""
@@ -132,8 +131,9 @@ def plan_documents(
 
 
 def _worker_nbytes(workers: Sequence[WorkerFacts]) -> int:
-    """What a worker holds of short documents at a time: on a GPU's, two blocks for each thread that reads."""
+    """What a worker holds of short documents at a time: on a GPU's, for each thread that reads two blocks, and what
+    they are read from."""
     if workers[0].device == "cuda":
         neighbours = most_neighbours(worker.address for worker in workers)
-        return 2 * LANE_NBYTES * decompressors_of(workers, neighbours)
+        return 3 * LARGE_BLOCK_NBYTES * decompressors_of(workers, neighbours)
     return TIMES * BLOCK_NBYTES * max(worker.threads for worker in workers)

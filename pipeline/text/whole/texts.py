@@ -20,6 +20,10 @@ from tilewright.pipeline.threads import thread_buffer
 BLOCK_NBYTES = 2**22
 """Text that is looked at at once, where it is of many documents."""
 
+LARGE_BLOCK_NBYTES = 2**24
+"""The same on the way to a GPU: each block takes the interpreter half a millisecond, for which all threads that read
+wait."""
+
 MOST_NBYTES = 2**27
 """The longest document whose text is held: what a worker makes of one takes some sixteen times as much."""
 

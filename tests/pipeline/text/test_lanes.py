@@ -272,6 +272,7 @@ def test_documents_are_signed_through_lanes_as_by_cores(
     lane_nbytes: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files and lines, plain and compressed, some longer than a block and some that no table folds."""
+    from tilewright.pipeline.duplicates import on_gpu
     from tilewright.pipeline.text.gpu import lanes
 
     texts = [
@@ -281,8 +282,8 @@ def test_documents_are_signed_through_lanes_as_by_cores(
         (b"a b c d e f g", True),
     ]
     piece = written(tmp_path, texts)
-    for module in (lanes, signing):
-        monkeypatch.setattr(module, "LANE_NBYTES", lane_nbytes)
+    for module in (on_gpu, signing):
+        monkeypatch.setattr(module, "LARGE_BLOCK_NBYTES", lane_nbytes)
     monkeypatch.setattr(lanes, "_spare_lanes", Spares(lanes.CountingLane))
     pool = ThreadPoolExecutor(1)
     monkeypatch.setattr(pieces, "_pool", lambda threads: pool)
