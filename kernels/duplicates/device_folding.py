@@ -24,9 +24,10 @@ LENGTH_SHIFT, COUNT_SHIFT, FIELD = 56, 60, 15
 """Where what a character becomes says how many bytes, and how many characters, it has; its bytes are below, the first
 lowest."""
 MOST_NBYTES = 7
-_SURROGATES = range(0xD800, 0xE000)
+_SYLLABLES = range(0xAC00, 0xD7A4)
 _VOWELS_AND_FINALS = (range(0x1161, 0x1176), range(0x11A8, 0x11C3))
-"""Of Hangul: they combine with what is before them, by a rule and not by a table."""
+"""Of Hangul, all of them: syllables decompose, and the others combine with what is before them, by a rule and not by a
+table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +59,7 @@ def _folding(casefold: bool, form: FormName | None) -> Folding:
         )
 
     numbers, folded, known = np.zeros(CODES, np.uint16), [0, 0], dict[str, int]()
-    for code in range(CODES):
-        if code in _SURROGATES:
-            continue
+    for code in _changing():
         character = chr(code)
         becomes = kind.folded(character)
         if not stays(character) or not stays(becomes):
@@ -71,6 +70,21 @@ def _folding(casefold: bool, form: FormName | None) -> Folding:
                 folded.append(_packed(becomes))
             numbers[code] = known[becomes]
     return Folding(numbers, np.array(folded, np.uint64))
+
+
+@functools.cache
+def _changing() -> tuple[int, ...]:
+    """All characters but those that nothing makes another one of, wherever they stand: a fiftieth of them."""
+    composed = {ord(each) for each in _combining()}
+    return tuple(
+        code
+        for code in range(CODES)
+        if unicodedata.decomposition(character := chr(code))
+        or unicodedata.combining(character)
+        or character.casefold() != character
+        or code in composed
+        or code in _SYLLABLES
+    )
 
 
 @functools.cache
