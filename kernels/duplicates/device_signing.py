@@ -19,7 +19,6 @@ from tilewright.kernels.duplicates.device_minhash import THREADS as SIGNERS
 from tilewright.kernels.duplicates.device_units import GAPS, OF_TEXT, SCAN, SCANNERS, THREADS, TILE, WALK
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.gpu.device_array import strided_view
-from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms.select import clear
 from tilewright.kernels.histograms.token_kinds import word_table
 from tilewright.kernels.numbers import ceil_div
@@ -73,7 +72,7 @@ class DeviceSigner:
         signed = self._room("signatures", documents * num_perm, np.uint32)
         keys = self._room("keys", documents * bands, np.uint64)
         clear(others, stream)
-        _fill_with_ones(signed, stream)
+        clear(signed, stream, 0xFF)  # `minhash.EMPTY`
         self._sign(text, places, documents, stop, others, unit_edges, signed, stream)
         grid = ceil_div(documents * bands, KEY_THREADS)
         FORM_KEYS.enqueue(
@@ -165,16 +164,6 @@ def _downloaded(array: Any, size: int, stream: Any) -> np.ndarray:
 def _as_bytes(words: Any) -> Any:
     """The bytes of device memory."""
     return strided_view(words, (words.size * WORD_NBYTES,), (1,), np.dtype(np.uint8))
-
-
-def _fill_with_ones(array: Any, stream: Any) -> None:
-    """Set every bit of a device array: `minhash.EMPTY` in signatures."""
-    if SIMULATOR:
-        array.copy_to_device(~np.zeros(array.shape, array.dtype))
-        return
-    from numba.cuda.cudadrv.driver import device_memset
-
-    device_memset(array, 0xFF, array.size * array.dtype.itemsize, stream)
 
 
 def prepare(signing: Signing) -> None:

@@ -213,6 +213,9 @@ def _count(
     shares = _shares(piece, device, block_nbytes, threads)
     if not piece.is_plain:
         reading = replace(reading, threads=max(1, threads // len(shares)))
+    if device == "cuda":
+        # In large steps: between two of them the many threads that read take turns at the interpreter.
+        reading = replace(reading, buffer_nbytes=LANE_NBYTES)
     task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
     if device != "cuda" and task.is_sparse:
         parts = _run(_calls(_sparse_on_host, shares), threads, task)
