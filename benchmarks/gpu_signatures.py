@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_signatures.py [--shingle word|character] [--nbytes N] [--document-nbytes N] [--json F]
 
-The text is that of `gpu_tokens.py`, in lines of about ``--document-nbytes``, which are the documents; ``--nbytes`` of
-it lie in files of ``--file-nbytes``, which are hard links to one, so that they stay in the page cache.
+The text is that of `gpu_tokens.py`, in lines of about ``--document-nbytes``, which are the documents, or with
+``--json-lines`` hold them in a field. ``--nbytes`` of it lie in files of ``--file-nbytes``, which are hard links to one,
+so that they stay in the page cache.
 
 For each way to form signatures: the rate of the kernels alone, over a block in device memory, with the keys of bands
 brought back; the rate of the pass over all files (`sign_piece`), in which threads read and split them and the GPU signs
@@ -33,7 +34,7 @@ from tilewright.kernels.duplicates.signing import sign_on_cores
 from tilewright.pipeline.duplicates.options import Options, options_of
 from tilewright.pipeline.duplicates.signing import sign_piece
 from tilewright.pipeline.text.corpus import Piece, list_corpus
-from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.reading import Reading, reading_of
 
 UNIT_NBYTES = 1 << 26
 COMPARED_NBYTES = 1 << 22
@@ -48,15 +49,23 @@ def lines_of(nbytes: int, document_nbytes: int) -> bytes:
     return text.tobytes()
 
 
+def as_json_lines(text: bytes) -> bytes:
+    lines = [line.decode(errors="replace") for line in text.splitlines()]
+    return "".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines).encode()
+
+
 def files_of(folder: Path, given: argparse.Namespace) -> list[Path]:
     unit = lines_of(min(UNIT_NBYTES, given.file_nbytes), given.document_nbytes)
-    first = folder / "000.txt"
+    if given.json_lines:
+        unit = as_json_lines(unit)
+    name = "{:03}.jsonl" if given.json_lines else "{:03}.txt"
+    first = folder / name.format(0)
     with first.open("wb") as file:
-        for start in range(0, given.file_nbytes, len(unit)):
-            file.write(unit[: given.file_nbytes - start])
+        for _ in range(max(1, given.file_nbytes // len(unit))):
+            file.write(unit)
     paths = [first]
     for number in range(1, max(1, given.nbytes // given.file_nbytes)):
-        paths.append(folder / f"{number:03}.txt")
+        paths.append(folder / name.format(number))
         os.link(first, paths[-1])
     return paths
 
@@ -84,9 +93,8 @@ def kernels(data: np.ndarray, options: Options, rounds: int) -> dict[str, float]
     return {"kernel_gb_s": len(data) / best / 1e9}
 
 
-def whole_pass(paths: list[Path], options: Options, rounds: int, threads: int) -> float:
-    """GB/s of signing all lines of the files on the GPU."""
-    reading = Reading(split_on="line")
+def whole_pass(paths: list[Path], options: Options, reading: Reading, rounds: int, threads: int) -> float:
+    """GB/s of stored bytes, of signing all documents of the files on the GPU."""
     documents = list_corpus(paths, reading=reading).documents
     nbytes = sum(document.nbytes for document in documents)
     best = 0.0
@@ -101,7 +109,7 @@ def whole_pass(paths: list[Path], options: Options, rounds: int, threads: int) -
 
 
 def searched(paths: list[Path], asked: dict[str, Any], **where: Any) -> float:
-    found = tw.duplicates(paths, split_on="line", **asked, **where)
+    found = tw.duplicates(paths, **asked, **where)
     print(f"    whole search, {where['device']}: {found.seconds:.3f} s", flush=True)
     return found.nbytes / found.seconds / 1e9
 
@@ -117,6 +125,8 @@ def main() -> None:
     parser.add_argument("--document-nbytes", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=usable_cores(), help="that read; default: every core")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json-lines", action="store_true", help="documents are a field of JSON lines")
+    parser.add_argument("--no-search", action="store_true", help="leave the whole search out")
     parser.add_argument("--no-cpu", action="store_true", help="leave the cores out")
     parser.add_argument("--json", type=Path, help="where the figures go, too")
     given = parser.parse_args()
@@ -124,6 +134,7 @@ def main() -> None:
     rows = []
     try:
         paths = files_of(folder, given)
+        how: dict[str, Any] = {"field": "text"} if given.json_lines else {"split_on": "line"}
         data = np.fromfile(paths[0], np.uint8)
         for shingle in given.shingle:
             for name in given.hash:
@@ -135,12 +146,15 @@ def main() -> None:
                     )  # fmt: skip
                     row: dict[str, Any] = dict(asked)
                     row |= kernels(data, options, given.rounds)
-                    row["pass_gb_s"] = whole_pass(paths, options, given.rounds, given.threads)
+                    row["pass_gb_s"] = whole_pass(
+                        paths, options, reading_of(**how), given.rounds, given.threads
+                    )
                     row["of_floor"] = row["pass_gb_s"] * 1e9 / BUS_NBYTES
                     some = paths[: max(1, len(paths) // 16)]
-                    row["search_gb_s"] = searched(paths, asked, device="cuda", cluster="local")
+                    if not given.no_search:
+                        row["search_gb_s"] = searched(paths, asked | how, device="cuda", cluster="local")
                     if not given.no_cpu:
-                        row["cores_gb_s"] = searched(some, asked, device="cpu", cluster="cpu")
+                        row["cores_gb_s"] = searched(some, asked | how, device="cpu", cluster="cpu")
                     rows.append(row)
                     print(row, flush=True)
     finally:
@@ -151,7 +165,7 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['shingle']:11}{row['hash']:7}{row['scheme']:10}{row['kernel_gb_s']:9.1f}{row['pass_gb_s']:8.2f}"
-            f"{row['search_gb_s']:8.2f}{row.get('cores_gb_s', 0):8.2f}      {row['of_floor']:8.1%}"
+            f"{row.get('search_gb_s', 0):8.2f}{row.get('cores_gb_s', 0):8.2f}      {row['of_floor']:8.1%}"
         )
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
