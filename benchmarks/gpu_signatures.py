@@ -3,8 +3,8 @@
     python benchmarks/gpu_signatures.py [--shingle word|character] [--nbytes N] [--document-nbytes N] [--json F]
 
 The text is that of `gpu_tokens.py`, in lines of about ``--document-nbytes``, which are the documents, or with
-``--json-lines`` hold them in a field. ``--nbytes`` of it lie in files of ``--file-nbytes``, which are hard links to one,
-so that they stay in the page cache.
+``--json-lines`` hold them in a field. ``--nbytes`` of it lie in files of ``--file-nbytes``, hard links to one, so that
+they stay in the page cache.
 
 For each way to form signatures: the rate of the kernels alone, over a block in device memory, with the keys of bands
 brought back; the rate of the pass over all files (`sign_piece`), in which threads read and split them and the GPU signs
