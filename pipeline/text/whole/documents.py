@@ -15,7 +15,7 @@ from tilewright.pipeline.text.arrival import without
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, cut_pieces
 from tilewright.pipeline.text.counting import LEAST_PIECE_NBYTES
 from tilewright.pipeline.text.documents import Listing, Rows, all_bad
-from tilewright.pipeline.text.formats.listing import TEXT
+from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, TEXT
 from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks
 
 TASK_BLOCKS = 64
@@ -37,8 +37,8 @@ def whole_pieces(corpus: Corpus, workers: Sequence[WorkerFacts]) -> list[Piece]:
     return pieces
 
 
-LEAST_SHARE_NBYTES = 2**18
-"""The least that a thread is given of a piece, if there is as much."""
+LEAST_SHARE_NBYTES = SNIFFED_NBYTES
+"""The least that a thread is given of a piece, if there is as much: of longer files it is known what they are."""
 
 
 def whole_shares(piece: Piece, count: int) -> list[Piece]:

@@ -303,3 +303,24 @@ def test_documents_are_signed_through_lanes_as_by_cores(
             assert found.rows.to_json() == wanted.rows.to_json()
         assert (found.others, wanted.others) == (1, 0)
     pool.shutdown()
+
+
+@pytest.mark.simulator
+def test_documents_for_which_a_gpu_has_no_room_are_signed_by_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tilewright.kernels.duplicates.device_signing import DeviceSigner
+
+    def no_room(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    piece = written(tmp_path, [(b"one two three", False), (b"four five", True)])
+    asked = options_of(
+        threshold=0.8, shingle="word", ngram=2, casefold=False, normalise=None, num_perm=6, bands=2, rows=3,
+        seed=1, hash="sha1", scheme="affine32", pairs="all", signatures=True,
+    )  # fmt: skip
+    wanted, _ = signing.sign_piece(piece, asked, Reading(), "stop")
+    monkeypatch.setattr(DeviceSigner, "_sign", no_room)
+    found, _ = signing.sign_piece(piece, asked, Reading(), "stop", "cuda", 1)
+    np.testing.assert_array_equal(found.signatures, wanted.signatures)
+    assert "the GPU has no room to sign" in caplog.text
