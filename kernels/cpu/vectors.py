@@ -168,6 +168,22 @@ def trailing_zeros(typing: Any, mask: Any) -> Any:
 
 
 @intrinsic
+def memcpy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Copy so many bytes between two addresses, whose ranges do not meet."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8)
+        places = [_place(builder, each, byte) for each in arguments[:2]]
+        kinds = [place.type for place in places]
+        kind = ir.FunctionType(ir.VoidType(), [*kinds, ir.IntType(64), ir.IntType(1)])
+        copy = builder.module.declare_intrinsic("llvm.memcpy", [*kinds, ir.IntType(64)], kind)
+        builder.call(copy, [*places, arguments[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), build
+
+
+@intrinsic
 def swapped(typing: Any, word: Any) -> Any:
     """Eight bytes, uint64, in the opposite order."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.vectors import memcpy
 from tilewright.kernels.records.json_lines import newline_from
 
 LINE, PARAGRAPH = range(2)
@@ -63,7 +64,7 @@ def cut_passages(  # type: ignore[no-untyped-def]
             text_end = end - 1  # it may belong to what ends the line
         length = min(text_end - i, room - filled)
         if length > 0:
-            target[filled : filled + length] = data[i : i + length]
+            memcpy(target.ctypes.data + filled, data.ctypes.data + i, length)
             filled += length
             i += length
         if i < text_end:

@@ -82,6 +82,7 @@ def usual_jobs() -> Iterator[Usual]:
     yield Usual("histograms", _ask_for_histograms)
     yield Usual("dot", _ask_for_dots)
     yield Usual("decoding", _ask_for_decoding)
+    yield Usual("duplicates", _ask_for_signatures)
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,18 @@ def _ask_for_dots() -> None:
         vector, out = (DescribedArray((length,), None, dtype) for length in (1 << 20, 1))
         for conjugate in (False, True)[: 1 + (dtype.kind == "c")]:
             in_two_passes(vector, vector, conjugate, out, Rehearsal(0))
+
+
+def _ask_for_signatures() -> None:
+    from tilewright.kernels.choices import HASHES, SHINGLES
+    from tilewright.kernels.duplicates.device_signing import prepare
+    from tilewright.kernels.duplicates.signing import Signing
+    from tilewright.kernels.histograms.token_kinds import TokenKind
+
+    for unit in SHINGLES:
+        for casefold in (False, True):
+            for name in HASHES:
+                prepare(Signing(TokenKind("shingle", unit, 5, casefold), name, "affine32", 128, 1, 21, 6))
 
 
 def _ask_for_decoding() -> None:

@@ -56,7 +56,7 @@ class JsonLines:
         self._shown = shown
         keys = [*reading.fields, *([reading.id_field] if reading.id_field else [])]
         self._keys, self._edges = json_lines.packed_keys(keys)
-        self._window = Window(fill)
+        self._window = Window(fill, reading.buffer_nbytes)
         self._spans = np.empty((len(keys), json_lines.SPAN_NBYTES // 8), np.int64)
         self._stack = np.empty(json_lines.DEEPEST, np.uint8)
         self._scratch = np.empty(6 * max(map(len, keys)) * 4 + 6, np.uint8)

@@ -19,9 +19,6 @@ SEPARATOR = 0
 """The byte between documents that are counted as one text, where tokens span several bytes: NUL ends any UTF-8 sequence
 as the end of the text would; the counts that it adds itself are subtracted again."""
 
-BUFFER_NBYTES = 2**20
-"""Text that is looked at in one go, where records are looked for."""
-
 LONGEST_NBYTES = 2**30
 """The longest line of JSON, and the longest run of blanks between paragraphs."""
 
@@ -286,7 +283,7 @@ class Chain:
 class Window:
     """The part of a text in which records are looked for."""
 
-    def __init__(self, fill: Fill, nbytes: int = BUFFER_NBYTES) -> None:
+    def __init__(self, fill: Fill, nbytes: int) -> None:
         self._fill = fill
         self.start = self.stop = 0
         self.final = False
@@ -316,12 +313,20 @@ class Window:
 class Passages:
     """The lines or paragraphs of a text."""
 
-    def __init__(self, fill: Fill, found: Found, member: str, split_on: str, lost: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fill: Fill,
+        found: Found,
+        member: str,
+        split_on: str,
+        lost: Callable[[], int],
+        buffer_nbytes: int,
+    ) -> None:
         from tilewright.kernels.records import passages
 
         self._loop, self._found, self._member = passages, found, member
         self._what = {"line": passages.LINE, "paragraph": passages.PARAGRAPH}[split_on]
-        self._window = Window(fill)
+        self._window = Window(fill, buffer_nbytes)
         self._state = np.zeros(passages.STATE_LENGTH, np.int64)
         self._lost, self._lost_before = lost, 0
 
