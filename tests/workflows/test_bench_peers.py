@@ -51,6 +51,7 @@ PUBLISHED = {
     "COMPUTE_32F_EMULATED_16BFX9": 78,
     "MATMUL_DESC_TRANSA": 3,
     "MATMUL_DESC_TRANSB": 4,
+    "MATMUL_DESC_FAST_ACCUM": 25,
     "MATMUL_PREF_MAX_WORKSPACE_BYTES": 1,
 }
 PUBLISHED_TYPES = {
@@ -61,6 +62,8 @@ PUBLISHED_TYPES = {
     "complex64": 4,  # CUDA_C_32F
     "complex128": 5,  # CUDA_C_64F
     "int32": 10,  # CUDA_R_32I
+    "float8_e4m3fn": 28,  # CUDA_R_8F_E4M3
+    "float8_e5m2": 29,  # CUDA_R_8F_E5M2
 }
 
 

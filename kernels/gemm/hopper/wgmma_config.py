@@ -20,7 +20,8 @@ C_BOX_COLUMNS = C_LINE_NBYTES // 2
 C_BOX_LINES = 16
 """Rows of C that a warp holds."""
 C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
-OPERAND_NBYTES = {"s8": 1, "u8": 1, "bf16": 2, "f16": 2, "tf32": 4}
+OPERAND_NBYTES = {"s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "bf16": 2, "f16": 2, "tf32": 4}
+INTEGER_KINDS = ("s8", "u8")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Config:
     """If not negative: read the plan first, and return unless its kind is this."""
     parts: int = 1
     """3: the operands are float32 numbers split into three bfloat16 planes each."""
+    promoted: int = 0
+    """Stages after which the sums of the tensor cores, which keep few bits of those of float8, are added to totals in
+    ordinary float32 arithmetic; 0: they add up all of k."""
     flagged_only: bool = False
     """Write only the rows and columns of C that the flags at ``workspace`` name."""
     bfloat16_c: bool = False
@@ -70,6 +74,10 @@ class Config:
             raise ValueError("C is written by columns only where A's rows come from registers")
         if self.a_in_registers and (self.boxes or self.parts != 1 or self.plan_kind >= 0):
             raise ValueError("with A in registers: one plane, no plan, and C is written from registers")
+        if self.promoted and (self.integer or self.parts != 1 or self.a_in_registers or self.selection):
+            raise ValueError(
+                "promoted are sums of one plane of floats, of operands in shared memory, to all of C"
+            )
         if self.selection and (self.boxes or self.plan_kind >= 0 or self.a_in_registers or self.flagged_only):
             raise ValueError("what selects writes lists, not C, and takes the plan's place")
 
@@ -128,4 +136,4 @@ class Config:
 
     @property
     def integer(self) -> bool:
-        return OPERAND_NBYTES[self.kind_a] == 1
+        return self.kind_a in INTEGER_KINDS

@@ -95,7 +95,7 @@ class Planes:
     """From line to line; a multiple of 16."""
     plane_nbytes: int
     kind: str
-    """PTX operand type: s8, u8, bf16, f16 or tf32."""
+    """PTX operand type: s8, u8, e4m3, e5m2, bf16, f16 or tf32."""
 
     @property
     def loadable(self) -> bool:
@@ -176,6 +176,8 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
     element = {
         "s8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "u8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "e4m3": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "e5m2": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "bf16": kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "f16": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         "tf32": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,

@@ -183,6 +183,61 @@ def plane_multiplier(config: Config) -> Callable[..., Any]:
     return multiply_plane
 
 
+def promoted_multiplier(config: Config) -> Callable[..., Any]:
+    """A consumer's loop over one tile of float8: afterwards ``totals`` holds the products.
+
+    Of sums of float8 products the tensor cores keep some 14 bits. So they only ever add up ``config.promoted`` stages
+    of k, and those sums are added to ``totals`` in ordinary float32 arithmetic. Meanwhile the tensor cores have the
+    products of the block's other consumer: each waits for its own, so that they take turns.
+    """
+    stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
+    interval = config.promoted
+    tile_a, tile_b, multiply = _descriptors(config)
+    following = next_place(config)
+    wait_all, wait_all_but_one = warpgroup_mma.wgmma_wait(0), warpgroup_mma.wgmma_wait(1)
+    registers = config.tile_n // 2
+    u32 = types.uint32
+
+    @cuda.jit(device=True, inline="always")
+    def clear(i, totals):  # type: ignore[no-untyped-def]
+        totals[i] = types.float32(0)
+
+    @cuda.jit(device=True, inline="always")
+    def add(i, totals, sums):  # type: ignore[no-untyped-def]
+        totals[i] += sums[i]
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_stage(sums, ring, warpgroup, place, parity, keep):  # type: ignore[no-untyped-def]
+        barriers.barrier_wait(ring + u32(stages * stage_nbytes) + u32(8) * place, parity)
+        warpgroup_mma.wgmma_fence()
+        multiply(sums, tile_a(ring, place, warpgroup), tile_b(ring, place), types.int32(keep))
+        warpgroup_mma.wgmma_commit()
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_promoted(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
+        empty = ring + u32(stages * (stage_nbytes + 8))
+        unroll(clear, registers, (totals,))
+        for first in range(0, k_steps, interval):
+            multiply_stage(sums, ring, warpgroup, place, parity, 0)
+            previous = empty + u32(8) * place
+            place, parity = following(place, parity)
+            if interval > 1:
+                for _ in range(min(interval, k_steps - first) - 1):
+                    multiply_stage(sums, ring, warpgroup, place, parity, 1)
+                    wait_all_but_one()
+                    if lane < cluster:
+                        barriers.barrier_arrive(previous, lane)
+                    previous = empty + u32(8) * place
+                    place, parity = following(place, parity)
+            wait_all()
+            if lane < cluster:
+                barriers.barrier_arrive(previous, lane)
+            unroll(add, registers, (totals, sums))
+        return place, parity
+
+    return multiply_promoted
+
+
 def part_multiplier(config: Config) -> Callable[..., Any]:
     """A consumer's loop over one tile of split float32 numbers: afterwards ``totals`` holds the products.
 
