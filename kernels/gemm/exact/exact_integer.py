@@ -542,6 +542,7 @@ EXACT_INTEGER = GemmKernel(
     summary="int8 tensor cores; wider integers by their lowest byte or by residues, as their range asks",
     supports=supports,
     launch=launch,
+    recordable=True,
     halves=True,
     variants=variants,
 )

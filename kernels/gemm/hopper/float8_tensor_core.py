@@ -99,6 +99,7 @@ FLOAT8_WGMMA = GemmKernel(
     summary=f"float8 on the tensor cores, sums of {INTERVAL} products carried to float32",
     supports=supports,
     launch=launch,
+    recordable=True,
     halves=True,
     variants=variants,
 )

@@ -297,6 +297,7 @@ HALF = GemmKernel(
     summary="float16 on the tensor cores, sums in float32",
     supports=supports_stored(FLOAT16),
     launch=launcher("f16"),
+    recordable=True,
     halves=True,
     variants=_half_variants,
 )
@@ -305,6 +306,7 @@ BFLOAT = GemmKernel(
     summary="bfloat16 on the tensor cores, sums in float32",
     supports=supports_stored(BFLOAT16),
     launch=launcher("bf16"),
+    recordable=True,
     halves=True,
     variants=_bfloat_variants,
 )
@@ -314,6 +316,7 @@ ASKED = tuple(
         summary=f"float32 operands as {kind} on the tensor cores, because precision={precision!r} allows it",
         supports=supports_asked(precision),
         launch=launcher(kind),
+        recordable=True,
         halves=True,
         variants=_asked_variants(kind),
     )

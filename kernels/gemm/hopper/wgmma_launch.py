@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.driver_error import checked
 from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.gpu.recording import Found, Recording
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.shipped.described import ADDRESS, described
@@ -34,6 +35,10 @@ HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128
 TENSOR_MAPS_KEPT = 1024
 """Tensor maps in device memory at a time; when all are taken, the host waits for the device and they are made anew."""
+
+
+RECORDED_MAPS_KEPT = 64
+"""Addresses for which a recorded launch knows at once where their maps lie."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,8 @@ class MapStore:
         self, base: int, write: Callable[[int, Planes, tuple[int, int]], None], settle: Callable[[], None]
     ) -> None:
         self.places: dict[tuple[Planes, tuple[int, int]], int] = {}
+        self.made_anew = 0
+        """How often all places were given up."""
         self._base, self._write, self._settle = base, write, settle
 
     def addresses(self, wanted: tuple[tuple[Planes, tuple[int, int]], ...]) -> list[int]:
@@ -123,12 +130,37 @@ class MapStore:
         if len(self.places) + len(missing) > TENSOR_MAPS_KEPT:
             self._settle()  # kernels under way may still read maps that are about to be overwritten
             self.places.clear()
+            self.made_anew += 1
             missing = list(dict.fromkeys(wanted))
         for key in missing:
             place = self._base + len(self.places) * TENSOR_MAP_NBYTES
             self._write(place, *key)
             self.places[key] = place
         return [self.places[key] for key in wanted]
+
+
+class OpenMaps:
+    """The tensor maps of a launch that was recorded, for planes whose addresses are open; see `Found.find`."""
+
+    def __init__(self, store: MapStore, maps: Sequence[tuple[Planes, tuple[int, int]]]) -> None:
+        """The address of each of the planes is a `Place`."""
+        self._store, self._maps = store, maps
+        places: list[Any] = [planes.address for planes, _ in maps]
+        self._places = [(place.base, place.offset) for place in places]
+        self._known: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+
+    def __call__(self, bases: Sequence[int]) -> list[int]:
+        given = tuple([bases[base] + offset for base, offset in self._places])
+        known = self._known.get(given)
+        if known is None or known[0] != self._store.made_anew:
+            maps = zip(given, self._maps, strict=True)
+            found = self._store.addresses(
+                tuple((replace(planes, address=place), box) for place, (planes, box) in maps)
+            )
+            if len(self._known) >= RECORDED_MAPS_KEPT:
+                self._known.clear()
+            known = self._known[given] = self._store.made_anew, found
+        return known[1]
 
 
 def _write_map(stream: Any, address: int, planes: Planes, box: tuple[int, int]) -> None:
@@ -403,7 +435,12 @@ def _launch(
             return
     kernel = compiled(config)
     with _maps_lock:
-        map_a, map_b, *map_c = _map_store(current_device()).addresses(tuple(maps))
+        store = _map_store(current_device())
+        if isinstance(stream, Recording):
+            found: Sequence[Any] = Found(OpenMaps(store, maps), _maps_lock).values(len(maps))
+        else:
+            found = store.addresses(tuple(maps))
+        map_a, map_b, *map_c = found
         kernel.launch(
             persistent_grid(tiles, config.cluster),
             stream,
