@@ -147,8 +147,9 @@ class GemmKernel:
     portable: bool = False
     """Whether the simulator can run it: no inline PTX, no warp intrinsics."""
     recordable: bool = False
-    """Whether ``launch`` looks at addresses only modulo `recording.ALIGNMENT`, and launches with `enqueue` alone, so
-    that its launches can be recorded once and replayed for other arrays of the same layout."""
+    """Whether ``launch`` looks at addresses only modulo `recording.ALIGNMENT`, or through `recording.Found`, and
+    launches with `enqueue` alone, so that its launches can be recorded once and replayed for other arrays of the same
+    layout."""
     halves: bool = False
     """Whether ``launch`` takes ``lower``, and then saves half of the work."""
     variants: Callable[[], Iterable[Variant]] = no_variants
