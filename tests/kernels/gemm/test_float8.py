@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tilewright.kernels.bfloat16 import dtype_name
 from tilewright.kernels.float8 import E4M3, E5M2, FLOAT8
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.exact import exact_integer
-from tilewright.kernels.gemm.hopper import float8_tensor_core, float_operand
+from tilewright.kernels.gemm.hopper import float8_sums, float8_tensor_core, float_operand
 from tilewright.kernels.gemm.hopper.float8_tensor_core import FLOAT8_WGMMA, INTERVAL
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gemm.select import select
@@ -139,6 +140,45 @@ def test_each_operand_is_widened_from_its_own_kind(monkeypatch: pytest.MonkeyPat
     assert done == [each for step in steps for each in step]
 
 
+def wide_numbers(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Of both signs and of sizes over all that float8 has."""
+    found = rng.lognormal(0, 2, shape) * rng.choice([-1.0, 1.0], shape)
+    return found * (400 / np.abs(found).max())
+
+
+DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "uniform": lambda rng, shape: rng.random(shape),
+    "wide": wide_numbers,
+}
+
+
+def test_the_twin_of_the_sums_is_within_the_bound(rng: np.random.Generator) -> None:
+    for draw, (a, b) in itertools.product(DRAWS.values(), PAIRS):
+        left, right = draw(rng, (20, 1000)).astype(a), draw(rng, (1000, 20)).astype(b)
+        exact = left.astype("f8") @ right.astype("f8")
+        scale = np.abs(left.astype("f8")) @ np.abs(right.astype("f8"))
+        error = np.abs(float8_sums.multiply(left, right) - exact)
+        assert (error <= tolerance(1000, "f4", scale, float8=True)).all()
+        assert error.any()
+    # And beyond it where all of k is summed up at once.
+    ones = np.ones((1, 1 << 15), E4M3)
+    assert float8_sums.multiply(ones, ones.T, 1 << 15)[0, 0] == 1 << 14, "where 1 is below the last bit kept"
+    assert float8_sums.multiply(ones, ones.T)[0, 0] == 1 << 15
+    left, right = losing()
+    exact = left.astype("f8") @ right.astype("f8")
+    lost = (exact - float8_sums.multiply(left, right)) / exact
+    assert (lost <= FLOAT8_SUMS).all()
+    assert (lost > 0.8 * FLOAT8_SUMS).all(), "the bound can be less"
+
+
+def losing() -> tuple[np.ndarray, np.ndarray]:
+    """One product of 1 before others just too small to be seen beside it, all of which are lost."""
+    a, b = np.full((64, INTERVAL), 2.0**-7), np.full((INTERVAL, 64), 1.75 * 2.0**-7)
+    a[:, 0] = b[0] = 1
+    return a.astype(E4M3), b.astype(E4M3)
+
+
 def here(rung: GemmKernel) -> GemmKernel:
     if rung is FLOAT8_WGMMA and capability(current_device()) != (9, 0):
         pytest.skip("Hopper's tensor cores, and this GPU is another")
@@ -240,13 +280,6 @@ def test_a_matrix_by_its_own_transpose_is_symmetric_to_the_bit(rng: np.random.Ge
     np.testing.assert_array_equal(found, found.T)
 
 
-DRAWS = {
-    "normal": lambda rng, shape: rng.standard_normal(shape),
-    "uniform": lambda rng, shape: rng.random(shape),
-    "lognormal": lambda rng, shape: rng.lognormal(0, 2, shape) * rng.choice([-1.0, 1.0], shape),
-}
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 @pytest.mark.parametrize("draw", list(DRAWS))
@@ -263,10 +296,7 @@ def test_errors_are_within_the_bound(rung: GemmKernel, draw: str, k: int, rng: n
 
 @pytest.mark.gpu
 def test_numbers_that_lose_most_are_within_the_bound_too() -> None:
-    """One product of 1 before others just too small to be seen beside it, all of which are lost."""
-    a, b = np.full((64, INTERVAL), 2.0**-7), np.full((INTERVAL, 64), 1.75 * 2.0**-7)
-    a[:, 0] = b[0] = 1
-    left, right = a.astype(E4M3), b.astype(E4M3)
+    left, right = losing()
     exact = left.astype("f8") @ right.astype("f8")
     lost = (exact - product(FLOAT8_WGMMA, left, right)) / exact
     assert (lost <= FLOAT8_SUMS).all()
@@ -274,6 +304,16 @@ def test_numbers_that_lose_most_are_within_the_bound_too() -> None:
         assert (lost > FLOAT8_SUMS / 2).all(), (
             "the tensor cores keep more than was thought: the bound can be less"
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("draw", list(DRAWS))
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_the_bits_are_those_of_the_twin(
+    a: np.dtype, b: np.dtype, draw: str, rng: np.random.Generator
+) -> None:
+    left, right = DRAWS[draw](rng, (64, 1000)).astype(a), DRAWS[draw](rng, (1000, 64)).astype(b)
+    np.testing.assert_array_equal(product(FLOAT8_WGMMA, left, right), float8_sums.multiply(left, right))
 
 
 @pytest.mark.gpu
