@@ -103,7 +103,7 @@ def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...
 def _exported_dtype(owner: Any, typestr: str) -> np.dtype:
     """The dtype of an exported array. The interface has no code for bfloat16: CuPy and PyTorch give ``<V2``, two bytes
     of anything, PyTorch 2.5 gave ``<f2``. So the array's own dtype is asked. Nor has it one for float8."""
-    if typestr[1:] not in ("V2", "f2", "V1", "f1"):
+    if typestr[1:] not in ("V2", "f2", "V1", "f1", "u1"):
         return _dtype(typestr)
     own = getattr(owner, "dtype", None)
     try:
@@ -117,7 +117,7 @@ def _named_dtype(own: Any, typestr: str) -> np.dtype:
     """The dtype of an array by its own dtype's name, which takes microseconds to be made; else by its code."""
     if typestr[1:] in ("V2", "f2") and is_bfloat16(own):
         return BFLOAT16
-    kind = float8_of(own) if typestr[1:] in ("V1", "f1") else None
+    kind = float8_of(own) if typestr[1:] in ("V1", "f1", "u1") else None
     return _dtype(typestr) if kind is None else kind
 
 

@@ -197,6 +197,7 @@ class Exported:
         ("<V1", E4M3, E4M3),
         ("<f1", E5M2, E5M2),
         ("|V1", "torch.float8_e5m2", E5M2),
+        ("|u1", "torch.float8_e4m3fn", E4M3),
         ("|V1", np.dtype("V1"), np.dtype("V1")),
         ("|u1", np.dtype("u1"), np.dtype("u1")),
     ],
