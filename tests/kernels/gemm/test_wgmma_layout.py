@@ -316,6 +316,82 @@ def test_stages_are_given_back_after_their_products(k_steps: int, monkeypatch: p
     assert not other.released, "only the first lanes tell the producers"
 
 
+# --- sums that are carried to totals ------------------------------------------------------------------------
+
+
+class Promoting:
+    """One thread of a consumer whose products are numbers of their stage, each a power of two, so that a total shows
+    which went into it and how often."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.waited: list[tuple[int, int]] = []
+        self.released: list[int] = []
+        self.under_way: list[int] = []
+        self.issued = 0
+        self.sums = np.full(config.tile_n // 2, np.nan)
+
+    def wait_full(self, barrier: int, parity: int) -> None:
+        self.waited.append(((barrier - self.config.stages * self.config.stage_nbytes) // 8, parity))
+
+    def multiply(self, sums: Any, a: int, b: int, keep: int) -> None:
+        self.sums[:] = (self.sums if keep else 0) + 2.0**self.issued
+        self.issued += 1
+
+    def commit(self) -> None:
+        self.under_way.append(self.waited[-1][0])
+
+    def wait_products(self, pending: int) -> None:
+        del self.under_way[: max(0, len(self.under_way) - pending)]
+
+    def release(self, barrier: int, peer: int) -> None:
+        place = (barrier - self.config.stages * (self.config.stage_nbytes + 8)) // 8
+        assert place not in self.under_way[-self.config.stages :], "a stage still under way"
+        self.released.append(place)
+
+
+@pytest.mark.parametrize("promoted", [1, 2, 4])
+@pytest.mark.parametrize("k_steps", [1, 2, 3, 4, 5, 7, 12])
+def test_sums_are_carried_to_totals(promoted: int, k_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config("e4m3", "e5m2", types.float32, promoted=promoted, tile_n=16, stages=5)
+    me = Promoting(config)
+    carried: list[float] = []
+
+    class Totals(list[float]):
+        def __setitem__(self, index: Any, value: Any) -> None:
+            assert not me.under_way, "sums are read while products are under way"
+            if index == 0:
+                carried.append(value)
+            super().__setitem__(index, value)
+
+    def unroll(function: Any, count: int, arguments: tuple[Any, ...]) -> None:
+        for i in range(count):
+            function(i, *arguments)
+
+    as_python(
+        monkeypatch,
+        wgmma_mainloop,
+        unroll=unroll,
+        shared_tile=lambda *given: 0,
+        wgmma=lambda *given, **more: me.multiply,
+        wgmma_wait=lambda pending: lambda: me.wait_products(pending),
+        wgmma_fence=lambda: None,
+        wgmma_commit=me.commit,
+        barrier_wait=me.wait_full,
+        barrier_arrive=me.release,
+    )
+    monkeypatch.setattr(wgmma_mainloop.types, "float32", float, raising=False)
+    multiply = wgmma_mainloop.promoted_multiplier(config)
+    totals = Totals([np.nan] * 8)
+    place, parity = multiply(totals, me.sums, 0, k_steps, 1, 0, 3, 1)
+    assert me.waited == [((3 + step) % 5, 1 ^ ((3 + step) // 5 % 2)) for step in range(k_steps)]
+    assert me.released == [stage for stage, _ in me.waited]
+    assert (place, parity) == ((3 + k_steps) % 5, 1 ^ ((3 + k_steps) // 5 % 2))
+    assert totals == [2.0**k_steps - 1] * 8
+    whole = [2.0 ** min(end, k_steps) - 1 for end in range(promoted, k_steps + promoted, promoted)]
+    assert carried == [0, *whole], "sums of other lengths"
+
+
 @pytest.mark.parametrize(("m", "n"), [(64, 256), (64, 251), (37, 256), (63, 9), (1, 1)])
 @pytest.mark.parametrize("accumulate", [0, 1])
 @pytest.mark.parametrize("pitch", [64, 67])
