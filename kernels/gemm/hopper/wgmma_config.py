@@ -67,7 +67,7 @@ class Config:
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
     """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, from which the copy engine writes a C
-    of 16-bit elements, or of float32, while the next tile begins; 0: C is written from registers."""
+    of 16- or 32-bit elements while the next tile begins; 0: C is written from registers."""
 
     def __post_init__(self) -> None:
         if self.n_major_b and OPERAND_NBYTES[self.kind_b] == 4:

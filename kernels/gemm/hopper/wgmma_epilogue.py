@@ -209,6 +209,7 @@ def box_store(config: Config) -> Callable[..., Any]:
     """
     boxes = config.boxes
     wide = boxes > 0 and config.c_type.bitwidth == 32
+    store_two = memory.store_shared_words if config.integer else memory.store_shared_pair
     pack = floats.bfloat_pair if config.bfloat16_c else floats.half_pair
     columns = config.box_c[0]
     count, steps = config.tile_n // columns, columns // (8 if wide else 16)
@@ -239,12 +240,12 @@ def box_store(config: Config) -> Callable[..., Any]:
         first, other = 16 * box + 4 * i, 16 * box + 4 * (i ^ 2)
         crossed = ((row & u32(1)) << u32(2)) ^ (pair >> u32(1)) ^ row
         place = line + ((u32(2 * i) ^ crossed) << u32(4)) + ((pair & u32(1)) << u32(3))
-        memory.store_shared_pair(
+        store_two(
             place,
             sums[other] if odd else sums[first],
             sums[other + 1] if odd else sums[first + 1],
         )
-        memory.store_shared_pair(
+        store_two(
             place + u32(8 * line_nbytes),
             sums[other + 2] if odd else sums[first + 2],
             sums[other + 3] if odd else sums[first + 3],

@@ -87,6 +87,8 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
         half_pair=lambda low, high: (int(low), int(high)),
         bfloat_pair=None,
         store_matrices=note("matrices"),
+        store_shared_pair=None,
+        store_shared_words=None,
         copy_engine_fence=note("fence"),
         tensor_store=note("store"),
         bulk_commit=note("commit"),
@@ -129,10 +131,20 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert ready == len(stores)
 
 
-@pytest.mark.parametrize(("boxes", "columns"), [(1, 192), (4, 192), (4, 128), (2, 256)])
-def test_boxes_of_float32_hold_the_tile(boxes: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "c_type", "boxes", "columns"),
+    [
+        ("e4m3", types.float32, 1, 192),
+        ("e4m3", types.float32, 4, 192),
+        ("e5m2", types.float32, 4, 128),
+        ("s8", types.int32, 2, 256),
+    ],
+)
+def test_boxes_of_32_bits_hold_the_tile(
+    kind: str, c_type: Any, boxes: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same of elements that lanes write by pairs, and no two of a half warp to the same banks."""
-    config = Config("e4m3", "e5m2", types.float32, boxes=boxes, promoted=1, tile_n=columns)
+    config = Config(kind, kind, c_type, boxes=boxes, tile_n=columns)
     tile = np.arange(C_BOX_LINES * columns, dtype=np.float32).reshape(C_BOX_LINES, columns)
     staging = 4096
     done: list[list[tuple[Any, ...]]] = [[] for _ in range(WARP)]
@@ -152,7 +164,8 @@ def test_boxes_of_float32_hold_the_tile(boxes: int, columns: int, monkeypatch: p
         bulk_wait=lambda pending, read: note("wait"),
         half_pair=None,
         bfloat_pair=None,
-        store_shared_pair=note("pair"),
+        store_shared_pair=None if config.integer else note("pair"),
+        store_shared_words=note("pair") if config.integer else None,
         copy_engine_fence=note("fence"),
         tensor_store=note("store"),
         bulk_commit=note("commit"),
