@@ -21,7 +21,7 @@ from tilewright.kernels.shipped.described import DescribedArray, DescribedGpu, d
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix, accumulator_dtype
 from tilewright.pipeline.plan.memory import LINE_NBYTES, Lines
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
-from tilewright.pipeline.plan.slabs import slabs_of
+from tilewright.pipeline.plan.slabs import cuts_of
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.units import mirrored_pieces, prepare_job
@@ -154,12 +154,12 @@ def _ask_for_plan(plan: MatmulPlan) -> None:
     shapes = {(tile.rows, tile.columns, plan.on_diagonal(tile)): tile for tile in plan.tiles()}
     for tile in shapes.values():
         target = _placed(plan.sums, (tile.rows, tile.columns), layout.c())
-        slabs = slabs_of(plan, tile)
+        cuts = cuts_of(plan, tile.rows)
         for depth in depths:
             a = _placed(plan.a_dtype, layout.a_shape(tile.rows, depth), layout.a())
             diagonal = plan.on_diagonal(tile)
             b = a if diagonal else _placed(plan.b_dtype, layout.b_shape(tile.columns, depth), layout.b())
-            prepare_job(product, a, b, target, 0, diagonal, slabs if len(slabs) > 1 else ())
+            prepare_job(product, a, b, target, 0, diagonal, cuts if len(cuts) > 1 else ())
         if plan.symmetric and plan.on_diagonal(tile):
             for below, above in mirrored_pieces(target, plan.cell_rows):
                 same = below == above
