@@ -206,6 +206,23 @@ def test_a_complex_product_by_three_is_shown_and_is_no_peer(opened: Any) -> None
     assert "weaker" in contestant.name
 
 
+def test_float8_is_asked_of_cublaslt_alone(opened: Any) -> None:
+    """With its fast sums, too, whose bound is weaker: no peer."""
+    problem = problem_of("float8_e4m3fn", "float32")
+    for fast in (False, True):
+        library, called = fake()
+        found = list(gemm_peers._float8(problem, opened(library), fast_sums=fast))
+        assert common.taken(found)[1] == []
+        assert len(found) == PROPOSALS - 1
+        assert ("fast sums" in called) is fast
+        assert "cublasGemmEx" not in called
+        for contestant in found:
+            assert contestant.name.startswith("cublasLt TN")
+            assert contestant.peer is not fast
+            assert ("weaker" in contestant.name) is fast
+    assert gemm_peers._direct(problem, opened(fake()[0])) == []
+
+
 def test_small_integers_have_cublas_on_converted_operands_for_a_peer(opened: Any) -> None:
     library, _ = fake()
     found = gemm_peers._direct(problem_of("int32", "int32", largest=9), opened(library))
