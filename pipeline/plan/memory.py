@@ -241,6 +241,8 @@ class Held:
     c_buffers: int
     peak_nbytes: int
     """Bytes of all buffers and of the kernel's workspace."""
+    ahead_nbytes: int
+    """Those of them that panels ahead take, which are held because there is room, and could be done without."""
     a_reads: int
     """Upper bound on how often all of A is read; 0 where C is symmetric, since B is the same array."""
     b_reads: tuple[Columns, ...]
@@ -303,12 +305,14 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
         more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - peak) // tile_nbytes))
         c_buffers, peak = c_buffers + more, peak + more * tile_nbytes
+    ahead_nbytes = 0
     if peak and not limits.on_host:
         left = limits.device_nbytes - peak
         more_a, more_b = _panels_ahead((a_buffers, b_buffers), panel_count, left, (panel_a, panel_b))
-        peak += (more_a - a_buffers) * panel_a + (more_b - b_buffers) * panel_b
+        ahead_nbytes = (more_a - a_buffers) * panel_a + (more_b - b_buffers) * panel_b
         a_buffers, b_buffers = more_a, more_b
-    return Held(a_buffers, b_buffers, c_buffers, peak, a_reads, b_reads, rows_read)
+    peak += ahead_nbytes
+    return Held(a_buffers, b_buffers, c_buffers, peak, ahead_nbytes, a_reads, b_reads, rows_read)
 
 
 def _panel_buffers(
