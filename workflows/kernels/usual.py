@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
+from tilewright.kernels.float8 import FLOAT8
 from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.recording import Rehearsal
@@ -26,7 +27,7 @@ from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.units import mirrored_pieces, prepare_job
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "f8", "f2", "i1", "u1", "i2", "i4", "i8", "c8", "c16"))
-"""Of both factors, in pipelines; of `tilewright.matmul` bfloat16 too."""
+"""Of both factors, in pipelines; of `tilewright.kernels.matmul` bfloat16 and float8 too."""
 SIDES = (
     *(2**power for power in range(8, 17)),
     *(1500, 2000, 3000, 5000, 6000, 10000, 12000, 20000, 50000),
@@ -77,7 +78,8 @@ def usual_jobs() -> Iterator[Usual]:
     """All of them; the quickest to be missed first."""
     for dtype in DTYPES:
         yield Usual(f"matmul {dtype_name(dtype)}", partial(_ask_for_products, dtype))
-    yield Usual("matmul bfloat16", partial(_ask_for_product_of_arrays, BFLOAT16))
+    for dtype in (BFLOAT16, *FLOAT8):
+        yield Usual(f"matmul {dtype_name(dtype)}", partial(_ask_for_product_of_arrays, dtype))
     yield Usual("hashes", _ask_for_hashes)
     yield Usual("histograms", _ask_for_histograms)
     yield Usual("dot", _ask_for_dots)
@@ -183,7 +185,10 @@ def _ask_for_product_of_arrays(dtype: np.dtype) -> None:
     from tilewright.kernels.gemm.product import prepare
 
     for side in SIDES:
-        a, b, out = (DescribedArray((side, side), None, dtype, gpu_data=place << 40) for place in (1, 2, 3))
+        a, b, out = (
+            DescribedArray((side, side), None, each, gpu_data=place << 40)
+            for place, each in enumerate((dtype, dtype, result_dtype(dtype, dtype)), 1)
+        )
         for transposes in ((False, False), (True, False), (False, True)):
             prepare(a, b, out, transpose_a=transposes[0], transpose_b=transposes[1])
 
