@@ -58,20 +58,14 @@ class Tile:
     pieces: int = 1
 
 
-TILES = (
-    Tile(192, stages=4, boxes=4, cost=224),
-    # Sums of half of the columns at a time: all of them and the totals would be too many registers.
-    Tile(256, stages=4, boxes=2, cost=301, pieces=2),
-    Tile(128, stages=5, boxes=4, cost=160),
-)
-GROUP = 8
+TILES = (Tile(192, stages=5, boxes=0, cost=224),)
+GROUP = 4
 """Cluster tiles below each other: what all blocks read at one time is then least, about as high as wide."""
 
 
 @functools.cache
 def config_of(kind_a: str, kind_b: str, tile: Tile = TILES[0]) -> Config:
-    """C leaves through shared memory: at this rate of products a tile's stores from registers, each to eight lines,
-    would take a tenth of the time."""
+    """The kernel of a tile."""
     return Config(
         kind_a,
         kind_b,

@@ -79,16 +79,6 @@ def test_what_is_said_of_errors_is_what_the_kernel_does() -> None:
         assert config.tile_n % config.box_c[0] == 0
 
 
-def test_tiles_are_chosen_that_fill_the_gpu() -> None:
-    def columns(m: int, n: int, **more: bool) -> int:
-        return float8_tensor_core.tile_for(m, n, 132, **more).columns
-
-    found = {side: columns(side, side) for side in (1024, 2048, 4096, 8192, 16384)}
-    assert found == {1024: 128, 2048: 256, 4096: 256, 8192: 192, 16384: 192}
-    assert columns(100_000, 64) == 128
-    assert columns(16384, 16384, lower=True) in (192, 256)
-
-
 @pytest.mark.parametrize("variant", sampled(list(FLOAT8_WGMMA.variants()), 7))
 def test_compiles_without_spills_or_serialised_products(variant: Variant, tmp_path: Path) -> None:
     text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0, "a"), **variant.options)
