@@ -205,6 +205,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     return told
 
 
+@pytest.mark.more
 def test_fingerprints_are_the_same_in_every_process(two_processes: list[Told]) -> None:
     first, second = two_processes
     assert first.bytecode

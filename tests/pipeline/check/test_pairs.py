@@ -75,7 +75,7 @@ def a_case(folder: Path, rng: np.random.Generator, made: Pairwise, dtype: str) -
     return Case(zarr.open_array(path, mode="r"), Fused((transform, transform), pairwise=made), c, folder)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("made", KINDS, ids=str)
 def test_right_and_wrong_results(

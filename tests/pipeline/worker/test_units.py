@@ -32,7 +32,7 @@ from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.units import HostUnit
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
 @pytest.mark.parametrize(
