@@ -421,6 +421,7 @@ def test_weights_of_an_axis_are_those_of_its_places(client: Client, tmp_path: Pa
             tw.eofs(tmp_path / "x.zarr", tmp_path / "c.zarr", weights=weights, **options)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("given", ["stored", "array"])
 def test_without_a_path_eofs_are_returned(

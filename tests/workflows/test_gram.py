@@ -108,6 +108,7 @@ def test_more_stored_matrices_are_those_of_the_definition(
     check_case(clusters, tmp_path_factory.mktemp("gram"), data)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["i1", "f4", "f8", "c16"])
 def test_covariances_and_correlations_are_numpys(

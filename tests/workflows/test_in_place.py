@@ -151,6 +151,7 @@ def test_a_tile_that_somebody_wrote_to_meanwhile_is_computed_again(
     assert_product(array[...], a, b)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_what_is_recorded_of_another_product_is_not_kept(
@@ -171,6 +172,7 @@ def test_what_is_recorded_of_another_product_is_not_kept(
     assert_product(array[...], a, b)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_a_product_that_fails_its_check_is_not_gone_on_with(

@@ -63,6 +63,7 @@ def computed(events: list[Event]) -> int:
     return sum(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("small_chunks")

@@ -230,6 +230,7 @@ def test_tiles_whose_counts_are_lost_are_computed_again(
     check_whole(tmp_path, x)
 
 
+@pytest.mark.more
 def test_a_run_that_was_killed_between_the_two_names(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_whole_product_is_left_alone_and_needs_no_cluster(stored: tuple[Path, 
     assert {path: (path.stat().st_ino, path.stat().st_ctime_ns) for path in c.rglob("*")} == before
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dtype", ["i4", pytest.param("f8", marks=pytest.mark.slow)])
 def test_transposes_come_from_the_record(
     dtype: str, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator

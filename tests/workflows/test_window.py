@@ -191,6 +191,7 @@ def out_of(folder: Path) -> zarr.Array[Any]:
     return zarr.create_array(folder / "c.zarr", shape=(96, 96), chunks=(8, 8), dtype="i4", fill_value=0)
 
 
+@pytest.mark.more
 def test_a_stopped_band_goes_on_where_it_stood(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -109,6 +109,7 @@ def test_right_and_wrong_results(
     assert not case.verified(client, c, seed).passed
 
 
+@pytest.mark.more
 def test_an_error_in_all_rows_of_a_tile_never_escapes(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -190,6 +190,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch.Workers, "threads", lambda workers: {"a worker": 0})
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "stranger"),
