@@ -55,15 +55,6 @@ def not_cut(case: dict, said: str) -> bool:
     return "not_run" in case
 
 
-def test_a_campaign_of_one_case_breaks_no_promise(tmp_path: Path) -> None:
-    """Of the kind that starts the fewest processes; `make campaign-ci`, which CI runs, has hundreds of each."""
-    done, (case,) = run_campaign(tmp_path, "--damages", "1", "--seed", "45489", "--jobs", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert case["kind"] == "damages"
-    assert case["found"]
-    assert not case["false_alarms"]
-
-
 @pytest.mark.more
 def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
     done, cases = run_campaign(tmp_path, *SMALL, "--jobs", "1")

@@ -77,7 +77,6 @@ def decoded(stored: Sequence[bytes], nbytes: int, form: int, folder: Path) -> li
     return results
 
 
-@pytest.mark.more
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [8, 1000, 2**16 + 8, 300_000])
 def test_frames_of_every_level_are_decoded(tmp_path: Path, nbytes: int) -> None:
@@ -129,7 +128,7 @@ def by_lz4(data: bytes, nbytes: int) -> bytes | None:
 
 
 @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("form", [pytest.param("zstd", marks=pytest.mark.more), "lz4"])
+@pytest.mark.parametrize("form", ["zstd", "lz4"])
 def test_damage_is_never_taken_for_sound(tmp_path: Path, form: str, count: int) -> None:
     """Flipped, cut, overwritten: what is decoded is what the library decodes, what the library refuses is refused, and
     nothing is read or written outside of its memory."""

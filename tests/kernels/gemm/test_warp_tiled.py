@@ -400,6 +400,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("variant", cases())
