@@ -1,6 +1,7 @@
 # make demo    the whole pipeline on real input, from nothing
 # make test    the tests that need no GPU, the simulator's in a run of its own beside the others
-# make test-slow   those left out of it for their length: every variant of every kernel compiled; more examples of Hypothesis
+# make test-more   the first of those left out of it: the dearer tests of each family, and a kernel of each compiled; CI's second job
+# make test-slow   all those left out of it for their length: every variant of every kernel compiled; every case of parametrized tests; more examples of Hypothesis
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make test-versions   some of them, and the wheel, with each Python of VERSIONS, 3.11 to 3.14, which uv finds or brings
 # make test-dist   the wheel and the source distribution built, looked into, and tried in an environment of their own
@@ -41,14 +42,17 @@ TABLE ?= campaign.json
 # Those that the wheel has: what `tilewright kernels --into` is asked for.
 KERNELS ?= --capability all
 DOCS_VERSION ?=
+# What `make test` runs, and the modules that `make lint` does.
+QUICK := not gpu and not multigpu and not slow and not more
+LINTED := tests/test_imports.py tests/test_private_parts.py tests/test_surface.py tests/test_types.py
 
 # Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 # BLAS would give itself a thread for every core in each of the processes, which spin while they wait for each other.
-test test-host test-simulator test-slow test-newest test-versions test-dist: export OPENBLAS_NUM_THREADS := 1
+test test-host test-simulator test-more test-slow test-newest test-versions test-dist: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-host test-simulator test-slow test-newest test-versions test-dist gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint docs linkcheck man dist changelog clean
+.PHONY: help demo test test-host test-simulator test-more test-slow test-newest test-versions test-dist gpu-test campaign campaign-ci slurm slurm-nightly sanitize lint docs linkcheck man dist changelog clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -66,17 +70,20 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j 2 test-host test-simulator
 
-# What type checkers say takes 20 s and belongs to lint.
+# What type checkers say, what imports what, and what signatures promise belongs to lint.
 test-host: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' --ignore tests/test_types.py
+	$(BIN)/python -m pytest -n auto --dist worksteal -m '$(QUICK)' $(addprefix --ignore=,$(LINTED))
 
 # What it says comes when it has ended, and not in between.
 test-simulator: $(INSTALLED)
 	@log=$$(mktemp); NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow' > $$log 2>&1; status=$$?; cat $$log; rm $$log; exit $$status
 
+test-more: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'more and not slow and not gpu and not multigpu'
+
 # Those of Hypothesis once more, with more examples.
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile thorough -m '(slow or hypothesis) and not gpu and not multigpu'
+	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile thorough -m '(slow or more or hypothesis) and not gpu and not multigpu'
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile thorough tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and (slow or hypothesis)'
 
 # Past pins of other libraries, not past ours: dask-cuda is made for one release of Dask.
@@ -122,7 +129,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_types.py
+	$(BIN)/python -m pytest -q $(LINTED)
 
 $(DOCS_INSTALLED): pyproject.toml $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -70,11 +70,14 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-# make test-slow and make gpu-test: twice as many, of tests that do not say how many.
+# make test-slow and make gpu-test: four times as many, of tests that do not say how many.
 settings.register_profile("thorough", settings.get_profile("tilewright"), max_examples=THOROUGH_EXAMPLES)
 settings.load_profile("tilewright")
 
 NEEDS = {"gpu": 1, "multigpu": 2}
+
+FEW_CASES = 4
+"""So many cases of a test all run every time, unless it asks for fewer."""
 
 ROOT = Path(__file__).resolve().parents[1]
 FSYNC = os.fsync
@@ -134,17 +137,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def mark_cases_as_slow(items: list[pytest.Item]) -> None:
-    """All cases of a test with the marker ``sample`` but as many as it says; of those that run elsewhere, on a GPU or
-    in the simulator, as many again, since what they cover is not covered here."""
+    """Of a test's cases, all but as many as its marker ``sample`` says, or, without it and the marker ``every_case``,
+    those of which each value of each parameter is one of other cases.
+
+    Of cases that run elsewhere, on a GPU or in the simulator, ``sample`` means as many again, since what they cover is
+    not covered here; without it they all run.
+    """
     tests = defaultdict[tuple[str, ...], list[pytest.Function]](list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
-            elsewhere = [name for name in (*NEEDS, "simulator") if item.get_closest_marker(name)]
-            tests[item.nodeid.partition("[")[0], *elsewhere].append(item)
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        names = {marker.name for marker in item.iter_markers()}
+        elsewhere = names.intersection([*NEEDS, "simulator"])
+        if "slow" not in names and ("sample" in names or names.isdisjoint([*elsewhere, "every_case"])):
+            tests[item.nodeid.partition("[")[0], *sorted(elsewhere)].append(item)
     for cases in tests.values():
+        marker = cases[0].get_closest_marker("sample")
+        if marker is None and len(cases) <= FEW_CASES:
+            continue
         # A parameter's value is one object in all cases.
         values = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]
-        chosen = sample(values, cases[0].get_closest_marker("sample").args[0])
+        chosen = sample(values, marker.args[0] if marker is not None else None)
         for number, case in enumerate(cases):
             if number not in chosen:
                 case.add_marker(pytest.mark.slow)

@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from tilewright.kernels.numbers import ceil_div
 
-THOROUGH_EXAMPLES, EXAMPLES = 40, 20
+THOROUGH_EXAMPLES, EXAMPLES = 40, 10
 """Of Hypothesis, for a test that does not say how many: in `make test-slow` and `make gpu-test`, and else."""
 
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def examples(thorough: int) -> int:
-    """As many of Hypothesis in `make test-slow` and `make gpu-test`, and half of them else."""
+    """As many of Hypothesis in `make test-slow` and `make gpu-test`, and a quarter of them else."""
     return ceil_div(thorough * settings.default.max_examples, THOROUGH_EXAMPLES)
 
 
@@ -27,20 +27,22 @@ def with_others(always: Sequence[T], others: Sequence[T]) -> list[T]:
     return [*always, *(others if settings.default.max_examples >= THOROUGH_EXAMPLES else ())]
 
 
-def sample(cases: Sequence[Mapping[str, Hashable]], size: int) -> set[int]:
-    """The numbers of ``size`` of the cases, the same in every run.
+def sample(cases: Sequence[Mapping[str, Hashable]], size: int | None) -> set[int]:
+    """The numbers of ``size`` of the cases, the same in every run; of None, as few as have all values of parameters.
 
     Each takes the case that has most values of parameters that none before it has ("each choice" coverage: Ammann and
     Offutt, "Introduction to Software Testing", 2nd ed., 2016, section 6.3); the others are spread evenly.
     """
     chosen: list[int] = []
     covered: set[tuple[str, Hashable]] = set()
-    while len(chosen) < min(size, len(cases)):
+    while len(chosen) < min(len(cases) if size is None else size, len(cases)):
         left = [number for number in range(len(cases)) if number not in chosen]
         distances = {number: min((abs(number - other) for other in chosen), default=0) for number in left}
         best = max(
             left, key=lambda number: (len(set(cases[number].items()) - covered), distances[number], -number)
         )
+        if size is None and covered.issuperset(cases[best].items()):
+            break
         chosen.append(best)
         covered |= set(cases[best].items())
     return set(chosen)

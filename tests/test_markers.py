@@ -145,6 +145,16 @@ def test_a_sample_has_every_value_before_it_has_one_twice() -> None:
         assert len({cases[number]["b"] for number in chosen}) == min(size, 4)
 
 
+def test_as_few_cases_as_have_all_values() -> None:
+    cases = [{"a": a, "b": b} for a in range(3) for b in range(4)]
+    chosen = sample(cases, None)
+    assert len(chosen) == 4
+    assert {cases[number]["a"] for number in chosen} == {0, 1, 2}
+    assert {cases[number]["b"] for number in chosen} == {0, 1, 2, 3}
+    assert sample([{"a": number} for number in range(7)], None) == set(range(7))
+    assert sample([], None) == set()
+
+
 def test_a_sample_of_one_parameter_is_spread() -> None:
     assert sample([{"a": number} for number in range(11)], 3) == {0, 5, 10}
     assert sample([], 3) == set()
@@ -163,8 +173,22 @@ def test_cases_that_are_not_in_the_sample_are_slow(tmp_path: Path) -> None:
         "@pytest.mark.parametrize('place', ['here', pytest.param('gpu', marks=pytest.mark.gpu)])\n"
         "@pytest.mark.parametrize('more', [False, True])\n"
         "def test_two(more, place, number): print('two', place, number, end='; ')\n"
+        "\n"
+        "@pytest.mark.parametrize('number', range(3))\n"
+        "@pytest.mark.parametrize('place', ['here', pytest.param('gpu', marks=pytest.mark.gpu)])\n"
+        "@pytest.mark.parametrize('more', [False, True])\n"
+        "def test_three(more, place, number): print('three', number, more, end='; ')\n"
+        "\n"
+        "@pytest.mark.every_case\n"
+        "@pytest.mark.parametrize('number', range(3))\n"
+        "@pytest.mark.parametrize('more', [False, True])\n"
+        "def test_four(more, number): print('four', end='; ')\n"
     )
     result = run_pytest(tmp_path, "-W", "ignore", "-s", "-m", "not slow", "test_cases.py")
-    assert "5 passed, 3 skipped, 9 deselected" in result.stdout, result.stdout + result.stderr
+    assert "14 passed, 9 skipped, 12 deselected" in result.stdout, result.stdout + result.stderr
     assert re.findall(r"one (\d);", result.stdout) == ["0", "4"]
     assert sorted(re.findall(r"two here (\d);", result.stdout)) == ["0", "1", "2"]
+    three = re.findall(r"three (\d) (\w+);", result.stdout)
+    assert sorted(number for number, _ in three) == ["0", "1", "2"]
+    assert {more for _, more in three} == {"True", "False"}
+    assert result.stdout.count("four; ") == 6

@@ -55,6 +55,7 @@ def not_cut(case: dict, said: str) -> bool:
     return "not_run" in case
 
 
+@pytest.mark.more
 def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
     done, cases = run_campaign(tmp_path, *SMALL, "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -97,6 +97,7 @@ def assert_same(found: tw.Histogram, expected: tw.Histogram, url: str, folder: P
 OPTIONS: dict[str, Any] = {"device": "cpu", "per_document": True}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["bigram", "word"])
 def test_files_count_as_they_do_on_a_disk(
     by: str, folder: Path, url: str, server: int, library: str, proxy: Proxy
@@ -117,6 +118,7 @@ def test_files_count_as_they_do_on_a_disk(
     assert_same(one, chosen, url, folder)
 
 
+@pytest.mark.more
 def test_fields_of_records_and_tables(tmp_path: Path, url: str, server: int, proxy: Proxy) -> None:
     folder = tmp_path / "rows"
     folder.mkdir()
@@ -139,6 +141,7 @@ def test_answers_that_break_off_or_fail_are_asked_for_again(
     assert_same(found, tw.histogram(folder, **OPTIONS), url, folder)
 
 
+@pytest.mark.more
 def test_small_files_take_a_request_each_many_at_once(
     tmp_path: Path, url: str, server: int, proxy: Proxy
 ) -> None:
@@ -173,6 +176,8 @@ def test_a_large_file_is_read_in_ranges_once(tmp_path: Path, url: str, server: i
     assert proxy.sent_nbytes < 1.05 * 2 * len(data)
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["plain.txt", "a.txt.gz"])
 def test_a_file_that_changes_meanwhile_is_refused(
     name: str, folder: Path, url: str, server: int, library: str, proxy: Proxy
@@ -201,6 +206,7 @@ def test_an_empty_place_is_said(proxy: Proxy) -> None:
         tw.histogram("s3://tests/nothing", **OPTIONS)
 
 
+@pytest.mark.more
 def test_a_state_counts_only_what_is_new(
     folder: Path, url: str, server: int, tmp_path: Path, proxy: Proxy
 ) -> None:
@@ -221,6 +227,7 @@ def test_a_state_counts_only_what_is_new(
         tw.histogram(url, state=f"{url}/state", **OPTIONS)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("by", "ending"),
     [
@@ -254,6 +261,7 @@ def test_counts_are_written_and_loaded_there(
     assert not any(objects.get(name) for name in objects.names("") if name.startswith("tilewright"))
 
 
+@pytest.mark.more
 def test_the_command_writes_there(folder: Path, url: str, server: int, proxy: Proxy) -> None:
     put(folder, url, server)
     outputs = ["--out", f"{url}/counts.csv"]
@@ -305,6 +313,7 @@ def test_an_error_names_its_cause_and_what_to_do(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ending", [".json", ".zarr", ".parquet"])
 def test_duplicates_are_found_and_written_there(
     tmp_path: Path, url: str, server: int, proxy: Proxy, ending: str

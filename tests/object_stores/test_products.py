@@ -62,6 +62,7 @@ def stored(c: str) -> np.ndarray:
     return np.asarray(zarr.open_array(store_at(c), mode="r")[...])
 
 
+@pytest.mark.more
 def test_a_product_is_read_written_and_checked_there(
     factors: Factors, url: str, library: str, proxy: Proxy
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_product_is_read_written_and_checked_there(
         tw.repair(a, b, f"{url}/c", device="cpu")
 
 
+@pytest.mark.more
 def test_a_product_is_stored_there_as_asked_and_goes_on(factors: Factors, url: str, proxy: Proxy) -> None:
     expected, a, b = factors
     c, layout = f"{url}/c", {"chunks": 8, "shards": 32, "codec": "gzip:2"}
@@ -117,6 +119,7 @@ def test_a_stopped_product_goes_on_and_is_no_input_before(factors: Factors, url:
     np.testing.assert_array_equal(stored(c), expected)
 
 
+@pytest.mark.more
 def test_a_finished_product_is_accepted_where_that_is_asked_for(
     factors: Factors, url: str, proxy: Proxy, rng: np.random.Generator
 ) -> None:

@@ -77,6 +77,7 @@ def test_connections_whose_answers_nobody_reads_end_with_the_proxy(monkeypatch: 
     assert not seen
 
 
+@pytest.mark.more
 def test_connections_that_are_being_made_as_the_proxy_ends_end_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -44,6 +44,7 @@ SHARDED = {"shards": (128, 256), "chunks": (16, 32)}
 """8 shards of 64 chunks of 4 KiB."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compressors", [None, "auto"])
 def test_shards_that_are_wanted_whole_take_a_request_each(
     compressors: str | None, stored: Callable[..., Any], library: str, proxy: Proxy
@@ -55,6 +56,7 @@ def test_shards_that_are_wanted_whole_take_a_request_each(
         assert proxy.sent_nbytes == data.nbytes + 8 * (16 * 64 + 4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("region", "requests"),
     [

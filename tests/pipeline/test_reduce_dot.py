@@ -324,6 +324,7 @@ def kept_product(
         return multiply_vectors(client, vectors, device="cpu", listener=listener, kept=kept)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("special", "dtype"),
     [

@@ -60,7 +60,7 @@ def in_memory(folder: Path, array: xarray.DataArray) -> xarray.DataArray:
 WAYS: list[Callable[[Path, xarray.DataArray], Any]] = [as_zarr, as_netcdf, as_lazy, as_dask, in_memory]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("of_y", WAYS)
 @pytest.mark.parametrize("of_x", [as_zarr, as_netcdf, in_memory])
 def test_labels_are_compared_whatever_has_them(
@@ -286,6 +286,7 @@ def air(kind: str, name: str) -> xarray.DataArray:
     return found.rename(month=name)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["time", "month"])
 @pytest.mark.parametrize("kind", ["reversed", "shifted", "shorter", "mixed"])
 def test_what_is_advised_pairs_and_keeps_all_places(kind: str, name: str) -> None:

@@ -80,6 +80,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], None], str, int]] = {
 """What is done, what is said, and of how many chunks."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow, id="all"), False])
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damage_of_any_chunk_is_named(

@@ -98,6 +98,7 @@ def test_a_job_ends_what_it_started_and_goes_on_where_a_signal_stopped_it(job: P
     np.testing.assert_array_equal(c, a @ b)
 
 
+@pytest.mark.more
 def test_a_job_has_the_status_of_its_client(job: Path) -> None:
     (job / "C.zarr").mkdir()
     (job / "C.zarr" / "own").touch()

@@ -189,7 +189,7 @@ def test_gemm_measures_nothing_that_could_not_be_remembered(monkeypatch: pytest.
         gemm.run_gemm([8], tune=True)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", dot.DTYPES)
 @pytest.mark.parametrize("nbytes", [1 << 12, 3 * dot.UNIT_NBYTES + 4096])
 def test_dot_vectors_have_a_finite_product_that_the_reference_finds(name: str, nbytes: int) -> None:
@@ -223,6 +223,7 @@ def test_the_spread_of_halves_shrinks_with_their_number() -> None:
         assert spread == 1 or deviation > dot.HALF_SPREAD / 4
 
 
+@pytest.mark.more
 def test_every_dtype_is_measured_on_the_cpu() -> None:
     report = dot.run_dot(nbytes=1 << 12, device="cpu", rounds=3, seconds=0.001)
     assert {row.case for row in report.rows} == set(dot.DTYPES)

@@ -16,6 +16,7 @@ MESSAGES = {"client": 2, "scheduler": 3, "workers": 2}
 """For each tile: a task and its release; the task, its end and its release; its start, or its end, and what is kept."""
 
 
+@pytest.mark.more
 def test_every_tile_is_handed_out_once_and_recorded(tmp_path: Path) -> None:
     done: list[int] = []
 

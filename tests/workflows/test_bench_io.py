@@ -28,6 +28,7 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LEAST_SAMPLE_SECONDS", 1e-4)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("dtype", "threads"),
     [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
 from tilewright.workflows.bench import neighbours
 from tilewright.workflows.cli import cli
 
 
+@pytest.mark.more
 def test_the_benchmark() -> None:
     words = ["-n", "300", "--width", "16", "-k", "3", "--seconds", "0.01", "--device", "cpu", "--json", "-q"]
     result = CliRunner().invoke(cli, ["bench", "neighbours", *words])

@@ -12,6 +12,7 @@ from tilewright.workflows.bench.common import WrongAnswer
 from tilewright.workflows.cli import cli
 
 
+@pytest.mark.more
 def test_each_way_to_store_has_the_script_and_both_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "CODECS", {"zstd": "auto"})
     timed, found = start._timed, dict[tuple[str, ...], tuple[float, float]]()

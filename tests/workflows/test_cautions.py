@@ -192,7 +192,7 @@ def before_the_first_tile(events: list[Event]) -> list[Event]:
     return events[:first]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_says_what_the_run_says_before_its_first_tile(
     name: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_chunks: None

@@ -85,7 +85,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("vectors", "small_blocks")
 @pytest.mark.parametrize("role", "XY")
 @pytest.mark.parametrize("moment", list(MOMENTS))

@@ -169,6 +169,7 @@ def test_plans_are_printed_and_nothing_is_written(run: Run, here: Path, rng: np.
     )
 
 
+@pytest.mark.more
 def test_a_plan_for_an_output_that_is_there_says_what_would_become_of_it(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -728,7 +729,7 @@ def test_a_bug_is_one_line_too_unless_asked_for(
 # The commands as they are installed ---------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "command", [["tilewright"], ["dask", "tilewright"], ["python", "-m", "tilewright"]], ids=" ".join
 )
@@ -745,6 +746,7 @@ def test_all_entry_points_fail_alike(here: Path, command: list[str], misused: bo
     assert failed.stderr.count("\n") == 1
 
 
+@pytest.mark.more
 def test_a_profile_of_processes_prints_nothing_but_the_result(here: Path, rng: np.random.Generator) -> None:
     """Worker processes and their shutdown are where the libraries would talk, and of one as of several."""
     a = store("a.zarr", rng.random((300, 200)), (100, 100))
@@ -767,6 +769,7 @@ def test_a_profile_of_processes_prints_nothing_but_the_result(here: Path, rng: n
     np.testing.assert_allclose(zarr.open_array(str(here / "c.zarr"))[...], a @ a.T)
 
 
+@pytest.mark.more
 def test_cuda_without_a_gpu_is_an_error(here: Path, rng: np.random.Generator) -> None:
     store("a.zarr", rng.random((8, 8)))
     script = (
@@ -846,6 +849,7 @@ def test_help_is_quick_because_little_is_imported(arguments: list[str], allowed:
     assert result.stdout == "[]\n", result.stderr
 
 
+@pytest.mark.more
 def test_the_cpu_imports_no_cuda_and_no_display_without_a_terminal(here: Path) -> None:
     store("a.zarr", np.arange(30).reshape(5, 6))
     store("x.zarr", np.arange(30.0))

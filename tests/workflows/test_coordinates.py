@@ -93,6 +93,7 @@ SOURCES: dict[str, Callable[[Path, xarray.DataArray], Any]] = {
 PLACE = {"lat": 60.0, "lon": 90.0, "lat_2": 0.0, "lon_2": 270.0}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_sides_of_c_are_taken_apart(kind: str, sst: xarray.DataArray, tmp_path: Path) -> None:
     x = SOURCES[kind](tmp_path, sst)
@@ -102,7 +103,7 @@ def test_sides_of_c_are_taken_apart(kind: str, sst: xarray.DataArray, tmp_path: 
     assert float(found.sel(PLACE)) == pytest.approx(expected, rel=1e-2)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_eofs_have_them_and_know_latitudes(kind: str, sst: xarray.DataArray, tmp_path: Path) -> None:
     x = SOURCES[kind](tmp_path, sst)
@@ -117,7 +118,7 @@ def test_eofs_have_them_and_know_latitudes(kind: str, sst: xarray.DataArray, tmp
     np.testing.assert_allclose(run.values, sizes[:2] ** 2 / 7, rtol=1e-2)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_they_are_stored_beside_a_product_in_a_group(
@@ -141,7 +142,7 @@ TEXT = ["HG001", "HG2", "NA3", "µ"]
 
 
 @pytest.mark.filterwarnings("ignore:The data type:Warning")
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("kind", ["fixed", "objects", "zarr", "netcdf"])
 def test_text_that_zarr_stores_is_kept(kind: str, zarr_format: Any, tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_packed_coordinates_are_unpacked(tmp_path: Path, sst: xarray.DataArray) 
     np.testing.assert_array_equal(xarray.open_zarr(tmp_path / "e.zarr").lat, np.repeat(LAT, 4))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["zarr 3", "netcdf", "memory"])
 @pytest.mark.parametrize("units", ["degrees_north", "radians"])
 def test_latitudes_have_the_units_that_they_say(
@@ -246,6 +247,7 @@ def strictly(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_attributes_are_json_for_every_reader(
     sst: xarray.DataArray, zarr_format: Any, tmp_path: Path
@@ -298,7 +300,7 @@ def test_many_coordinates_are_an_array_of_the_group(
     np.testing.assert_array_equal(zarr.open_array(other / "lon")[:], np.arange(4.0))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("store", ["zarr 2", "zarr 3", "netcdf", "dask", "flags"])
 def test_a_rename_of_what_is_not_read_counts(store: str, sst: xarray.DataArray, tmp_path: Path) -> None:
     """The stored array is read in its place, by the names that the DataArray has."""

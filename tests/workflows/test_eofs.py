@@ -139,6 +139,7 @@ def check_any(client: Client, tmp_path_factory: pytest.TempPathFactory, data: st
     assert [each.name for each in folder.iterdir()] in (["x.zarr", "out.zarr"], ["out.zarr", "x.zarr"])
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("shape", [(90, 400), (400, 90)])
@@ -154,7 +155,7 @@ def test_a_slow_spectrum(
     assert run.passes < 30
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4", "f2"])
 def test_eigenpairs_are_those_of_numpy(
     client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
@@ -193,6 +194,7 @@ def test_a_large_mean_costs_no_digits(client: Client, tmp_path: Path, rng: np.ra
     check(run, x, 4)
 
 
+@pytest.mark.more
 def test_what_xarray_makes_of_it(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     xarray = pytest.importorskip("xarray")
     x = field(rng, 40, 16, "f4")
@@ -254,6 +256,7 @@ def test_the_same_seed_gives_the_same_bits(client: Client, tmp_path: Path, rng: 
     assert runs[0].values.tobytes() == runs[1].values.tobytes()
 
 
+@pytest.mark.more
 def test_workers_change_no_bit(
     client: Client, processes: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -418,6 +421,7 @@ def test_weights_of_an_axis_are_those_of_its_places(client: Client, tmp_path: Pa
             tw.eofs(tmp_path / "x.zarr", tmp_path / "c.zarr", weights=weights, **options)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("given", ["stored", "array"])
 def test_without_a_path_eofs_are_returned(
@@ -460,6 +464,7 @@ def a_file(path: Path, rng: np.random.Generator, fill: float | None) -> tuple[np
     return values.reshape(20, 24), made
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fill", [-999.0, None])
 def test_a_file_with_land_is_one_command(
@@ -562,7 +567,7 @@ def test_cosines_are_of_latitudes_that_are_there(
         tw.eofs(f"{tmp_path / 'n.nc'}::sst", k=1, sum_over=0, weights={"lat": "cos"}, cluster=client)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ["gram", "krylov"])
 @pytest.mark.parametrize(
     ("how", "message"),

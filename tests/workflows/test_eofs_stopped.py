@@ -172,6 +172,7 @@ def test_other_numbers_begin_anew(client: Client, tmp_path: Path, rng: np.random
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("how", "name"),
     [
@@ -213,7 +214,7 @@ def test_an_error_in_what_was_asked_leaves_nothing(
     assert [each.name for each in tmp_path.iterdir()] == ["x.zarr"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("side", SHAPES)
 @pytest.mark.parametrize("method", ["gram", "krylov"])
 def test_a_plan_is_what_is_done(

@@ -48,7 +48,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return {outcome["case"]: outcome for outcome in found}
 
 
-@pytest.mark.sample(12)
+@pytest.mark.more
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "calls", "resumes", "what"),
     # Beside the name what it is about, one object for each, so that the sample has all of those.

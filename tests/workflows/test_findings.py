@@ -207,6 +207,7 @@ def test_without_a_check_the_share_is_told_all_the_same(
     assert "100.00%" in said[0]
 
 
+@pytest.mark.more
 def test_what_stopped_runs_found_counts_too(
     tmp_path: Path, multiply: Any, said: list[str], rng: np.random.Generator
 ) -> None:

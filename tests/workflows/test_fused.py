@@ -272,6 +272,7 @@ def test_a_stopped_sum_goes_on_and_adds_once(
     np.testing.assert_allclose(zarr.open_array(out)[...], held + 2 * (a @ b), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", ["alpha", "beta", "vector", "c"])
 def test_no_run_goes_on_with_tiles_of_another_epilogue(
     change: str, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
@@ -458,6 +459,7 @@ def test_numbers_that_a_transform_knows_as_missing_are_no_cause_for_caution(
     assert found == [{"A": 1, "B": 1}, {}]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("after", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_stopped_product_of_transformed_factors_goes_on(
     after: int, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator

@@ -375,6 +375,7 @@ def test_more_wrong_command_lines(place: Path, client: Client) -> None:
     test()
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("line", "status"),

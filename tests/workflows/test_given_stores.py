@@ -65,6 +65,7 @@ def test_a_product_is_not_written_to_what_loses_it(fault: str, cluster: Client, 
     assert not any(isinstance(event, WorkPlanned | UnitDone) for event in events)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("fault", ["emptied", "unloadable", "locked", "other"])
 def test_what_workers_would_read_otherwise_is_no_input(fault: str, cluster: Client, tmp_path: Path) -> None:
     a, v = stored(tmp_path / "a", A), stored(tmp_path / "v", np.ones(4))

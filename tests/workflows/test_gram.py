@@ -108,7 +108,8 @@ def test_more_stored_matrices_are_those_of_the_definition(
     check_case(clusters, tmp_path_factory.mktemp("gram"), data)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["i1", "f4", "f8", "c16"])
 def test_covariances_and_correlations_are_numpys(
     client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
@@ -174,6 +175,7 @@ def test_a_relationship_matrix_is_one_command(tmp_path: Path, rng: np.random.Gen
     np.testing.assert_array_equal(found, found.T)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dtype", ["f4", pytest.param("i1", marks=pytest.mark.slow)])
 def test_bits_do_not_depend_on_the_number_of_workers(
     clusters: dict[int, Client], tmp_path: Path, rng: np.random.Generator, dtype: str
@@ -351,6 +353,7 @@ class TestCommands:
         assert not Path("c.zarr").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("holes", [False, True])
 def test_a_relationship_matrix_finds_its_own_divisor(
     holes: bool, client: Client, tmp_path: Path, rng: np.random.Generator

@@ -60,7 +60,7 @@ def check_flattened(path: Path, left: xarray.DataArray, right: xarray.DataArray)
         np.testing.assert_array_equal(group[dimension], np.arange(true_of["lat"].size * true_of["lon"].size))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("first", ["of both", "of one"])
 def test_flattened_sides_keep_their_places(other: str, first: str, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_flattened_sides_keep_their_places(other: str, first: str, tmp_path: Pat
         check_flattened(stats / name, x, y)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("first", ["of both", "of one"])
 @pytest.mark.parametrize("count", [4, 3])
@@ -110,6 +110,7 @@ def test_it_is_said(tmp_path: Path) -> None:
     assert tw.open_xarray(tmp_path / "s.zarr" / "b").dims == ("lon", "lon_3")
 
 
+@pytest.mark.more
 def test_a_result_without_labels_gets_none(tmp_path: Path) -> None:
     """Nor do coordinates that come later label what is there without any."""
     bare, group = SST.drop_vars(["lat", "lon"]), tmp_path / "s.zarr"
@@ -181,6 +182,7 @@ def test_the_same_times_are_the_same_in_other_units(tmp_path: Path) -> None:
     assert tw.open_xarray(tmp_path / "u.zarr" / "m").dims == ("place_3", "place_4")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("sum_over", [None, "time"])
 def test_two_runs_that_end_at_once(
@@ -211,6 +213,7 @@ def test_two_runs_that_end_at_once(
     assert set(opened["c"].dims).isdisjoint(opened["other"].dims)
 
 
+@pytest.mark.more
 def test_a_repair_gives_a_result_its_own_labels(tmp_path: Path) -> None:
     """As of one that was stored when names were shared whatever they were of."""
     group, x, other = tmp_path / "s.zarr", SST[:, 0], OTHERS["other longitudes"][:, 0]

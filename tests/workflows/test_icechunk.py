@@ -104,7 +104,8 @@ def test_a_product_goes_into_the_session_that_its_array_is_open_in(
     np.testing.assert_allclose(of_branch(repository), factors[0] @ factors[1])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "i4"])
 def test_parts_of_k_are_added_up_into_a_session(
     dtype: str, cluster: Client, tmp_path: Path, rng: np.random.Generator, split_k: None
@@ -124,7 +125,8 @@ def test_parts_of_k_are_added_up_into_a_session(
     np.testing.assert_array_equal(c[...], x @ x.T)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["one array", "opened twice"])
 def test_an_array_by_its_own_transpose_is_symmetric_in_a_session(
     kind: str, repository: icechunk.Repository, factors: tuple[np.ndarray, np.ndarray], cluster: Client
@@ -255,6 +257,7 @@ def test_a_plan_refuses_the_factors_that_the_product_would_refuse(repository: ic
         job.plan_only(Request(a, b, c, **options))
 
 
+@pytest.mark.sample(1)
 def test_a_fork_is_read_as_it_is(
     repository: icechunk.Repository, factors: tuple[np.ndarray, np.ndarray], cluster: Client, tmp_path: Path
 ) -> None:
@@ -349,6 +352,7 @@ def test_a_run_that_fails_leaves_the_session_as_it_was(
     assert (c[...] == 7).all()
 
 
+@pytest.mark.more
 def test_a_tile_that_is_computed_again_is_the_same(
     repository: icechunk.Repository,
     factors: tuple[np.ndarray, np.ndarray],

@@ -104,7 +104,7 @@ def names_beside(folder: Path) -> set[str]:
     return {path.name for path in (folder / "c").iterdir()} - {"c", "zarr.json"}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stored", CHUNKS)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_an_open_array_goes_on_where_a_run_stopped(
@@ -131,6 +131,7 @@ def test_an_open_array_goes_on_where_a_run_stopped(
     assert tw.matmul(a_path, b_path, again(place, folder), **options).resumed == 0, "it was finished"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_a_tile_that_somebody_wrote_to_meanwhile_is_computed_again(
     place: str, factors: Factors, tmp_path: Path, options: dict[str, Any], events: list[Event]
@@ -150,6 +151,8 @@ def test_a_tile_that_somebody_wrote_to_meanwhile_is_computed_again(
     assert_product(array[...], a, b)
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_what_is_recorded_of_another_product_is_not_kept(
     place: str, factors: Factors, tmp_path: Path, options: dict[str, Any], events: list[Event]
@@ -169,6 +172,8 @@ def test_what_is_recorded_of_another_product_is_not_kept(
     assert_product(array[...], a, b)
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["folder", "objects"])
 def test_a_product_that_fails_its_check_is_not_gone_on_with(
     place: str,
@@ -227,6 +232,7 @@ def test_a_url_goes_on_where_a_run_stopped(
     assert tw.audit(url).passed
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["another request", "no resume", "other metadata"])
 def test_an_unfinished_product_at_a_url_is_replaced_where_it_is_another(
     how: str, factors: Factors, tmp_path: Path, options: dict[str, Any]
@@ -251,6 +257,7 @@ def alter_metadata(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.more
 def test_a_killed_run_at_a_url_loses_only_lines_of_the_last_seconds(
     factors: Factors, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +288,7 @@ def abandoned(held: locks.Lease) -> None:
     locks._held.discard(held._token)
 
 
+@pytest.mark.more
 def test_two_runs_do_not_write_to_one_url(factors: Factors, tmp_path: Path, options: dict[str, Any]) -> None:
     _, _, a_path, b_path = factors
     url = f"bucket://{tmp_path}/c"

@@ -63,7 +63,8 @@ def computed(events: list[Event]) -> int:
     return sum(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("small_chunks")
 def test_a_stopped_run_goes_on_unless_a_number_has_changed(
@@ -181,6 +182,7 @@ def test_results_in_memory(
         tw.matmul(a, a.T, **options)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_xarray_opens_a_product_in_its_group(
     zarr_format: Any, client: Client, tmp_path: Path, rng: np.random.Generator
@@ -218,6 +220,7 @@ def test_xarray_opens_a_product_in_its_group(
     )
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("small_chunks")
 def test_a_stopped_run_goes_on_in_a_group_of_format_2(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path

@@ -143,6 +143,7 @@ def computed(events: list[Event]) -> int:
     return sum(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
 
 
+@pytest.mark.sample(2)
 @each_way(BEFORE_THE_NEXT_RUN, store_otherwise)
 def test_what_changes_no_number_between_two_runs_costs_no_tile(
     change: Callable[[Path], Path],
@@ -163,6 +164,7 @@ def test_what_changes_no_number_between_two_runs_costs_no_tile(
     assert ("A, " in told(events)) is not quick
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("transposed", [(True, True), (True, False), (False, True)])
 def test_what_transposed_factors_held_is_known_too(
@@ -188,6 +190,7 @@ def test_what_transposed_factors_held_is_known_too(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.sample(1)
 @each_way(MEANWHILE)
 def test_what_changes_no_number_during_a_run_does_not_refuse_the_product(
     change: Callable[[Path], Path],
@@ -220,6 +223,8 @@ def change_a_number(path: Path, row: int, column: int) -> None:
         os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("touched", [False, True])
 def test_a_number_changed_under_its_old_time_is_seen_where_read_again(
     touched: bool,
@@ -248,6 +253,7 @@ def test_a_number_changed_under_its_old_time_is_seen_where_read_again(
     assert run.write_nbytes == 7 * 24 * 16 * 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("memory", "role", "place", "lost"),
     [(6_000, "a", (50, 3), 2), (2_000, "b", (3, 5), 3)],
@@ -301,6 +307,7 @@ def test_only_tiles_that_depend_on_a_changed_number_are_computed_again(
     assert "A holds other numbers in chunk (1, 4) (rows 24 to 31, columns 64 to 79); 4 of 12" in told(events)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("then", ["stays", "is put back"])
 def test_an_input_changed_during_a_run_keeps_independent_tiles(
     then: str,
@@ -373,6 +380,7 @@ def test_tiles_without_a_record_are_computed_again_where_an_input_changed(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.more
 def test_tiles_of_another_product_s_inputs_are_all_computed_again(
     factors: Factors,
     client: Client,
@@ -389,6 +397,7 @@ def test_tiles_of_another_product_s_inputs_are_all_computed_again(
     assert_product(zarr.open_array(out)[...], -a, b)
 
 
+@pytest.mark.more
 def test_both_factors_of_a_symmetric_product_are_one_input(
     client: Client,
     tmp_path: Path,

@@ -280,6 +280,7 @@ def test_the_setting_that_cuts_pieces_comes_from_the_environment() -> None:
         assert config.get("piece-nbytes") == 32768
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_while_worker_processes_start_is_one_line(tmp_path: Path, by: str, word: str) -> None:
@@ -350,6 +351,7 @@ def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], 
     assert (result.returncode, result.stderr) == (130, "interrupted: nothing was written\n")
 
 
+@pytest.mark.more
 def test_ctrl_c_twice_ends_what_nothing_can_end(tmp_path: Path) -> None:
     """Its threads go on reading; Python's own end would wait for them."""
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
@@ -375,6 +377,7 @@ def one_worker(folder: Path) -> AbstractContextManager[Client]:
     return open_cluster("one", folder / "cluster.yaml")
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("opened", [one_worker, lambda folder: cluster_of(1, gpu=False)])
 def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment(

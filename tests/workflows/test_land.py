@@ -50,7 +50,7 @@ EXPECTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_land_is_nan_where_that_is_asked_for(
     tmp_path: Path, rng: np.random.Generator, name: str, dtype: str

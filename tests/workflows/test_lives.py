@@ -636,6 +636,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 128)
 
 
+@pytest.mark.more
 def test_no_tile_is_lost_and_no_wrong_byte_is_stored(lives: Callable[..., None]) -> None:
     lives(FEW, derandomize=True)
 

@@ -59,6 +59,7 @@ def stopped(
     return (a, b), paths, options
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "loss",
     [pytest.param(loss, marks=pytest.mark.slow) if loss in IN_OTHER_WAYS else loss for loss in LOSSES],
@@ -102,7 +103,7 @@ def test_a_folder_without_mark_and_record_is_not_ours(
         tw.matmul(a, a, out, **options)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "change", ["fill_value", "codecs", "shape", "chunk_key_encoding", "attributes", "dimension_names"]
 )

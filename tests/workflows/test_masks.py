@@ -42,6 +42,7 @@ def with_gaps(rng: np.random.Generator, dtype: str) -> tuple[np.ndarray, np.ndar
     return x, gone, np.where(gone, np.nan, x.astype(np.float64))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("dtype", "held"),
     [("i1", True), ("f4", False)]
@@ -231,6 +232,7 @@ def masks_of_land(folder: Path, land: np.ndarray) -> dict[str, Any]:
     }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("held", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_masks_are_given_as_arrays_are(
     held: int, client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +266,7 @@ def test_what_is_no_mask_is_named_as_it_is(tmp_path: Path, rng: np.random.Genera
             tw.cov(path, tmp_path / "c", sum_over="time", missing=mask)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("work", ["cov", "eofs"])
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 @pytest.mark.parametrize("dtype", ["f4", "i2"])

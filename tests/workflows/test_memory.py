@@ -141,6 +141,7 @@ def test_a_smaller_plan_takes_over(
     assert not [name for name in names if name.startswith("tilewright-")], "the engines' threads have ended"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("most", [3, 14], ids=["few finished", "most finished"])
 def test_the_next_plan_goes_on_with_the_tiles_of_the_failed_one(
     most: int,
@@ -273,6 +274,7 @@ def test_where_half_is_too_little_the_first_failure_is_the_error(
     assert (out[...] == 7).all()
 
 
+@pytest.mark.more
 def test_an_array_that_is_written_in_place_is_written_again(
     factors: Factors, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +341,7 @@ def _refuse_no_longer(dask_worker: Any) -> None:
     dask_worker.refusing.undo()
 
 
+@pytest.mark.more
 def test_the_error_crosses_from_a_worker_process(
     factors: Factors, processes: Client, tmp_path: Path, events: list[Event]
 ) -> None:
@@ -411,6 +414,7 @@ def multiplied_in(folder: Path, device_memory: int) -> tuple[MatmulPlan, int, in
     return runs[0].plan, nbytes, peak_nbytes()
 
 
+@pytest.mark.more
 def test_a_worker_s_process_stays_within_the_plan(tmp_path: Path, rng: np.random.Generator) -> None:
     """Compressed chunks, so that what decodes and encodes them counts too; and no room for errors as large as the
     process itself: it had its libraries before."""

@@ -79,6 +79,7 @@ def audited(name: str, *inputs: Any, **options: Any) -> tw.NeighbourAudit:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MADE)
 def test_what_was_stored_passes_and_nothing_is_written(here: Path, name: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
@@ -222,6 +223,7 @@ NEIGHBOURS = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "damage", "file", "reason"), NEIGHBOURS)
 def test_a_damage_is_named(
     here: Path, name: str, damage: Callable[[Path], None], file: str, reason: str

@@ -36,7 +36,7 @@ def whole_numbers(rng: np.random.Generator, dtype: str, rows: int = ITEMS) -> np
     return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("dtype", "metric", "of", "of_two"),
     [
@@ -86,6 +86,7 @@ def test_neighbours_are_those_of_all_values(
     assert counted.verification is None
 
 
+@pytest.mark.more
 def test_the_answer_depends_neither_on_workers_nor_on_memory(
     client: Client, processes: Client, rng: np.random.Generator, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ class Stopping:
             raise Stopped
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["topk", "pairs"])
 def test_a_stopped_search_goes_on(
     client: Client, rng: np.random.Generator, tmp_path: Path, what: str

@@ -51,6 +51,7 @@ def expected(sst: xarray.DataArray) -> float:
     return float(np.cov(sst.sel(PLACE), sst.sel(OTHER))[0, 1])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("where", ["c.zarr", "stats.zarr/covariance"])
 @pytest.mark.parametrize("window", [None, 11])
 def test_a_covariance_has_places(sst: xarray.DataArray, tmp_path: Path, where: str, window: Any) -> None:
@@ -79,6 +80,7 @@ def test_a_covariance_has_places(sst: xarray.DataArray, tmp_path: Path, where: s
     )
 
 
+@pytest.mark.more
 def test_a_group_that_is_not_there_is_made_one(sst: xarray.DataArray, tmp_path: Path) -> None:
     """xarray opens it at once, without a warning, and a reader of CF's conventions knows what was gathered."""
     stats = tmp_path / "stats.zarr"

@@ -95,6 +95,7 @@ BY_ITSELF = [*CHANGES][4:]
 """What changes in the others too, beside something else or the other way round."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", pytest.param("i4", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "change",
@@ -159,6 +160,7 @@ def pieces_of(past: ledger.Past, sides: tuple[int, int], *, symmetric: bool = Fa
     }
 
 
+@pytest.mark.more
 def test_another_number_of_workers_keeps_all_tiles(
     client: Client,
     tmp_path: Path,
@@ -226,7 +228,8 @@ def test_tiles_are_cut_and_cut_again(
     np.testing.assert_array_equal(zarr.open_array(out)[...], zarr.open_array(tmp_path / "anew")[...])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("lost", ["nothing", "a piece", "a number of A"])
 def test_what_was_found_is_counted_once(
@@ -260,6 +263,7 @@ def test_what_was_found_is_counted_once(
     np.testing.assert_array_equal(zarr.open_array(out)[...], a @ (a.T if symmetric else b))
 
 
+@pytest.mark.more
 def test_a_damaged_piece_takes_its_larger_tile_with_it(
     client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
@@ -316,6 +320,7 @@ def test_a_wrong_tile_that_was_cut_from_a_larger_one_is_found(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.more
 def test_same_bits_refuses_what_one_plan_would_round_otherwise(
     client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
@@ -352,6 +357,7 @@ def test_same_bits_refuses_what_one_plan_would_round_otherwise(
     assert tw.matmul(*paths, out, device_memory=LEAST, **options, resume=False).resumed == 0
 
 
+@pytest.mark.more
 def test_integers_have_the_same_bits_by_any_plan(
     client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
@@ -366,6 +372,7 @@ def test_integers_have_the_same_bits_by_any_plan(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.more
 def test_finished_tiles_are_not_given_up_where_their_pieces_do_not_fit(
     client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
@@ -379,6 +386,7 @@ def test_finished_tiles_are_not_given_up_where_their_pieces_do_not_fit(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.more
 def test_a_gpus_tiles_are_checked_as_precisely_as_was_asked_for(
     client: Client,
     tmp_path: Path,

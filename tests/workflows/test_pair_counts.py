@@ -130,6 +130,7 @@ def test_integers_over_their_pairs(client: Client, tmp_path: Path, rng: np.rando
     )
 
 
+@pytest.mark.more
 def test_an_open_array_gives_c_its_chunks(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     x = gappy(rng, (60, 50))
     path = naive.put(tmp_path / "x.zarr", x, (30, 16))
@@ -139,6 +140,7 @@ def test_an_open_array_gives_c_its_chunks(client: Client, tmp_path: Path, rng: n
     np.testing.assert_array_equal(counts[...], counted(x))
 
 
+@pytest.mark.more
 def test_a_url(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     x = gappy(rng, (60, 50))
     path = naive.put(tmp_path / "x.zarr", x, (30, 16))
@@ -203,7 +205,7 @@ def chunks_of(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "c").rglob("*") if path.is_file())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lost", ["a byte", "a chunk", "all", "its metadata"])
 def test_tiles_whose_counts_are_lost_are_computed_again(
     client: Client, tmp_path: Path, rng: np.random.Generator, lost: str
@@ -228,6 +230,7 @@ def test_tiles_whose_counts_are_lost_are_computed_again(
     check_whole(tmp_path, x)
 
 
+@pytest.mark.more
 def test_a_run_that_was_killed_between_the_two_names(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -213,6 +213,7 @@ def test_what_is_constant_over_its_pairs(client: Client, tmp_path: Path) -> None
         np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], expected)
 
 
+@pytest.mark.more
 def test_bits_do_not_depend_on_workers_nor_on_a_stop(
     clusters: dict[int, Client], tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_gpus_rate_is_known_by_any_of_its_names(name: str) -> None:
     assert least_rate("float32", "GeForce") is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "words",
     [

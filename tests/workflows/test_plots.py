@@ -25,7 +25,7 @@ def histogram(by: str, rows: int | None, rng: np.random.Generator) -> Histogram:
     return Histogram(by, counts if rows else counts[0], ("text",), 0, int(counts.sum()), "CPU", 1.0)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("rows", [None, 3])
 def test_every_kind_draws(tmp_path: Path, rng: np.random.Generator, by: str, rows: int | None) -> None:
@@ -45,6 +45,7 @@ def test_heights_are_what_they_are_called() -> None:
     np.testing.assert_array_equal(plots._heights(np.zeros(2, np.int64), "percent"), [0, 0])
 
 
+@pytest.mark.more
 def test_an_empty_histogram_draws(tmp_path: Path) -> None:
     for by in ("letter", "bigram"):
         counts = np.zeros(KINDS[by].bins, np.int64)
@@ -52,6 +53,7 @@ def test_an_empty_histogram_draws(tmp_path: Path) -> None:
         assert (tmp_path / f"{by}.png").is_file()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ending", plots.PLOT_ENDINGS)
 def test_the_ending_says_the_format_and_the_same_counts_draw_the_same(tmp_path: Path, ending: str) -> None:
     begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[ending]
@@ -80,6 +82,7 @@ def counted_words(texts: list[str]) -> Histogram:
     return Histogram("word", counts, names, 0, 99, "CPU", 1.0, tokens=tokens)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("heat_map", plots.MAPS)
 @pytest.mark.parametrize("log", [False, True])
 def test_heat_maps_show_documents(
@@ -105,6 +108,7 @@ def test_heat_maps_show_documents(
     np.testing.assert_allclose(drawn["values"], expected)
 
 
+@pytest.mark.more
 def test_what_is_left_out_is_said() -> None:
     totals = np.array([5, 0, 3, 2, 10])
     assert plots._left_out(totals, np.arange(5)) == []

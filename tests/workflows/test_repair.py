@@ -66,6 +66,7 @@ def replace_by_a_full_folder(path: Path, other: Path) -> None:
     (path / "0").write_text("what another program put there")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "damage",
     [flip, truncate, lambda path, other: path.unlink(), swap, replace_by_a_folder, replace_by_a_full_folder],
@@ -87,6 +88,7 @@ def test_every_damage_is_undone_bit_by_bit(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "b.zarr", "c.zarr"]
 
 
+@pytest.mark.more
 def test_a_product_of_damaged_tiles_alone_is_repaired_with_less_memory(
     stored: tuple[Path, Path, Path], client: Client
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_whole_product_is_left_alone_and_needs_no_cluster(stored: tuple[Path, 
     assert {path: (path.stat().st_ino, path.stat().st_ctime_ns) for path in c.rglob("*")} == before
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dtype", ["i4", pytest.param("f8", marks=pytest.mark.slow)])
 def test_transposes_come_from_the_record(
     dtype: str, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
@@ -320,6 +323,7 @@ def test_what_a_stopped_repair_has_lost_since_is_taken_from_c_again(
     assert contents(c) == before
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_repair_with_less_memory_refuses_other_factors_before_its_first_tile(
     stopped: bool, stored: tuple[Path, Path, Path], client: Client
@@ -366,6 +370,7 @@ def test_a_product_of_other_inputs_takes_no_tile_of_a_stopped_repair(
     assert tw.verify(a, b, c, cluster=client).passed
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_another_stopped_run_is_not_mixed_with_it(
     dtype: str, stored: tuple[Path, Path, Path], client: Client, tmp_path: Path, rng: np.random.Generator

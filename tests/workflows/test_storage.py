@@ -52,6 +52,7 @@ STORED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int] | None,
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", STORED)
 def test_c_is_stored_as_asked(
     case: str, factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
@@ -127,6 +128,7 @@ def test_pair_counts_are_stored_as_c_is(client: Client, tmp_path: Path, rng: np.
     assert not (tmp_path / "d.partial").exists()
 
 
+@pytest.mark.more
 def test_a_stopped_run_goes_on_in_the_same_layout_alone(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, events: list[Event]
 ) -> None:

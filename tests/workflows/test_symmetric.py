@@ -183,6 +183,7 @@ def test_workers_do_not_change_a_bit(
         assert len(found) == 1
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("memory", [24_000, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_workers_do_not_change_a_bit_where_k_is_in_parts(
     memory: int, clusters: dict[int, Client], tmp_path: Path, rng: np.random.Generator
@@ -297,7 +298,7 @@ def test_empty_sides(n: int, k: int, client: Client, tmp_path: Path) -> None:
     assert run.verification.passed
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("after", [1, 2, 5, 9])
 def test_a_stopped_run_goes_on_where_it_stood(
@@ -323,7 +324,7 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert_symmetric_product(zarr.open_array(out)[...], x)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("damage", ["gone", "short", "zeros"])
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_a_tile_that_lost_either_of_its_regions_is_computed_again(
@@ -384,6 +385,8 @@ def test_tiles_of_a_product_not_known_to_be_symmetric_are_not_kept(
     assert_symmetric_product(zarr.open_array(out)[...], x)
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("which", ["own", "mirrored"])
 def test_a_tile_of_which_one_region_cannot_be_stored_is_not_recorded(
     which: str,

@@ -165,6 +165,7 @@ def test_only_new_tiles_are_computed(client: Client, tmp_path: Path, rng: np.ran
     assert again.operations == again.write_nbytes == 0
 
 
+@pytest.mark.more
 def test_lines_and_variables_by_turns(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     path, x, options = with_x(client, tmp_path, rng)
     for axis, more in ((0, (30, 160)), (1, (90, 50)), (0, (11, 210))):
@@ -176,6 +177,7 @@ def test_lines_and_variables_by_turns(client: Client, tmp_path: Path, rng: np.ra
     assert tw.gram(**options).operations == 0
 
 
+@pytest.mark.more
 def test_a_stopped_run_goes_on_and_c_stands_meanwhile(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -197,6 +199,7 @@ def test_a_stopped_run_goes_on_and_c_stands_meanwhile(
     assert fresh.plan.tile_count - fresh.resumed > whole - left.resumed, "two tiles had been computed before"
 
 
+@pytest.mark.more
 def test_what_is_damaged_of_c_is_computed_again(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -212,6 +215,7 @@ def test_what_is_damaged_of_c_is_computed_again(
     )
 
 
+@pytest.mark.more
 def test_covariances_and_correlations_of_more_variables(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -315,6 +319,7 @@ def test_what_does_not_fit_is_refused(client: Client, tmp_path: Path, rng: np.ra
     assert not partial_path(tmp_path / "c.zarr").exists()
 
 
+@pytest.mark.more
 def test_a_command_and_its_plan(tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.standard_normal((40, 60))
     path = naive.put(tmp_path / "x.zarr", x[:, :48], (20, 16))

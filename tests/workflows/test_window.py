@@ -124,6 +124,7 @@ def test_more_bands_are_those_of_the_whole_matrix(
     check_case(clusters, tmp_path_factory.mktemp("band"), data)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("window", [4, (0, 11)])
 def test_linkage_over_pairs_that_are_both_there_is_pandas(
     client: Client, tmp_path: Path, rng: np.random.Generator, window: Any
@@ -190,6 +191,7 @@ def out_of(folder: Path) -> zarr.Array[Any]:
     return zarr.create_array(folder / "c.zarr", shape=(96, 96), chunks=(8, 8), dtype="i4", fill_value=0)
 
 
+@pytest.mark.more
 def test_a_stopped_band_goes_on_where_it_stood(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -247,6 +247,7 @@ def test_extremes_wrap_in_every_lane(dtype: str, values: tuple[str, str], k: int
     assert (found == naive.wrap(np.array([[k * x * y]], object), dtype)).all()
 
 
+@pytest.mark.sample(1)
 @needs_ifma
 @pytest.mark.parametrize("dtype", ["i8", "u8", "u4"])
 def test_full_size_blocks_are_exact(

@@ -237,7 +237,7 @@ def test_full_size_blocks_are_exact(monkeypatch: pytest.MonkeyPatch, rng: np.ran
     np.testing.assert_array_equal(found[rows], a[rows] @ b)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("side", "dtypes"), [(650, ("i8", "i8")), (525, ("c8", "c16")), (650, ("i1", "i4"))])
 def test_scratch_memory_is_bounded(
     monkeypatch: pytest.MonkeyPatch, side: int, dtypes: tuple[str, str], rng: np.random.Generator
@@ -262,6 +262,7 @@ def test_floats_are_what_numpy_gives(dtype: str, rng: np.random.Generator) -> No
     np.testing.assert_array_equal(matmul(a, b, device="cpu"), a @ b)
 
 
+@pytest.mark.more
 def test_floats_are_right_where_blas_has_several_threads() -> None:
     """In a process of its own: in those of `make test` it has one."""
     code = (

@@ -169,6 +169,7 @@ def compiled_variants() -> list[Any]:
     return sampled(kernels, 14)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", compiled_variants())
 def test_kernels_compile_without_spills(variant: Any, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ QUICK = {
 """One of each way to multiply: four bytes at once, halves of a word, words, floats in pairs, and complex numbers."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dtype", "result", "conjugate"),
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in COMPILED],

@@ -89,6 +89,7 @@ TINY = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("late", "a_along_k", "b_along_k"),
     [
@@ -187,6 +188,7 @@ def test_whoever_is_dealt_nothing_of_k_writes_zeros(
         naive.assert_product(c[part], a[:, rows], b[rows])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("variant", sampled(list(module.variants()), 80))
 def test_compiles_without_spills(variant: Variant, tmp_path: Path) -> None:
     major, minor = variant.minimum

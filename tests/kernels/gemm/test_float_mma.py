@@ -132,6 +132,7 @@ def cases() -> list[object]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("variant", "architecture"), cases())
 def test_they_become_machine_code(variant: Variant, architecture: str, tmp_path: Path) -> None:
     number = int(architecture[3:])

@@ -102,6 +102,7 @@ def run(
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(
     ("tile", "late", "kinds", "c_type", "n", "k", "accumulate"),
@@ -138,6 +139,7 @@ def test_bytes_lane_by_lane(
     naive.assert_product(c, a[0], b[0].T, added_to=before)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(
     ("tile", "count"),
@@ -209,6 +211,7 @@ def test_the_samples_exist() -> None:
     assert {name for name, _ in SAMPLES} <= {variant.name for variant in FOUND}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("variant", "target"), CASES)
 def test_compiles_without_spills(variant: Variant, target: tuple[int, int], tmp_path: Path) -> None:
     text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=target, **variant.options)

@@ -96,6 +96,7 @@ def is_slow(shape: tuple[int, int, int, str], dtype: str) -> bool:
     return shape[2] > (1050 if dtype == "float32" else 64 if dtype == "complex64" else 250)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("m", "n", "k", "layout", "dtype", "streamed"),
     [
@@ -179,6 +180,7 @@ def multiply_lane_by_lane(
     return launched, borrowed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("m", "n", "k", "layout", "most_nbytes", "borrows", "dtype"),
     [
@@ -230,6 +232,7 @@ def test_a_turned_tile_walks_k_in_the_same_steps(parts: int) -> None:
         assert other.shared_nbytes(parts) == tile.shared_nbytes(parts)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", sampled(list(module.variants()), 58))
 def test_compiles_without_spills(variant: Variant, tmp_path: Path) -> None:

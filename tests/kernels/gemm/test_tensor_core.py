@@ -119,6 +119,7 @@ def test_samples_exist() -> None:
     assert QUICK < SAMPLES
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "variant",
     [

@@ -400,6 +400,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("variant", cases())
@@ -414,6 +415,7 @@ def test_nothing_spills_and_the_launch_bounds_hold(variant: Variant, tmp_path: P
         assert not re.search(r"ld\.shared\.(f32|u32|u64|b32|b64)", text), "scalar loads from shared memory"
 
 
+@pytest.mark.more
 @needs_compiler
 def test_the_inner_loop_is_unrolled_into_registers(tmp_path: Path) -> None:
     """Of the smallest tile, which takes the compiler half of the time."""

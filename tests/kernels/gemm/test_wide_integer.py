@@ -154,6 +154,7 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("capability", [(8, 0), pytest.param((9, 0), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("tiling", "a_layout", "b_layout"), cases())
 def test_three_multiplications_an_element_and_no_spills(

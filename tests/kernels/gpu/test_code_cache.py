@@ -205,6 +205,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     return told
 
 
+@pytest.mark.more
 def test_fingerprints_are_the_same_in_every_process(two_processes: list[Told]) -> None:
     first, second = two_processes
     assert first.bytecode
@@ -324,6 +325,7 @@ def test_compiling_together_makes_what_is_missing(folder: Path, compilations: li
     assert len(compilations) == 6
 
 
+@pytest.mark.more
 def test_real_machine_code_is_found_by_another_process(two_processes: list[Told]) -> None:
     """The same code in a process in which compiling fails."""
     first, second = two_processes

@@ -239,7 +239,7 @@ OPERANDS = [
 """The layouts of A, B and C."""
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_kernel_borrows_more_than_is_counted(
     case: tuple[np.dtype, np.dtype, np.dtype, str], device: Device

@@ -217,6 +217,7 @@ def compiled_variants() -> list[Any]:
     return sampled(list(variants()), 6)
 
 
+@pytest.mark.more
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", compiled_variants())
 def test_becomes_machine_code(variant: Any, tmp_path: Path) -> None:

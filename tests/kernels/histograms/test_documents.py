@@ -160,6 +160,7 @@ def letters(length: int, rng: np.random.Generator) -> np.ndarray:
     return rng.choice(np.frombuffer(b"AZazMm@[`{ \xe9\xff\x00e", np.uint8), length)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("by", "weight"),
     [
@@ -224,6 +225,7 @@ def test_every_byte_value(on_the_host: None, rng: np.random.Generator) -> None:
     check(data, np.array([0, 256, 3256]), "byte", 1 << 20)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in (5, 2000)), -1])
 def test_one_byte_above_127(place: int, on_the_host: None) -> None:
     """The rows of those bytes are left alone but where one occurs: ahead of the vectors, in one, behind them."""
@@ -233,6 +235,7 @@ def test_one_byte_above_127(place: int, on_the_host: None) -> None:
         check(data, np.array([3, 4099, 8195]), by, 1 << 20)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("documents", [1, 17, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, 40))])
 def test_a_slice_finds_its_first_document(
     documents: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator

@@ -228,6 +228,7 @@ def test_cuts_never_matter(device: str, data: st.DataObject, text: bytes, by: st
     assert nonzero(cut_and_count(device, text, by, cuts)) == expected(text, by)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["bigram", "codepoint"])
 def test_every_cut_of_multibyte_text(device: str, by: str) -> None:
     for text in [

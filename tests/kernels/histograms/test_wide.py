@@ -142,6 +142,7 @@ def placed(text: bytes, shift: int) -> tuple[np.ndarray, int]:
     return held, lo
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "shift"),
     [
@@ -168,6 +169,8 @@ def test_characters_of_a_document(
     assert counted(data, list(itertools.pairwise(cuts)), lo, hi, monkeypatch) == expected(text)
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "length", [16, 35, *(pytest.param(length, marks=pytest.mark.slow) for length in (17, 18, 19, 20, 32))]
 )

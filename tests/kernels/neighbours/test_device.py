@@ -319,6 +319,7 @@ QUICK = {"f16 cosine mutual"}
 """Of both sides, with factors: it is compiled in every run, which takes six seconds."""
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "variant",
     [

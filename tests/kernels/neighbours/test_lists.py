@@ -121,6 +121,8 @@ def variants() -> list[Variant]:
     return [*found, lists.GATHER.variant("gather")]
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", sampled(variants(), 10))
 def test_kernels_of_lists_become_machine_code(variant: Variant, tmp_path: object) -> None:

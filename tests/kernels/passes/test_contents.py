@@ -144,6 +144,7 @@ def compiled_variants() -> list[Any]:
     return sampled(list(variants()), 6)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", compiled_variants())

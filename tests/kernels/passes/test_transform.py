@@ -432,6 +432,7 @@ def compiled_variants() -> list[Any]:
     return [*sampled(list(transform_device.variants()), 6), *sampled(list(pairs_device.variants()), 2)]
 
 
+@pytest.mark.more
 @pytest.mark.sample(2)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", compiled_variants())

@@ -155,7 +155,7 @@ def test_the_gpu_transposes_more_blocks_than_it_has_multiprocessors(dtype: str) 
         assert bits(device.copy_to_host()) == bits(mirrored(whole, swap=swap))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("target", [(8, 0), (9, 0)])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -221,6 +221,7 @@ def compiled_variants() -> list[Any]:
     return sampled(list(variants()), 4)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", compiled_variants())

@@ -77,12 +77,14 @@ def prose(seed: int, words: int) -> bytes:
     return " ".join(text).encode()
 
 
+@pytest.mark.more
 def test_texts_of_some_length() -> None:
     check([prose(1, 3000), b"", prose(2, 40), prose(1, 3000)])
     line = b"a line that is there again\n"
     check([line * 300, (line + b"\n") * 50])
 
 
+@pytest.mark.more
 def test_many_different_words_make_room() -> None:
     many = " ".join(f"word-number-{k:07}" for k in range(9000)).encode()
     check([many, many[:2000] + b"\n" + many[:2000]])

@@ -263,6 +263,7 @@ def test_long_vectors_are_sent_once(
     assert len(sent) == 2, "with B's rows, and with A's"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["A", "B", "offset", "before"])
 def test_nan_is_followed_to_where_it_comes_from(
     where: str, client: Client, tmp_path: Path, rng: np.random.Generator

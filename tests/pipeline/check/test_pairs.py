@@ -75,7 +75,7 @@ def a_case(folder: Path, rng: np.random.Generator, made: Pairwise, dtype: str) -
     return Case(zarr.open_array(path, mode="r"), Fused((transform, transform), pairwise=made), c, folder)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("made", KINDS, ids=str)
 def test_right_and_wrong_results(
@@ -109,6 +109,7 @@ def test_right_and_wrong_results(
     assert not case.verified(client, c, seed).passed
 
 
+@pytest.mark.more
 def test_an_error_in_all_rows_of_a_tile_never_escapes(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -120,6 +120,7 @@ def test_the_chance_to_escape_follows_from_size_and_rounds() -> None:
     assert len({integers, floats}) == 2
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i1", "i4", "i8"])
 @pytest.mark.parametrize("fault", ["columns", "plus and minus"])
@@ -398,6 +399,7 @@ def test_a_check_that_compares_nothing_does_not_pass(client: Client, tmp_path: P
     assert "could compare nothing" in str(outcome)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_in_an_ordinary_half_product_are_found(
@@ -429,7 +431,7 @@ def test_infinity_in_a_half_product_of_a_long_inner_side_is_found(
     assert not check(client, tmp_path / "wrong", a, b, c, (4096, 4096)).passed
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("dtype", "left", "right", "k", "n"),
     [
@@ -518,7 +520,7 @@ def test_wrong_products_that_underflow_are_found(
     assert wrong.worst is not None
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f8", "c16"])
 @pytest.mark.parametrize(
     ("left", "right"),
@@ -601,6 +603,7 @@ def test_an_operand_that_overflows_in_the_product_s_dtype_is_infinite(
     assert not check(client, tmp_path / "wrong", a, b, c).passed
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("role", ["A", "B"])
 def test_an_operand_that_is_too_large_for_the_precision_is_named(
     role: str, client: Client, tmp_path: Path, rng: np.random.Generator

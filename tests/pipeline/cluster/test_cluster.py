@@ -456,6 +456,7 @@ def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(tmp_path: Path, of_
     assert schemes(of_one_process) == ["tcp"]
 
 
+@pytest.mark.more
 def test_a_worker_is_started_for_every_core_that_the_process_may_use() -> None:
     """By Dask, which is asked for so many."""
     script = (
@@ -631,6 +632,7 @@ def test_nobody_on_the_loop_waits_to_send_when_it_stops(monkeypatch: pytest.Monk
     assert not [seconds for seconds in until if seconds > 0]
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("profile", ["local", "cpu"])
 def test_workers_send_no_heartbeat_while_they_end(profile: str, tmp_path: Path) -> None:
@@ -831,6 +833,7 @@ def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: P
         pass
 
 
+@pytest.mark.more
 def test_a_cluster_that_refuses_its_options_is_not_called_unclosed(tmp_path: Path) -> None:
     keys = ("host", "worker_class")
     path = profile_file(tmp_path, **{key: {"kind": "local", key: 5} for key in keys})
@@ -898,6 +901,7 @@ def test_workers_are_not_started_in_a_folder_that_is_gone(
         pass
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("start", "said"),
     [
@@ -1118,7 +1122,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("profile", "arguments", "told"),
     [
@@ -1247,6 +1252,7 @@ def test_settings_are_a_group() -> None:
         config.check_all()
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("environment", [{"DASK_CONFIG": "three"}, {"DASK_TILEWRIGHT": "3"}], ids=str)
 def test_a_value_in_place_of_all_settings_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
@@ -1397,6 +1403,7 @@ else:
 """
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("used", ["dask", "ours", "client"])
 def test_a_process_forked_from_one_that_used_dask_is_told(used: str, tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def test_a_worker_whose_work_lets_nothing_else_run_is_not_given_up(of_processes:
     assert of_processes.run(os.getpid) == before
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("last", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_product_goes_on_without_a_worker_that_is_stopped_for_good(
     last: bool, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

@@ -108,7 +108,7 @@ def cluster_of(workers: int) -> Iterator[tuple[LocalCluster, Client]]:
         yield cluster, own
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stranger", list(STRANGERS))
 def test_no_work_begins_with_a_worker_that_runs_another_tilewright(stranger: str, tmp_path: Path) -> None:
     edit, expected = STRANGERS[stranger]
@@ -190,6 +190,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch.Workers, "threads", lambda workers: {"a worker": 0})
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "stranger"),
@@ -222,6 +223,7 @@ def test_a_worker_that_joins_and_runs_another_tilewright_ends_the_run(
     assert not results
 
 
+@pytest.mark.more
 def test_a_worker_that_does_not_answer_holds_up_no_run(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

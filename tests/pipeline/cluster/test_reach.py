@@ -22,7 +22,7 @@ def profile_file(folder: Path, **profiles: object) -> Path:
     return path
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["cpu", "local"])
 @pytest.mark.parametrize("asked", [{}, {"dashboard_address": ":0"}, {"dashboard_address": 0}])
 def test_what_a_profile_starts_listens_on_loopback_alone(

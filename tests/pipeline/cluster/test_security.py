@@ -119,7 +119,7 @@ def test_only_a_profile_with_certificates_reaches_its_scheduler(
         tw.dot(x, x, cluster=address.replace("tls:", "tcp:"), device="cpu")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "made"), [("cpu", False), ("local", True), ("local", False)])
 def test_a_cluster_of_a_profile_is_encrypted(
     kind: str, made: bool, tmp_path: Path, authorities: tuple[dict[str, str], dict[str, str]]

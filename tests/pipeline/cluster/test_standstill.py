@@ -92,6 +92,7 @@ if len(list(folder.iterdir())) <= {times}:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("workers", "times"), [(1, 1), pytest.param(2, 1, marks=SLOW), pytest.param(2, 99, marks=SLOW)]
 )

@@ -321,6 +321,7 @@ def test_while_a_combined_result_is_on_its_way_its_workers_are_looked_for(
     assert len(looks) >= 14, "twice for each"
 
 
+@pytest.mark.more
 def test_waiting_too_briefly_for_results_takes_none_from_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -875,6 +876,7 @@ def first_of(first: int, *others: int) -> int:
     return first
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bounded", "combined"])
 def test_a_run_says_which_worker_it_has_lost_and_what_with_it(

@@ -125,6 +125,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("given", VARIANTS)
 def test_duplicates_are_those_of_a_comparison_of_every_two(
     without_dask: Client, tmp_path: Path, given: dict[str, Any]

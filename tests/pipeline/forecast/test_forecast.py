@@ -324,6 +324,7 @@ def test_of_cores_a_gpu_says_nothing(tmp_path: Path) -> None:
     assert forecast_by("topk", *words, "--rate", "1T")["source"] == "given"
 
 
+@pytest.mark.more
 def test_searches_and_eofs_say_it_too(tmp_path: Path, rng: np.random.Generator, cache: Path) -> None:
     a = put(tmp_path / "a.zarr", rng.standard_normal((300, 40)).astype("f4"))
     for words in (
@@ -509,6 +510,7 @@ def test_a_run_without_rates_keeps_no_plan_from_measuring(
     assert "about as large and of 1 s or more, has left its rates on this host" in text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["plan", "topk"])
 def test_rates_of_small_products_are_not_kept_for_large_ones(
     tmp_path: Path, rng: np.random.Generator, cache: Path, monkeypatch: pytest.MonkeyPatch, command: str

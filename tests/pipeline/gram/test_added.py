@@ -55,6 +55,7 @@ def test_dosages_follow_from_alleles(tmp_path: Path, calls: str, client: Client)
     np.testing.assert_allclose(scores, same, rtol=0, atol=1e-4)
 
 
+@pytest.mark.more
 def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
     words = [
         "--add-up",
@@ -83,6 +84,7 @@ def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("axes", "missing", "says"),
     [
@@ -149,6 +151,7 @@ def test_what_dask_makes_of_calls_is_added_up(calls: str, client: Client) -> Non
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.more
 def test_messages_and_attributes_say_what_was_given(tmp_path: Path, calls: str, client: Client) -> None:
     alleles = zarr.open_array(calls)
     alleles[[6, 9]] = -1
@@ -168,6 +171,7 @@ def test_messages_and_attributes_say_what_was_given(tmp_path: Path, calls: str, 
     assert "missing=-1" in said["history"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("code", "missing", "says"),
     [
@@ -203,6 +207,7 @@ def test_alleles_below_0_are_refused(
         tw.gram(array[:], add_up=2, missing=missing, cluster=client)
 
 
+@pytest.mark.more
 def test_alleles_above_1_are_told_of(calls: str, client: Client) -> None:
     """Allele 2 of a variant that has three counted as two doses, without a word."""
     array = zarr.open_array(calls)

@@ -38,7 +38,8 @@ def by_xarray(numbers: np.ndarray, *codes: int) -> np.ndarray:
     return centred.T @ centred / (len(numbers) - 1)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i8", "f4", "f8"])
 def test_all_that_attributes_name_is_missing_as_it_is_to_xarray(tmp_path: Path, dtype: str) -> None:
     fill = (
@@ -211,6 +212,7 @@ def test_floats_without_a_unit_may_be_any(tmp_path: Path) -> None:
     assert missing_codes(zarr.create_array(tmp_path / "n", dtype="f4", **described)) == (-9.0,)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["cov", "corr", "eofs", "gram"])
 def test_a_likely_code_is_told_of_by_the_pass_that_is_made(tmp_path: Path, call: str) -> None:
     """It was summed as a number, without a word."""
@@ -282,6 +284,7 @@ def test_a_divisor_of_dosages_names_the_likely_code(missing: Any, said: str) -> 
         tw.gram(np.array([[0, 7], [1, 1]], np.int8), missing=0, listener=lambda event: None, **options)
 
 
+@pytest.mark.more
 def test_messages_call_matrices_as_they_were_given(tmp_path: Path) -> None:
     """X and Y of gram, and not the factors of the product that it makes."""
     a = put(tmp_path / "a", "i2", _FillValue=-9)

@@ -48,7 +48,7 @@ def stored(folder: Path, kind: str, encoding: dict[str, Any]) -> tuple[str, xarr
     return f"{folder / 'x.nc'}::v", xarray.open_dataset(folder / "x.nc", engine="h5netcdf")["v"]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 @pytest.mark.parametrize("encoding", list(ENCODINGS))
 def test_packed_numbers_are_what_xarray_makes_of_them(tmp_path: Path, kind: str, encoding: str) -> None:
@@ -117,6 +117,7 @@ def test_a_run_does_not_go_on_with_numbers_that_stood_for_others(tmp_path: Path)
         tw.gram(tmp_path / "a", out=tmp_path / "2.0", missing="attributes", **HERE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scale", ["two", [1, 2], "nan", 1e400])
 def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, scale: Any) -> None:
     a = zarr.create_array(tmp_path / "a", shape=(6, 3), dtype="i2", attributes={"_FillValue": -1})

@@ -81,6 +81,7 @@ unit = st.tuples(st.integers(1, 15), st.integers(1, 15))
 shares = st.floats(0.05, 0.95)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("on_host", [False, True])
 @given(

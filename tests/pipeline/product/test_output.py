@@ -259,6 +259,7 @@ KILLED_AT = {
 """The function around which the process ends, and whether behind it."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("killed_at", KILLED_AT)
 def test_a_product_that_is_replaced_stands_there_whole_at_every_moment(
     killed_at: str, tmp_path: Path

@@ -487,6 +487,7 @@ def test_the_tiles_of_a_worker_that_leaves_go_to_others(two: Any, monkeypatch: p
     assert sorted(found) == list(range(20))
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_workers_may_be_lost_at_once(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:

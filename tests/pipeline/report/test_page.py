@@ -239,6 +239,7 @@ def test_commands_write_reports(tmp_path: Path, rng: np.random.Generator) -> Non
     assert json.loads(data.read_text(encoding="utf-8"))["run"] == json.loads(made.stdout)
 
 
+@pytest.mark.more
 @in_browser
 def test_a_browser_shows_a_report(tmp_path: Path) -> None:
     run = run_of(

@@ -73,7 +73,7 @@ LOST = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", LOST)
 @pytest.mark.parametrize("path", ["x", "group/x"])
 def test_an_output_whose_writes_are_lost_is_refused_and_left_as_it_was(

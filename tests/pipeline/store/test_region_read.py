@@ -44,7 +44,7 @@ from tilewright.pipeline.store.region_read import read_region, read_targets, reg
 from tilewright.pipeline.threads import run_all
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
 def test_a_region_is_what_numpy_slices(

@@ -31,7 +31,7 @@ from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region_write import region_writes
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
 def test_what_is_written_in_bands_is_what_numpy_holds(

@@ -78,6 +78,7 @@ def text(rng: np.random.Generator, nbytes: int) -> bytes:
     return rng.choice(np.frombuffer(b"etaoin shrdlu\n", np.uint8), nbytes).tobytes()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("by", "per_document"),
     [
@@ -112,7 +113,7 @@ def test_equals_counter(
     assert result.skipped == (result.nbytes - np.sum(expected) if by in ("ascii", "letter") else 0)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("per_document", [False, True])
 @settings(max_examples=examples(20))  # for each of ten variants
@@ -164,6 +165,7 @@ def test_blocks_of_any_size_give_the_same_bytes(suffix: str, data: st.DataObject
     assert fill(np.empty(1, np.uint8)) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_document_of_many_blocks(
     tmp_path: Path, rng: np.random.Generator, suffix: str, monkeypatch: pytest.MonkeyPatch
@@ -398,6 +400,7 @@ def test_a_truncated_second_member_is_noticed(tmp_path: Path, suffix: str) -> No
         content(path)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_flipped_byte_is_noticed_or_of_no_meaning(
     tmp_path: Path, rng: np.random.Generator, suffix: str

@@ -255,6 +255,7 @@ def test_a_change_that_keeps_size_and_time_is_found(run: Run, paths: list[Path],
     assert "counted anew" in run.notices
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "by",  # tokens that may reach over the old end; those of one byte cannot
     [by if by in ("bigram", "codepoint") else pytest.param(by, marks=pytest.mark.slow) for by in KINDS],

@@ -72,6 +72,7 @@ def counted(block: Block, by: str, gap: int) -> Counter[int]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["byte", "letter", "bigram", "codepoint"])
 @settings(max_examples=examples(60))
 @given(
@@ -103,6 +104,7 @@ def test_two_buffers_in_turns_hold_every_token(
     assert total == sum((naive_counts(data, by) for data, _ in texts), Counter())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("by", ["bigram", "codepoint"])
 @pytest.mark.parametrize("nbytes", [1, 5, 12, 25])
 def test_characters_at_the_cuts_of_a_large_file_are_counted_once(

@@ -44,6 +44,7 @@ def count(
     counts += until(stop) - until(start)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("by", ["byte", "letter", "bigram"])
 @settings(deadline=None, max_examples=examples(40))
 @given(data=st.data())

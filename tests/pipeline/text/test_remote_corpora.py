@@ -118,6 +118,8 @@ def assert_same(found: tw.Histogram, expected: tw.Histogram, url: str, folder: P
     np.testing.assert_array_equal(np.asarray(found.counts), np.asarray(expected.counts))
 
 
+@pytest.mark.more
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("heads", "tag"), [(True, '"v1"'), (False, ""), (True, 'W/"weak"')])
 def test_pages_of_links_are_folders(
     heads: bool, tag: str, folder: Path, server: str, handler: type[Handler]

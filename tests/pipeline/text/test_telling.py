@@ -12,6 +12,7 @@ from tests.pipeline.store.test_file_changes import COMPRESS
 from tilewright.pipeline.events import Event, UnitAdvanced, WorkPlanned
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".bz2"])
 def test_a_large_file_tells_how_far_it_is_read(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str

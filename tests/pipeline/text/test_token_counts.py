@@ -142,6 +142,7 @@ def test_stored_counts_are_read_back(
     assert list(again.tokens or ()) == list(found.tokens or ())
 
 
+@pytest.mark.more
 def test_a_group_is_read_by_xarray(without_dask: Client, corpus: Path, tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
     found = counted_by(without_dask, corpus, "word")

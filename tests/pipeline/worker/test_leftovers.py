@@ -98,7 +98,7 @@ FAILING = pytest.mark.parametrize("failing", [None, "load", "settle", "multiply"
 """The method of the unit that fails once."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("keeping", [False, True], ids=["dropped", "kept"])
 @FAILING
 def test_no_buffer_outlives_its_run(

@@ -244,6 +244,7 @@ def shared(reports: Sequence[TileReport]) -> tuple[int, int]:
     return sum(report.read_nbytes for report in reports), sum(report.shared_nbytes for report in reports)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compressors", [None, "auto"])
 def test_who_comes_second_reads_its_own_part_and_takes_the_rest(compressors: Any, job: Any) -> None:
     work = job(compressors=compressors)
@@ -346,7 +347,7 @@ def test_a_worker_expects_what_is_ahead_of_it(soon: int, job: Any, monkeypatch: 
     assert not engine.expects(("a", tile.i, 0)), "the tiles that it knew are done"
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nbytes", [75_000, 110_000, 10**7])
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize(("symmetric", "cell"), [(False, 40), (True, 40), (True, 20)])
@@ -534,6 +535,7 @@ def test_a_worker_of_another_host_asks_nobody() -> None:
     assert Sharers().reached_from("tcp://h2:1") == Sharers()
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,7 +602,7 @@ def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.Mo
         assert engine.slots.qsize() == work.plan.c_buffers
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("failing", [0, 5, 11])
 def test_a_part_that_could_not_be_read_is_not_given(
     failing: int, job: Any, monkeypatch: pytest.MonkeyPatch
@@ -634,7 +636,7 @@ def test_a_part_that_could_not_be_read_is_not_given(
     work.assert_product()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("refused", ["tilewright-take_0", "tilewright-take_1", "tilewright-read_1"])
 def test_without_threads_nothing_comes_into_a_place_that_was_given_back(
     refused: str, job: Any, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,7 @@ def engine(tmp_path: Path, rng: np.random.Generator) -> Iterator[Callable[..., A
         one.close()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i8"])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("cell", [320, 192])
@@ -193,6 +193,7 @@ def test_a_tile_has_the_same_bits_whether_its_last_panels_came_at_once(
     np.testing.assert_array_equal(c[...], at_once)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["multiplying", "storing"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_where_a_slab_fails_the_tile_does_and_the_next_does_not(device: str, what: str, engine: Any) -> None:

@@ -71,7 +71,7 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
         one.close()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("compressors", [None, "auto"])
@@ -132,7 +132,7 @@ def test_cells_that_lie_apart(
     assert_contents(told, plan, arrays)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("transposed", ["a", "b"])
 @pytest.mark.parametrize("compressors", [None, "auto"])
 @pytest.mark.parametrize("k_parts", [1, 2])
@@ -564,7 +564,7 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     queue.pool.shutdown()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])
 def test_panels_and_tiles_are_let_go_of_when_the_gpu_is_done_with_them(
     nbytes: int, engine: Any, factors: Any, queued: Queue
@@ -641,7 +641,7 @@ def test_one_place_for_tiles_and_faults(
     assert worker.slots.qsize() == 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("failing", [0, 4, 7, 9])
 def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
     failing: int, engine: Any, factors: Any, queued: Queue

@@ -32,7 +32,7 @@ from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.units import HostUnit
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
     np.testing.assert_allclose(found[0], a @ b, rtol=0, atol=1e-10 if dtype == "f8" else 2e-3)
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("m", "n", "unit"), [(3, 200, (1, 3)), (200, 3, (3, 1))], ids=["row", "column"])
 @pytest.mark.parametrize("transpose_a", [False, True])

@@ -63,6 +63,7 @@ def test_jobs_have_a_folder_for_each_user(monkeypatch: pytest.MonkeyPatch) -> No
         assert config.path_of("jobs-folder") == "/scratch/ann/tilewright-jobs"
 
 
+@pytest.mark.more
 def test_the_workers_of_a_job_are_written_down_for_prometheus(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="Dask's workers have no metrics without it")
     script = re.search(r"```bash\n(tilewright top 4711 .*?)```", PAGE, re.S)
@@ -89,6 +90,7 @@ def test_the_workers_of_a_job_are_written_down_for_prometheus(tmp_path: Path) ->
         assert all(21000 <= port < 22000 for port in ports)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("row", "options"),
     [

@@ -138,6 +138,7 @@ def factors(tmp_path: Path) -> tuple[np.ndarray, str]:
     return a @ a, str(put(tmp_path / "a.zarr", a, (100, 100)))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("of_each", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_job_keeps_to_its_ports_and_its_folder(
     of_each: int, factors: tuple[np.ndarray, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +192,7 @@ def test_a_job_without_its_folder_ends_at_once(
     assert said.format(host=socket.gethostname()) in ended(done).reason
 
 
+@pytest.mark.more
 def test_a_job_whose_workers_have_no_folder_says_so(
     factors: tuple[np.ndarray, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +215,7 @@ PLANNED = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("more", [{}, {"threads_per_worker": 3, "mem": "2G"}], ids=["plain", "less memory"])
 def test_a_plan_by_a_profile_is_that_of_its_job(

@@ -25,6 +25,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Event, UnitDone
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["the URL of a path", "an archive"])
 def test_an_input_with_a_url_that_changes_meanwhile_is_named(
     kind: str,
@@ -57,7 +58,7 @@ def test_an_input_with_a_url_that_changes_meanwhile_is_named(
         )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("then", ["stays", "is put back"])
 def test_an_input_that_changes_meanwhile_is_named_and_no_c_published(

@@ -34,7 +34,7 @@ from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.transfer import checksum
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["record", "metadata", "chunk"])
 def test_one_failed_read_loses_no_finished_tile(
     what: str,
@@ -176,7 +176,7 @@ def test_finished_tiles_that_cannot_be_read_are_computed_again(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("vectors", ["along", "sent"])
 @pytest.mark.parametrize("role", "ab")
 def test_a_factor_the_check_cannot_read_is_named_and_tiles_are_kept(

@@ -141,7 +141,7 @@ def test_a_record_of_tiles_outside_the_plan_is_not_gone_on_with(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("other", ["went on", "began anew", "finished"])
 def test_what_counts_is_the_record_once_the_output_is_locked(
     other: str,
@@ -232,6 +232,7 @@ def test_a_changed_input_starts_anew(
     assert_product(zarr.open_array(out)[...], changed, b)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("transposed", ["transpose_a", "transpose_b"])
 def test_a_stopped_product_is_not_gone_on_with_as_that_of_a_transpose(
     transposed: str, without_dask: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
@@ -282,6 +283,7 @@ def test_what_is_asked_for_decides_whether_a_run_goes_on(
     assert on_gpu == [digest("cpu", **request) for request in requests]
 
 
+@pytest.mark.more
 def test_tiles_of_another_archive_are_replaced(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     without_dask: Client,

@@ -114,7 +114,7 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
         pass
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("at", "kept"), [("begun", None), ("third tile", "3 of"), ("check", "16 of")])
 def test_a_run_whose_scheduler_is_lost_says_what_is_kept(
     at: str,

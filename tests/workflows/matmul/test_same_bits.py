@@ -78,6 +78,7 @@ def test_tiles_panels_and_workers_do_not_change_a_bit(
     assert {grids: len(found) for grids, found in results.items()} == {1: 1, 2: 1, 3: 1}
 
 
+@pytest.mark.more
 @KERNELS
 def test_memory_that_gives_the_same_panels_does_not_change_a_bit(
     kernel: Callable[..., Any],

@@ -60,6 +60,7 @@ def test_a_failing_write_is_tried_again(
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("error", [StoreError("injected: gone"), RuntimeError("injected: a bug")])
 def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
     error: Exception,
@@ -138,7 +139,7 @@ def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_done(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "damage", "found"),
     [

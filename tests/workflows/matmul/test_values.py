@@ -75,7 +75,7 @@ def test_the_stored_product_is_numpys(
     assert run.verification.passed
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("a_dtype", ["i1", "u1", "i2", "u2", "i4", "u4"])
 @pytest.mark.parametrize("b_dtype", ["i1", "u1", "u2", "i4"])
 def test_sums_of_small_integers_do_not_wrap(
@@ -232,7 +232,7 @@ def test_packed_factors_are_multiplied_as_they_are_stored_and_told_of(
     assert [notice[:2] for notice in told()] == ["X:", "Y:"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", ["split", "tf32", "bf16", "fp16"])
 def test_a_precision_of_tensor_cores_means_full_on_a_cpu(
     precision: str, without_dask: Client, tmp_path: Path, rng: np.random.Generator, events: list[Event]

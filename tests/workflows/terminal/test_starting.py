@@ -47,6 +47,7 @@ print(*found, len(set(UNUSED) & set(sys.modules)))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("hidden", "printed"), [(True, "4\n"), (False, "cffi cupy jinja2 scipy 4\n")])
 def test_those_that_only_look_do_not_find_them_and_others_do(
     tmp_path: Path, hidden: bool, printed: str

@@ -72,7 +72,7 @@ def counted(
         )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["byte", "codepoint", "word"])
 @pytest.mark.parametrize("per_document", [False, True])
 @pytest.mark.parametrize("nbytes", [60, 2**25])

@@ -284,6 +284,7 @@ def test_passages(by: str, split_on: str, text: bytes, suffix: str, per_document
         assert names == [f"f{suffix}:{line}" for line, _ in expected]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1", "shift_jis", "gb18030"])
 @settings(max_examples=examples(15))
 @given(data=st.binary(max_size=40), text=st.text(max_size=20), nbytes=st.integers(1, 40))
@@ -333,7 +334,7 @@ def table(texts: list[str | None]) -> pyarrow.Table:
     )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream", "stream.gz"])
 @pytest.mark.parametrize("fields", [["text"], ["title", "text"]])
 @pytest.mark.parametrize("nbytes", [3, 2**20])

@@ -120,6 +120,7 @@ def contents(seed: int, count: int, nbytes: int) -> list[bytes]:
     ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", WRITERS)
 def test_parts_are_put_together(how: str, small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     codec, write = WRITERS[how]
@@ -203,6 +204,7 @@ def test_marks_are_found_at_any_bit(data: bytes, at: int, mark: int, stop: int) 
     assert list(zip(places[:count].tolist(), ends[:count].tolist(), strict=True)) == wanted
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["bgzip", "frames", "blocks", "blocks of xz"])
 def test_a_count_of_a_large_file(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with the fingerprints that a state takes of what is stored."""
