@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 import zarr
 
+from tilewright.kernels.cpu.thin import numba_is_there
+from tilewright.kernels.passes import transform_host
 from tilewright.pipeline.check.sides import Done, Side, StoredSide, Work
 from tilewright.pipeline.check.vectors import Probe
 from tilewright.pipeline.plan.transform import (
@@ -31,6 +33,7 @@ from tilewright.pipeline.plan.transform import (
 )
 from tilewright.pipeline.plan.transform import wide_dtype as finishing_dtype
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.worker.fusion import changes_of
 
 EPILOGUE_ROUNDINGS = 8
 """Operations of an epilogue that round an element of C: as many terms more of its sum would round no less."""
@@ -88,7 +91,13 @@ class FusedSide(StoredSide):
     def _transformed(self, block: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         if self.transform is None:
             return block
-        return transformed(self.transform, block, *((columns, rows) if self.transpose else (rows, columns)))
+        region = (columns, rows) if self.transpose else (rows, columns)
+        if not numba_is_there():
+            return transformed(self.transform, block, *region)
+        target = np.empty(block.shape, self.transform.dtype)
+        changes = changes_of(self.transform, block.dtype, region)
+        transform_host.transform(np.ascontiguousarray(block), target, changes)
+        return target
 
     def largest_of(self, block: np.ndarray, rows: slice, columns: slice) -> float:
         return super().largest_of(self._transformed(block, rows, columns), rows, columns)
