@@ -160,6 +160,8 @@ class MatmulPlan:
     """About how many requests reading A and B takes of object stores that they lie in."""
     beside_nbytes: int = 0
     """Of what is stored beside each element of C: the number of its pairs."""
+    as_bytes: bool = False
+    """Whether a CPU with the instructions multiplies panels as bytes (`centred.py`)."""
     copies_nbytes: int = 0
     """Of inputs that lie in memory which all workers of a host share, beside what each of them holds: copies of arrays
     in memory, and what dask computes, such as axes that are added up."""
@@ -543,10 +545,9 @@ def plan_tiles(
     aside = 0 if limits.on_host else vectors_nbytes + (limits.decoding.nbytes if limits.decoding else 0)
     limits = replace(limits, device_nbytes=max(0, limits.device_nbytes - aside))
     transposed = transpose_a, transpose_b
-    cell = (keep.cell_rows, keep.cell_columns) if keep else None
-    best = keep
-    memory = Memory((m, n), items, keep.panel_depth if keep else 1, transposed, limits, cell, symmetric, more)
-    memory = replace(memory, band=band)
+    best, cell = keep, (keep.cell_rows, keep.cell_columns) if keep else None
+    at_first = keep.panel_depth if keep else 1
+    memory = Memory((m, n), items, at_first, transposed, limits, cell, symmetric, more, band)
     if best is None or memory.nbytes(best.tile_rows, best.tile_columns, 1) > limits.device_nbytes:
         depth = panel_depth(
             *_as_deep_for(a, b, unit, band), items, transposed, unit, limits, symmetric=symmetric, fused=more
@@ -652,6 +653,7 @@ def plan_tiles(
         operand_dtypes=_operand_names(fused),
         before_dtype=fused.before.name if fused is not None and fused.before is not None else "",
         finished=fused is not None and fused.finished,
+        as_bytes=more.packed,
         hermitian=fused is not None and fused.hermitian,
         accumulators=more.sums,
         read_requests=read_requests(a, b, best, held) if m and n else 0,
