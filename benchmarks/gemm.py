@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tilewright.kernels.float8 import NAMES
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.workflows.bench.gemm import DTYPES, run_gemm
 
@@ -36,6 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ragged": {"sizes": (4097,), "dtypes": DTYPES, "whole_ladder": False},
     "skinny": {"sizes": SKINNY, "dtypes": ("float32", "float64"), "whole_ladder": False},
     "reduced": {"sizes": (4096, 8192), "dtypes": ("float32",), "precisions": REDUCED, "whole_ladder": False},
+    "float8": {"sizes": (4096, 8192, 16384), "dtypes": NAMES, "whole_ladder": False},
     "narrow": {"sizes": (4096, 8192, 16384), "dtypes": NARROW, "whole_ladder": False},
 }
 CPU_RUNS: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
+from tilewright.kernels.float8 import E4M3, E5M2, NAMES
 
 
 def _dtype() -> np.dtype:
@@ -30,8 +31,11 @@ EPSILON, SMALLEST_SUBNORMAL = 2.0**-7, 2.0**-133
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """NumPy's name for a dtype, or ``bfloat16``."""
-    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+    """NumPy's name for a dtype, or that of one which NumPy does not have: ``bfloat16``, or float8."""
+    for kind, name in ((BFLOAT16, "bfloat16"), (E4M3, NAMES[0]), (E5M2, NAMES[1])):
+        if dtype == kind:
+            return name
+    return str(dtype)
 
 
 def is_bfloat16(dtype: Any) -> bool:

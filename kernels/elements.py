@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16, device_functions
 from tilewright.kernels.deferred import cuda, numba
+from tilewright.kernels.float8 import FLOAT8, widening
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 
@@ -28,11 +29,15 @@ def conversion(dtype: np.dtype) -> Any:
 
 @functools.cache
 def reading(stored: np.dtype, number: np.dtype) -> Any:
-    """Converts a stored element to a number of another dtype inside a kernel: `conversion`, also from bfloat16."""
+    """Converts a stored element to a number of another dtype inside a kernel: `conversion`, also from bfloat16 and
+    float8."""
     convert = conversion(number)
-    if stored != BFLOAT16:
+    if stored in FLOAT8:
+        widened = widening(stored)
+    elif stored == BFLOAT16:
+        widened, _ = device_functions()
+    else:
         return convert
-    widened, _ = device_functions()
 
     @cuda.jit(device=True, inline="always")
     def widen_and_convert(bits: Any) -> Any:
@@ -42,5 +47,8 @@ def reading(stored: np.dtype, number: np.dtype) -> Any:
 
 
 def numba_type(dtype: np.dtype) -> Any:
-    """The Numba type of a dtype's elements in a kernel: that of the same name; for bfloat16, its bits as uint16."""
+    """The Numba type of a dtype's elements in a kernel: that of the same name; for bfloat16 and float8, their bits as
+    uint16 and uint8."""
+    if dtype in FLOAT8:
+        return numba.uint8
     return numba.uint16 if dtype == BFLOAT16 else numba.from_dtype(dtype)

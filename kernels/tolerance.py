@@ -34,6 +34,13 @@ OPERAND_UNDERFLOW = {
     "bf16": 2.0**-134,
 }
 """The absolute error of each operand that becomes subnormal: for ``fp16`` those below 2**-14."""
+FLOAT8_STEPS, FLOAT8_PRODUCTS = 4, 32
+"""Instructions of Hopper's tensor cores whose sums of float8 products go into one sum, and the products of each."""
+FLOAT8_CUT = 2.0**-13
+"""What may be cut off a term of such a sum, and off the sum itself, beside the largest of its terms."""
+FLOAT8_SUMS = (FLOAT8_STEPS * (FLOAT8_PRODUCTS + 2) - 1) * FLOAT8_CUT
+"""The relative error of these sums, 0.0165: every term and the result of every instruction loses up to `FLOAT8_CUT`,
+and all but the first have one term more, the sum so far. Terms of about equal sizes lose far less together."""
 _COMPLEX_STEPS = 4
 """A complex sum is within sqrt(2) g(k + 2): twice g(k + 4) covers it, and a scheme of three products."""
 
@@ -64,7 +71,9 @@ def accumulated(k: int, dtype: Any) -> float:
     return steps / (1 - steps) if steps < 1 else float("inf")
 
 
-def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full", sizes: Any = None) -> Any:
+def tolerance(
+    k: int, dtype: Any, scale: Any, precision: str = "full", sizes: Any = None, *, float8: bool = False
+) -> Any:
     """The largest absolute error of an element of a correct product of finite numbers.
 
     k: length of its sum, one more where the product is added to an existing value.
@@ -73,6 +82,7 @@ def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full", sizes: An
         an array of them gives an array of tolerances.
     sizes: the sum of all absolute values in the row of op(A) and the column of op(B) at that element, or an upper
         bound of it: what is multiplied by the error of operands that underflow. A precision other than full needs it.
+    float8: whether both factors are float8, of which tensor cores may have made short sums.
     """
     if precision != "full" and sizes is None:
         raise ValueError(f"precision={precision!r} narrows operands: pass their sizes")
@@ -85,6 +95,8 @@ def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full", sizes: An
         sums = 2 * accumulated(k + _COMPLEX_STEPS, compute)
     else:
         sums = accumulated(k, compute)
+    if float8:
+        sums += FLOAT8_SUMS * (1 + sums)
     operands = 2 * operand_roundoff(precision, compute)
     rounding = unit_roundoff(result) if result != compute else 0.0
     underflow: Any = (k + 1) * _smallest(compute) + _smallest(result)

@@ -142,6 +142,7 @@ def reduce_pieces(
                 waiting=on_waiting(listener, reduction.name, "ends it"),
                 lost=on_lost(listener, reduction.name, "piece"),
                 drain=drain,
+                large=True,
             )
             # Cancels outstanding tasks now, not when an error's traceback is freed.
             stack.enter_context(closing(outcomes))

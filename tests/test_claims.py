@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.float8 import E4M3
 from tilewright.kernels.gemm.base import Operand, Problem
+from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gemm.exact.whole_floats import fits
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.gpu.device_choice import SIMULATOR
@@ -37,7 +39,7 @@ def stated() -> dict[str, set[tuple[int, int]]]:
 
 def cases(products: str) -> list[tuple[np.dtype, str]]:
     """Dtypes and precisions of a row."""
-    kinds = {"bfloat16": BFLOAT16} | {
+    kinds = {"bfloat16": BFLOAT16, "float8": E4M3} | {
         name: np.dtype(name) for name in ("float16", "float32", "float64", "complex128")
     }
     if products == "integers":
@@ -48,8 +50,8 @@ def cases(products: str) -> list[tuple[np.dtype, str]]:
 
 
 def problem(dtype: np.dtype, precision: str, capability: tuple[int, int], side: int = 4096) -> Problem:
-    operand = Operand(side, side, dtype, (side, 1), 128)
-    return Problem(operand, operand, operand, False, precision, capability)
+    operand, c = (Operand(side, side, each, (side, 1), 128) for each in (dtype, result_dtype(dtype, dtype)))
+    return Problem(operand, operand, c, False, precision, capability)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has only the portable kernels")
@@ -59,8 +61,8 @@ def test_tensor_cores_are_used_where_the_readme_says() -> None:
     fitting = {each for each in CAPABILITIES if fits(problem(np.dtype(np.float64), "full", each, side=8192))}
     assert rows.pop(whole) == fitting
     told = {(dtype, precision) for products in rows for dtype, precision in cases(products)}
-    assert len(rows) == 5
-    assert len(told) == 2 + len(REDUCED) + 1 + 2 + 8
+    assert len(rows) == 6
+    assert len(told) == 2 + 1 + len(REDUCED) + 1 + 2 + 8
     for products, capabilities in rows.items():
         for dtype, precision in cases(products):
             able = {

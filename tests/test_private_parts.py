@@ -320,7 +320,7 @@ PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
 """Each with the file and the function that use it."""
 DOCUMENTED = {"_exit", "_fields", "_replace", "_getvalue", "_handle", "_name"}
 """Of os, named tuples, Numba's struct proxies and ctypes."""
-OF_PEERS = {"_core", "_routines_linalg", "_int_mm"}
+OF_PEERS = {"_core", "_routines_linalg", "_int_mm", "_scaled_mm"}
 """Of CuPy and PyTorch, which benchmarks compare with; a benchmark that cannot call them says so."""
 
 

@@ -31,6 +31,7 @@ from tilewright.kernels.cpu.loops import (
     target_type,
 )
 from tilewright.kernels.deferred import numba
+from tilewright.kernels.float8 import FLOAT8, to_float32
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.gemm.exact import digits
 from tilewright.kernels.numbers import Extent, ceil_div
@@ -122,12 +123,16 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, low
         target = out[rows, columns]
         total = np.zeros(target.shape, compute)
         for depth in blocks(k, FLOAT_BLOCK):
-            left = a[rows, depth].astype(compute, copy=False)
-            right = b[depth, columns].astype(compute, copy=False)
+            left, right = _numbers(a[rows, depth], compute), _numbers(b[depth, columns], compute)
             _add_product(left, right, total, lower=False)
         if accumulate:
             total += target
         target[...] = total  # rounded once, where out is narrower
+
+
+def _numbers(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Elements as numbers of another type."""
+    return (to_float32(array) if array.dtype in FLOAT8 else array).astype(dtype, copy=False)
 
 
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, lower: bool) -> None:

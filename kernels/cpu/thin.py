@@ -482,7 +482,8 @@ def _add_rows(
             unusual[i, place] = not usual
             for t in range(norms if usual else 0):
                 norm = norm_out[i, t]
-                norm_out[i, t] = math.sqrt(norm * norm + squares[t])
+                # Nothing is added to a norm whose square may be 0, though it is not.
+                norm_out[i, t] = math.sqrt(norm * norm + squares[t]) if squares[t] > 0.0 else norm
 
 
 def _add_columns(lines: Any, vectors: Any, out: Any, norm_vectors: Any, norm_out: Any, unusual: Any) -> None:
@@ -554,7 +555,8 @@ def _add_columns(lines: Any, vectors: Any, out: Any, norm_vectors: Any, norm_out
             for t in range(norms if usual else 0):
                 for i in range(height):
                     norm = norm_out[top + i, t]
-                    norm_out[top + i, t] = math.sqrt(norm * norm + squares[t, i])
+                    more = squares[t, i]
+                    norm_out[top + i, t] = math.sqrt(norm * norm + more) if more > 0.0 else norm
 
 
 def _add_chosen_sums(lines: Any, turned: bool, masks: Any, out: Any) -> None:

@@ -107,12 +107,24 @@ def _is_break(builder: Any, lanes: Any) -> Any:
     return builder.or_(feeds, builder.icmp_unsigned("==", lanes, _splat(ord("\r"))))
 
 
+def _stops_string(builder: Any, lanes: Any) -> Any:
+    quotes = builder.icmp_unsigned("==", lanes, _splat(ord('"')))
+    backslashes = builder.icmp_unsigned("==", lanes, _splat(ord("\\")))
+    controls = builder.icmp_unsigned("<", lanes, _splat(0x20))
+    return builder.or_(builder.or_(quotes, backslashes), controls)
+
+
 high_mask = _mask(_is_high)
 """Which bytes are 128 or more."""
 word_mask = _mask(_is_word)
 """Which bytes are ASCII letters, digits or the underscore."""
 break_mask = _mask(_is_break)
 """Which bytes are line feeds or carriage returns."""
+line_feed_mask = _between(0x0A, 0x0A)
+"""Which bytes are line feeds."""
+string_stop_mask = _mask(_stops_string)
+"""Which bytes do not stand for themselves in a string of JSON, or must not stand there: quotation marks, backslashes
+and control characters."""
 continuation_mask = _between(0x80, 0xBF)
 lead_2_mask = _between(0xC2, 0xDF)
 lead_3_mask = _between(0xE0, 0xEF)
@@ -124,6 +136,27 @@ below_a0_mask, below_90_mask = _between(0x80, 0x9F), _between(0x80, 0x8F)
 """What decides on the second byte of characters that begin with these."""
 
 
+def _copier(nbytes: int) -> Any:
+    """An intrinsic that copies so many bytes from one address to another."""
+    kind = ir.VectorType(ir.IntType(8), nbytes)
+
+    def copy(typing: Any, to: Any, address: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            lanes = builder.load(_place(builder, arguments[1], kind))
+            lanes.align = 1
+            builder.store(lanes, _place(builder, arguments[0], kind), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), build
+
+    return intrinsic(copy)
+
+
+copy_16 = _copier(16)
+copy_lanes = _copier(LANES)
+"""To the first address from the second."""
+
+
 @intrinsic
 def trailing_zeros(typing: Any, mask: Any) -> Any:
     """The place of the lowest bit that is set, int64, of a uint64 other than 0."""
@@ -132,6 +165,22 @@ def trailing_zeros(typing: Any, mask: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), build
+
+
+@intrinsic
+def memcpy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Copy so many bytes between two addresses, whose ranges do not meet."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8)
+        places = [_place(builder, each, byte) for each in arguments[:2]]
+        kinds = [place.type for place in places]
+        kind = ir.FunctionType(ir.VoidType(), [*kinds, ir.IntType(64), ir.IntType(1)])
+        copy = builder.module.declare_intrinsic("llvm.memcpy", [*kinds, ir.IntType(64)], kind)
+        builder.call(copy, [*places, arguments[2], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), build
 
 
 @intrinsic

@@ -16,6 +16,7 @@ import numpy as np
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.deferred import numba
 from tilewright.kernels.elements import numba_type
+from tilewright.kernels.float8 import FLOAT8
 
 Capability = tuple[int, int]
 
@@ -23,7 +24,9 @@ INTEGERS = tuple(np.dtype(code) for code in ("i1", "i2", "i4", "i8", "u1", "u2",
 FLOATS = (BFLOAT16, *(np.dtype(code) for code in ("f2", "f4", "f8")))
 COMPLEX = tuple(np.dtype(code) for code in ("c8", "c16"))
 ELEMENTS = INTEGERS + FLOATS + COMPLEX
-"""Every element type that can be multiplied."""
+"""Every element type that a product can have."""
+FACTORS = ELEMENTS + FLOAT8
+"""Every element type that can be multiplied: float8 gives float32."""
 NUMPY_ELEMENTS = tuple(dtype for dtype in ELEMENTS if dtype != BFLOAT16)
 """Those that NumPy has itself, and Zarr."""
 
@@ -144,8 +147,9 @@ class GemmKernel:
     portable: bool = False
     """Whether the simulator can run it: no inline PTX, no warp intrinsics."""
     recordable: bool = False
-    """Whether ``launch`` looks at addresses only modulo `recording.ALIGNMENT`, and launches with `enqueue` alone, so
-    that its launches can be recorded once and replayed for other arrays of the same layout."""
+    """Whether ``launch`` looks at addresses only modulo `recording.ALIGNMENT`, or through `recording.Found`, and
+    launches with `enqueue` alone, so that its launches can be recorded once and replayed for other arrays of the same
+    layout."""
     halves: bool = False
     """Whether ``launch`` takes ``lower``, and then saves half of the work."""
     variants: Callable[[], Iterable[Variant]] = no_variants

@@ -12,7 +12,8 @@ from tilewright.kernels.arguments import check_choice, shown
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
-from tilewright.kernels.gemm.base import ELEMENTS
+from tilewright.kernels.float8 import FLOAT8, NAMES, float8_of
+from tilewright.kernels.gemm.base import ELEMENTS, FACTORS
 from tilewright.kernels.widths import sum_dtype
 
 
@@ -59,6 +60,7 @@ def result_dtype(
 
     bfloat16 with itself and with 8-bit integers gives bfloat16, with wider floats and complex numbers their type. With
     anything else it has no common type (nor has it in ml_dtypes), so ``dtype`` must be given.
+    Where ``elements`` is left out, float8 is multiplied too, of either kind by either; its products are float32.
     Booleans are refused: numpy.matmul forms their logical product, which cannot be accumulated.
     names: what errors call the factors. elements: the allowed types, which errors list.
 
@@ -68,12 +70,15 @@ def result_dtype(
         A factor's type or ``dtype`` is not among ``elements``, the factors have no common type, or one of them does not
         cast to ``dtype``.
     """
+    allowed = FACTORS if elements is ELEMENTS else elements
     for name, found in zip(names, (a, b), strict=True):
-        if found.newbyteorder("=") not in elements:
-            hint = f"; view it as uint8: {name}.view(numpy.uint8)" if found == np.bool_ else ""
+        if found.newbyteorder("=") not in allowed:
             raise DTypeError(
-                f"{name} holds {found}, which cannot be multiplied here; allowed are {_listed(elements)}{hint}"
+                f"{name} holds {dtype_name(found)}, which cannot be multiplied here; allowed are "
+                f"{_listed(allowed)}{_hint(name, found, allowed)}"
             )
+    if a in FLOAT8 or b in FLOAT8:
+        return _of_float8(a, b, dtype, names)
     if dtype is None:
         return _default(a, b, names, k)
     wanted = element(dtype, elements)
@@ -86,10 +91,39 @@ def result_dtype(
     return wanted
 
 
+def _hint(name: str, found: np.dtype, allowed: Sequence[np.dtype]) -> str:
+    """What to do about a factor of a type that is not allowed, for the end of a message; empty where nothing is to be
+    said."""
+    if found == np.bool_:
+        return f"; view it as uint8: {name}.view(numpy.uint8)"
+    if found in FLOAT8:
+        return f"; of float8, tilewright.kernels.matmul makes products: convert it first, {name}.astype(numpy.float16)"
+    if "float8" in str(found) and FLOAT8[0] in allowed:
+        return f"; of float8 only {' and '.join(NAMES)}: convert it first, {name}.astype(numpy.float32)"
+    return ""
+
+
+def _of_float8(a: np.dtype, b: np.dtype, dtype: Any, names: tuple[str, str]) -> np.dtype:
+    """float32, or DTypeError where only one factor is float8, or another type is wanted."""
+    if a not in FLOAT8 or b not in FLOAT8:
+        narrow = names[0] if a in FLOAT8 else names[1]
+        raise DTypeError(
+            f"{names[0]} holds {dtype_name(a)} and {names[1]} {dtype_name(b)}; float8 is multiplied by float8 "
+            f"({' or '.join(NAMES)}) alone: convert {narrow} first, to float16 without a loss"
+        )
+    result = np.dtype(np.float32)
+    if dtype is not None and element(dtype) != result:
+        raise DTypeError(
+            f"dtype={dtype_name(element(dtype))} is not what float8 products have: they are float32; leave dtype out"
+        )
+    return result
+
+
 def element(dtype: Any, elements: Sequence[np.dtype] = ELEMENTS) -> np.dtype:
     """What a caller's ``dtype`` means, or DTypeError where that is no element type, or none of ``elements``."""
     try:
-        wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
+        narrow = BFLOAT16 if is_bfloat16(dtype) else float8_of(dtype)
+        wanted = np.dtype(dtype) if narrow is None else narrow
     except Exception:  # NumPy has one for each way of spelling a type wrong
         raise DTypeError(
             f"dtype={shown(dtype)} is not an element type; allowed are {_listed(elements)}"
@@ -199,7 +233,7 @@ class _Memory:
             "data": (pointer, True),
             "shape": tuple(shape),
             "strides": tuple(strides),
-            "typestr": dtype.str,
+            "typestr": f"|V{dtype.itemsize}",  # of any type: NumPy knows no float8's
             "version": 3,
         }
 

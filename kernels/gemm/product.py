@@ -174,6 +174,10 @@ def matmul(
 
     Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
     PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
+    float8_e4m3fn and float8_e5m2 (of the same libraries) are multiplied by each other alone, to float32. Hopper's
+    tensor cores keep some 14 bits of their sums, so sums of 128 products are carried to float32: an element may be off
+    by 0.0165 |A| |B|, of numbers of about equal sizes by far less (docs/accuracy.md). Elsewhere, and where matrices are
+    small, float8 is as accurate as float16 is.
     Large float32 and float64 matrices of small whole numbers are multiplied exactly, and rounded once, on GPUs that
     have int8 tensor cores; to see that they are such, the call waits for what was enqueued on the stream before.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
@@ -372,10 +376,11 @@ def _recorded(
     half: str,
     home: int,
     generation: int,
+    same: bool,
 ) -> tuple[Decision, Plan | None]:
     """The decision about a product on GPU ``home``, the current one, and its launches if its kernel can be recorded.
 
-    Compiles the kernels.
+    Compiles the kernels. same: whether a and b begin at one address.
     """
     decision = _decide(
         a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, half, home, generation
@@ -383,7 +388,10 @@ def _recorded(
     kernel = decision.kernel
     if kernel is None or not kernel.recordable or device_choice.SIMULATOR:
         return decision, None
-    open_a, open_b, open_out = (_open_matrix(base, layout) for base, layout in enumerate((a, b, out)))
+    bases = (0, 0 if same else 1, 2)  # what takes one matrix twice is done once
+    open_a, open_b, open_out = (
+        _open_matrix(base, layout) for base, layout in zip(bases, (a, b, out), strict=True)
+    )
     recording = Recording()
     decision.launch(
         open_a.transposed() if transpose_a else open_a,
@@ -418,14 +426,18 @@ def prepare(
     half = _half(lower, arrays[0][1], arrays[1][1], transpose_a, transpose_b)
     options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision, half)
     home = device_choice.current_device()
-    decision, plan = _recorded(layout_a, layout_b, layout_out, *options, home, tuning.generation)
+    pointers = [memory.pointer for _, memory in arrays]
+    same = pointers[0] == pointers[1]
+    decision, plan = _recorded(layout_a, layout_b, layout_out, *options, home, tuning.generation, same)
     queue = as_stream(stream)
     if decision.looks:
         _launch(decision, arrays, accumulate, transpose_a, transpose_b, Rehearsal(queue), whole=True)
     if plan is not None:
         if plan.scratch_nbytes:
-            with borrowed(plan.scratch_nbytes, queue):
-                pass
+            with borrowed(plan.scratch_nbytes, queue) as scratch:
+                launch.make_ready(plan, (*pointers, scratch))
+        else:
+            launch.make_ready(plan, pointers)
     elif decision.kernel is not None and not device_choice.SIMULATOR:
         _launch(decision, arrays, accumulate, transpose_a, transpose_b, Rehearsal(queue))
 
@@ -477,15 +489,20 @@ def _on_device(
     home = device_choice.current_device()
     layout_a, layout_b = memory_a.layout, memory_b.layout
     half = _half(lower, memory_a, memory_b, transpose_a, transpose_b)
+    same = memory_a.pointer == memory_b.pointer
     options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision, half)
     if memory_out is None:
         decision = _decide(layout_a, layout_b, None, *options, home, tuning.generation)
         queue = launch_stream(stream, (memory_a, memory_b))
         out = _new_output(a, decision.shape, decision.dtype, queue)
         memory_out = memory_of(out)
-        decision, plan = _recorded(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
+        decision, plan = _recorded(
+            layout_a, layout_b, memory_out.layout, *options, home, tuning.generation, same
+        )
     else:
-        decision, plan = _recorded(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
+        decision, plan = _recorded(
+            layout_a, layout_b, memory_out.layout, *options, home, tuning.generation, same
+        )
         if memory_out.read_only:
             raise OutputError("out is read-only; pass an array that can be written")
         for name, memory, span in (("a", memory_a, decision.spans[0]), ("b", memory_b, decision.spans[1])):

@@ -27,11 +27,18 @@ def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.cores.warp_tiled_launch import WARP_TILED
     from tilewright.kernels.gemm.exact.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
     from tilewright.kernels.gemm.exact.split_residues import SPLIT_RESIDUES, SPLIT_RESIDUES_MMA
+    from tilewright.kernels.gemm.hopper.float8_tensor_core import FLOAT8_WGMMA
     from tilewright.kernels.gemm.hopper.half_tensor_core import ASKED, BFLOAT, HALF
     from tilewright.kernels.gemm.hopper.split_float import SPLIT
     from tilewright.kernels.gemm.ladder.register_blocked import REGISTER_BLOCKED
     from tilewright.kernels.gemm.tensor.double_tensor_core import DOUBLE_TENSOR_CORE
-    from tilewright.kernels.gemm.tensor.float_mma import ASKED_MMA, BFLOAT_MMA, HALF_MMA, SPLIT_MMA
+    from tilewright.kernels.gemm.tensor.float_mma import (
+        ASKED_MMA,
+        BFLOAT_MMA,
+        FLOAT8_MMA,
+        HALF_MMA,
+        SPLIT_MMA,
+    )
 
     return (
         EXACT_INTEGER,
@@ -42,11 +49,13 @@ def _specialised() -> tuple[GemmKernel, ...]:
         *ASKED,
         HALF,
         BFLOAT,
+        FLOAT8_WGMMA,
         SPLIT_RESIDUES_MMA,
         SPLIT_MMA,
         *ASKED_MMA,
         HALF_MMA,
         BFLOAT_MMA,
+        FLOAT8_MMA,
         DOUBLE_TENSOR_CORE,
         WARP_TILED,
         REGISTER_BLOCKED,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.float8 import FLOAT8
 
 COPY_ENGINE_NBYTES = 16
 """The alignment that the copy engine needs for the lines of an operand."""
@@ -44,11 +45,11 @@ def workspace_nbytes(
     (at most k) of a regular grid that divides it from the first element on. ``operands`` are the dtypes of A and B,
     ``dtype`` where they are not given.
 
-    Integers borrow digit planes or residues; 16-bit floats and the reduced precisions copied or converted operands, and
-    16-bit results with a long k, in the same memory, sums in float32; float32 and float64 (and 32-bit integers, without
-    the tensor cores) copies of operands whose lines are not aligned; large products of both the bytes of small whole
-    numbers, if they hold no others, and in split precision residues; every float, and integers of 32 and 64
-    bits, the partial sums of a small C, or of a strip of a large one, with a long k. Each kernel keeps to a bound of
+    Integers borrow digit planes or residues; 16-bit floats and the reduced precisions copied or converted operands, as
+    float8 does, and 16-bit results with a long k, in the same memory, sums in float32; float32 and float64 (and 32-bit
+    integers, without the tensor cores) copies of operands whose lines are not aligned; large products of both the bytes
+    of small whole numbers, if they hold no others, and in split precision residues; every float, and integers of 32 and
+    64 bits, the partial sums of a small C, or of a strip of a large one, with a long k. Each kernel keeps to a bound of
     its own, and gives back what it borrowed before the next begins.
     """
     from tilewright.kernels.gemm.cores import repitch, skinny_launch, warp_tiled_cut
@@ -61,6 +62,9 @@ def workspace_nbytes(
     most = 0
     if all(each.kind in "iu" for each in (of_a, of_b, dtype)):
         most = exact_integer.scratch_nbytes(m, n, k, max(of_a.itemsize, of_b.itemsize))
+    if of_a in FLOAT8 and of_b in FLOAT8:
+        # Bytes that are turned or aligned on Hopper, float16 elsewhere.
+        most = max(exact_integer.scratch_nbytes(m, n, k, 1), float_operand.most_nbytes(m, n, k, "f16"))
     if of_a == of_b and of_a in (np.float16, BFLOAT16) and dtype in (of_a, np.float32):
         # They are multiplied as they lie where the copy engine takes their lines.
         most = 0 if _aligned(m, n, k, of_a.itemsize, parent) else float_operand.most_nbytes(m, n, k, "copy")

@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import OptionError, ShapeError
+from tilewright.kernels.float8 import FLOAT8, bytes_of, float8_of
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device, device_count, driver_bindings
 from tilewright.kernels.gpu.recording import ALIGNMENT
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM, external_stream
@@ -64,7 +65,18 @@ def memory_of(value: Any) -> Memory:
         return Memory(pointer, value.shape, value.strides, value.dtype, value.stream, read_only)
     if SIMULATOR:
         return memory_of(cuda.as_cuda_array(value))
-    return _exported_memory(value, value.__cuda_array_interface__)
+    try:
+        interface = value.__cuda_array_interface__
+    except KeyError:  # what PyTorch raises for types that it does not export
+        if not _is_float8_tensor(value):
+            raise
+        tensor, kind = bytes_of(value)
+        return _exported_memory(tensor, tensor.__cuda_array_interface__)._replace(dtype=kind)
+    return _exported_memory(value, interface)
+
+
+def _is_float8_tensor(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" and "float8" in str(value.dtype)
 
 
 def _exported_memory(owner: Any, interface: Any) -> Memory:
@@ -90,10 +102,23 @@ def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...
 
 def _exported_dtype(owner: Any, typestr: str) -> np.dtype:
     """The dtype of an exported array. The interface has no code for bfloat16: CuPy and PyTorch give ``<V2``, two bytes
-    of anything, PyTorch 2.5 gave ``<f2``. So the array's own dtype is asked."""
-    if typestr[1:] in ("V2", "f2") and is_bfloat16(getattr(owner, "dtype", None)):
+    of anything, PyTorch 2.5 gave ``<f2``. So the array's own dtype is asked. Nor has it one for float8."""
+    if typestr[1:] not in ("V2", "f2", "V1", "f1", "u1"):
+        return _dtype(typestr)
+    own = getattr(owner, "dtype", None)
+    try:
+        return _named_dtype(own, typestr)
+    except TypeError:  # what cannot be remembered, for it has no hash
+        return _named_dtype.__wrapped__(own, typestr)
+
+
+@functools.lru_cache(maxsize=256)
+def _named_dtype(own: Any, typestr: str) -> np.dtype:
+    """The dtype of an array by its own dtype's name, which takes microseconds to be made; else by its code."""
+    if typestr[1:] in ("V2", "f2") and is_bfloat16(own):
         return BFLOAT16
-    return _dtype(typestr)
+    kind = float8_of(own) if typestr[1:] in ("V1", "f1", "u1") else None
+    return _dtype(typestr) if kind is None else kind
 
 
 @functools.lru_cache(maxsize=1024)
@@ -111,7 +136,10 @@ def as_device_array(value: Any, memory: Memory | None = None) -> Any:
         return value
     if SIMULATOR:
         return cuda.as_cuda_array(value)
-    return _exported_array()(value, memory_of(value) if memory is None else memory)
+    memory = memory_of(value) if memory is None else memory
+    if memory.dtype.itemsize == 1 and _is_float8_tensor(value):
+        value, _ = bytes_of(value)  # which Numba can be given
+    return _exported_array()(value, memory)
 
 
 @functools.cache
@@ -182,17 +210,26 @@ class DeviceRegion:
 
 def to_device(array: np.ndarray, stream: Any = DEFAULT_STREAM) -> Any:
     """`numba.cuda.to_device` of an array whose elements fill one region of memory. Numba copies through Python's
-    buffers, which know no bfloat16, so that is copied as uint16."""
-    if array.dtype != BFLOAT16:
+    buffers, which know no bfloat16 and no float8, so these are copied as their bits."""
+    kind = _bits(array.dtype)
+    if kind is None:
         return cuda.to_device(array, stream=stream)
-    bits = cuda.to_device(array.view(np.uint16), stream=stream)
-    return strided_view(bits, bits.shape, bits.strides, BFLOAT16)
+    bits = cuda.to_device(array.view(kind), stream=stream)
+    return strided_view(bits, bits.shape, bits.strides, array.dtype)
+
+
+def _bits(dtype: Any) -> np.dtype | None:
+    """The unsigned integers that stand for the elements of a type that NumPy does not have; None for any other."""
+    if dtype == BFLOAT16:
+        return np.dtype(np.uint16)
+    return np.dtype(np.uint8) if dtype in FLOAT8 else None
 
 
 def to_host(array: Any, target: np.ndarray, stream: Any = DEFAULT_STREAM) -> None:
     """``copy_to_host`` of a Numba device array into a host array of the same shape, strides and dtype."""
-    if target.dtype == BFLOAT16:
-        array, target = as_kernel_argument(array), target.view(np.uint16)
+    kind = _bits(target.dtype)
+    if kind is not None:
+        array, target = as_kernel_argument(array), target.view(kind)
     array.copy_to_host(target, stream=stream)
 
 
@@ -200,8 +237,9 @@ def strided_view(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], d
     """A Numba device array over the same memory with another shape, strides (bytes) and, if given, dtype."""
     dtype = array.dtype if dtype is None else dtype
     if SIMULATOR:
-        host = np.lib.stride_tricks.as_strided(array._ary.view(dtype), shape, strides)
-        return type(array)(host, stream=array.stream)
+        plain = _bits(dtype) or dtype  # NumPy asks for the type's code, and float8 has none that it knows
+        host = np.lib.stride_tricks.as_strided(array._ary.view(plain), shape, strides)
+        return type(array)(host.view(dtype), stream=array.stream)
     return type(array)(
         shape=shape, strides=strides, dtype=dtype, stream=array.stream, gpu_data=array.gpu_data
     )
@@ -217,10 +255,9 @@ def transposed(array: Any) -> Any:
 
 
 def as_kernel_argument(argument: Any) -> Any:
-    """An argument as signatures made with `numba_type` take it: a bfloat16 array as its bits, uint16."""
-    if getattr(argument, "dtype", None) == BFLOAT16:
-        return strided_view(argument, argument.shape, argument.strides, np.dtype(np.uint16))
-    return argument
+    """An argument as signatures made with `numba_type` take it: a bfloat16 or float8 array as its bits."""
+    kind = _bits(getattr(argument, "dtype", None))
+    return argument if kind is None else strided_view(argument, argument.shape, argument.strides, kind)
 
 
 def address(array: Any) -> int:

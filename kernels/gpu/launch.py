@@ -15,7 +15,7 @@ from tilewright.kernels.gpu.device_array import address, as_kernel_argument
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
 from tilewright.kernels.gpu.driver_launch import start_kernel
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
-from tilewright.kernels.gpu.recording import Plan, Recording, Rehearsal
+from tilewright.kernels.gpu.recording import Found, Plan, Recording, Rehearsal, Step
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 
 
@@ -76,6 +76,29 @@ def replay(plan: Plan, bases: Sequence[int], stream: Any) -> None:
         values = list(step.values)
         for index, base, offset in step.places:
             values[index] = bases[base] + offset
+        if step.found is None:
+            # Without a call in between: this is most of what a small product costs.
+            start_kernel(
+                step.name,
+                step.function,
+                step.layout,
+                values,
+                step.shape,
+                step.shared_nbytes,
+                handle,
+                step.cluster,
+            )
+        else:
+            _start_with_found(step, step.found, values, bases, handle)
+
+
+def _start_with_found(
+    step: Step, source: Found, values: list[Any], bases: Sequence[int], handle: int
+) -> None:
+    with source.lock:
+        found = source.find(bases)
+        for index, number in step.found_places:
+            values[index] = found[number]
         start_kernel(
             step.name,
             step.function,
@@ -86,6 +109,14 @@ def replay(plan: Plan, bases: Sequence[int], stream: Any) -> None:
             handle,
             step.cluster,
         )
+
+
+def make_ready(plan: Plan, bases: Sequence[int]) -> None:
+    """Find what the launches of a plan will look for, so that a replay with these addresses finds it there."""
+    for step in plan.steps:
+        if step.found is not None:
+            with step.found.lock:
+                step.found.find(bases)
 
 
 class CUDATimer:

@@ -2,12 +2,13 @@
 
 What a kernel of the ladder does on the host, from choosing tiles to packing arguments, depends on the shapes, strides
 and dtypes of its operands, and on where they lie modulo `ALIGNMENT`. So it is done once: a `Recording` stands for the
-stream, a `Place` for an address, and what would have been launched becomes the steps of a `Plan`. A `Rehearsal`
-stands for the stream where nothing is to be kept but the kernels themselves.
+stream, a `Place` for an address, `Found` for what is looked up by it, and what would have been launched becomes the
+steps of a `Plan`. A `Rehearsal` stands for the stream where nothing is to be kept but the kernels themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,29 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Found:
+    """Values of a launch that are found from addresses when these are known, such as where a description of a matrix
+    lies that tells its address."""
+
+    find: Callable[[Sequence[int]], Sequence[int]]
+    """From the addresses that were left open, all values of a launch."""
+    lock: Any
+    """Held from finding them until the kernel is enqueued."""
+
+    def values(self, count: int) -> list[FoundValue]:
+        """What stands for the first ``count`` of them in a recorded launch."""
+        return [FoundValue(self, number) for number in range(count)]
+
+
+@dataclass(frozen=True)
+class FoundValue:
+    """One of them."""
+
+    source: Found
+    number: int
+
+
+@dataclass(frozen=True)
 class Step:
     """One launch."""
 
@@ -55,6 +79,10 @@ class Step:
     """Grid and block."""
     shared_nbytes: int
     cluster: int
+    found: Found | None = None
+    """Where some values come from."""
+    found_places: tuple[tuple[int, int], ...] = ()
+    """(index in values, number) of each."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +120,24 @@ class Recording:
             for index, value in enumerate(values)
             if isinstance(value, Place)
         )
-        known = tuple(0 if isinstance(value, Place) else value for value in values)
-        self._steps.append(Step(name, function, layout, known, places, shape, shared_nbytes, cluster))
+        found = [(index, value) for index, value in enumerate(values) if isinstance(value, FoundValue)]
+        sources = {id(value.source): value.source for _, value in found}
+        if len(sources) > 1:
+            raise ValueError("the values that a launch finds must come from one source")
+        self._steps.append(
+            Step(
+                name,
+                function,
+                layout,
+                tuple(0 if isinstance(value, Place | FoundValue) else value for value in values),
+                places,
+                shape,
+                shared_nbytes,
+                cluster,
+                next(iter(sources.values()), None),
+                tuple((index, value.number) for index, value in found),
+            )
+        )
 
     def plan(self) -> Plan:
         return Plan(tuple(self._steps), self._scratch_nbytes)

@@ -145,11 +145,12 @@ def zeros(shape: tuple[int, int], queue: Any) -> Any:
     return array
 
 
-def clear(array: Any, queue: Any) -> None:
-    """Zero a device array on a stream."""
+def clear(array: Any, queue: Any, byte: int = 0) -> None:
+    """Set every byte of a device array on a stream, to zero if nothing else is said."""
     if SIMULATOR:
-        array.copy_to_device(np.zeros(array.shape, array.dtype))
+        nbytes = array.size * array.dtype.itemsize
+        array.copy_to_device(np.full(nbytes, byte, np.uint8).view(array.dtype).reshape(array.shape))
     elif array.size:
         from numba.cuda.cudadrv.driver import device_memset
 
-        device_memset(array, 0, array.size * array.dtype.itemsize, queue)
+        device_memset(array, byte, array.size * array.dtype.itemsize, queue)

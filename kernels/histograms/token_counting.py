@@ -14,6 +14,8 @@ import numpy as np
 from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
+from tilewright.kernels.cpu.vectors import LANES, high_mask, load_byte, trailing_zeros
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms.scanning import (
     DONE,
@@ -80,28 +82,42 @@ class Rows:
     """int64, more than 0."""
 
 
+@njit(nogil=True)
+def _is_malformed(i, end, hi):  # type: ignore[no-untyped-def]
+    """Whether the bytes from address ``i`` to ``end`` are no well-formed UTF-8; below ``hi`` others may be read."""
+    while i < end:
+        if i + LANES <= hi:
+            high = high_mask(i)
+            if high == 0:
+                i += LANES
+                continue
+            i += trailing_zeros(high)
+            if i >= end:
+                break
+        elif load_byte(i) < 0x80:
+            i += 1
+            continue
+        while i < end and load_byte(i) >= 0x80:  # such characters mostly come together
+            step = step_at(i, end)
+            length = (step & ((1 << 31) - 1)) >> CODE_BITS
+            if step & CODE_MASK == REPLACEMENT and not (
+                length == 3 and load_byte(i) == 0xEF and load_byte(i + 1) == 0xBF
+            ):
+                return True
+            i += length
+    return False
+
+
 @kept
 @njit(nogil=True)
 def _malformed(data, starts, lengths, found):  # type: ignore[no-untyped-def]
     """Say of each token whether it is no well-formed UTF-8; returns how many are not."""
     total = 0
+    lo = data.ctypes.data
     for token in range(len(starts)):
-        i = starts[token]
-        end = i + lengths[token]
-        found[token] = False
-        while i < end:
-            if data[i] < 0x80:
-                i += 1
-                continue
-            step = step_at(data.ctypes.data + i, data.ctypes.data + end)
-            length = (step & ((1 << 31) - 1)) >> CODE_BITS
-            if step & CODE_MASK == REPLACEMENT and not (
-                length == 3 and data[i] == 0xEF and data[i + 1] == 0xBF
-            ):
-                found[token] = True
-                total += 1
-                break
-            i += length
+        start = lo + starts[token]
+        found[token] = _is_malformed(start, start + lengths[token], lo + len(data))
+        total += found[token]
     return total
 
 
@@ -238,7 +254,11 @@ class TokenCounter:
         if self._words is not None and (self._sorts or kind.n == 1):
             used = self._words.used
             words = as_counted(
-                kind, self._words.bytes_used, self._words.starts[:used], self._words.lengths[:used]
+                kind,
+                self._words.arena,
+                self._words.starts[:used],
+                self._words.lengths[:used],
+                len(self._words.bytes_used),
             )
             if self._sorts:
                 return TokenCounts(*count_word_ngrams(self._sorted[: self._sorted_used], kind.n, *words))
@@ -353,6 +373,7 @@ class TokenCounter:
             return
         more = _room_for_words(2 * room)
         more[: self._sorted_used] = self._sorted[: self._sorted_used]
+        give_back(self._sorted)
         self._sorted = more
 
     def _count_units(self, units: np.ndarray, first: int, last: int) -> None:
@@ -398,7 +419,11 @@ class TokenCounter:
             table = self._words
             used = table.used
             data, starts, lengths = as_counted(
-                self._kind, table.bytes_used, table.starts[:used], table.lengths[:used]
+                self._kind,
+                table.arena,
+                table.starts[:used],
+                table.lengths[:used],
+                len(table.bytes_used),
             )
         if self._grams is None:
             return packed(data, starts, lengths)
@@ -410,6 +435,7 @@ class TokenCounter:
         """Begin with empty tables, of the same document if one is under way."""
         words = self._words
         if self._grams is not None:
+            self._grams.close()
             self._grams = Table(with_bytes=False)
         if self._packed is not None:
             self._packed = self._packed.emptied()
@@ -417,6 +443,7 @@ class TokenCounter:
             return
         self._words = Table(with_bytes=True)
         if not self._sorts:
+            words.close()
             return
         # The last words' n-grams go on: their numbers are those of the new table.
         last = self._sorted[max(0, self._sorted_used - self._kind.n + 1) : self._sorted_used]
@@ -424,6 +451,7 @@ class TokenCounter:
         before = last[ends[-1] + 1 :] if len(ends) else last
         texts = [words.arena[words.starts[u] : words.starts[u] + words.lengths[u]].tobytes() for u in before]
         tokens = Tokens.of(texts)
+        words.close()
         self._sorted_used = 0
         entries = self._words.add(tokens.data, tokens.offsets, np.zeros(len(texts), np.int64))
         self._count_units(entries, 0, len(entries))
@@ -431,14 +459,17 @@ class TokenCounter:
 
 def _room_for_words(count: int) -> np.ndarray:
     """uint32: with room for a boundary between documents, and for the words with which the last n-grams end."""
-    return np.empty(count + MOST_N, np.uint32)
+    return take(count + MOST_N, np.uint32)
 
 
 def as_counted(
-    kind: TokenKind, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+    kind: TokenKind, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, used: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Words as they are folded, lines and n-grams of characters as they are decoded, in the same form as they are
-    given: their bytes, and where each begins there, and how long it is. Those that change are put behind the others."""
+    given: their bytes, and where each begins there, and how long it is.
+
+    Those that change are put behind the others: into ``data[used:]``, which may be written, if they have room there.
+    """
     chosen = np.empty(len(starts), np.bool_)
     if kind.unit in ("line", "character"):
         if not _malformed(data, starts, lengths, chosen):
@@ -446,17 +477,22 @@ def as_counted(
     elif not kind.casefold and kind.normalise is None:
         return data, starts, lengths
     else:
-        data = data.copy()
+        data = data[:used].copy()
         _fold_ascii(data, starts, lengths, kind.casefold, chosen)
     starts, lengths = starts.copy(), lengths.copy()
-    texts, place = [data.tobytes()], len(data)
+    used = len(data) if used is None or kind.unit == "word" else used
+    texts, place = [], used
     for token in np.flatnonzero(chosen).tolist():
         text = data[starts[token] : starts[token] + lengths[token]].tobytes().decode(errors="replace")
         changed = (kind.folded(text) if kind.unit == "word" else text).encode()
         starts[token], lengths[token] = place, len(changed)
         texts.append(changed)
         place += len(changed)
-    return np.frombuffer(b"".join(texts), np.uint8), starts, lengths
+    behind = np.frombuffer(b"".join(texts), np.uint8)
+    if place <= len(data):
+        data[used:place] = behind
+        return data, starts, lengths
+    return np.concatenate([data[:used], behind]), starts, lengths
 
 
 def counts_of(documents: Any, kind: TokenKind) -> TokenCounts:

@@ -11,23 +11,33 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import (
+    copy_16,
     load_byte,
     load_word,
     prefetch,
     store_byte,
-    store_word,
     swapped,
 )
+from tilewright.kernels.histograms.tables.radix import sort_pairs
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import CODE_BITS
 
 INSERTED = 12
 """Runs of so few tokens are sorted by insertion."""
+LEAST_BY_DIGITS = 1 << 12
+"""So many tokens' first bytes are sorted by their digits; of fewer, what each digit takes would be more."""
 AHEAD = 8
-"""Tokens whose bytes are fetched from memory while others are written."""
+"""Tokens whose bytes are fetched from memory while others are looked at or written."""
+RUNS_AHEAD = 8
+"""Runs of tokens that are alike so far whose bytes are fetched while another is sorted."""
+COMPARED = 4
+"""Runs of so few tokens that are alike so far are sorted by comparing them: their bytes have just been fetched."""
 STEP = 8
-"""Bytes of tokens that are compared and copied at a time."""
+"""Bytes of tokens that are compared at a time."""
+COPIED = 16
+"""Bytes of tokens that are copied at a time."""
 
 
 @njit(nogil=True)
@@ -64,9 +74,9 @@ def _compare(lo_a, a, n, lo_b, b, m):  # type: ignore[no-untyped-def]
 @njit(nogil=True)
 def copy_bytes(to, start, n, spare):  # type: ignore[no-untyped-def]
     """Copy n bytes from one address to another. ``spare``: so many more may be read behind them, and written."""
-    if spare >= STEP:
-        for k in range(0, n, STEP):
-            store_word(to + k, load_word(start + k))
+    if spare >= COPIED:
+        for k in range(0, n, COPIED):
+            copy_16(to + k, start + k)
     else:
         for k in range(n):
             store_byte(to + k, load_byte(start + k))
@@ -84,12 +94,16 @@ def _insert(data, starts, lengths, depth, order, first, last):  # type: ignore[n
     """Sort ``order[first:last]`` by the tokens' bytes from ``depth`` on, by insertion."""
     for place in range(first + 1, last):
         token = order[place]
-        start = data + starts[token] + depth
-        n = lengths[token] - depth
+        start = data + starts[token]
+        n = lengths[token]
+        skip = min(depth, n)
         at = place
         while at > first:
             before = order[at - 1]
-            if _compare(data, data + starts[before] + depth, lengths[before] - depth, data, start, n) <= 0:
+            begin = data + starts[before]
+            m = lengths[before]
+            passed = min(skip, m)
+            if _compare(data, begin + passed, m - passed, data, start + skip, n - skip) <= 0:
                 break
             order[at] = before
             at -= 1
@@ -195,50 +209,73 @@ def sort_by_keys(keys, order, first, last):  # type: ignore[no-untyped-def]
         _insert_keys(keys, order, first, last)
 
 
+@njit(nogil=True)
+def _fetch(data, starts, depth, order, first, last):  # type: ignore[no-untyped-def]
+    """Have the bytes from ``depth`` on of some tokens fetched from memory."""
+    for place in range(first, last):
+        prefetch(data + starts[order[place]] + depth)
+
+
 @kept
 @njit(nogil=True)
-def _sort_tokens(data, starts, lengths, keys, order):  # type: ignore[no-untyped-def]
-    """Sort an order, 0, 1, 2 and so on, by the tokens' bytes: eight bytes after eight, as far as tokens are alike.
-    ``keys`` are the `_prefixes`, ``data`` is an address."""
-    # Runs of tokens whose first bytes are alike, so many of them: first, last, depth.
-    runs = np.empty((len(order) // 2 + 2, 3), np.int64)
-    used = 1
+def _sort_tokens(data, starts, lengths, keys, order, by_keys, runs, found):  # type: ignore[no-untyped-def]
+    """Sort an order of tokens by their bytes: eight bytes after eight, as far as tokens are alike.
+
+    ``keys`` are the `_prefixes` of the tokens in that order, ``data`` is an address. by_keys: whether the order is that
+    of the keys already. runs, found: memory, int64[(half the tokens + 1, 2)], for runs of tokens whose first bytes are
+    alike, first and last, and those found within them, which are of the next step.
+    """
     runs[0, 0] = 0
     runs[0, 1] = len(order)
-    runs[0, 2] = 0
+    used = 1
+    depth = 0
     while used:
-        used -= 1
-        first = runs[used, 0]
-        last = runs[used, 1]
-        depth = runs[used, 2]
-        if last - first <= INSERTED:
-            _insert(data, starts, lengths, depth, order, first, last)
-            continue
-        if depth:
-            for place in range(first, last):
-                token = order[place]
-                keys[place] = _prefix(data, data + starts[token] + depth, lengths[token] - depth)
-        sort_by_keys(keys, order, first, last)
-        begin = first
-        while begin < last:
-            end = begin + 1
-            key = keys[begin]
-            longest = lengths[order[begin]]
-            while end < last and keys[end] == key:
-                longest = max(longest, lengths[order[end]])
-                end += 1
-            if end - begin > 1:
-                if longest <= depth + STEP:
-                    # Alike, but for zeros at the end.
-                    for place in range(begin, end):
-                        keys[place] = uint64(lengths[order[place]])
-                    sort_by_keys(keys, order, begin, end)
-                else:
-                    runs[used, 0] = begin
-                    runs[used, 1] = end
-                    runs[used, 2] = depth + STEP
-                    used += 1
-            begin = end
+        inner = 0
+        for run in range(used):
+            first = runs[run, 0]
+            last = runs[run, 1]
+            if depth:
+                if run + RUNS_AHEAD < used:
+                    ahead = runs[run + RUNS_AHEAD, 0]
+                    _fetch(data, starts, depth, order, ahead, min(ahead + AHEAD, runs[run + RUNS_AHEAD, 1]))
+                for place in range(first, last):
+                    if place + AHEAD < last:
+                        prefetch(data + starts[order[place + AHEAD]] + depth)
+                    token = order[place]
+                    keys[place] = _prefix(data, data + starts[token] + depth, lengths[token] - depth)
+            if last - first <= INSERTED:
+                _insert_keys(keys, order, first, last)
+            elif depth or not by_keys:
+                sort_by_keys(keys, order, first, last)
+            begin = first
+            while begin < last:
+                end = begin + 1
+                key = keys[begin]
+                while end < last and keys[end] == key:
+                    end += 1
+                if end - begin > 1:
+                    longest = np.int64(0)
+                    if end - begin > COMPARED:
+                        for place in range(begin, end):
+                            longest = max(longest, lengths[order[place]])
+                    if end - begin <= COMPARED:
+                        _insert(data, starts, lengths, depth + STEP, order, begin, end)
+                    elif longest <= depth + STEP:
+                        # Alike, but for zeros at the end.
+                        for place in range(begin, end):
+                            keys[place] = uint64(lengths[order[place]])
+                        if end - begin <= INSERTED:
+                            _insert_keys(keys, order, begin, end)
+                        else:
+                            sort_by_keys(keys, order, begin, end)
+                    else:
+                        found[inner, 0] = begin
+                        found[inner, 1] = end
+                        inner += 1
+                begin = end
+        runs, found = found, runs
+        used = inner
+        depth += STEP
 
 
 @kept
@@ -248,8 +285,18 @@ def _gather(data, nbytes, starts, lengths, counts, order, to_data, to_offsets, t
     tokens = 0
     place = 0
     to = to_data.ctypes.data
+    starts_at = starts.ctypes.data
+    lengths_at = lengths.ctypes.data
+    counts_at = counts.ctypes.data
+    rank_at = rank.ctypes.data
     for number in range(len(order)):
-        if number + AHEAD < len(order):
+        # What is known of a token is fetched before its bytes.
+        if number + 2 * AHEAD < len(order):
+            ahead = 8 * order[number + 2 * AHEAD]
+            prefetch(starts_at + ahead)
+            prefetch(lengths_at + ahead)
+            prefetch(counts_at + ahead)
+            prefetch(rank_at + ahead)
             prefetch(data + starts[order[number + AHEAD]])
         token = order[number]
         start = starts[token]
@@ -274,10 +321,16 @@ def in_order(
 ) -> tuple[Tokens, np.ndarray, np.ndarray]:
     """The tokens ``data[starts[i]:starts[i] + lengths[i]]`` as a list, equal ones as one, their counts, int64, and of
     each token that was given its place there."""
-    keys = np.empty(len(starts), np.uint64)
+    count = len(starts)
+    keys, order = take(count, np.uint64), take(count, np.int64)
+    scratch = [keys, order]
     _prefixes(data.ctypes.data, starts, lengths, keys)
-    order = np.arange(len(starts))
-    _sort_tokens(data.ctypes.data, starts, lengths, keys, order)
+    order[:] = np.arange(count)
+    by_digits = count >= LEAST_BY_DIGITS
+    if by_digits:
+        keys, order = sort_pairs(keys, order, 64)
+    runs, found = (take(2 * (count // 2 + 1), np.int64).reshape(-1, 2) for _ in range(2))
+    _sort_tokens(data.ctypes.data, starts, lengths, keys, order, by_digits, runs, found)
     to_data = np.empty(int(lengths.sum()), np.uint8)
     to_offsets = np.zeros(len(starts) + 1, np.int64)
     to_counts = np.empty(len(starts), np.int64)
@@ -285,6 +338,7 @@ def in_order(
     tokens, nbytes = _gather(
         data.ctypes.data, len(data), starts, lengths, counts, order, to_data, to_offsets, to_counts, rank
     )
+    give_back(*scratch, keys, order, runs, found)
     return Tokens(to_data[:nbytes], to_offsets[: tokens + 1]), to_counts[:tokens], rank
 
 

@@ -25,15 +25,22 @@ from numba import cuda
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.passes.launcher import Launcher
+from tilewright.kernels.passes.xxh3_host import (
+    BLOCK_NBYTES,
+    FEW_NBYTES,
+    LANES,
+    PRIME32_1,
+    PRIME64_1,
+    PRIME_LAST,
+    SECRET,
+    STRIPE_NBYTES,
+    STRIPES,
+)
+from tilewright.kernels.passes.xxh3_host import INITIAL as INITIAL_LANES
 
-BLOCK_NBYTES, STRIPE_NBYTES, LANES = 1024, 64, 8
-STRIPES = BLOCK_NBYTES // STRIPE_NBYTES
 PAIR_NBYTES = 16
 """What a thread adds of a stripe: two words, each of which goes to the lane of the other as well."""
 PAIRS = STRIPE_NBYTES // PAIR_NBYTES
-FEW_NBYTES = 240
-"""Up to here XXH3 has other rules: so few bytes are handed back as they are, and hashed by the host."""
-
 AT_ONCE = 2 if SIMULATOR else 64
 """Blocks of a part that are added up at once, by so many groups of four threads."""
 SUMS = (2, (AT_ONCE + 1) * LANES)
@@ -51,19 +58,6 @@ AHEAD = {1: 1, 2: 2, 4: 4, 8: 8, 16: 8}
 """Stripes that a thread loads before it uses the first, by unit."""
 
 WORD = 2**64 - 1
-PRIME32_1, PRIME32_2, PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
-PRIME64_1, PRIME64_2, PRIME64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-PRIME64_4, PRIME64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
-PRIME_LAST = 0x165667919E3779F9
-SECRET = bytes.fromhex(
-    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
-    "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
-    "3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
-    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364"
-    "eac5ac8334d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e"
-    "2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
-)
-"""Of the specification, as the primes are: what the keys are taken from."""
 
 
 def _words(first: int, count: int) -> list[int]:
@@ -77,7 +71,7 @@ KEYS = np.array(
         *_words(0, STRIPES + LANES),  # those of stripe s begin at s; the last eight scramble
         *_words(len(SECRET) - STRIPE_NBYTES - 7, LANES),  # of the last stripe
         *_words(11, LANES),
-        *(PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1),
+        *INITIAL_LANES.tolist(),
     ],
     np.uint64,
 )

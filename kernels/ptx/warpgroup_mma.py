@@ -48,13 +48,13 @@ def wgmma(
 ) -> Callable[..., Any]:
     """``multiply(sums, a, b, keep)``: ``steps`` products ``m64n{n}`` of the calling warpgroup.
 
-    ``kind`` is the PTX type string, such as ``s32.s8.s8`` or ``f32.bf16.bf16``. ``sums`` is a register array
+    ``kind`` is the PTX type string, such as ``s32.s8.s8`` or ``f32.e4m3.e5m2``. ``sums`` is a register array
     of n / 2 int32 or float32; ``a`` and ``b`` are descriptors of tiles in shared memory, moved by
     ``advance_a`` and ``advance_b`` bytes a step. ``keep`` = 0 starts from zero, else the products are added
     to ``sums``.
     """
     registers = n // 2
-    itemsizes = {"s8": 1, "u8": 1, "bf16": 2, "f16": 2, "tf32": 4}
+    itemsizes = {"s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "bf16": 2, "f16": 2, "tf32": 4}
     k = _WGMMA_STEP_NBYTES // itemsizes[kind.split(".")[1]]
     integer = kind.startswith("s32")
     outputs = "{" + ", ".join(f"${i}" for i in range(registers)) + "}"

@@ -7,6 +7,9 @@ U+FFFD, and is counted as lost.
 
 No value is built but those that are wanted, and the lock is not held. Libraries that keep it (orjson, msgspec) read
 with one core of a process, however many threads it has.
+
+Strings are looked through 64 bytes at a time for what does not stand for itself, and copied in the same step. Bytes are
+given by their addresses (`tilewright.kernels.cpu.vectors` says why); below ``hi`` they may be read.
 """
 
 from __future__ import annotations
@@ -14,9 +17,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int64, njit, uint64
+from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.vectors import (
+    LANES,
+    copy_lanes,
+    line_feed_mask,
+    load_byte,
+    load_int,
+    store_byte,
+    store_int,
+    string_stop_mask,
+    trailing_zeros,
+)
 
 DEEPEST = 1000
 """Lists and objects within each other; Python's reader ends at about as many."""
@@ -66,193 +80,236 @@ identifiers; lines with an object."""
 STATE_LENGTH = 10
 
 
-@kept
+def _meanings() -> np.ndarray:
+    """uint8[256]: what a byte behind a backslash stands for, 0 where there is no such escape."""
+    found = np.zeros(256, np.uint8)
+    for letter, meaning in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+        found[letter] = meaning
+    return found
+
+
+NO_DIGIT = 1 << 16
+
+
+def _digit_values() -> np.ndarray:
+    """int64[256]: what a byte is worth as a hexadecimal digit, `NO_DIGIT` if it is none."""
+    found = np.full(256, NO_DIGIT)
+    for value, digit in enumerate(b"0123456789abcdef"):
+        found[digit] = found[ord(chr(digit).upper())] = value
+    return found
+
+
+MEANINGS = _meanings()
+DIGIT_VALUES = _digit_values()
+
+SPAN_NBYTES = 40
+_KIND, _BEGIN, _END, _WRITTEN, _LOST = range(0, SPAN_NBYTES, 8)
+"""Where the numbers of a value lie in ``spans``: what it is; its first address, and that behind it (of a text without
+its quotation marks); and of a text that was decoded where that ends, and how many of its characters were lost."""
+
+
 @njit(nogil=True)
-def _string_end(data, words, skip, i, stop):  # type: ignore[no-untyped-def]
-    """Where the string whose first character is at ``i`` has its closing quotation mark, times two, and one more if it
-    holds escapes; minus a fault's code, in the lower 8 bits, and its place above them."""
-    escaped = 0
-    quote = uint64(0x2222222222222222)
-    backslash = uint64(0x5C5C5C5C5C5C5C5C)
-    ones = uint64(0x0101010101010101)
-    high = uint64(0x8080808080808080)
-    blank = uint64(0x2020202020202020)
+def _is_blank(byte):  # type: ignore[no-untyped-def]
+    return byte == 0x20 or byte == 0x09 or byte == 0x0D or byte == 0x0A
+
+
+@njit(nogil=True)
+def _fault(place, code):  # type: ignore[no-untyped-def]
+    """What functions return that return an address otherwise."""
+    return -(place << 8 | code)
+
+
+@njit(nogil=True)
+def _hexadecimal(i):  # type: ignore[no-untyped-def]
+    """The number that the four digits at ``i`` make, `NO_DIGIT` or more where one of them is none."""
+    return (
+        DIGIT_VALUES[uint64(load_byte(i))] << 12
+        | DIGIT_VALUES[uint64(load_byte(i + 1))] << 8
+        | DIGIT_VALUES[uint64(load_byte(i + 2))] << 4
+        | DIGIT_VALUES[uint64(load_byte(i + 3))]
+    )
+
+
+@njit(nogil=True)
+def _unended_digits(i, stop):  # type: ignore[no-untyped-def]
+    """The fault of an escape at ``i`` for whose digits the line is too short."""
+    for j in range(i + 2, stop):
+        if DIGIT_VALUES[uint64(load_byte(j))] == NO_DIGIT:
+            return _fault(i, NO_ESCAPE)
+    return _fault(stop, UNENDED)
+
+
+@njit(nogil=True)
+def _string_end(i, stop, hi):  # type: ignore[no-untyped-def]
+    """Where the string whose first character is at ``i`` has its closing quotation mark, or a `_fault`; and whether it
+    holds escapes."""
+    escaped = False
     while i < stop:
-        if (i - skip) & 7 == 0:
-            while i + 8 <= stop:
-                w = words[uint64((i - skip) >> 3)]
-                q = w ^ quote
-                b = w ^ backslash
-                # The lowest hit is a real one; a borrow may only add hits above it.
-                hits = ((q - ones) & ~q) | ((b - ones) & ~b) | ((w - blank) & ~w)
-                if hits & high:
-                    break
-                i += 8
+        if i + LANES <= hi:
+            stops = string_stop_mask(i)
+            if stops == 0:
+                i += LANES
+                continue
+            i += trailing_zeros(stops)
             if i >= stop:
                 break
-        # To the end of this word, byte by byte. An unsigned place spares the look whether it counts from the end.
-        edge = min(stop, i + 8 - ((i - skip) & 7))
-        while i < edge:
-            byte = data[uint64(i)]
-            if byte == 0x22:
-                return i * 2 + escaped
-            if byte < 0x20:
-                return -(i << 8 | CONTROL)
-            if byte != 0x5C:
-                i += 1
-                continue
-            escaped = 1
+        byte = load_byte(i)
+        if byte == 0x22:
+            return i, escaped
+        if byte < 0x20:
+            return _fault(i, CONTROL), escaped
+        if byte != 0x5C:
+            i += 1
+            continue
+        escaped = True
+        while byte == 0x5C:
             if i + 1 >= stop:
-                return -(stop << 8 | UNENDED)
-            byte = data[i + 1]
+                return _fault(stop, UNENDED), escaped
+            byte = load_byte(i + 1)
             if byte == 0x75:
-                for j in range(i + 2, i + 6):
-                    if j >= stop:
-                        return -(stop << 8 | UNENDED)
-                    digit = data[j]
-                    if not (0x30 <= digit <= 0x39 or 0x41 <= digit <= 0x46 or 0x61 <= digit <= 0x66):
-                        return -(i << 8 | NO_ESCAPE)
+                if i + 6 > stop:
+                    return _unended_digits(i, stop), escaped
+                if _hexadecimal(i + 2) >= NO_DIGIT:
+                    return _fault(i, NO_ESCAPE), escaped
                 i += 6
-            elif (
-                byte == 0x22
-                or byte == 0x5C
-                or byte == 0x2F
-                or byte == 0x62
-                or byte == 0x66
-                or byte == 0x6E
-                or byte == 0x72
-                or byte == 0x74
-            ):
-                i += 2
             else:
-                return -(i << 8 | NO_ESCAPE)
-    return -(stop << 8 | UNENDED)
+                if MEANINGS[uint64(byte)] == 0:
+                    return _fault(i, NO_ESCAPE), escaped
+                i += 2
+            if i >= stop:
+                return _fault(stop, UNENDED), escaped
+            byte = load_byte(i)
+    return _fault(stop, UNENDED), escaped
 
 
-@kept
 @njit(nogil=True)
-def _hexadecimal(data, i):  # type: ignore[no-untyped-def]
-    value = 0
-    for j in range(i, i + 4):
-        digit = int(data[j])
-        if digit >= 0x61:
-            digit -= 0x61 - 10
-        elif digit >= 0x41:
-            digit -= 0x41 - 10
-        else:
-            digit -= 0x30
-        value = value << 4 | digit
-    return value
+def _read_string(i, stop, hi, to, to_hi):  # type: ignore[no-untyped-def]
+    """Write the characters of the string whose first is at ``i`` to the address ``to``, where there is room for what it
+    takes until ``stop``; as far as ``to_hi`` other bytes may be written behind them.
 
-
-@kept
-@njit(nogil=True)
-def _unescape(data, start, stop, target, filled):  # type: ignore[no-untyped-def]
-    """Write the characters of a valid string without its quotation marks; returns where they end, and how many were
-    halves of pairs."""
-    i = start
+    Returns as `_string_end`; where the characters end; and how many were halves of pairs.
+    """
     lost = 0
     while i < stop:
-        shift = uint64(filled - i)
-        here = uint64(i)
-        edge = uint64(stop)
-        while here < edge and data[here] != 0x5C:
-            target[here + shift] = data[here]
-            here += uint64(1)
-        filled += int64(here) - i
-        i = int64(here)
-        if i == stop:
-            break
-        byte = data[i + 1]
-        if byte != 0x75:
-            if byte == 0x62:
-                byte = np.uint8(0x08)
-            elif byte == 0x66:
-                byte = np.uint8(0x0C)
-            elif byte == 0x6E:
-                byte = np.uint8(0x0A)
-            elif byte == 0x72:
-                byte = np.uint8(0x0D)
-            elif byte == 0x74:
-                byte = np.uint8(0x09)
-            target[filled] = byte
-            filled += 1
-            i += 2
+        if i + LANES <= hi and to + LANES <= to_hi:
+            stops = string_stop_mask(i)
+            copy_lanes(to, i)
+            if stops == 0:
+                i += LANES
+                to += LANES
+                continue
+            k = trailing_zeros(stops)
+            i += k
+            to += k
+            if i >= stop:
+                break
+        byte = load_byte(i)
+        if byte == 0x22:
+            return i, to, lost
+        if byte < 0x20:
+            return _fault(i, CONTROL), to, lost
+        if byte != 0x5C:
+            store_byte(to, byte)
+            i += 1
+            to += 1
             continue
-        code = _hexadecimal(data, i + 2)
-        i += 6
-        if 0xD800 <= code < 0xDC00 and i + 6 <= stop and data[i] == 0x5C and data[i + 1] == 0x75:
-            low = _hexadecimal(data, i + 2)
-            if 0xDC00 <= low < 0xE000:
-                code = 0x10000 + ((code - 0xD800) << 10 | (low - 0xDC00))
+        while byte == 0x5C:
+            if i + 1 >= stop:
+                return _fault(stop, UNENDED), to, lost
+            byte = load_byte(i + 1)
+            if byte != 0x75:
+                meaning = MEANINGS[uint64(byte)]
+                if meaning == 0:
+                    return _fault(i, NO_ESCAPE), to, lost
+                store_byte(to, np.int64(meaning))
+                to += 1
+                i += 2
+            else:
+                if i + 6 > stop:
+                    return _unended_digits(i, stop), to, lost
+                code = _hexadecimal(i + 2)
+                if code >= NO_DIGIT:
+                    return _fault(i, NO_ESCAPE), to, lost
                 i += 6
-        if 0xD800 <= code < 0xE000:
-            code = 0xFFFD
-            lost += 1
-        if code < 0x80:
-            target[filled] = code
-            filled += 1
-        elif code < 0x800:
-            target[filled] = 0xC0 | code >> 6
-            target[filled + 1] = 0x80 | code & 0x3F
-            filled += 2
-        elif code < 0x10000:
-            target[filled] = 0xE0 | code >> 12
-            target[filled + 1] = 0x80 | code >> 6 & 0x3F
-            target[filled + 2] = 0x80 | code & 0x3F
-            filled += 3
-        else:
-            target[filled] = 0xF0 | code >> 18
-            target[filled + 1] = 0x80 | code >> 12 & 0x3F
-            target[filled + 2] = 0x80 | code >> 6 & 0x3F
-            target[filled + 3] = 0x80 | code & 0x3F
-            filled += 4
-    return filled, lost
+                if 0xD800 <= code < 0xE000:
+                    low = np.int64(0)
+                    if code < 0xDC00 and i + 6 <= stop and load_byte(i) == 0x5C and load_byte(i + 1) == 0x75:
+                        low = _hexadecimal(i + 2)
+                    if 0xDC00 <= low < 0xE000:
+                        code = 0x10000 + ((code - 0xD800) << 10 | (low - 0xDC00))
+                        i += 6
+                    else:
+                        code = np.int64(0xFFFD)
+                        lost += 1
+                to = _store_character(to, code)
+            if i >= stop:
+                return _fault(stop, UNENDED), to, lost
+            byte = load_byte(i)
+    return _fault(stop, UNENDED), to, lost
 
 
-@kept
 @njit(nogil=True)
-def _is_word(data, i, stop, word):  # type: ignore[no-untyped-def]
+def _store_character(to, code):  # type: ignore[no-untyped-def]
+    """Write a code point in UTF-8; returns where it ends."""
+    if code < 0x80:
+        store_byte(to, code)
+        return to + 1
+    if code < 0x800:
+        store_byte(to, 0xC0 | code >> 6)
+        store_byte(to + 1, 0x80 | code & 0x3F)
+        return to + 2
+    if code < 0x10000:
+        store_byte(to, 0xE0 | code >> 12)
+        store_byte(to + 1, 0x80 | code >> 6 & 0x3F)
+        store_byte(to + 2, 0x80 | code & 0x3F)
+        return to + 3
+    store_byte(to, 0xF0 | code >> 18)
+    store_byte(to + 1, 0x80 | code >> 12 & 0x3F)
+    store_byte(to + 2, 0x80 | code >> 6 & 0x3F)
+    store_byte(to + 3, 0x80 | code & 0x3F)
+    return to + 4
+
+
+@njit(nogil=True)
+def _is_word(i, stop, word):  # type: ignore[no-untyped-def]
     if i + len(word) > stop:
         return False
     for j in range(len(word)):  # noqa: SIM110 (Numba)
-        if data[i + j] != word[j]:
+        if load_byte(i + j) != word[j]:
             return False
     return True
 
 
-@kept
 @njit(nogil=True)
-def _digits_end(data, i, stop):  # type: ignore[no-untyped-def]
-    while i < stop and 0x30 <= data[i] <= 0x39:
+def _digits_end(i, stop):  # type: ignore[no-untyped-def]
+    while i < stop and 0x30 <= load_byte(i) <= 0x39:
         i += 1
     return i
 
 
-@kept
 @njit(nogil=True)
-def _number_end(data, i, stop):  # type: ignore[no-untyped-def]
+def _number_end(i, stop):  # type: ignore[no-untyped-def]
     """Where the number that begins at ``i`` ends, or -1."""
-    if data[i] == 0x2D:
+    if load_byte(i) == 0x2D:
         i += 1
-        if i < stop and data[i] == 0x49:
-            return i + 8 if _is_word(data, i, stop, INFINITY) else -1
-    end = _digits_end(data, i, stop)
+        if i < stop and load_byte(i) == 0x49:
+            return i + 8 if _is_word(i, stop, INFINITY) else -1
+    end = _digits_end(i, stop)
     if end == i:
         return -1
-    if data[i] == 0x30:
+    if load_byte(i) == 0x30:
         end = i + 1  # a zero stands alone
     i = end
-    if i < stop and data[i] == 0x2E:
-        end = _digits_end(data, i + 1, stop)
+    if i < stop and load_byte(i) == 0x2E:
+        end = _digits_end(i + 1, stop)
         if end == i + 1:
             return -1
         i = end
-    if i < stop and (data[i] == 0x65 or data[i] == 0x45):
+    if i < stop and (load_byte(i) == 0x65 or load_byte(i) == 0x45):
         j = i + 1
-        if j < stop and (data[j] == 0x2B or data[j] == 0x2D):
+        if j < stop and (load_byte(j) == 0x2B or load_byte(j) == 0x2D):
             j += 1
-        end = _digits_end(data, j, stop)
+        end = _digits_end(j, stop)
         if end == j:
             return -1
         i = end
@@ -266,23 +323,23 @@ FALSE = np.frombuffer(b"false", np.uint8)
 NOTHING = np.frombuffer(b"null", np.uint8)
 
 
-@kept
 @njit(nogil=True)
-def _key_at(data, start, stop, escaped, keys, key_edges, scratch):  # type: ignore[no-untyped-def]
+def _key_at(start, stop, escaped, hi, keys, key_edges, wanted, scratch, scratch_nbytes):  # type: ignore[no-untyped-def]
     """The number of the wanted key that stands there, or -1."""
     length = stop - start
-    source, begin = data, start
     if escaped:
-        if length > len(scratch):
+        if length > scratch_nbytes:
             return -1
-        length, _ = _unescape(data, start, stop, scratch, 0)
-        source, begin = scratch, 0
-    for k in range(len(key_edges) - 1):
-        if key_edges[k + 1] - key_edges[k] != length:
+        _, end, _ = _read_string(start, stop + 1, hi, scratch, scratch + scratch_nbytes)
+        start = scratch
+        length = end - start
+    for k in range(wanted):
+        key = load_int(key_edges + 8 * k)
+        if load_int(key_edges + 8 * k + 8) - key != length:
             continue
         same = True
         for j in range(length):
-            if source[begin + j] != keys[key_edges[k] + j]:
+            if load_byte(start + j) != load_byte(keys + key + j):
                 same = False
                 break
         if same:
@@ -290,33 +347,35 @@ def _key_at(data, start, stop, escaped, keys, key_edges, scratch):  # type: igno
     return -1
 
 
-@kept
 @njit(nogil=True)
-def _object(data, words, skip, start, stop, keys, key_edges, spans, stack, scratch):  # type: ignore[no-untyped-def]
+def _object(  # type: ignore[no-untyped-def]
+    start, stop, hi, keys, key_edges, wanted_keys, spans, stack, stack_nbytes, scratch, scratch_nbytes, to, to_hi
+):  # fmt: skip
     """Check that a line is a JSON object, and find the wanted values.
 
-    Returns 0; or a fault's code, in the lower 8 bits, and its place above them. ``spans``, int64[(keys, 3)], gets what
-    each value is, with 16 more if it holds escapes, and where it begins and ends (a text without its quotation marks).
+    Returns 0; or a fault's code, in the lower 8 bits, and its address above them. ``spans`` gets what is known of each
+    value. Where ``to`` is not 0, the first one is decoded there if it is a text.
     """
-    for k in range(len(key_edges) - 1):
-        spans[k, 0] = MISSING
+    for k in range(wanted_keys):
+        store_int(spans + SPAN_NBYTES * k + _KIND, MISSING)
     depth = 0
     wanted = -1  # the number of the key whose value comes next, at the top
+    span = spans
     # What may come next: 0 a value, 1 a value or the end of a list, 2 a key or the end of an object, 3 a key, 4 a comma
     # or an end.
     state = 0
     i = start
     while True:
-        while i < stop and (data[i] == 0x20 or data[i] == 0x09 or data[i] == 0x0D or data[i] == 0x0A):
+        while i < stop and _is_blank(load_byte(i)):
             i += 1
         if i >= stop:
             return stop << 8 | UNENDED
-        byte = data[i]
+        byte = load_byte(i)
         if state == 2 or state == 3:
             if byte == 0x7D and state == 2:
                 depth -= 1
                 if depth == 1 and wanted >= 0:
-                    spans[wanted, 2] = i + 1
+                    store_int(span + _END, i + 1)
                     wanted = -1
                 i += 1
                 state = 4
@@ -325,32 +384,36 @@ def _object(data, words, skip, start, stop, keys, key_edges, spans, stack, scrat
                 continue
             if byte != 0x22:
                 return i << 8 | NO_KEY
-            end = _string_end(data, words, skip, i + 1, stop)
+            end, escaped = _string_end(i + 1, stop, hi)
             if end < 0:
                 return -end
             if depth == 1:
-                wanted = _key_at(data, i + 1, end >> 1, end & 1, keys, key_edges, scratch)
-            i = (end >> 1) + 1
-            while i < stop and (data[i] == 0x20 or data[i] == 0x09 or data[i] == 0x0D or data[i] == 0x0A):
+                wanted = _key_at(
+                    i + 1, end, escaped, hi, keys, key_edges, wanted_keys, scratch, scratch_nbytes
+                )
+                span = spans + SPAN_NBYTES * max(wanted, 0)
+            i = end + 1
+            while i < stop and _is_blank(load_byte(i)):
                 i += 1
             if i >= stop:
                 return stop << 8 | UNENDED
-            if data[i] != 0x3A:
+            if load_byte(i) != 0x3A:
                 return i << 8 | NO_COLON
             i += 1
             state = 0
             continue
         if state == 4:
+            in_object = load_byte(stack + depth - 1) == OBJECT
             if byte == 0x2C:
                 i += 1
-                state = 3 if stack[depth - 1] == OBJECT else 0
+                state = 3 if in_object else 0
                 continue
-            if byte != (0x7D if stack[depth - 1] == OBJECT else 0x5D):
+            if byte != (0x7D if in_object else 0x5D):
                 return i << 8 | NO_COMMA
             depth -= 1
             i += 1
             if depth == 1 and wanted >= 0:
-                spans[wanted, 2] = i
+                store_int(span + _END, i)
                 wanted = -1
             if depth == 0:
                 break
@@ -359,7 +422,7 @@ def _object(data, words, skip, start, stop, keys, key_edges, spans, stack, scrat
             depth -= 1
             i += 1
             if depth == 1 and wanted >= 0:
-                spans[wanted, 2] = i
+                store_int(span + _END, i)
                 wanted = -1
             state = 4
             if depth == 0:
@@ -371,12 +434,12 @@ def _object(data, words, skip, start, stop, keys, key_edges, spans, stack, scrat
             kind = OBJECT if byte == 0x7B else LIST
             if depth == 0 and kind == LIST:
                 return i << 8 | NO_OBJECT
-            if depth == len(stack):
+            if depth == stack_nbytes:
                 return i << 8 | TOO_DEEP
             if found:
-                spans[wanted, 0] = kind
-                spans[wanted, 1] = i
-            stack[depth] = kind
+                store_int(span + _KIND, kind)
+                store_int(span + _BEGIN, i)
+            store_byte(stack + depth, kind)
             depth += 1
             i += 1
             state = 2 if kind == OBJECT else 1
@@ -385,78 +448,87 @@ def _object(data, words, skip, start, stop, keys, key_edges, spans, stack, scrat
             return i << 8 | (ENCODED if byte >= 0x80 or byte == 0 else NO_OBJECT)
         begin = i
         if byte == 0x22:
-            end = _string_end(data, words, skip, i + 1, stop)
-            if end < 0:
-                return -end
+            begin = i + 1
+            kind = TEXT
+            if found and wanted == 0 and to:
+                i, written, lost = _read_string(begin, stop, hi, to, to_hi)
+                store_int(span + _WRITTEN, written)
+                store_int(span + _LOST, lost)
+            else:
+                i, _ = _string_end(begin, stop, hi)
+            if i < 0:
+                return -i
             if found:
-                spans[wanted, 0] = TEXT + 16 * (end & 1)
-                spans[wanted, 1] = i + 1
-                spans[wanted, 2] = end >> 1
-            i = (end >> 1) + 1
+                store_int(span + _KIND, kind)
+                store_int(span + _BEGIN, begin)
+                store_int(span + _END, i)
+            i += 1
         else:
             if byte == 0x2D or 0x30 <= byte <= 0x39:
                 kind = NUMBER
-                i = _number_end(data, i, stop)
+                i = _number_end(i, stop)
                 if i < 0:
                     return begin << 8 | NO_NUMBER
-            elif byte == 0x74 and _is_word(data, i, stop, TRUE):
+            elif byte == 0x74 and _is_word(i, stop, TRUE):
                 kind = TRUTH
                 i += 4
-            elif byte == 0x66 and _is_word(data, i, stop, FALSE):
+            elif byte == 0x66 and _is_word(i, stop, FALSE):
                 kind = TRUTH
                 i += 5
-            elif byte == 0x6E and _is_word(data, i, stop, NOTHING):
+            elif byte == 0x6E and _is_word(i, stop, NOTHING):
                 kind = NULL
                 i += 4
-            elif byte == 0x4E and _is_word(data, i, stop, NAN):
+            elif byte == 0x4E and _is_word(i, stop, NAN):
                 kind = NUMBER
                 i += 3
-            elif byte == 0x49 and _is_word(data, i, stop, INFINITY):
+            elif byte == 0x49 and _is_word(i, stop, INFINITY):
                 kind = NUMBER
                 i += 8
             else:
                 return begin << 8 | NO_VALUE
             if found:
-                spans[wanted, 0] = kind
-                spans[wanted, 1] = begin
-                spans[wanted, 2] = i
+                store_int(span + _KIND, kind)
+                store_int(span + _BEGIN, begin)
+                store_int(span + _END, i)
         if found:
             wanted = -1
         state = 4
     while i < stop:
-        if not (data[i] == 0x20 or data[i] == 0x09 or data[i] == 0x0D or data[i] == 0x0A):
+        if not _is_blank(load_byte(i)):
             return i << 8 | MORE
         i += 1
     return 0
 
 
+@njit(nogil=True)
+def _line_feed(i, stop, hi):  # type: ignore[no-untyped-def]
+    """Where the first line feed from ``i`` to ``stop`` stands, or ``stop``."""
+    while i < stop:
+        if i + LANES <= hi:
+            feeds = line_feed_mask(i)
+            if feeds:
+                return min(i + trailing_zeros(feeds), stop)
+            i += LANES
+        else:
+            if load_byte(i) == 0x0A:
+                return i
+            i += 1
+    return stop
+
+
 @kept
 @njit(nogil=True)
-def newline_from(data, words, skip, i, stop):  # type: ignore[no-untyped-def]
+def newline_from(data, i, stop):  # type: ignore[no-untyped-def]
     """Where the first newline in ``data[i:stop]`` stands, or -1."""
-    newline = uint64(0x0A0A0A0A0A0A0A0A)
-    ones = uint64(0x0101010101010101)
-    high = uint64(0x8080808080808080)
-    while i < stop and (i - skip) & 7:
-        if data[i] == 0x0A:
-            return i
-        i += 1
-    while i + 8 <= stop:
-        w = words[uint64((i - skip) >> 3)] ^ newline
-        if (w - ones) & ~w & high:
-            break
-        i += 8
-    while i < stop:
-        if data[i] == 0x0A:
-            return i
-        i += 1
-    return -1
+    lo = data.ctypes.data
+    found = _line_feed(lo + i, lo + stop, lo + len(data)) - lo
+    return found if found < stop else -1
 
 
 @kept
 @njit(nogil=True)
 def texts_of_lines(  # type: ignore[no-untyped-def]
-    data, words, skip, start, stop, final, keys, key_edges, fields, target, gap, separator, most,
+    data, start, stop, final, keys, key_edges, fields, target, gap, separator, most,
     ends, numbers, lost, ids, id_ends, spans, stack, scratch, without, state,
 ):  # fmt: skip
     """Write the texts of the fields of whole lines in ``data[start:stop]`` to the target, one document each.
@@ -466,13 +538,14 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    data, words, skip
-        uint8; ``data[skip:]`` as aligned 64-bit words.
+    data
+        uint8.
     keys, key_edges
         The wanted keys, uint8 end to end; int64, where each begins and the last ends. The first ``fields`` of them are
         texts; one more, if there is one, is the identifier.
     target
-        uint8, written. Behind each document stand ``gap`` bytes of the value ``separator``.
+        uint8, written, behind the last document too. Behind each document stand ``gap`` bytes of the value
+        ``separator``.
     ends, numbers, lost
         int64[most], written: where each document ends, behind its separator; its line, 0 being the first of the call;
         how many characters of it were lost.
@@ -480,38 +553,47 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
         uint8, int64[most], written, if there is one key more than fields: the identifiers of the documents, in UTF-8,
         and where each ends. It is the text, or another value as it is written, and nothing where there is none.
     spans, stack, scratch
-        int64[(keys, 3)], uint8[DEEPEST], uint8 of six times the longest key: memory to work in.
+        int64[(keys, 5)], uint8[DEEPEST], uint8 of six times the longest key: memory to work in.
     without
         int64[(keys, 2)], added to: the lines whose object lacks each key, and those that hold null there.
     state
         int64[STATE_LENGTH], written.
     """
     state[:] = 0
-    i = start
+    lo = data.ctypes.data
+    hi = lo + len(data)
+    to = target.ctypes.data
+    to_hi = to + len(target)
+    id_to = ids.ctypes.data
+    key_count = len(key_edges) - 1
+    span_0 = spans.ctypes.data
+    i = lo + start
+    end = lo + stop
     filled = 0
     documents = 0
     line = 0
-    while i < stop and documents + fields <= most:
-        edge = newline_from(data, words, skip, i, stop)
-        if edge < 0:
-            if not final:
-                break
-            edge = stop
+    while i < end and documents + fields <= most:
+        edge = _line_feed(i, end, hi)
+        if edge == end and not final:
+            break
         first = i
-        while first < edge and (data[first] == 0x20 or data[first] == 0x09 or data[first] == 0x0D):
+        while first < edge and _is_blank(load_byte(first)):
             first += 1
         if first == edge:
             line += 1
-            i = min(edge + 1, stop)
+            i = min(edge + 1, end)
             continue
         # Texts only get shorter when their escapes are decoded, and each has two quotation marks.
         if filled + (edge - i) + fields * gap > len(target):
             state[CODE] = NO_ROOM
             break
-        fault = _object(data, words, skip, first, edge, keys, key_edges, spans, stack, scratch)
+        fault = _object(
+            first, edge, hi, keys.ctypes.data, key_edges.ctypes.data, key_count, span_0, stack.ctypes.data,
+            len(stack), scratch.ctypes.data, len(scratch), to + filled if fields == 1 else 0, to_hi,
+        )  # fmt: skip
         if fault == 0:
             for k in range(fields):
-                kind = spans[k, 0] & 15
+                kind = spans[k, 0]
                 if kind > NULL:
                     fault = spans[k, 1] << 8 | NO_TEXT
                     state[FIELD] = k
@@ -521,29 +603,33 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
             state[CODE] = fault & 255
             state[PLACE] = (fault >> 8) - i
             break
-        wants_id = len(key_edges) - 1 > fields
-        id_start = state[IDS_FILLED]
-        if wants_id:
-            if (
-                id_start + spans[fields, 2] - spans[fields, 1] > len(ids)
-                and (spans[fields, 0] & 15) != MISSING
-            ):
+        if key_count > fields and spans[fields, 0] != MISSING:
+            id_filled = state[IDS_FILLED]
+            begin = spans[fields, 1]
+            length = spans[fields, 2] - begin
+            if id_filled + length > len(ids):
                 state[CODE] = NO_ROOM
                 break
-            if spans[fields, 0] & 15 == TEXT:
-                state[IDS_FILLED], _ = _unescape(data, spans[fields, 1], spans[fields, 2], ids, id_start)
+            if spans[fields, 0] == TEXT:
+                _, id_end, _ = _read_string(
+                    begin, begin + length + 1, hi, id_to + id_filled, id_to + len(ids)
+                )
+                state[IDS_FILLED] = id_end - id_to
             elif spans[fields, 0] > NULL:
-                for j in range(spans[fields, 1], spans[fields, 2]):
-                    ids[state[IDS_FILLED]] = data[j]
-                    state[IDS_FILLED] += 1
+                for j in range(length):
+                    ids[id_filled + j] = load_byte(begin + j)
+                state[IDS_FILLED] += length
         for k in range(fields):
             lost[documents] = 0
             if spans[k, 0] == TEXT:
-                length = spans[k, 2] - spans[k, 1]
-                target[filled : filled + length] = data[spans[k, 1] : spans[k, 2]]
-                filled += length
-            elif spans[k, 0] & 15 == TEXT:
-                filled, lost[documents] = _unescape(data, spans[k, 1], spans[k, 2], target, filled)
+                if fields == 1:
+                    filled = spans[k, 3] - to
+                    lost[documents] = spans[k, 4]
+                else:
+                    _, written, lost[documents] = _read_string(
+                        spans[k, 1], spans[k, 2] + 1, hi, to + filled, to_hi
+                    )
+                    filled = written - to
             for _ in range(gap):
                 target[filled] = separator
                 filled += 1
@@ -551,24 +637,18 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
             numbers[documents] = line
             id_ends[documents] = state[IDS_FILLED]
             documents += 1
-        for k in range(len(key_edges) - 1):
+        for k in range(key_count):
             if spans[k, 0] == MISSING:
                 without[k, 0] += 1
             elif spans[k, 0] == NULL:
                 without[k, 1] += 1
         state[RECORDS] += 1
         line += 1
-        i = min(edge + 1, stop)
-    state[CONSUMED] = i
+        i = min(edge + 1, end)
+    state[CONSUMED] = i - lo
     state[FILLED] = filled
     state[LINES] = line
     state[DOCUMENTS] = documents
-
-
-def words_of(data: np.ndarray) -> tuple[np.ndarray, int]:
-    """``data[skip:]``, uint8, as aligned 64-bit words, and skip."""
-    skip = min(-data.ctypes.data % 8, len(data))
-    return data[skip : skip + (len(data) - skip) // 8 * 8].view(np.uint64), skip
 
 
 def packed_keys(keys: list[str]) -> tuple[Any, Any]:

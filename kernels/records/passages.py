@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.vectors import memcpy
 from tilewright.kernels.records.json_lines import newline_from
 
 LINE, PARAGRAPH = range(2)
@@ -23,14 +24,14 @@ STATE_LENGTH = 6
 @kept
 @njit(nogil=True)
 def cut_passages(  # type: ignore[no-untyped-def]
-    data, words, skip, start, stop, final, what, target, gap, separator, most, ends, numbers, state
+    data, start, stop, final, what, target, gap, separator, most, ends, numbers, state
 ):  # fmt: skip
     """Copy the passages in ``data[start:stop]`` to the target, one behind the other, without what ends them.
 
     It ends where the target is full, ``most`` documents have ended, or nothing is left of which one can tell what it
     is: a carriage return may end a line, and spaces may stand between paragraphs. With ``final`` nothing follows.
 
-    data, words, skip: uint8; ``data[skip:]`` as aligned 64-bit words. what: LINE or PARAGRAPH. target: uint8, written;
+    data: uint8. what: LINE or PARAGRAPH. target: uint8, written;
     behind each document stand ``gap`` bytes of the value ``separator``. ends, numbers: int64[most], written: where each
     document ends, behind its separator, and its first line, counted from 0. state: int64[STATE_LENGTH], of which LINES,
     INSIDE and BEGUN go on from call to call.
@@ -56,14 +57,14 @@ def cut_passages(  # type: ignore[no-untyped-def]
                 break
             state[INSIDE] = 1
             state[BEGUN] = state[LINES]
-        newline = newline_from(data, words, skip, i, stop)
+        newline = newline_from(data, i, stop)
         end = stop if newline < 0 else newline
         text_end = end
         if end > i and data[end - 1] == 0x0D and (newline >= 0 or not final):
             text_end = end - 1  # it may belong to what ends the line
         length = min(text_end - i, room - filled)
         if length > 0:
-            target[filled : filled + length] = data[i : i + length]
+            memcpy(target.ctypes.data + filled, data.ctypes.data + i, length)
             filled += length
             i += length
         if i < text_end:

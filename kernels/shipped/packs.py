@@ -8,8 +8,8 @@ who compiled it: a launch packs arguments as this package does, and the code was
 where it takes them (`tilewright.kernels.shipped.abi`). So it serves with any version of Numba, Python and NVIDIA's
 libraries. The driver must be of the compilers' major version or a later one.
 
-The form: `MAGIC`, the length of what follows it in eight bytes, little-endian; that, `Head` in JSON; the kernels, each
-compressed by itself.
+The form: `MAGIC`, the length of the head in eight bytes, little-endian, and its SHA-256; that, `Head` in JSON; the
+kernels, each compressed by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,12 +28,17 @@ from typing import Any
 from tilewright.kernels.gpu.code_cache import OFF, MachineCode
 
 ENVIRONMENT = "TILEWRIGHT_SHIPPED_KERNELS"
-MAGIC = b"tilewright kernels 1\n"
-LENGTH_NBYTES = 8
+MAGIC = b"tilewright kernels 2\n"
+LENGTH_NBYTES, SUM_NBYTES = 8, 32
 DRIVER_MAJOR = 1000
 """What a driver's version is a major version times, plus ten times the minor one."""
 LEVEL = 19
 """Zstandard's, of each kernel."""
+
+_begun = time.time()
+"""When this process loaded this module, as it does before any kernel."""
+CLOCK_SECONDS = 0.02
+"""What a file system's times may be behind."""
 
 Capability = tuple[int, int]
 
@@ -79,7 +85,10 @@ def directory() -> Path | None:
     wanted = os.environ.get(ENVIRONMENT, "")
     if wanted.lower() in OFF:
         return None
-    return Path(wanted).expanduser() if wanted else Path(__file__).resolve().parent
+    try:
+        return Path(wanted).expanduser() if wanted else Path(__file__).resolve().parent
+    except RuntimeError:  # it begins with the home of a user who has none
+        return None
 
 
 def file_name(capability: Capability) -> str:
@@ -95,12 +104,18 @@ def opened(folder: Path, capability: Capability) -> Pack | None:
             if file.read(len(MAGIC)) != MAGIC:
                 return None
             length = int.from_bytes(file.read(LENGTH_NBYTES), "little")
-            told = json.loads(file.read(length))
+            start = len(MAGIC) + LENGTH_NBYTES + SUM_NBYTES
+            if length > path.stat().st_size - start:
+                return None
+            expected, data = file.read(SUM_NBYTES), file.read(length)
+        if hashlib.sha256(data).digest() != expected:
+            return None
+        told = json.loads(data)
         kernels = {key: Entry(*entry) for key, entry in told["kernels"].items()}
         head = Head(told["source"], tuple(told["linker"]), kernels)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Pack(path, len(MAGIC) + LENGTH_NBYTES + length, head)
+    return Pack(path, start + length, head)
 
 
 def usable(capability: Capability) -> Pack | None:
@@ -112,24 +127,28 @@ def usable(capability: Capability) -> Pack | None:
 
 
 @functools.cache
-def _source() -> str:
+def _source() -> str | None:
+    """Of what this process runs; None where that is not known, since files have changed since it was begun."""
     from tilewright.kernels.gpu import fingerprint
 
+    times = [path.stat() for path in fingerprint.source_files()]
+    if any(max(one.st_mtime, one.st_ctime) > _begun - CLOCK_SECONDS for one in times):
+        return None
     return fingerprint.source_hash()
 
 
 def why_not(head: Head) -> str | None:
     """Why nothing of a file is used in this process; None where it is."""
-    from numba.cuda.core import config
-
     from tilewright.kernels.gpu import fingerprint
 
+    if _source() is None:
+        return (
+            "files of tilewright.kernels are newer than this process, which may run what was in them before"
+        )
     if head.source != _source():
         return "it was made from another source of tilewright.kernels"
-    if config.CUDA_DEBUGINFO_DEFAULT:
-        return "NUMBA_CUDA_DEBUGINFO asks for code with information for debuggers"
-    if config.OPT != DEFAULT_OPT:
-        return f"NUMBA_OPT asks for optimization {config.OPT}, and it was made with {DEFAULT_OPT}"
+    if (asks := other_code()) is not None:
+        return asks
     driver, least = fingerprint.driver_version(), head.linker[0] * DRIVER_MAJOR
     if driver and driver < least:  # where there is none, nothing is loaded
         of = f"{driver // DRIVER_MAJOR}.{driver % DRIVER_MAJOR // 10}"
@@ -139,6 +158,17 @@ def why_not(head: Head) -> str | None:
 
 DEFAULT_OPT = 3
 """Numba's level of optimization unless ``NUMBA_OPT`` says otherwise."""
+
+
+def other_code() -> str | None:
+    """What in this process asks for other code than files have; None where nothing does."""
+    from numba.cuda.core import config
+
+    if config.CUDA_DEBUGINFO_DEFAULT:
+        return "NUMBA_CUDA_DEBUGINFO asks for code with information for debuggers"
+    if config.OPT != DEFAULT_OPT:
+        return f"NUMBA_OPT asks for optimization {config.OPT}, and files are made with {DEFAULT_OPT}"
+    return None
 
 
 def load(pack: Pack, key: str, layout: str) -> MachineCode | None:
@@ -175,12 +205,14 @@ def write(
         bodies.append(body)
         offset += len(body)
     head = json.dumps({"source": source, "linker": linker, "kernels": entries}).encode()
+    length, checksum_of_head = len(head).to_bytes(LENGTH_NBYTES, "little"), hashlib.sha256(head).digest()
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".draft", delete=False) as draft:
         try:
-            draft.write(MAGIC + len(head).to_bytes(LENGTH_NBYTES, "little") + head + b"".join(bodies))
+            draft.write(MAGIC + length + checksum_of_head + head + b"".join(bodies))
             draft.close()
             os.chmod(draft.name, 0o644)
             os.replace(draft.name, path)
         except BaseException:
             os.unlink(draft.name)
             raise
+    opened.cache_clear()

@@ -12,7 +12,10 @@ from concurrent.futures import wait as futures_wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.numbers import counted
@@ -392,6 +395,40 @@ def fetch_of(client: Client, future: Future) -> ConcurrentFuture[Any]:
         return found
 
     return begin(client, result())
+
+
+def fetch_large_of(client: Client, future: Future) -> ConcurrentFuture[Any]:
+    """As `fetch_of`, for results that may be large: from the worker itself, where all of them are on this host. By way
+    of the scheduler each byte would be sent twice, and unpickled and pickled by a thread that has else to do."""
+    if isinstance(future, HereFuture):
+        return future.value
+
+    async def result() -> Any:
+        # None: as the client was told to. Where a worker does not answer, Dask asks the scheduler after all.
+        (found,) = await client.gather([future], asynchronous=True, direct=await _are_here(client) or None)
+        return found
+
+    return begin(client, result())
+
+
+_here: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()
+"""Of each client, what `_are_here` found."""
+
+
+async def _are_here(client: Client) -> bool:
+    """Whether the scheduler and all workers listen on loopback: then nobody from elsewhere can join them."""
+    if client not in _here:
+        found = await client.scheduler.identity(n_workers=-1)
+        _here[client] = all(map(_on_loopback, (client.scheduler.address, *found["workers"])))
+    return _here[client]
+
+
+def _on_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname
+    try:
+        return host is not None and ip_address(host).is_loopback
+    except ValueError:  # a name, or no host's address
+        return host == "localhost"
 
 
 def result_of(

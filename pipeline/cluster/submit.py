@@ -29,6 +29,7 @@ from tilewright.pipeline.cluster.answers import (
     cancel,
     cluster_errors,
     code_asked_by,
+    fetch_large_of,
     fetch_of,
     result_of,
     tried,
@@ -68,8 +69,11 @@ def run_bounded(
     waiting: Tell = logger.warning,
     lost: Lost = log_loss,
     drain: Drain | None = None,
+    large: bool = False,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call)`` for every call; yield results as they finish.
+
+    large: whether results may be large, which are then fetched in a way of their own.
 
     At a time there is one task for each thread of the workers, and one more for each worker to find waiting, also where
     workers come and go.
@@ -103,7 +107,7 @@ def run_bounded(
         for place, call in islice(numbered, max(0, most - under_way[None])):
             yield place, call, None
 
-    run: TasksUnderWay[Result] = TasksUnderWay(client, function, key, waiting, lost, drain)
+    run: TasksUnderWay[Result] = TasksUnderWay(client, function, key, waiting, lost, drain, large=large)
     yield from run.results(feed, lambda: sum(1 for _ in numbered))
 
 
@@ -244,7 +248,10 @@ class TasksUnderWay(Generic[Result]):
         waiting: Tell,
         lost: Lost,
         drain: Drain | None = None,
+        *,
+        large: bool = False,
     ) -> None:
+        self._large = large
         self._client, self._function, self._key = client, function, key
         self._waiting, self._drain = waiting, drain
         self._retries = config.get("retries")
@@ -449,11 +456,12 @@ class TasksUnderWay(Generic[Result]):
         each takes.
         """
         until = time.monotonic() + watch.LOOK_SECONDS
+        fetch = fetch_large_of if self._large else fetch_of
         with cluster_errors(self._client):
             for future in ready:
                 task = self._tasks.get(future)  # none where it was submitted again
                 if task is not None and task.fetch is None:
-                    self._tasks[future] = replace(task, fetch=fetch_of(self._client, future))
+                    self._tasks[future] = replace(task, fetch=fetch(self._client, future))
         results: list[tuple[int, Result]] = []
         late: list[Future] = []
         for future in ready:

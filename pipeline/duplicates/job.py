@@ -29,9 +29,10 @@ from tilewright.pipeline.duplicates.signing import Signed, sign_piece
 from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.forecast.documents import kind_of_documents
 from tilewright.pipeline.forecast.rates import remember_count
-from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts, most_neighbours
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.text.corpus import Corpus, check_unchanged
+from tilewright.pipeline.text.counting import decompressors_of
 from tilewright.pipeline.text.formats.sources import remarks_of
 from tilewright.pipeline.text.names import notes_on_ids
 from tilewright.pipeline.text.whole.documents import Arrival, whole_pieces
@@ -110,6 +111,9 @@ def find_duplicates(
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
     pieces = whole_pieces(corpus, workers)
+    device = workers[0].device
+    neighbours = most_neighbours(worker.address for worker in workers)
+    threads = decompressors_of(workers, neighbours) if device == "cuda" else 1
     arrival = Arrival[Signed](corpus, pieces, lambda part: replace(part, rows=None))
     reduce_pieces(
         client,
@@ -118,13 +122,20 @@ def find_duplicates(
             sign_piece,
             "let them take smaller pieces (tilewright.piece-nbytes), or split long documents (split_on)",
         ),
-        [(piece, options, corpus.reading, on_error) for piece in pieces],
+        [(piece, options, corpus.reading, on_error, device, threads) for piece in pieces],
         [piece.nbytes for piece in pieces],
         listener,
         arrived=arrival,
     )
     for remark in remarks_of(arrival.remarks):
         listener(Notice(remark))
+    if others := sum(part.others for part in arrival.parts):
+        listener(
+            Notice(
+                f"{counted(others, 'document')} went to the cores of the GPUs' workers: what characters become there"
+                f" in {options.kind.normalise} depends on others beside them"
+            )
+        )
     documents = _documents(arrival, corpus, options.bands)
     if id_field := corpus.reading.id_field:
         for note in notes_on_ids(
@@ -140,7 +151,7 @@ def find_duplicates(
     check_unchanged(corpus, set(arrival.bad))
     if not arrival.bad:
         remember_count(
-            kind_of_documents("duplicates", corpus, len(workers)),
+            kind_of_documents("duplicates", corpus, workers),
             corpus.nbytes,
             len(workers),
             time.perf_counter() - start,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from tilewright.kernels.choices import FORMS, HASHES, PAIRS, SCHEMES, SHINGLES, 
 from tilewright.kernels.histograms.token_kinds import UNICODE, TokenKind
 from tilewright.pipeline.duplicates.bands import best_bands
 from tilewright.pipeline.errors import OptionError
+
+if TYPE_CHECKING:
+    from tilewright.kernels.duplicates.signing import Signing
 
 MOST_NGRAM = 1000
 MOST_PERM = 4096
@@ -34,6 +37,13 @@ class Options:
     pairs: str
     signatures: bool
     """Whether the result has them."""
+
+    @property
+    def signing(self) -> Signing:
+        """How documents are signed. It needs Numba, which a client has no use for."""
+        from tilewright.kernels.duplicates.signing import Signing
+
+        return Signing(self.kind, self.hash, self.scheme, self.num_perm, self.seed, self.bands, self.rows)
 
     def facts(self) -> dict[str, Any]:
         """As JSON types, with Unicode's version where that says what is a word or how texts are folded."""

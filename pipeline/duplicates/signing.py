@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,15 +13,24 @@ import numpy as np
 from tilewright.pipeline.duplicates.options import Options
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.waiting import reading_while
+from tilewright.pipeline.text.blocks import turn_to_read
 from tilewright.pipeline.text.corpus import Piece, reading_ahead
 from tilewright.pipeline.text.documents import Rows, are_files, joined, rows_of
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks
-from tilewright.pipeline.text.pieces import without_bad_files
-from tilewright.pipeline.text.whole.texts import AS_BYTES, BLOCK_NBYTES, LONGER, texts_of
+from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
+from tilewright.pipeline.text.pieces import run_shares, without_bad_files
+from tilewright.pipeline.text.whole.documents import whole_shares
+from tilewright.pipeline.text.whole.texts import (
+    AS_BYTES,
+    BLOCK_NBYTES,
+    LARGE_BLOCK_NBYTES,
+    LONGER,
+    Texts,
+    texts_of,
+)
 
 if TYPE_CHECKING:
-    from tilewright.kernels.duplicates.minhash import Permutations
+    from tilewright.kernels.duplicates.signing import Signs
 
 
 TOO_LONG = f"{LONGER}, compared as a whole and not by its shingles: split it (split_on)"
@@ -46,86 +55,159 @@ class Signed:
     remarks: Remarks
     left_out: dict[int, LeftOut]
     """`Found.left_out`."""
+    others: int = 0
+    """Documents that the cores signed though a GPU was to: it cannot fold all of their characters."""
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be read, by their places in the piece, and why; all else is of the piece without them."""
 
 
-@lru_cache(maxsize=8)
-def _permutations(scheme: str, count: int, seed: int) -> Permutations:
-    from tilewright.kernels.duplicates.minhash import permutations_of
-
-    return permutations_of(scheme, count, seed)
-
-
 def sign_piece(
-    piece: Piece, options: Options, reading: Reading, on_error: str
+    piece: Piece, options: Options, reading: Reading, on_error: str, device: str = "cpu", threads: int = 1
 ) -> tuple[Signed, dict[str, float]]:
     """Read the documents of a piece and form their signatures; the busy seconds of both.
+
+    device: ``cuda``, where so many threads read and a GPU forms them, or ``cpu``, where the task's own does both.
 
     Raises
     ------
     CorpusError
         A file cannot be read, decompressed or split, and ``on_error`` is "stop".
     """
-    signed, bad = without_bad_files(
-        piece, partial(_signed, options=options, reading=reading), AS_BYTES, reading, on_error, BLOCK_NBYTES
-    )
+    sign = partial(_signed, options=options, reading=reading, device=device, threads=threads)
+    signed, bad = without_bad_files(piece, sign, AS_BYTES, reading, on_error, BLOCK_NBYTES)
     assert signed is not None  # pieces hold whole files
     documents, stages = signed
     return replace(documents, bad=bad), stages
 
 
-def _signed(piece: Piece, options: Options, reading: Reading) -> tuple[Signed, dict[str, float]]:
-    check = end_if_given_up()
-    with reading_while(check), reading_ahead(piece):
-        return _signed_by(piece, options, reading, check)
+class _Part:
+    """What one thread finds of its share of a piece."""
+
+    def __init__(self, options: Options) -> None:
+        self._keeps = options.signatures
+        self.found = Found(True)
+        self.digests, self.nbytes, self.shingled = (
+            [np.empty((0, 2), np.uint64)],
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.bool_)],
+        )
+        self.keys = [np.empty((options.bands, 0), np.uint64)]
+        self.signatures = [np.empty((0, options.num_perm), np.uint32)]
+        self.others = 0
+        self.stages = {"read": 0.0, "sign": 0.0}
+
+    def add(self, texts: Texts, signs: Signs) -> None:
+        self.digests.append(texts.digests)
+        self.nbytes.append(np.diff(texts.edges))
+        self.shingled.append(signs.shingled)
+        self.keys.append(signs.keys)
+        self.others += signs.others
+        if signs.signatures is not None and self._keeps:
+            self.signatures.append(signs.signatures)
 
 
-def _signed_by(
-    piece: Piece, options: Options, reading: Reading, check: Callable[[], None]
+def _signed(
+    piece: Piece, options: Options, reading: Reading, device: str, threads: int
 ) -> tuple[Signed, dict[str, float]]:
-    from tilewright.kernels.duplicates.minhash import band_keys, signatures_of
-    from tilewright.kernels.duplicates.shingles import shingles_of
+    check = end_if_given_up()
+    if device != "cuda":
+        shares = [replace(piece, first=0)]
+        parts = [_on_cores(shares[0], options, reading, check)]
+    else:
+        from tilewright.pipeline.duplicates.on_gpu import prepare
 
-    permutations = _permutations(options.scheme, options.num_perm, options.seed)
-    found = Found(True)
-    digests, nbytes, shingled = (
-        [np.empty((0, 2), np.uint64)],
-        [np.empty(0, np.int64)],
-        [np.empty(0, np.bool_)],
-    )
-    keys = [np.empty((options.bands, 0), np.uint64)]
-    signatures = [np.empty((0, options.num_perm), np.uint32)]
-    stages = {"read": 0.0, "sign": 0.0}
+        prepare(options.signing)
+        shares = whole_shares(piece, threads)
+        reading = replace(reading, threads=max(1, threads // max(1, len(shares))))
+        parts = run_shares([partial(_on_gpu, share, options, reading) for share in shares], threads, check)
+    return _joined(piece, options, shares, parts)
+
+
+def _on_cores(share: Piece, options: Options, reading: Reading, check: Callable[[], None]) -> _Part:
+    from tilewright.kernels.duplicates.signing import sign_on_cores
+
+    def sign(texts: Texts) -> Signs:
+        return sign_on_cores(*_held(texts), options.signing, signatures=options.signatures)
+
+    part = _Part(options)
+    with reading_while(check), reading_ahead(share):
+        _sign_all(part, texts_of(share, reading, part.found, check, too_long=TOO_LONG), sign)
+    return part
+
+
+def _on_gpu(share: Piece, options: Options, reading: Reading, check: Callable[[], None]) -> _Part:
+    from tilewright.kernels.duplicates.signing import sign_on_cores
+    from tilewright.pipeline.duplicates.on_gpu import borrowed_signer
+
+    part = _Part(options)
+    with (
+        reading_while(check),
+        reading_ahead(share),
+        borrowed_signer(options.signing, signatures=options.signatures) as signer,
+        turn_to_read(share),
+    ):
+
+        def sign(texts: Texts) -> Signs:
+            if texts.data is None:
+                return sign_on_cores(*_held(texts), options.signing, signatures=options.signatures)
+            return signer.sign(texts.data, texts.edges, in_block=texts.in_block)
+
+        texts = texts_of(
+            share,
+            reading,
+            part.found,
+            check,
+            too_long=TOO_LONG,
+            block_nbytes=LARGE_BLOCK_NBYTES,
+            memory=signer.buffer,
+        )
+        _sign_all(part, texts, sign)
+    return part
+
+
+def _held(texts: Texts) -> tuple[np.ndarray, np.ndarray]:
+    """The texts and their edges; of one that is too long, those of an empty one."""
+    if texts.data is None:
+        return np.empty(0, np.uint8), np.zeros(2, np.int64)
+    return texts.data, texts.edges
+
+
+def _sign_all(part: _Part, blocks: Iterable[Texts], sign: Callable[[Texts], Signs]) -> None:
     clock = time.perf_counter()
-    for texts in texts_of(piece, reading, found, check, too_long=TOO_LONG):
+    for texts in blocks:
         read = time.perf_counter()
-        stages["read"] += read - clock
-        lengths = np.diff(texts.edges)
-        data, edges = texts.data, texts.edges
-        if data is None:
-            data, edges = np.empty(0, np.uint8), np.zeros(2, np.int64)
-        shingles = shingles_of(data, edges, options.kind)
-        each = signatures_of(shingles.hashes(options.hash), shingles.edges, permutations)
-        digests.append(texts.digests)
-        nbytes.append(lengths)
-        shingled.append(np.diff(shingles.edges) > 0)
-        keys.append(band_keys(each, options.bands, options.rows))
-        if options.signatures:
-            signatures.append(each)
+        part.stages["read"] += read - clock
+        part.add(texts, sign(texts))
         clock = time.perf_counter()
-        stages["sign"] += clock - read
-    rows = rows_of(found, 0, {}) if piece.documents else joined([])
+        part.stages["sign"] += clock - read
+
+
+def _joined(
+    piece: Piece, options: Options, shares: Sequence[Piece], parts: Sequence[_Part]
+) -> tuple[Signed, dict[str, float]]:
+    """What was found of a piece, from what was of its shares."""
+    remarks: Remarks = {}
+    left_out: dict[int, LeftOut] = {}
+    for share, part in zip(shares, parts, strict=True):
+        add_remarks(remarks, part.found.remarks)
+        left_out |= {share.first + place: each for place, each in part.found.left_out.items()}
+    rows = joined([])
+    if piece.documents:
+        rows = joined(
+            [rows_of(part.found, share.first, {}) for share, part in zip(shares, parts, strict=True)]
+        )
+    wanted = [each for part in parts for each in part.signatures]
     return (
         Signed(
             None if are_files(rows, len(piece.documents)) else rows,
-            np.concatenate(digests),
-            np.concatenate(nbytes),
-            np.concatenate(shingled),
-            np.concatenate(keys, axis=1),
-            np.concatenate(signatures) if options.signatures else None,
-            found.remarks,
-            found.left_out,
+            np.concatenate([each for part in parts for each in part.digests]),
+            np.concatenate([each for part in parts for each in part.nbytes]),
+            np.concatenate([each for part in parts for each in part.shingled]),
+            np.concatenate([each for part in parts for each in part.keys], axis=1),
+            np.concatenate(wanted) if options.signatures else None,
+            remarks,
+            left_out,
+            sum(part.others for part in parts),
         ),
-        stages,
+        {stage: sum(part.stages[stage] for part in parts) for stage in ("read", "sign")},
     )

@@ -13,11 +13,12 @@ from tilewright.pipeline.forecast.counts import count_forecast
 from tilewright.pipeline.forecast.forecast import Forecast
 from tilewright.pipeline.forecast.rates import kind_of_count, remembered
 from tilewright.pipeline.forecast.workload import Workload
-from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts, most_neighbours
 from tilewright.pipeline.text.corpus import Corpus
+from tilewright.pipeline.text.counting import decompressors_of
 from tilewright.pipeline.text.formats.ways import ways_of
 from tilewright.pipeline.text.whole.documents import whole_pieces
-from tilewright.pipeline.text.whole.texts import BLOCK_NBYTES, MOST_NBYTES
+from tilewright.pipeline.text.whole.texts import BLOCK_NBYTES, LARGE_BLOCK_NBYTES, MOST_NBYTES
 
 USUAL = {"duplicates": (4e6, 150e6), "signals": (2e6, 60e6)}
 """Stored bytes a second of one core, at worst and at best, compressed or not."""
@@ -32,6 +33,8 @@ class DocumentsPlan(CorpusPlan):
 
     work: str
     """``duplicates`` or ``signals``."""
+    device: str
+    """The name of the GPU, or ``CPU``."""
     document_nbytes: int
     """Memory of the process that collects, for each document, without its name."""
     forecast: Forecast
@@ -59,7 +62,7 @@ class DocumentsPlan(CorpusPlan):
                 self._files(),
                 *self._reading(),
                 ("pieces", f"{pieces} of whole files, at most {format_nbytes(self.piece_nbytes)} each"),
-                ("workers", f"{self.workers} × CPU, {counted(self.tasks, 'piece')} at a time"),
+                ("workers", f"{self.workers} × {self.device}, {counted(self.tasks, 'piece')} at a time"),
                 ("memory", memory),
                 ("collected", collected),
                 self._written({"result": "the result to"}),
@@ -73,10 +76,14 @@ class DocumentsPlan(CorpusPlan):
         )
 
 
-def kind_of_documents(work: str, corpus: Corpus, workers: int) -> str:
+def kind_of_documents(work: str, corpus: Corpus, workers: Sequence[WorkerFacts]) -> str:
     """What runs have in common whose times are compared."""
     plain = all(document.codec is None for document in corpus.documents)
-    return kind_of_count(work, "CPU", workers, per_document=True, plain=plain)
+    return kind_of_count(work, _device(workers), len(workers), per_document=True, plain=plain)
+
+
+def _device(workers: Sequence[WorkerFacts]) -> str:
+    return workers[0].name if workers[0].device == "cuda" else "CPU"
 
 
 def plan_documents(
@@ -93,11 +100,14 @@ def plan_documents(
     ways = ways_of(corpus.documents, corpus.reading)
     tasks = sum(worker.threads for worker in workers)
     limits = [worker.host_limit_nbytes for worker in workers if worker.host_limit_nbytes is not None]
-    load = Workload.of_count(corpus.nbytes, len(pieces), len(workers), on_host=True, disk_nbytes=0)
-    earlier = remembered(kind_of_documents(work, corpus, len(workers)))
+    load = Workload.of_count(
+        corpus.nbytes, len(pieces), len(workers), on_host=workers[0].device != "cuda", disk_nbytes=0
+    )
+    earlier = remembered(kind_of_documents(work, corpus, workers))
     at_once = max(1, min(len(pieces), tasks))
     return DocumentsPlan(
         work=work,
+        device=_device(workers),
         files=len(corpus.documents),
         nbytes=corpus.nbytes,
         ways=ways.ways,
@@ -106,7 +116,7 @@ def plan_documents(
         piece_nbytes=max((piece.nbytes for piece in pieces), default=0),
         workers=len(workers),
         tasks=tasks,
-        worker_nbytes=TIMES * BLOCK_NBYTES * max(worker.threads for worker in workers),
+        worker_nbytes=_worker_nbytes(workers),
         worker_limit_nbytes=min(limits, default=None),
         document_nbytes=document_nbytes,
         driver_limit_nbytes=memory_limit(),
@@ -118,3 +128,12 @@ def plan_documents(
             alike=f"{work} of as plain or compressed files",
         ),
     )
+
+
+def _worker_nbytes(workers: Sequence[WorkerFacts]) -> int:
+    """What a worker holds of short documents at a time: on a GPU's, for each thread that reads two blocks, and what
+    they are read from."""
+    if workers[0].device == "cuda":
+        neighbours = most_neighbours(worker.address for worker in workers)
+        return 3 * LARGE_BLOCK_NBYTES * decompressors_of(workers, neighbours)
+    return TIMES * BLOCK_NBYTES * max(worker.threads for worker in workers)

@@ -28,6 +28,10 @@ from tilewright.pipeline.plan.inputs import (
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
 
+PANELS_AHEAD = 4
+"""Panels of A and of B that a GPU holds at most for the sake of those to come, where memory is left over: workers that
+share panels answer each other late at times, and the GPU then multiplies what is there."""
+
 LINE_NBYTES = 128
 """On a GPU, where tiles are cut into cells, every cell of a panel or a tile begins its lines at multiples of this.
 Kernels add up in an order that depends on addresses modulo this, so they treat every cell alike, wherever in a tile it
@@ -242,6 +246,8 @@ class Held:
     c_buffers: int
     peak_nbytes: int
     """Bytes of all buffers and of the kernel's workspace."""
+    ahead_nbytes: int
+    """Those of them that panels ahead take, which are held because there is room, and could be done without."""
     a_reads: int
     """Upper bound on how often all of A is read; 0 where C is symmetric, since B is the same array."""
     b_reads: tuple[Columns, ...]
@@ -258,7 +264,7 @@ class Held:
 
 def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> Held:
     """As many tiles and panels as the memory holds: first those the work needs, then panels that save reading, then
-    tiles to be written while others are multiplied. ``workers`` share the tiles."""
+    tiles to be written while others are multiplied, then panels ahead. ``workers`` share the tiles."""
     limits, (m, n) = memory.limits, memory.sides
     rows, columns, k_parts = geometry.tile_rows, geometry.tile_columns, geometry.k_parts
     tile_grid = TileGrid.of(memory.sides, geometry, symmetric=memory.symmetric, band=memory.band)
@@ -304,7 +310,14 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
         more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - peak) // tile_nbytes))
         c_buffers, peak = c_buffers + more, peak + more * tile_nbytes
-    return Held(a_buffers, b_buffers, c_buffers, peak, a_reads, b_reads, rows_read)
+    ahead_nbytes = 0
+    if peak and not limits.on_host:
+        left = limits.device_nbytes - peak
+        more_a, more_b = _panels_ahead((a_buffers, b_buffers), panel_count, left, (panel_a, panel_b))
+        ahead_nbytes = (more_a - a_buffers) * panel_a + (more_b - b_buffers) * panel_b
+        a_buffers, b_buffers = more_a, more_b
+    peak += ahead_nbytes
+    return Held(a_buffers, b_buffers, c_buffers, peak, ahead_nbytes, a_reads, b_reads, rows_read)
 
 
 def _panel_buffers(
@@ -331,6 +344,20 @@ def _panel_buffers(
         b_buffers += min(columns, left // (panel_count * panel_b)) * panel_count
         if (columns * panel_count - PANEL_BUFFERS) * panel_b <= left:  # then no panel replaces another
             b_buffers = max(PANEL_BUFFERS, columns * panel_count)
+    return a_buffers, b_buffers
+
+
+def _panels_ahead(
+    buffers: tuple[int, int], panel_count: int, left: int, panel_nbytes: tuple[int, int]
+) -> tuple[int, int]:
+    """The buffers of A and of B with as many more as ``left`` bytes have room for, up to `PANELS_AHEAD` of each, and
+    fewer than a tile's: nothing is read less often for them. A pair of panels needs one of each, so both get more or
+    neither, unless one has enough."""
+    most = min(PANELS_AHEAD, panel_count - 1)
+    lacking = [most - held if 0 < held < most else 0 for held in buffers]
+    pair = sum(nbytes for nbytes, more in zip(panel_nbytes, lacking, strict=True) if more)
+    pairs = min(max(lacking), left // pair) if pair else 0
+    a_buffers, b_buffers = (held + min(pairs, more) for held, more in zip(buffers, lacking, strict=True))
     return a_buffers, b_buffers
 
 

@@ -104,15 +104,13 @@ class MatmulPlan:
     line_nbytes: int
     """Alignment of the lines of cells, where tiles are cut into cells."""
     a_buffers: int
-    """Panels of A that a GPU holds: all those of a row of tiles where memory is left over, so that they are read
-    once."""
+    """Panels of A that a GPU holds: where memory is left over those of a row of tiles, read once; else a few."""
     b_buffers: int
-    """Panels of B that a GPU holds: those of whole columns of tiles, in what memory A's panels leave. 0 where C is
-    symmetric and A's panels serve as B's."""
+    """Panels of B that a GPU holds: those of whole columns of tiles, in what memory A's panels leave, or else a few. 0
+    where C is symmetric and A's panels serve as B's, or nothing of B is needed."""
     device_limit_nbytes: int
     device_peak_nbytes: int
-    """Projected peak of one worker's tiles, panels and kernel workspace, in the memory of the device that
-    multiplies."""
+    """Projected peak of a worker's tiles, panels and kernel workspace, in memory of the device that multiplies."""
     host_peak_nbytes: int
     """Projected peak of one worker's process: staging, decoding and the process itself; or the check of C, if that is
     more."""
@@ -142,8 +140,7 @@ class MatmulPlan:
     sum_dtype: str = ""
     """What the products of a tile are summed in; empty: what follows from C's dtype alone (`sums`)."""
     operand_dtypes: tuple[str, str] = ("", "")
-    """What panels of A, and of B, are transformed to before they are multiplied; empty: they are multiplied as they are
-    stored."""
+    """What panels of A, and of B, are multiplied as once they are transformed; empty: as they are stored."""
     before_dtype: str = ""
     """Of what C held before, where that is added to it; else empty."""
     finished: bool = False
@@ -158,6 +155,8 @@ class MatmulPlan:
     it, and of them the stored pieces that do (`band.py`)."""
     read_requests: int = 0
     """About how many requests reading A and B takes of object stores that they lie in."""
+    ahead_nbytes: int = 0
+    """Those of ``device_peak_nbytes`` that could be done without: of panels ahead of those that are multiplied."""
     beside_nbytes: int = 0
     """Of what is stored beside each element of C: the number of its pairs."""
     as_bytes: bool = False
@@ -476,7 +475,7 @@ class MatmulPlan:
         ]
         if waste > 0.005:
             # More memory changes nothing where memory is idle.
-            cut_by_memory = 2 * self.device_peak_nbytes > self.device_limit_nbytes
+            cut_by_memory = 2 * (self.device_peak_nbytes - self.ahead_nbytes) > self.device_limit_nbytes
             other = (
                 "raise the device memory" if cut_by_memory else "cut C into fewer tiles (tilewright.tiles)"
             )
@@ -658,6 +657,7 @@ def plan_tiles(
         accumulators=more.sums,
         read_requests=read_requests(a, b, best, held) if m and n else 0,
         window=None if band is None else (band.before, band.after),
+        ahead_nbytes=held.ahead_nbytes,
         beside_nbytes=beside,
         decoding=limits.decoding,
     )

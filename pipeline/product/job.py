@@ -371,7 +371,7 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
         as after any other error.
     """
     request, out, tell = job.request, job.out, job.tell
-    most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
+    most_nbytes = (failed.device_peak_nbytes - failed.ahead_nbytes) // 2 if failed is not None else None
     resume = request.resume or failed is not None
     past = _find_past(out, job.inputs.digest) if resume else None
     plan = plan_for(job.factors, out, facts, past, most_nbytes, verify=request.verify)

@@ -79,7 +79,7 @@ def find_signals(
     nbytes = sum(int(part.columns["byte_count"].sum()) for part in arrival.parts)
     if not arrival.bad:
         remember_count(
-            kind_of_documents("signals", corpus, len(workers)),
+            kind_of_documents("signals", corpus, workers),
             corpus.nbytes,
             len(workers),
             time.perf_counter() - start,

@@ -232,7 +232,7 @@ def divided(
     nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
     # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
     neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
-    decompressors = 1 if plain and device != CORES else _decompressors(workers, neighbours)
+    decompressors = 1 if plain and device != CORES else decompressors_of(workers, neighbours)
     left = everything(corpus) if record is None else what_is_left(record, corpus, kind)
     on_gpus = device == "cuda"
     work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors, on_gpus)
@@ -255,7 +255,7 @@ def _device_of_tokens(corpus: Corpus, kind: TokenKind, *, per_document: bool) ->
     return "cuda", ""
 
 
-def _decompressors(workers: Sequence[WorkerFacts], neighbours: int) -> int:
+def decompressors_of(workers: Sequence[WorkerFacts], neighbours: int) -> int:
     """Threads of each worker that decompress: what the setting says, else its share of its host's cores."""
     wanted: int | None = config.get("decompress-threads")
     return wanted or max(

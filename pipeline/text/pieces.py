@@ -213,6 +213,9 @@ def _count(
     shares = _shares(piece, device, block_nbytes, threads)
     if not piece.is_plain:
         reading = replace(reading, threads=max(1, threads // len(shares)))
+    if device == "cuda":
+        # In large steps: between two of them the many threads that read take turns at the interpreter.
+        reading = replace(reading, buffer_nbytes=LANE_NBYTES)
     task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
     if device != "cuda" and task.is_sparse:
         parts = _run(_calls(_sparse_on_host, shares), threads, task)
@@ -371,22 +374,31 @@ def _range_of(share: Piece, kind: Kind | TokenKind) -> tuple[int, int] | tuple[N
 
 
 def _run(calls: Sequence[Callable[[_Task], _Part]], threads: int, task: _Task) -> list[_Part]:
-    """Make the calls of the task, one a share, on threads. One that fails ends the others: the rest of a compressed
-    document may take hours."""
+    """Make the calls of the task, one a share, on threads."""
+
+    def with_task(call: Callable[[_Task], _Part], check: Callable[[], None]) -> _Part:
+        return call(replace(task, check=check))
+
+    return run_shares([partial(with_task, call) for call in calls], threads, task.check)
+
+
+def run_shares(
+    calls: Sequence[Callable[[Callable[[], None]], Result]], threads: int, check: Callable[[], None]
+) -> list[Result]:
+    """Make calls on the process's threads for texts, each with what it is to call now and then, and which may end it.
+    One that fails ends the others: the rest of a compressed document may take hours."""
     if len(calls) == 1:
-        return [calls[0](task)]
+        return [calls[0](check)]
     failed: list[Exception] = []
 
     def check_all() -> None:
-        task.check()
+        check()
         if failed:
             raise failed[0]
 
-    watched = replace(task, check=check_all)
-
-    def run(call: Callable[[_Task], _Part]) -> _Part:
+    def run(call: Callable[[Callable[[], None]], Result]) -> Result:
         try:
-            return call(watched)
+            return call(check_all)
         except Exception as error:
             failed.append(error)
             raise

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.pipeline.plan.pairs import PRODUCT, Form, Forms
-from tilewright.pipeline.plan.slabs import SLAB_PANELS, slabs_of
+from tilewright.pipeline.plan.slabs import SLAB_PANELS, cuts_of, slabs_of
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.content import panel_content
 from tilewright.pipeline.worker.fusion import accumulators
@@ -117,8 +117,8 @@ class ComputeStage:
             a = self._unit.fusion.scratch(0, pair.a.placed)
             one = all(self._is_one(pair, forms) for forms in self._forms)
             b = a if one else self._unit.fusion.scratch(1, pair.b.placed)
-            slabs = slabs_of(self._plan, job.tile)
-            self._unit.prepare(a, b, target, pair.a is pair.b, slabs if len(slabs) > 1 else ())
+            cuts = cuts_of(self._plan, job.tile.rows)
+            self._unit.prepare(a, b, target, pair.a is pair.b, cuts if len(cuts) > 1 else ())
             for panel in pair.read:
                 if panel.parts:
                     self._unit.prepare_hashes(panel.buffer.placed, panel.parts)
@@ -191,9 +191,9 @@ class ComputeStage:
         begins_part = pairs[0].begins_part  # of a tile without slabs, whose pairs come one by one
         if begins_part:
             target = self._set_aside(job, target)
-        slabs = slabs_of(self._plan, job.tile) if pairs[0].behind < SLAB_PANELS else ()
-        ends = pairs[-1].behind == 0
-        for rows in slabs if len(slabs) > 1 else (None,):
+        cuts = cuts_of(self._plan, job.tile.rows) if pairs[0].behind < SLAB_PANELS else ()
+        ends = pairs[-1].behind == 0 and len(slabs_of(self._plan, job.tile)) > 1
+        for rows in cuts if len(cuts) > 1 else (None,):
             for place, pair in enumerate(pairs):
                 for sums, forms in zip(accumulators(self._plan, target), self._forms, strict=True):
                     left = self._operand(0, pair.a, forms[0])

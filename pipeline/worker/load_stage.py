@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,9 @@ PANELS_SOON = 4
 """How far ahead a panel is that this worker is about to begin, so that others wait for it."""
 PANELS_TAKEN = 2
 """For how many of these at once it waits for other workers' answers, which take longer than the copies."""
+PAIRS_MULTIPLIED = 2
+"""How many pairs of panels a GPU has at least before it is said to want for them: the one that is multiplied, and the
+one enqueued behind it."""
 
 
 class PanelSource:
@@ -116,8 +120,9 @@ class LoadStage:
         self._queued: deque[Tile] = deque()
         self._begun = False
         """Whether a tile has come."""
-        self._loaded: SimpleQueue[Loaded | None] | None = None
-        """What waits to be multiplied."""
+        self._handed_on = 0
+        """Pairs that were passed on and are not multiplied yet."""
+        self._counting = threading.Lock()
         self.sharing: PanelSharing | None = None
         if peers is not None and unit.shared is not None:
             self.sharing = PanelSharing(Exchange(peers, product.run), unit.shared, worker)
@@ -140,7 +145,6 @@ class LoadStage:
         # them are fetched from other workers: half a panel's time would be lost otherwise.
         coming: deque[_Coming] = deque()
         begun = False
-        self._loaded = loaded
         while True:
             while coming and jobs.empty():
                 self._hand_on(coming.popleft(), loaded)
@@ -181,6 +185,8 @@ class LoadStage:
 
     def release(self, pair: PanelPair) -> None:
         """Let the buffers of a pair be reused that is multiplied, or will not be. Callable from any thread."""
+        with self._counting:
+            self._handed_on -= 1
         self._let_go((pair.a, pair.b))
 
     def arrival(self, key: PanelKey) -> Arrival | None:
@@ -239,12 +245,22 @@ class LoadStage:
             source = a if self._plan.shares_panels else b
             yield source, (source.name, tile.j, start)
 
+    @staticmethod
+    def _holds(source: PanelSource, key: PanelKey) -> bool:
+        return source.cache.find(key) is not None
+
     def _may_begin(self, coming: Sequence[_Coming], tile: Tile, start: int) -> bool:
         """Whether these panels can begin while others are still coming. Each must have a buffer without waiting, and
         must not itself be coming: it would be used before it is whole."""
         reading = {panel.key for one in coming for panel in one.missing}
-        return len(coming) < PANELS_COMING and all(
-            source.cache.ready(key) and key not in reading for source, key in self._wanted(tile, start)
+        wanted = list(self._wanted(tile, start))
+        return (
+            len(coming) < PANELS_COMING
+            and not any(key in reading for _, key in wanted)
+            and all(
+                cache.ready(*(key for source, key in wanted if source.cache is cache))
+                for cache in dict.fromkeys(source.cache for source, _ in wanted)
+            )
         )
 
     def _begin(self, job: TileJob, start: int, stop: int, behind: int) -> _Coming:
@@ -257,26 +273,31 @@ class LoadStage:
         )
         sharers = job.sharers.a, job.sharers.b
         loadings: list[Loading] = []
-        taken: list[PanelBuffer] = []
-        missing: list[_Missing] = []
+        wanted = list(self._wanted(job.tile, start))
+        taken: dict[int, PanelBuffer] = {}
+        lacking: dict[int, _Missing] = {}
         remote: dict[RemotePart, Callable[[], Loading]] = {}
         own_nbytes = 0
         try:
-            for place, (source, key) in enumerate(self._wanted(job.tile, start)):
-                buffer, there = source.cache.take(key)
-                taken.append(buffer)
-                if there:
-                    continue
-                region, arrival = regions[place], buffer.arrival
-                panel = buffer.panel = Placed(buffer.flat, shape_of(region), source.lines)
-                buffer.region = region
-                missing.append(_Missing(source.cache, key, arrival, self._read_panel(source, buffer, region)))
+            # Those first that are here: another's place may be what one of them is held in.
+            held_first = sorted(range(len(wanted)), key=lambda place: not self._holds(*wanted[place]))
+            for place in held_first:
+                (source, key), region = wanted[place], regions[place]
+                taken[place], there = source.cache.take(key)
+                if not there:
+                    buffer = taken[place]
+                    buffer.panel, buffer.region = Placed(buffer.flat, shape_of(region), source.lines), region
+                    read = self._read_panel(source, buffer, region)
+                    lacking[place] = _Missing(source.cache, key, buffer.arrival, read)
+            for place in sorted(lacking):
+                (source, key), region, one = wanted[place], regions[place], lacking[place]
+                arrival, panel = one.arrival, taken[place].placed
                 hashes: list[tuple[Corners, int]] | None = None
                 own: PanelPart | None = (0, panel.shape[0], 0, panel.shape[1])
                 if self.sharing is not None:
                     own, others = self.sharing.split(key, region, source.unit, panel, arrival, sharers[place])
-                    for one in others:
-                        remote[one] = partial(self._loading, source.array, region, one.part, panel)
+                    for other in others:
+                        remote[other] = partial(self._loading, source.array, region, other.part, panel)
                 if own is not None:
                     loading = self._loading(source.array, region, own, panel)
                     own_nbytes += part_nbytes(own, panel.dtype)
@@ -287,10 +308,11 @@ class LoadStage:
                     if own == (0, panel.shape[0], 0, panel.shape[1]):
                         hashes = loading.hashes
                 if hashes is not None:
-                    missing[-1] = replace(missing[-1], hashes=hashes)
+                    lacking[place] = replace(one, hashes=hashes)
                 else:
                     parts = parts_read(source.array, region, panel)
-                    missing[-1] = replace(missing[-1], panel=replace(missing[-1].panel, parts=parts))
+                    lacking[place] = replace(one, panel=replace(one.panel, parts=parts))
+            missing = [lacking[place] for place in sorted(lacking)]
             job.read_nbytes += own_nbytes
             loads = LoadsUnderWay(self._readers, loadings)
             bring = partial(self._bring, job, loads, remote, missing, own_nbytes)
@@ -300,11 +322,11 @@ class LoadStage:
                 with suppress(RuntimeError):  # no thread left: they are asked later, in `_hand_on`
                     brought = submitted(self._takers, bring).result
         except BaseException:
-            self._give_back(taken, missing)
+            self._give_back(list(taken.values()), list(lacking.values()))
             raise
         begins_part = start in plan.part_starts
-        read = tuple(one.panel for one in missing)
-        pair = PanelPair(job, taken[0], taken[-1], read, behind, begins_part)
+        read_panels = tuple(one.panel for one in missing)
+        pair = PanelPair(job, taken[0], taken[len(wanted) - 1], read_panels, behind, begins_part)
         return _Coming(pair, missing, brought)
 
     def _read_panel(self, source: PanelSource, buffer: PanelBuffer, region: tuple[slice, slice]) -> ReadPanel:
@@ -342,7 +364,7 @@ class LoadStage:
                 raise CancelledError()
             start = time.perf_counter()
             reading = None
-            if own_nbytes and self._loaded is not None and self._loaded.empty():
+            if own_nbytes and self._handed_on <= PAIRS_MULTIPLIED:
                 # As fast as its own parts were read just now, from whatever store.
                 reading = seconds * sum(part.nbytes for part in remote) / own_nbytes
             left = self.sharing.exchange.take(list(remote), reading)
@@ -381,6 +403,8 @@ class LoadStage:
             job.error = job.error or error
             self._give_back((pair.a, pair.b), coming.missing)
         else:
+            with self._counting:
+                self._handed_on += 1
             loaded.put(pair)
         for end in coming.ends:
             loaded.put(end)
@@ -395,8 +419,8 @@ class LoadStage:
 
     def _let_go(self, taken: Sequence[PanelBuffer]) -> None:
         """Release a panel of A, and one of B unless that is the same."""
-        for source, buffer in zip(self.sources, dict.fromkeys(taken), strict=False):
-            source.cache.let_go(buffer)
+        for buffer in dict.fromkeys(taken):
+            buffer.cache.let_go(buffer)
 
 
 class LoadsUnderWay:

@@ -114,6 +114,8 @@ class PanelBuffer:
     multiplied yet."""
 
     flat: Any
+    cache: PanelCache
+    """Which it belongs to, and is given back to: of A's panels some may serve as B's."""
     users: int = 0
     arrival: Arrival = field(default_factory=Arrival)
     """The arrival of the panel that is here or being loaded."""
@@ -152,7 +154,7 @@ class PanelCache:
             there = buffer is not None
             if buffer is None:
                 if self._spare:
-                    buffer = PanelBuffer(self._allocate())
+                    buffer = PanelBuffer(self._allocate(), self)
                     self._spare -= 1
                 else:
                     oldest = next(iter(self._held))
@@ -164,10 +166,13 @@ class PanelCache:
             buffer.users += 1
             return buffer, there
 
-    def ready(self, key: Any) -> bool:
-        """Whether `take` would return without waiting. This holds until the next `take`."""
+    def ready(self, *keys: Any) -> bool:
+        """Whether these could be taken without waiting, those first that are held: another's place may be what one of
+        them is held in. This holds until the next `take`."""
         with self._let_go:
-            return key in self._held or self._spare > 0 or next(iter(self._held.values())).users == 0
+            lacking = sum(key not in self._held for key in keys) - self._spare
+            others = (buffer for key, buffer in self._held.items() if key not in keys)
+            return lacking <= 0 or [one.users for one in itertools.islice(others, lacking)] == [0] * lacking
 
     def find(self, key: Any) -> PanelBuffer | None:
         """The buffer of a panel that is here or being loaded. Takes no lock, so it does not wait while a buffer is

@@ -263,16 +263,23 @@ def _cells(
     diagonal: bool = False,
     slab: slice | None = None,
 ) -> Iterator[tuple[Any, Any, Any, bool]]:
-    """The products that a tile and two panels are cut into: what of A and of B is multiplied, where it goes, and
-    whether only its lower half is wanted, whose mirror image the other one is."""
+    """The products that a tile and two panels, or a slab of the tile's rows, are cut into: what of A and of B is
+    multiplied, where it goes, and whether only its lower half is wanted, whose mirror image the other one is. Of the
+    cells on the diagonal there is all or nothing: all with the slab that their first rows are in."""
     depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
     on_diagonal = plan.symmetric and (diagonal or a.flat is b.flat)
     for rows, columns in plan.cells(*tile.shape, slab):
-        if on_diagonal and columns.start > rows.start:
-            continue  # the mirror image of another cell
+        lower = False
+        if on_diagonal:
+            first = rows.start - rows.start % plan.cell_rows
+            lower = columns.start == first
+            if columns.start > first or (lower and rows.start > first):
+                continue  # the mirror image of another cell, or multiplied with its first rows
+            if lower:
+                rows = slice(first, min(first + plan.cell_rows, tile.shape[0]))
         left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
         right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
-        yield left, right, tile.cut(rows, columns), on_diagonal and rows.start == columns.start
+        yield left, right, tile.cut(rows, columns), lower
 
 
 def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[str, Any]) -> None:

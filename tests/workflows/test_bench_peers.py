@@ -51,6 +51,7 @@ PUBLISHED = {
     "COMPUTE_32F_EMULATED_16BFX9": 78,
     "MATMUL_DESC_TRANSA": 3,
     "MATMUL_DESC_TRANSB": 4,
+    "MATMUL_DESC_FAST_ACCUM": 25,
     "MATMUL_PREF_MAX_WORKSPACE_BYTES": 1,
 }
 PUBLISHED_TYPES = {
@@ -61,6 +62,8 @@ PUBLISHED_TYPES = {
     "complex64": 4,  # CUDA_C_32F
     "complex128": 5,  # CUDA_C_64F
     "int32": 10,  # CUDA_R_32I
+    "float8_e4m3fn": 28,  # CUDA_R_8F_E4M3
+    "float8_e5m2": 29,  # CUDA_R_8F_E5M2
 }
 
 
@@ -201,6 +204,23 @@ def test_a_complex_product_by_three_is_shown_and_is_no_peer(opened: Any) -> None
     assert contestant.check() is None
     assert not contestant.peer
     assert "weaker" in contestant.name
+
+
+def test_float8_is_asked_of_cublaslt_alone(opened: Any) -> None:
+    """With its fast sums, too, whose bound is weaker: no peer."""
+    problem = problem_of("float8_e4m3fn", "float32")
+    for fast in (False, True):
+        library, called = fake()
+        found = list(gemm_peers._float8(problem, opened(library), fast_sums=fast))
+        assert common.taken(found)[1] == []
+        assert len(found) == PROPOSALS - 1
+        assert ("fast sums" in called) is fast
+        assert "cublasGemmEx" not in called
+        for contestant in found:
+            assert contestant.name.startswith("cublasLt TN")
+            assert contestant.peer is not fast
+            assert ("weaker" in contestant.name) is fast
+    assert gemm_peers._direct(problem, opened(fake()[0])) == []
 
 
 def test_small_integers_have_cublas_on_converted_operands_for_a_peer(opened: Any) -> None:

@@ -500,6 +500,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         | {"shingle": ("word", words), "ngram": (3, counts), "num_perm": (8, counts)}
         | {"casefold": (False, flags | junk), "normalise": (None, words | junk)}
         | {"bands": (None, counts), "rows": (None, counts), "seed": (1, counts), "hash": ("sha1", words)}
+        | DEVICE
         | {"scheme": ("legacy", words), "pairs": ("all", words), "signatures": (False, flags | junk)}
         | {"out": (None, st.sampled_from(["d.csv", "d", "folder", "nowhere/d.json", "text.txt"]) | junk)}
         | {"overwrite": (False, flags | junk), "raw": (False, flags | junk), "split_on": (None, words | junk)}

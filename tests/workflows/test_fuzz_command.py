@@ -231,6 +231,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--hash": st.sampled_from(["sha1", "xxh32", "md5"]) | names, "--scheme": names, "--pairs": names}
         | {
             "--out": documents,
+            "--device": devices,
             "--list": None,
             "--plan-only": None,
             "--signatures": None,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.float8 import E4M3, E5M2
 
 WORKSPACE_NBYTES = 32 << 20
 """What NVIDIA recommends for Hopper; PyTorch's ``_int_mm`` gives none."""
@@ -46,7 +47,7 @@ COMPUTE_32F_FAST_16F, COMPUTE_32F_FAST_16BF, COMPUTE_32F_FAST_TF32, COMPUTE_32F_
     77,
     78,
 )
-MATMUL_DESC_TRANSA, MATMUL_DESC_TRANSB = 3, 4
+MATMUL_DESC_TRANSA, MATMUL_DESC_TRANSB, MATMUL_DESC_FAST_ACCUM = 3, 4, 25
 MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
 STATUSES = {
     0: "CUBLAS_STATUS_SUCCESS",
@@ -69,6 +70,8 @@ DATA_TYPES = {
     np.dtype(np.complex128): 5,
     np.dtype(np.int32): 10,
     BFLOAT16: 14,
+    E4M3: 28,
+    E5M2: 29,
 }
 """``cudaDataType_t`` of elements."""
 LAYOUTS = {"NN": (False, False), "TN": (True, False), "NT": (False, True), "TT": (True, True)}
@@ -112,6 +115,8 @@ class Arithmetic:
     compute: int
     name: str = ""
     """What tells it from the others of a case."""
+    fast_sums: bool = False
+    """Whether float8 products are added up by the tensor cores alone, which keep few bits of the sum."""
 
     @property
     def scale(self) -> np.dtype:
@@ -322,6 +327,12 @@ class Cublas:
             value = ctypes.c_int32(matrix.operation)
             size = ctypes.sizeof(value)
             self._lt.call("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.byref(value), size)
+        if arithmetic.fast_sums:
+            yes = ctypes.c_int8(1)
+            self._lt.call(
+                "cublasLtMatmulDescSetAttribute",
+                *(operation, MATMUL_DESC_FAST_ACCUM, ctypes.byref(yes), ctypes.sizeof(yes)),
+            )
         b_layout = self._layout(operands, sides.n, sides.k, b)
         a_layout = self._layout(operands, sides.k, sides.m, a)
         c_layout = self._layout(result, sides.n, sides.m, Stored(out, sides.n, False))

@@ -26,8 +26,9 @@ from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
 from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
 from tilewright.kernels.errors import OptionError
+from tilewright.kernels.float8 import FLOAT8, NAMES, to_float32
 from tilewright.kernels.gemm import tuning
-from tilewright.kernels.gemm.base import ELEMENTS
+from tilewright.kernels.gemm.base import FACTORS
 from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gemm.ladder.tiled import TILED
 from tilewright.kernels.gemm.product import describe, kernel_name
@@ -71,6 +72,10 @@ PERIOD = 4_194_301
 """A prime: larger matrices repeat so many random elements, in another place of every row."""
 SMALL = 127
 """The largest absolute value of ``small`` integers: those that one 8-bit digit holds."""
+FLOAT8_SHARE = 2.0**-7
+"""Of the standard deviation of an element of a product of random matrices: what an element of a float8 product may be
+off. Of normal numbers it is off by 2**-13 of that, root mean square. The bound of its errors is that of the worst
+numbers, and is more than the elements themselves where k is large."""
 CALL_SECONDS = 0.5
 """For the calls of each contestant, about."""
 CALL_SIZES = (64, 256, 1024, 2048, 4096, 8192)
@@ -176,12 +181,12 @@ def _types(text: str) -> tuple[np.dtype, np.dtype]:
     try:
         dtype = np.dtype(stored)
     except TypeError:
-        if stored == "bfloat16":
+        if stored in ("bfloat16", *NAMES):
             raise OptionError(
-                "dtype 'bfloat16' is NumPy's only with the package ml_dtypes; install it"
+                f"dtype {stored!r} is NumPy's only with the package ml_dtypes; install it"
             ) from None
         raise OptionError(
-            f"dtype {text!r} is unknown; it may be {', '.join(map(dtype_name, ELEMENTS))}, or like int8->int32"
+            f"dtype {text!r} is unknown; it may be {', '.join(map(dtype_name, FACTORS))}, or like int8->int32"
         ) from None
     return dtype, result_dtype(dtype, dtype, wanted or None)
 
@@ -359,7 +364,9 @@ def _judge(
         # since the reference of the widest types is no more exact than what it judges.
         columns = _norms(b, axis=0)
         limits = [
-            2
+            FLOAT8_SHARE * np.outer(rows, columns) / math.sqrt(case.k)
+            if case.dtype in FLOAT8
+            else 2
             * tolerance(
                 case.k,
                 case.result,
@@ -394,8 +401,13 @@ def _widest(dtype: np.dtype) -> np.dtype:
 def _norms(matrix: np.ndarray, axis: int) -> np.ndarray:
     """Euclidean lengths of rows or columns, in float64 a block of rows at a time."""
     blocks = np.array_split(matrix, max(1, matrix.size >> 22))
-    parts = [np.square(np.abs(block), dtype=np.float64).sum(axis) for block in blocks]
+    parts = [np.square(np.abs(_numpys(block)), dtype=np.float64).sum(axis) for block in blocks]
     return np.sqrt(np.sum(parts, axis=0) if axis == 0 else np.concatenate(parts))
+
+
+def _numpys(matrix: np.ndarray) -> np.ndarray:
+    """The matrix, of float8 in a type that NumPy computes in."""
+    return to_float32(matrix) if matrix.dtype in FLOAT8 else matrix
 
 
 def _cpu(case: Case) -> list[Contestant]:
@@ -414,7 +426,8 @@ def _cpu(case: Case) -> list[Contestant]:
         matmul(a, b, out, dtype=case.result, precision=case.precision, device="cpu")
 
     def numpy_product() -> None:
-        np.matmul(a[part], b, out=theirs[part], dtype=None if case.result == BFLOAT16 else case.result)
+        dtype = None if case.result == BFLOAT16 else case.result
+        np.matmul(_numpys(a[part]), _numpys(b), out=theirs[part], dtype=dtype)
 
     peers = [("numpy.matmul", numpy_product)]
     if integer and case.small and case.k * SMALL**2 < 2**53:

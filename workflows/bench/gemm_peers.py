@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.float8 import FLOAT8, NAMES
 from tilewright.kernels.gpu.device_array import address, strided_view, to_device
 from tilewright.workflows.bench import cublas
 from tilewright.workflows.bench.common import Contestant
@@ -132,6 +133,9 @@ def gpu_peers(problem: Problem, stack: contextlib.ExitStack) -> Peers:
         found += _direct(problem, blas)
         if problem.result.kind == "c":
             others.append(_by_three_products(problem, blas))
+        if problem.dtype in FLOAT8:
+            found += _float8(problem, blas, fast_sums=False)
+            others += _float8(problem, blas, fast_sums=True)
         if (
             problem.check_half is not None
             and problem.dtype in cublas.SYRK_LETTERS
@@ -146,6 +150,21 @@ def gpu_peers(problem: Problem, stack: contextlib.ExitStack) -> Peers:
         ) as error:  # of kinds of their own, where a release does not take such an array or option
             refused.append((caller, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
     return Peers(found, others, refused)
+
+
+def _float8(problem: Problem, blas: Cublas, *, fast_sums: bool) -> Iterator[Contestant]:
+    """cublasLt's float8 product, which it has for k contiguous in both factors. fast_sums: with sums that the tensor
+    cores add up over all of k, whose errors have a weaker bound."""
+    operands = Operands(problem.a, problem.b)
+    ((layout, b, a),) = _layouts(operands, ("TN",))
+    kind = Arithmetic(problem.dtype, problem.result, cublas.COMPUTE_32F, fast_sums=fast_sums)
+    name = f"cublasLt {layout}" + ", fast sums, weaker error bound" * fast_sums
+
+    def contestant(name: str, product: Call) -> Contestant:
+        run = functools.partial(_in_order, product, None, operands)
+        return _contestant(problem, name, run, "" if fast_sums else "cuBLAS", peer=not fast_sums)
+
+    return _proposed(contestant, blas, kind, problem.sides, b, a, address(problem.out), name)
 
 
 def _by_three_products(problem: Problem, blas: Cublas) -> Contestant:
@@ -409,6 +428,9 @@ def _torch(problem: Problem, stack: contextlib.ExitStack) -> Iterator[tuple[str,
         return  # it multiplies no other integers on a GPU
     elif narrow is not None:
         options, name = {"out_dtype": torch.float32}, f"PyTorch, {narrow} operands"
+    elif problem.dtype in FLOAT8:
+        yield from _torch_float8(torch, problem)
+        return
     elif problem.dtype != problem.result:
         options = {"out_dtype": torch.float32}
     before = torch.get_float32_matmul_precision()
@@ -422,8 +444,24 @@ def _torch(problem: Problem, stack: contextlib.ExitStack) -> Iterator[tuple[str,
     yield f"{name}, B by columns", functools.partial(multiply, left, columns, out=product, **options)
 
 
+def _torch_float8(torch: Any, problem: Problem) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """PyTorch's product of float8, scaled by 1: with B by columns, which it takes no other way."""
+    left, right = _tensor(torch, problem.a), _tensor(torch, turned(problem.b)).t()
+    product, one = _tensor(torch, problem.out), torch.ones((), device="cuda")
+    yield (
+        "PyTorch _scaled_mm, B by columns",
+        functools.partial(
+            torch._scaled_mm, left, right, scale_a=one, scale_b=one, out_dtype=torch.float32, out=product
+        ),
+    )
+
+
 def _tensor(torch: Any, array: Any) -> Any:
-    """The same memory for PyTorch, which does not take bfloat16 by the array interface but as integers."""
+    """The same memory for PyTorch, which takes bfloat16 and float8 by the array interface only as integers."""
+    if array.dtype in FLOAT8:
+        kind = getattr(torch, NAMES[FLOAT8.index(array.dtype)])
+        bits = strided_view(array, array.shape, array.strides, np.dtype(np.uint8))
+        return torch.as_tensor(bits, device="cuda").view(kind)
     if array.dtype != BFLOAT16:
         return torch.as_tensor(array, device="cuda")
     bits = strided_view(array, array.shape, array.strides, np.dtype(np.int16))

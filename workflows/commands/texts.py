@@ -178,7 +178,7 @@ def histogram(
               help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
               " those to drop, one a line, with --id-field each after its id and a tab.")  # fmt: skip
-@options(cluster_options, plan_only_option, report_option, overwrite_option, json_option)
+@options(cluster_options, device_option, plan_only_option, report_option, overwrite_option, json_option)
 def duplicates(
     corpus: tuple[str, ...],
     out: str | None,

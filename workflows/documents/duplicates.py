@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tilewright.kernels.arguments import check_callable, check_flag
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import (
+    DEVICES,
+    DeviceName,
     ErrorPolicy,
     FormName,
     HashName,
@@ -49,6 +51,7 @@ def duplicates(
     overwrite: bool = False,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
+    device: DeviceName = "auto",
     raw: bool = False,
     encoding: str | None = None,
     field: str | Iterable[str] | None = None,
@@ -65,7 +68,7 @@ def duplicates(
     One pass over the corpus forms a digest and a MinHash signature of each document. Documents whose signatures agree
     in one of several bands are read once more, and those pairs are near-duplicates whose Jaccard index, of their
     shingles as they are, reaches the threshold. The answer depends neither on the number of workers nor on how the
-    corpus is cut. All is done on the workers' cores.
+    corpus is cut, nor on the device.
 
     Parameters
     ----------
@@ -98,6 +101,9 @@ def duplicates(
         A .json, .zarr or .parquet to write the result to, and whether to replace one.
     cluster, cluster_file
         As of `tilewright.histogram`.
+    device
+        What forms signatures: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. All else is done on the workers'
+        cores.
     listener
         Is called with every event (``tilewright.pipeline.events``).
 
@@ -119,6 +125,7 @@ def duplicates(
     ('second.txt',)
     """
     config.check_all(cluster_file=cluster_file)
+    check_choice("device", device, DEVICES)
     check_callable("listener", listener)
     overwrite = check_flag("overwrite", overwrite)
     options = options_of(
@@ -157,6 +164,7 @@ def duplicates(
         cluster=cluster,
         cluster_file=cluster_file,
         listener=listener,
+        device=device,
     ) as (corpus, client, facts):
         found = find_duplicates(client, corpus, options, facts, listener=listener, on_error=on_error)
     if place is not None:
@@ -177,6 +185,7 @@ def plan_only(
     overwrite: bool,
     cluster: Cluster,
     cluster_file: str | None,
+    device: DeviceName,
     on_error: ErrorPolicy,
     listener: Listener,
     **asked: Any,
@@ -198,4 +207,5 @@ def plan_only(
         cluster_file=cluster_file,
         on_error=on_error,
         listener=listener,
+        device=device,
     )

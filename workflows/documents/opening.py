@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.arguments import shown
+from tilewright.kernels.choices import DeviceName
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.here.opening import open_executor
@@ -46,11 +47,13 @@ def corpus_and_workers(
     cluster: Cluster,
     cluster_file: str | None,
     listener: Listener,
+    device: str = "cpu",
 ) -> Iterator[tuple[Corpus, Client, Sequence[WorkerFacts]]]:
-    """A corpus, and the workers that look at it on their cores, for as long as the block runs.
+    """A corpus, and the workers that look at it, for as long as the block runs.
 
     work: what it is called while workers are waited for. begun: what is said as it begins, before the number of files.
     check_output: is given the files, but for what comes through pipes, before any of them is read.
+    device: one of `choices.DEVICES`, for the workers.
     """
     given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
     with without_pipes(given) as (files, names):
@@ -65,9 +68,10 @@ def corpus_and_workers(
             open_executor(cluster, cluster_file) as client,
             workers_held(client, waiting=on_waiting(listener, work, "ends it")),
         ):
-            facts = survey(client, "cpu")
+            facts = survey(client, device)
             count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
-            listener(Notice(f"{begun} {count} with {workers}"))
+            where = f" on {facts[0].name}" if facts[0].device == "cuda" else ""
+            listener(Notice(f"{begun} {count}{where} with {workers}"))
             yield corpus, client, facts
 
 
@@ -83,6 +87,7 @@ def plan_of_documents(
     cluster_file: str | None,
     on_error: str,
     listener: Listener,
+    device: DeviceName = "cpu",
 ) -> DocumentsPlan:
     """How `work` would go through a corpus: nothing is written, and of the files only first bytes are read. The
     listener gets what the run would be refused for beside its files. The arguments are as of `corpus_and_workers` and
@@ -101,9 +106,9 @@ def plan_of_documents(
     with ExitStack() as stack:
         if (job := planned_job(cluster, cluster_file)) is not None:
             stack.enter_context(job.settings())
-            facts = job.facts_of_texts("cpu", Teller(listener).warn)
+            facts = job.facts_of_texts(device, Teller(listener).warn)
         else:
             client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
-            facts = survey(client, "cpu", loops=False)
+            facts = survey(client, device, loops=False)
         planned = plan_documents(work, corpus, facts, document_nbytes=document_nbytes, on_error=on_error)
     return planned if out is None else replace(planned, outputs={"result": out})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +16,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gpu import code_cache
 from tilewright.kernels.gpu.code_cache import MachineCode
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.shipped import abi, packs
 from tilewright.kernels.shipped.packs import Capability
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.transfer.files import with_remedy
 
 if TYPE_CHECKING:
     from tilewright.workflows.kernels.usual import Needed
@@ -45,7 +49,14 @@ def make(
     from tilewright.kernels.gpu import fingerprint
 
     source = fingerprint.source_hash()
-    folder.mkdir(parents=True, exist_ok=True)
+    if (asks := packs.other_code()) is not None:
+        raise OptionError(f"{asks}, which launches would not use: unset it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".draft"):
+            pass  # before minutes of compiling
+    except OSError as error:
+        raise StoreError(f"output: cannot write to {folder}: {with_remedy(error)}") from error
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin, max_tasks_per_child=1) as pool:
         lists = [

@@ -107,6 +107,10 @@ def _packs_of(folder: Path | None) -> Packs:
     for capability in usual.GPUS if folder is not None else ():
         assert folder is not None
         pack = packs.opened(folder, capability)
+        path = folder / packs.file_name(capability)
+        if pack is None and path.is_file():
+            damaged = "it is damaged, or of another version; make it again"
+            files.append(PackFile(path, capability, 0, path.stat().st_size, damaged))
         if pack is not None:
             nbytes = pack.path.stat().st_size
             useless = packs.why_not(pack.head) or ""

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
+from tilewright.kernels.float8 import FLOAT8
 from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.recording import Rehearsal
@@ -20,13 +21,13 @@ from tilewright.kernels.shipped.described import DescribedArray, DescribedGpu, d
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix, accumulator_dtype
 from tilewright.pipeline.plan.memory import LINE_NBYTES, Lines
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
-from tilewright.pipeline.plan.slabs import slabs_of
+from tilewright.pipeline.plan.slabs import cuts_of
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.units import mirrored_pieces, prepare_job
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "f8", "f2", "i1", "u1", "i2", "i4", "i8", "c8", "c16"))
-"""Of both factors, in pipelines; of `tilewright.matmul` bfloat16 too."""
+"""Of both factors, in pipelines; of `tilewright.kernels.matmul` bfloat16 and float8 too."""
 SIDES = (
     *(2**power for power in range(8, 17)),
     *(1500, 2000, 3000, 5000, 6000, 10000, 12000, 20000, 50000),
@@ -77,11 +78,13 @@ def usual_jobs() -> Iterator[Usual]:
     """All of them; the quickest to be missed first."""
     for dtype in DTYPES:
         yield Usual(f"matmul {dtype_name(dtype)}", partial(_ask_for_products, dtype))
-    yield Usual("matmul bfloat16", partial(_ask_for_product_of_arrays, BFLOAT16))
+    for dtype in (BFLOAT16, *FLOAT8):
+        yield Usual(f"matmul {dtype_name(dtype)}", partial(_ask_for_product_of_arrays, dtype))
     yield Usual("hashes", _ask_for_hashes)
     yield Usual("histograms", _ask_for_histograms)
     yield Usual("dot", _ask_for_dots)
     yield Usual("decoding", _ask_for_decoding)
+    yield Usual("duplicates", _ask_for_signatures)
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,12 @@ def _ask_for_plan(plan: MatmulPlan) -> None:
     shapes = {(tile.rows, tile.columns, plan.on_diagonal(tile)): tile for tile in plan.tiles()}
     for tile in shapes.values():
         target = _placed(plan.sums, (tile.rows, tile.columns), layout.c())
-        slabs = slabs_of(plan, tile)
+        cuts = cuts_of(plan, tile.rows)
         for depth in depths:
             a = _placed(plan.a_dtype, layout.a_shape(tile.rows, depth), layout.a())
             diagonal = plan.on_diagonal(tile)
             b = a if diagonal else _placed(plan.b_dtype, layout.b_shape(tile.columns, depth), layout.b())
-            prepare_job(product, a, b, target, 0, diagonal, slabs if len(slabs) > 1 else ())
+            prepare_job(product, a, b, target, 0, diagonal, cuts if len(cuts) > 1 else ())
         if plan.symmetric and plan.on_diagonal(tile):
             for below, above in mirrored_pieces(target, plan.cell_rows):
                 same = below == above
@@ -182,7 +185,10 @@ def _ask_for_product_of_arrays(dtype: np.dtype) -> None:
     from tilewright.kernels.gemm.product import prepare
 
     for side in SIDES:
-        a, b, out = (DescribedArray((side, side), None, dtype, gpu_data=place << 40) for place in (1, 2, 3))
+        a, b, out = (
+            DescribedArray((side, side), None, each, gpu_data=place << 40)
+            for place, each in enumerate((dtype, dtype, result_dtype(dtype, dtype)), 1)
+        )
         for transposes in ((False, False), (True, False), (False, True)):
             prepare(a, b, out, transpose_a=transposes[0], transpose_b=transposes[1])
 
@@ -217,6 +223,18 @@ def _ask_for_dots() -> None:
         vector, out = (DescribedArray((length,), None, dtype) for length in (1 << 20, 1))
         for conjugate in (False, True)[: 1 + (dtype.kind == "c")]:
             in_two_passes(vector, vector, conjugate, out, Rehearsal(0))
+
+
+def _ask_for_signatures() -> None:
+    from tilewright.kernels.choices import HASHES, SHINGLES
+    from tilewright.kernels.duplicates.device_signing import prepare
+    from tilewright.kernels.duplicates.signing import Signing
+    from tilewright.kernels.histograms.token_kinds import TokenKind
+
+    for unit in SHINGLES:
+        for casefold in (False, True):
+            for name in HASHES:
+                prepare(Signing(TokenKind("shingle", unit, 5, casefold), name, "affine32", 128, 1, 21, 6))
 
 
 def _ask_for_decoding() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,33 +274,52 @@ def launch(
     multiply(left, right, output, accumulate, stream, engine)
 
 
-def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
+def _lines(matrix: Any, side: int, result_itemsize: int) -> Lines:
     itemsize = matrix.dtype.itemsize
-    strides = [stride // itemsize for stride in matrix.strides]
-    line_axis, k_axis = (1, 0) if k_axis_is_first else (0, 1)
     # Modulo 2**bits of the result a wider or equally wide operand may as well be read as signed: the numbers are
     # then smaller, and fewer residues hold the product.
     signed = itemsize >= result_itemsize
-    dtype = np.dtype(f"i{itemsize}") if signed else matrix.dtype
+    return lines_of(matrix, side, np.dtype(f"i{itemsize}") if signed else matrix.dtype)
+
+
+def lines_of(matrix: Any, side: int, dtype: np.dtype) -> Lines:
+    """A device array, A of a product (side 0) or B (1), read as elements of a type as wide as its own."""
+    strides = [stride // dtype.itemsize for stride in matrix.strides]
     return Lines(
-        address(matrix),
-        dtype,
-        matrix.shape[line_axis],
-        matrix.shape[k_axis],
-        strides[line_axis],
-        strides[k_axis],
+        address(matrix), dtype, matrix.shape[side], matrix.shape[1 - side], strides[side], strides[1 - side]
     )
 
 
 def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> None:
-    """8-bit operands: no range to find, and no pass where the copy engine can load them as they lie."""
+    """8-bit integers, whose range need not be found."""
     kinds = tuple("s8" if matrix.dtype.kind == "i" else "u8" for matrix in (a, b))
     config = engine.config(kinds[0], kinds[1], output.c_type)
-    where = layout(a.lines, b.lines, a.depth, 0, residues=False)
-    in_place = all(matrix.bytes_in_place("s8") is not None for matrix in (a, b))
     # A result of at most 32 bits may wrap inside the tensor cores; a wider one is added up panel by panel.
-    wraps = output.c_type.bitwidth <= 32
-    depth = a.depth if in_place and wraps else where.single_depth
+    whole = output.c_type.bitwidth <= 32
+    multiply_bytes(config, kinds, a, b, output, accumulate, stream, engine.launch_product, whole=whole)
+
+
+def multiply_bytes(
+    config: Any,
+    kinds: Sequence[str],
+    a: Lines,
+    b: Lines,
+    output: Output,
+    accumulate: bool,
+    stream: Any,
+    launch_product: Callable[..., None],
+    *,
+    whole: bool,
+) -> None:
+    """Enqueue the product of operands of one byte an element: no pass where the copy engine can load them as they lie.
+
+    kinds: PTX's names of their elements. whole: whether the product may go over all of k at once, however long.
+    """
+    where = layout(a.lines, b.lines, a.depth, 0, residues=False)
+    in_place = all(
+        matrix.bytes_in_place(kind) is not None for matrix, kind in zip((a, b), kinds, strict=True)
+    )
+    depth = a.depth if in_place and whole else where.single_depth
     needed = PLAN_NBYTES if in_place else where.nbytes
     with borrowed(needed, stream) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
@@ -308,7 +327,9 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
             length = min(depth, a.depth - first)
             loaded: list[Planes] = []
             for side, matrix in enumerate((a, b)):
-                if side == 1 and b == a:  # a matrix by its own transpose
+                if (
+                    side == 1 and b == a
+                ):  # a matrix by its own transpose; the copy engine sees bytes of any kind
                     loaded.append(loaded[0])
                     continue
                 panel = matrix.panel(first, length)
@@ -327,7 +348,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
                     planes = planes_at(targets[side], panel, where.single_depth, 1, kinds[side])
                 loaded.append(planes)
             add = accumulate or first > 0
-            engine.launch_product(config, loaded[0], loaded[1], output, length, add, stream)
+            launch_product(config, loaded[0], loaded[1], output, length, add, stream)
 
 
 @functools.cache
@@ -521,6 +542,7 @@ EXACT_INTEGER = GemmKernel(
     summary="int8 tensor cores; wider integers by their lowest byte or by residues, as their range asks",
     supports=supports,
     launch=launch,
+    recordable=True,
     halves=True,
     variants=variants,
 )

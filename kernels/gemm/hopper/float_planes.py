@@ -12,6 +12,7 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
+from tilewright.kernels.float8 import PTX_KINDS
 from tilewright.kernels.gemm.exact.residues import PLAN_KIND, PLAN_PLANES
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
 from tilewright.kernels.ptx import floats, memory
@@ -80,6 +81,17 @@ def bfloat16_or_special(value):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True, inline="always")
+def half_of_e4m3(code):  # type: ignore[no-untyped-def]
+    """The bits of the float16 equal to a float8 of kind e4m3fn. Its exponent and mantissa, put into float32's, give
+    2**-120 of the number, subnormal ones too."""
+    u32 = types.uint32
+    rest = u32(code) & u32(0x7F)
+    small = floats.word_float(((u32(code) & u32(0x80)) << u32(24)) | (rest << u32(20)))
+    bits = u32(floats.half_bits(small * types.float32(2.0**120)))
+    return u32(0x7E00) if rest == u32(0x7F) else bits
+
+
+@cuda.jit(device=True, inline="always")
 def sign_bits(value):  # type: ignore[no-untyped-def]
     """0, plus or minus 1 as bfloat16 for finite numbers; infinities and NaN as they are."""
     bits = floats.float_bits(value)
@@ -95,27 +107,34 @@ def pass_function(form: str) -> Callable[..., Any]:
     """The pass to ``form`` as a function of ``ARGUMENTS``: any grid, ``THREADS`` threads a block, best a block for
     each segment of a line.
 
-    form: ``bf16``, ``f16``, ``tf32``: rounded to nearest. ``copy``: 16-bit elements as they are. ``split``: three
+    form: ``bf16``, ``f16``, ``tf32``: rounded to nearest. ``copy``: 16-bit elements as they are. ``e4m3``, ``e5m2``:
+    float8 of that kind, widened to float16. ``split``: three
     bfloat16 planes whose sum is the number. ``signs``: what decides how infinities and NaN come out of a product.
 
-    Source: float32, but 16-bit elements for ``copy``. Target: 16-bit elements, but 32-bit for ``tf32``;
-    planes of lines, each beginning at a multiple of 16 bytes; up to three places after a line are written too, and
-    never read. ``split`` takes infinities and NaN as zero, flags their lines, and says NONFINITE in the plan; ``signs``
-    runs only then.
+    Source: float32, but 16-bit elements for ``copy``, and bytes for float8. Target: 16-bit elements, but 32-bit for
+    ``tf32``; planes of lines, each beginning at a multiple of 16 bytes; up to three places after a line are written
+    too, and never read. ``split`` takes infinities and NaN as zero, flags their lines, and says NONFINITE in the plan;
+    ``signs`` runs only then.
 
-    A thread has BATCH quads of a segment under way at a time, read as vectors of 16 bytes where lines lie so.
+    A thread has BATCH quads of a segment under way at a time, read as vectors of 16 bytes where lines lie so, of float8
+    as words.
     Fewer than 2**31 segments. Registers: up to 64, no spills.
     """
-    element = types.uint16 if form == "copy" else types.float32
+    narrow = form in PTX_KINDS.values()
+    element = types.uint8 if narrow else types.uint16 if form == "copy" else types.float32
     split, signs, wide = form == "split", form == "signs", form == "tf32"
     word = types.uint32 if wide else types.uint64
-    vectors, registers, stretch = form != "copy", QUAD * BATCH, QUAD * THREADS
-    i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
+    vectors, registers, stretch = element == types.float32, QUAD * BATCH, QUAD * THREADS
+    u8, i32, u32, u64, f32 = types.uint8, types.int32, types.uint32, types.uint64, types.float32
 
     @cuda.jit(device=True, inline="always")
     def encoded(value):  # type: ignore[no-untyped-def]
         if form == "copy":
             return u32(value)
+        if form == "e5m2":  # float16's upper byte
+            return u32(u32(value) << u32(8))
+        if form == "e4m3":
+            return half_of_e4m3(value)
         if form == "bf16":
             return bfloat16_or_special(value)
         if form == "f16":
@@ -170,6 +189,8 @@ def pass_function(form: str) -> Callable[..., Any]:
         if signs and settings[PLAN_KIND] != NONFINITE:
             return
         together = (source | u64(4 * line_stride)) & u64(15) == 0 and stride == 1 and width & 3 == 0
+        in_words = (source | u64(line_stride)) & u64(3) == 0 and stride == 1 and width & 3 == 0
+        source_words = memory.global_array(source, u32)
         segments = u32((width + SEGMENT - 1) // SEGMENT)
         for item in range(cuda.blockIdx.x, lines * segments, cuda.gridDim.x):
             line = i32(u32(item) // segments)
@@ -181,6 +202,11 @@ def pass_function(form: str) -> Callable[..., Any]:
                     memory.load_vector(
                         values, QUAD * q, elements, start + min(first + q * stretch, width - QUAD)
                     )
+            elif narrow and in_words:
+                for q in range(BATCH):
+                    codes = source_words[(start + min(first + q * stretch, width - QUAD)) >> 2]
+                    for e in range(QUAD):
+                        values[QUAD * q + e] = u8(codes >> u32(8 * e))
             else:
                 for q in range(BATCH):
                     for e in range(QUAD):

@@ -19,6 +19,7 @@ import numpy as np
 from numba.cuda import types
 
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
+from tilewright.kernels.float8 import FLOAT8, PTX_KINDS
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.hopper import float_planes
 from tilewright.kernels.gemm.hopper.float_operand import (
@@ -104,7 +105,7 @@ def multiply(
     """Enqueue the product of operands of type ``kind``, each as it lies or through the pass it needs."""
     stored = a.dtype in (FLOAT16, BFLOAT16)
     loadable = stored or kind == "tf32"
-    form = "copy" if stored else kind
+    form = "copy" if stored else kind  # of float8: as wide as what it is widened to
     half = output.diagonal is not None
     kept = register_operand(a, b, half=half) if kind == "tf32" and engine.through_registers() else None
     by_columns = kept is not None and kept is b
@@ -137,7 +138,8 @@ def multiply(
             return there
         held = made[side]
         if held is None or held[0] != panel:
-            held = made[side] = panel, make_planes(panel, form, kind, target, stream)
+            own = PTX_KINDS.get(panel.dtype, form)
+            held = made[side] = panel, make_planes(panel, own, kind, target, stream)
         return held[1]
 
     with borrowed(sum(room) + sums_room, stream) as scratch:
@@ -186,7 +188,7 @@ WGMMA = Engine(
 
 
 def launcher(kind: str, engine: Engine = WGMMA) -> Callable[..., None]:
-    """``GemmKernel.launch`` for operands that are multiplied as ``kind``."""
+    """``GemmKernel.launch`` for operands that are multiplied as ``kind``: of that type, or float32 or float8."""
 
     def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
         left, right = operands(a, b)
@@ -214,6 +216,21 @@ def supports_stored(
             and large_enough(problem)
             and problem.a.dtype == problem.b.dtype == dtype
             and problem.c.dtype in (dtype, FLOAT32)
+        )
+
+    return supports
+
+
+def supports_float8(capable: Callable[[Problem], bool] = on_hopper) -> Callable[[Problem], bool]:
+    """float8 operands of either kind each, and a C of float32."""
+
+    def supports(problem: Problem) -> bool:
+        return (
+            capable(problem)
+            and large_enough(problem)
+            and problem.a.dtype in FLOAT8
+            and problem.b.dtype in FLOAT8
+            and problem.c.dtype == FLOAT32
         )
 
     return supports
@@ -280,6 +297,7 @@ HALF = GemmKernel(
     summary="float16 on the tensor cores, sums in float32",
     supports=supports_stored(FLOAT16),
     launch=launcher("f16"),
+    recordable=True,
     halves=True,
     variants=_half_variants,
 )
@@ -288,6 +306,7 @@ BFLOAT = GemmKernel(
     summary="bfloat16 on the tensor cores, sums in float32",
     supports=supports_stored(BFLOAT16),
     launch=launcher("bf16"),
+    recordable=True,
     halves=True,
     variants=_bfloat_variants,
 )
@@ -297,6 +316,7 @@ ASKED = tuple(
         summary=f"float32 operands as {kind} on the tensor cores, because precision={precision!r} allows it",
         supports=supports_asked(precision),
         launch=launcher(kind),
+        recordable=True,
         halves=True,
         variants=_asked_variants(kind),
     )

@@ -189,6 +189,7 @@ SPLIT = GemmKernel(
     summary="float32 as three bfloat16 parts on the tensor cores, as accurate as float32",
     supports=supports,
     launch=launch,
+    recordable=True,
     halves=True,
     variants=variants,
 )

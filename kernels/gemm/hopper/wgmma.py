@@ -31,7 +31,12 @@ from tilewright.kernels.gemm.hopper.wgmma_config import (
     Config,
 )
 from tilewright.kernels.gemm.hopper.wgmma_epilogue import box_store, column_store, conversions, sum_store
-from tilewright.kernels.gemm.hopper.wgmma_mainloop import filler, part_multiplier, plane_multiplier
+from tilewright.kernels.gemm.hopper.wgmma_mainloop import (
+    filler,
+    part_multiplier,
+    plane_multiplier,
+    promoted_multiplier,
+)
 from tilewright.kernels.gemm.hopper.wgmma_registers import register_multiplier
 from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import barriers, bulk_copy, memory, warpgroup_mma
@@ -129,13 +134,15 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     """
     consumers, stages, cluster, group = config.consumers, config.stages, config.cluster, config.group
     tile_m, tile_n, stage_nbytes, parts = config.tile_m, config.tile_n, config.stage_nbytes, config.parts
-    registers = tile_n // 2
+    registers, sum_registers = tile_n // 2, config.sum_registers
     config_kind = config.plan_kind
     guarded, residues = config_kind >= 0, config_kind == RESIDUES
     kept_words = WORKSPACE_NBYTES // 4
     c_type = config.c_type
     sum_type = types.int32 if config.integer else types.float32
-    fill, multiply_parts = filler(config), part_multiplier(config)
+    in_totals = parts != 1 or config.promoted > 0
+    fill = filler(config)
+    multiply_parts = promoted_multiplier(config) if config.promoted else part_multiplier(config)
     in_registers, by_columns = config.a_in_registers, config.c_by_columns
     multiply_plane = register_multiplier(config) if in_registers else plane_multiplier(config)
     row_step, second_row = (2, 1) if in_registers else (1, 8)
@@ -229,7 +236,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         else:
             take_registers()
             warpgroup, lane = thread // WARPGROUP - 1, thread % WARP
-            sums = cuda.local.array(registers, sum_type)
+            sums = cuda.local.array(sum_registers, sum_type)
             totals = cuda.local.array(registers, sum_type)
             if boxed and map_c != 0:
                 bulk_copy.tensor_map_acquire(map_c)
@@ -240,7 +247,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 tile_row, tile_column = tile_at(tile, tiles_m, tiles_n, steps, diagonal)
                 if is_above(tile_row, tile_column, steps, diagonal):
                     continue  # as the producer does, and the other block of the cluster
-                if parts == 1:
+                if not in_totals:
                     for plane in range(planes):
                         place, parity = multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity)
                         if residues:
@@ -255,7 +262,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if selects:
                     select(
-                        sums if parts == 1 else totals,
+                        totals if in_totals else sums,
                         c,
                         row_stride,
                         column_stride,
@@ -292,12 +299,14 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 elif boxed and map_c != 0:
                     warp = u32((thread - WARPGROUP) // WARP)
                     staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
-                    store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
+                    store_boxes(
+                        totals if in_totals else sums, staging, map_c, i32(warp_row), i32(tile_first), lane
+                    )
                 else:
                     whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
                     in_pairs = paired != 0 and whole
                     store(
-                        sums if parts == 1 else totals,
+                        totals if in_totals else sums,
                         0,
                         out,
                         row,

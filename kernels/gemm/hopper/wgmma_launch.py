@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.driver_error import checked
 from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.gpu.recording import Found, Recording
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.shipped.described import ADDRESS, described
@@ -34,6 +35,10 @@ HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128
 TENSOR_MAPS_KEPT = 1024
 """Tensor maps in device memory at a time; when all are taken, the host waits for the device and they are made anew."""
+
+
+RECORDED_MAPS_KEPT = 64
+"""Addresses for which a recorded launch knows at once where their maps lie."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Planes:
     """From line to line; a multiple of 16."""
     plane_nbytes: int
     kind: str
-    """PTX operand type: s8, u8, bf16, f16 or tf32."""
+    """PTX operand type: s8, u8, e4m3, e5m2, bf16, f16 or tf32."""
 
     @property
     def loadable(self) -> bool:
@@ -114,6 +119,8 @@ class MapStore:
         self, base: int, write: Callable[[int, Planes, tuple[int, int]], None], settle: Callable[[], None]
     ) -> None:
         self.places: dict[tuple[Planes, tuple[int, int]], int] = {}
+        self.made_anew = 0
+        """How often all places were given up."""
         self._base, self._write, self._settle = base, write, settle
 
     def addresses(self, wanted: tuple[tuple[Planes, tuple[int, int]], ...]) -> list[int]:
@@ -123,12 +130,37 @@ class MapStore:
         if len(self.places) + len(missing) > TENSOR_MAPS_KEPT:
             self._settle()  # kernels under way may still read maps that are about to be overwritten
             self.places.clear()
+            self.made_anew += 1
             missing = list(dict.fromkeys(wanted))
         for key in missing:
             place = self._base + len(self.places) * TENSOR_MAP_NBYTES
             self._write(place, *key)
             self.places[key] = place
         return [self.places[key] for key in wanted]
+
+
+class OpenMaps:
+    """The tensor maps of a launch that was recorded, for planes whose addresses are open; see `Found.find`."""
+
+    def __init__(self, store: MapStore, maps: Sequence[tuple[Planes, tuple[int, int]]]) -> None:
+        """The address of each of the planes is a `Place`."""
+        self._store, self._maps = store, maps
+        places: list[Any] = [planes.address for planes, _ in maps]
+        self._places = [(place.base, place.offset) for place in places]
+        self._known: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+
+    def __call__(self, bases: Sequence[int]) -> list[int]:
+        given = tuple([bases[base] + offset for base, offset in self._places])
+        known = self._known.get(given)
+        if known is None or known[0] != self._store.made_anew:
+            maps = zip(given, self._maps, strict=True)
+            found = self._store.addresses(
+                tuple((replace(planes, address=place), box) for place, (planes, box) in maps)
+            )
+            if len(self._known) >= RECORDED_MAPS_KEPT:
+                self._known.clear()
+            known = self._known[given] = self._store.made_anew, found
+        return known[1]
 
 
 def _write_map(stream: Any, address: int, planes: Planes, box: tuple[int, int]) -> None:
@@ -176,6 +208,8 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
     element = {
         "s8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "u8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "e4m3": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "e5m2": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "bf16": kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "f16": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         "tf32": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
@@ -284,15 +318,17 @@ class Output:
 
     @property
     def planes(self) -> Planes | None:
-        """C of 16-bit elements for the copy engine, if it takes it."""
-        line = 2 * self.row_stride
-        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, STORED_KIND)
+        """C of 16-bit elements, or of 32-bit ones, for the copy engine, if it takes it."""
+        nbytes = self.c_type.bitwidth // 8
+        line = nbytes * self.row_stride
+        kind = STORED_KINDS[nbytes]
+        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, kind)
         aligned = self.column_stride == 1 and self.row_stride >= self.columns
         return planes if aligned and planes.loadable else None
 
 
-STORED_KIND = "bf16"
-"""A tensor map's element type for any elements of 16 bits, which are stored as they are."""
+STORED_KINDS = {2: "bf16", 4: "tf32"}
+"""A tensor map's element type for any elements of so many bytes, which are stored as they are."""
 
 
 def output_of(c: Any, c_type: Any, *, lower: bool = False) -> Output:
@@ -401,7 +437,12 @@ def _launch(
             return
     kernel = compiled(config)
     with _maps_lock:
-        map_a, map_b, *map_c = _map_store(current_device()).addresses(tuple(maps))
+        store = _map_store(current_device())
+        if isinstance(stream, Recording):
+            found: Sequence[Any] = Found(OpenMaps(store, maps), _maps_lock).values(len(maps))
+        else:
+            found = store.addresses(tuple(maps))
+        map_a, map_b, *map_c = found
         kernel.launch(
             persistent_grid(tiles, config.cluster),
             stream,

@@ -6,6 +6,10 @@ that an operand that lies otherwise is turned in a pass. The six products of the
 launches, from the least to the largest, each added to C; within one, what the tensor cores have summed over a stage is
 added up in ordinary float32, which rounds, where they truncate.
 
+float8 goes through the pass that widens it to float16, exactly, and is multiplied as that: products are exact too, and
+sums those of float16. Tensor cores have products of float8 from 8.9 on, but the sums of those keep few bits there, as
+on Hopper.
+
 Hopper runs these too, and prefers its own.
 """
 
@@ -19,6 +23,7 @@ from typing import Any
 from numba.cuda import types
 
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
+from tilewright.kernels.float8 import PTX_KINDS
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.hopper import float_planes, split_float
 from tilewright.kernels.gemm.hopper.float_operand import RESIDENT_BLOCKS, TURN_RESIDENT_BLOCKS
@@ -31,6 +36,7 @@ from tilewright.kernels.gemm.hopper.half_tensor_core import (
     Engine,
     launcher,
     supports_asked,
+    supports_float8,
     supports_stored,
 )
 from tilewright.kernels.gemm.hopper.rounded_sums import variants as rounding_variants
@@ -141,6 +147,14 @@ def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
     return variants
 
 
+def _float8_variants() -> Iterable[Variant]:
+    first, last = PTX_KINDS.values()
+    yield _pass(first)
+    majors = itertools.product((True, False), repeat=2)
+    yield from _variants(("f16", types.float32, *major) for major in majors)
+    yield _pass(last)
+
+
 def _split_variants() -> Iterable[Variant]:
     majors = itertools.product((True, False), repeat=2)
     kinds = [("bf16", types.float32, *major) for major in majors]
@@ -170,6 +184,13 @@ ASKED_MMA = tuple(
         variants=_asked_variants(kind),
     )
     for precision, kind in KINDS.items()
+)
+FLOAT8_MMA = GemmKernel(
+    name="float8-mma",
+    summary="float8 widened to float16, on the tensor cores of every GPU since 8.0, sums in float32",
+    supports=supports_float8(is_capable),
+    launch=launcher("f16", MMA),
+    variants=_float8_variants,
 )
 SPLIT_MMA = GemmKernel(
     name="split-float32-mma",

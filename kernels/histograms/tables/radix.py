@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.numbers import ceil_div
 
 DIGIT_BITS = 9
@@ -88,13 +89,16 @@ def _sort_pairs(keys, values, other, other_values, passes):  # type: ignore[no-u
 def sort_keys(keys: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys, uint64, of so many bits, in order; they may lie where they were, or in another array. Returns that with
     them, and the one whose contents are of no use any more."""
-    other = np.empty_like(keys)
+    other = take(len(keys), keys.dtype)
     moved = _sort_keys(keys, other, ceil_div(bits, DIGIT_BITS))
     return (other, keys) if moved else (keys, other)
 
 
 def sort_pairs(keys: np.ndarray, values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys, as above, and the values, uint64, beside them: those of equal keys keep their order."""
-    other, other_values = np.empty_like(keys), np.empty_like(values)
-    moved = _sort_pairs(keys, values, other, other_values, ceil_div(bits, DIGIT_BITS))
-    return (other, other_values) if moved else (keys, values)
+    """Keys, as above, and the values, of 64 bits, beside them: those of equal keys keep their order. They lie where
+    they were, or both in other arrays."""
+    other, other_values = take(len(keys), keys.dtype), take(len(values), values.dtype)
+    if _sort_pairs(keys, values, other, other_values, ceil_div(bits, DIGIT_BITS)):
+        return other, other_values
+    give_back(other, other_values)
+    return keys, values

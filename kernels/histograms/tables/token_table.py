@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import (
     load_byte,
     load_int,
@@ -53,8 +54,9 @@ LONG = 16
 """Where the numbers of `Table.state` lie, in bytes: addresses of the table's arrays, how large they are, and how much
 of them is used. The slots are ``2 ** (64 - shift)``, and the mask is one less."""
 STATE_NUMBERS = 14
-_BEGINS, _LENGTHS, _KEYS_0, _KEYS_1, _PLACES, ENTRIES = range(0, 48 * BATCH, 8 * BATCH)
-"""Where the arrays of a batch lie in the scratch memory: tokens, their keys, slots and entries."""
+_BEGINS, _LENGTHS, _KEYS_0, _KEYS_1, _PLACES, ENTRIES, _LONG = range(0, 56 * BATCH, 8 * BATCH)
+"""Where the arrays of a batch lie in the scratch memory: tokens, their keys, slots and entries, and the slots of those
+whose bytes are compared."""
 
 _MIX_1 = 0x9E3779B97F4A7C15
 _MIX_2 = 0xC2B2AE3D27D4EB4F
@@ -203,7 +205,9 @@ def count_batch(table, tokens, lo, hi):  # type: ignore[no-untyped-def]
     scratch = load_int(table + SCRATCH)
     slots = load_int(table + SLOTS)
     shift = load_word(table + SHIFT)
-    some_long = False
+    counts = load_int(table + COUNTS)
+    arena = load_int(table + ARENA)
+    long = scratch + _LONG
     for at in range(scratch, scratch + 8 * tokens, 8):
         n = load_int(at + _LENGTHS)
         k0, k1 = _key_of(load_int(at + _BEGINS), n, lo, hi)
@@ -212,24 +216,28 @@ def count_batch(table, tokens, lo, hi):  # type: ignore[no-untyped-def]
         store_word(at + _KEYS_0, k0)
         store_word(at + _KEYS_1, k1)
         store_int(at + _PLACES, slot)
-        some_long |= n >= LONG
-    if some_long:
-        arena = load_int(table + ARENA)
-        for at in range(scratch, scratch + 8 * tokens, 8):
-            if load_int(at + _LENGTHS) >= LONG:
-                prefetch(arena + load_int(load_int(at + _PLACES) + 24))
-    for k in range(tokens):
-        at = scratch + 8 * k
-        entry = _entry_at(
-            table,
-            load_int(at + _PLACES),
-            load_word(at + _KEYS_0),
-            load_word(at + _KEYS_1),
-            load_int(at + _BEGINS),
-            load_int(at + _LENGTHS),
-        )
-        if entry < 0:
-            return k
+        if n >= LONG:
+            store_int(long, slot)
+            long += 8
+    for at in range(scratch + _LONG, long, 8):
+        prefetch(arena + load_int(load_int(at) + 24))
+    for at in range(scratch, scratch + 8 * tokens, 8):
+        slot = load_int(at + _PLACES)
+        k0 = load_word(at + _KEYS_0)
+        k1 = load_word(at + _KEYS_1)
+        entry = load_int(slot + 16) - 1
+        # Most tokens are short, not the first of their kind, and in the slot where the search for them begins.
+        if load_word(slot) == k0 and load_word(slot + 8) == k1 and k1 & uint64(0xFF) != 0xFF and entry >= 0:
+            place = counts + 8 * entry
+            before = load_int(place)
+            if before:
+                store_int(place, before + 1)
+                store_int(at + ENTRIES, entry)
+                continue
+        else:
+            entry = _entry_at(table, slot, k0, k1, load_int(at + _BEGINS), load_int(at + _LENGTHS))
+            if entry < 0:
+                return (at - scratch) >> 3
         add_at(table, entry, 1)
         store_int(at + ENTRIES, entry)
     return tokens
@@ -339,14 +347,14 @@ class Table:
     def __init__(self, *, with_bytes: bool) -> None:
         self._with_bytes = with_bytes
         self.state = np.zeros(STATE_NUMBERS, np.int64)
-        self._slots = _slots(FIRST_SLOTS)
+        self._slots = take(4 * FIRST_SLOTS, np.uint64, zeros=True)
         room = FIRST_SLOTS // 2
-        self.counts = np.zeros(room, np.int64)
-        self.touched = np.zeros(room, np.int64)
-        self.starts = np.zeros(room if with_bytes else 0, np.int64)
-        self.lengths = np.zeros(room if with_bytes else 0, np.int64)
-        self.arena = np.zeros(FIRST_ARENA if with_bytes else 0, np.uint8)
-        self._scratch = np.zeros(6 * BATCH, np.int64)
+        self.counts = take(room, np.int64, zeros=True)
+        self.touched = take(room, np.int64)
+        self.starts = take(room if with_bytes else 0, np.int64)
+        self.lengths = take(room if with_bytes else 0, np.int64)
+        self.arena = take(FIRST_ARENA if with_bytes else 0, np.uint8)
+        self._scratch = np.zeros(7 * BATCH, np.int64)
         self._describe()
 
     def _describe(self) -> None:
@@ -393,15 +401,20 @@ class Table:
         if self.used < len(self.counts):
             self.arena = _longer(self.arena, 2 * len(self.arena))
         else:
-            before, self._slots = self._slots, _slots(len(self._slots) // 2)
+            before, self._slots = self._slots, take(2 * len(self._slots), np.uint64, zeros=True)
             room = len(self._slots) // 8
             _rehash(before, self._slots, np.uint64(65 - (2 * room).bit_length()))
-            self.counts = _longer(self.counts, room)
+            give_back(before)
+            self.counts = _longer(self.counts, room, zeros=True)
             self.touched = _longer(self.touched, room)
             if self._with_bytes:
                 self.starts = _longer(self.starts, room)
                 self.lengths = _longer(self.lengths, room)
         self._describe()
+
+    def close(self) -> None:
+        """Let others have its memory. It is of no use any more."""
+        give_back(self._slots, self.counts, self.touched, self.starts, self.lengths, self.arena)
 
     def add(self, data: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Add counts, int64, of the tokens ``data[offsets[i]:offsets[i + 1]]``; returns their entries, int64."""
@@ -439,14 +452,11 @@ class Table:
         return entries, values
 
 
-def _slots(count: int) -> np.ndarray:
-    """Empty slots, uint64[4 * count], each on one line of the cache."""
-    memory = np.zeros(4 * count + 8, np.uint64)
-    skip = -memory.ctypes.data % 64 // 8
-    return memory[skip : skip + 4 * count]
-
-
-def _longer(array: np.ndarray, length: int) -> np.ndarray:
-    longer = np.zeros(length, array.dtype)
+def _longer(array: np.ndarray, length: int, *, zeros: bool = False) -> np.ndarray:
+    """Its contents in a longer array, which it is given back for. zeros: what is behind them."""
+    longer = take(length, array.dtype)
     longer[: len(array)] = array
+    if zeros:
+        longer[len(array) :] = 0
+    give_back(array)
     return longer

@@ -56,8 +56,8 @@ class JsonLines:
         self._shown = shown
         keys = [*reading.fields, *([reading.id_field] if reading.id_field else [])]
         self._keys, self._edges = json_lines.packed_keys(keys)
-        self._window = Window(fill)
-        self._spans = np.empty((len(keys), 3), np.int64)
+        self._window = Window(fill, reading.buffer_nbytes)
+        self._spans = np.empty((len(keys), json_lines.SPAN_NBYTES // 8), np.int64)
         self._stack = np.empty(json_lines.DEEPEST, np.uint8)
         self._scratch = np.empty(6 * max(map(len, keys)) * 4 + 6, np.uint8)
         self._state = np.zeros(json_lines.STATE_LENGTH, np.int64)
@@ -117,7 +117,7 @@ class JsonLines:
         ids = np.empty(window.stop - window.start if self._reading.id_field else 0, np.uint8)
         fields, begin = self._reading.fields, window.start
         loop.texts_of_lines(
-            window.data, window.words, window.skip, window.start, window.stop, window.final,
+            window.data, window.start, window.stop, window.final,
             self._keys, self._edges, len(fields), target, gap, SEPARATOR, most,
             ends, numbers, lost, ids, id_ends, self._spans, self._stack, self._scratch, self._without, state,
         )  # fmt: skip
@@ -156,7 +156,7 @@ class JsonLines:
         self._bad += 1
         if self._bad >= max(MOST_BAD, self._records):
             raise self._all_bad()
-        end = self._loop.newline_from(window.data, window.words, window.skip, window.start, window.stop)
+        end = self._loop.newline_from(window.data, window.start, window.stop)
         window.start = window.stop if end < 0 else end + 1
         self._line += 1
         member = f":{self._member}" if self._member else ""
@@ -176,7 +176,7 @@ class JsonLines:
     def _read_long(self) -> bool:
         """Read one line into memory of its own, where no other is; whether there was a whole one."""
         loop, window = self._loop, self._window
-        end = loop.newline_from(window.data, window.words, window.skip, window.start, window.stop)
+        end = loop.newline_from(window.data, window.start, window.stop)
         if end < 0 and not (window.final and window.start < window.stop):
             return False
         length = (window.stop if end < 0 else end) - window.start

@@ -273,7 +273,7 @@ def _documents(
         fill = head.fill
         found.remark(PLAIN_TEXT, shown)
     elif reading.split_on is not None:
-        yield Passages(fill, found, member, reading.split_on, lost)
+        yield Passages(fill, found, member, reading.split_on, lost, reading.buffer_nbytes)
         return
     yield Whole(fill, found, member, identifier, lost)
 

@@ -40,6 +40,8 @@ class Reading:
     """Whether lines of JSON lines that cannot be read are left out, and listed."""
     threads: int = 1
     """How many decompress one large file, where that consists of parts."""
+    buffer_nbytes: int = 2**20
+    """Text in which lines, paragraphs and fields are looked for in one go."""
 
     @property
     def as_stored(self) -> bool:

@@ -19,9 +19,6 @@ SEPARATOR = 0
 """The byte between documents that are counted as one text, where tokens span several bytes: NUL ends any UTF-8 sequence
 as the end of the text would; the counts that it adds itself are subtracted again."""
 
-BUFFER_NBYTES = 2**20
-"""Text that is looked at in one go, where records are looked for."""
-
 LONGEST_NBYTES = 2**30
 """The longest line of JSON, and the longest run of blanks between paragraphs."""
 
@@ -284,22 +281,14 @@ class Chain:
 
 
 class Window:
-    """The part of a text in which records are looked for, as words too."""
+    """The part of a text in which records are looked for."""
 
-    def __init__(self, fill: Fill, nbytes: int = BUFFER_NBYTES) -> None:
-        from tilewright.kernels.records.json_lines import (
-            words_of,  # needs Numba, which a client has no use for
-        )
-
-        self._fill, self._words_of = fill, words_of
+    def __init__(self, fill: Fill, nbytes: int) -> None:
+        self._fill = fill
         self.start = self.stop = 0
         self.final = False
         """Whether nothing follows ``stop``."""
-        self._take(np.empty(nbytes, np.uint8))
-
-    def _take(self, data: np.ndarray) -> None:
-        self.data = data
-        self.words, self.skip = self._words_of(data)
+        self.data = np.empty(nbytes, np.uint8)
 
     def more(self, what: str) -> None:
         """Read on. Raises ContentError where all of a window of the largest size is of no use without what follows;
@@ -315,7 +304,7 @@ class Window:
                 )
             larger = np.empty(2 * self.stop, np.uint8)
             larger[: self.stop] = self.data
-            self._take(larger)
+            self.data = larger
         got = self._fill(self.data[self.stop :])
         self.stop += got
         self.final = not got
@@ -324,12 +313,20 @@ class Window:
 class Passages:
     """The lines or paragraphs of a text."""
 
-    def __init__(self, fill: Fill, found: Found, member: str, split_on: str, lost: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fill: Fill,
+        found: Found,
+        member: str,
+        split_on: str,
+        lost: Callable[[], int],
+        buffer_nbytes: int,
+    ) -> None:
         from tilewright.kernels.records import passages
 
         self._loop, self._found, self._member = passages, found, member
         self._what = {"line": passages.LINE, "paragraph": passages.PARAGRAPH}[split_on]
-        self._window = Window(fill)
+        self._window = Window(fill, buffer_nbytes)
         self._state = np.zeros(passages.STATE_LENGTH, np.int64)
         self._lost, self._lost_before = lost, 0
 
@@ -339,7 +336,7 @@ class Passages:
         ends, numbers = np.empty(most, np.int64), np.empty(most, np.int64)
         while True:
             loop.cut_passages(
-                window.data, window.words, window.skip, window.start, window.stop, window.final, self._what,
+                window.data, window.start, window.stop, window.final, self._what,
                 target, gap, SEPARATOR, most, ends, numbers, state,
             )  # fmt: skip
             window.start = int(state[loop.CONSUMED])

@@ -55,10 +55,11 @@ included."""
 class CountingLane(Lane):
     """A lane with two blocks on the device and a stream, which counts what lies in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int = LANE_NBYTES) -> None:
+        """nbytes: of a block, but for its margins."""
         self.stream = cuda.stream()
-        host = [pinned_bytes(LANE_NBYTES + EXTRA_NBYTES) for _ in range(2)]
-        self._device = [cuda.device_array(LANE_NBYTES + EXTRA_NBYTES, np.uint8) for _ in range(2)]
+        host = [pinned_bytes(nbytes + EXTRA_NBYTES) for _ in range(2)]
+        self._device = [cuda.device_array(nbytes + EXTRA_NBYTES, np.uint8) for _ in range(2)]
         super().__init__(host)
         self._all = untimed_event()
         self.waited = 0.0
@@ -79,7 +80,7 @@ class CountingLane(Lane):
         self._keeping.wait(event)
 
     def buffer(self) -> np.ndarray:
-        """The block to fill next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
+        """The block to fill next, uint8[nbytes + EXTRA_NBYTES], once the device is done with it."""
         start = time.perf_counter()
         block = self.block()
         self.waited += time.perf_counter() - start
@@ -103,9 +104,15 @@ class CountingLane(Lane):
         return found
 
     def _upload(self, block: Block) -> Any:
+        return self.bring(block.data)
+
+    def bring(self, data: np.ndarray) -> Any:
+        """Have the stream copy what lies in the last buffer to the device, where it stays until the next buffer but one
+        is asked for; returns where it is."""
         device = self._device[self._turn]
-        if len(block.data):
-            self._keeping.copy_to_device(block.data, device)
+        if len(data):
+            self._keeping.copy_to_device(data, device)
+        self._keeping.record(self.passed)
         return device
 
 
@@ -296,16 +303,16 @@ _spare_tables = Spares(TokenTally, pinned=False)
 
 
 @contextmanager
-def borrowed_lane() -> Iterator[CountingLane]:
+def borrowed_lane(*nbytes: int) -> Iterator[CountingLane]:
     """A lane of this process for one thread; blocks still being counted when it is returned delay only the next
-    borrower."""
+    borrower. nbytes: of a block, if not `LANE_NBYTES`."""
     cuda.current_context()  # attaches the thread to the GPU: pool threads are not attached
-    lane = _spare_lanes.take()
+    lane = _spare_lanes.take(*nbytes)
     lane.waited = 0.0
     try:
         yield lane
     finally:
-        _spare_lanes.put(lane)
+        _spare_lanes.put(lane, *nbytes)
 
 
 @contextmanager

@@ -15,13 +15,19 @@ from tilewright.pipeline.text.arrival import without
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, cut_pieces
 from tilewright.pipeline.text.counting import LEAST_PIECE_NBYTES
 from tilewright.pipeline.text.documents import Listing, Rows, all_bad
-from tilewright.pipeline.text.formats.listing import TEXT
+from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, TEXT
 from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks
+
+TASK_BLOCKS = 64
+"""On a GPU's worker a task is of so many pieces, 2 GiB: its files are dealt out to as many threads as the worker has
+cores, and there should be some for each."""
 
 
 def whole_pieces(corpus: Corpus, workers: Sequence[WorkerFacts]) -> list[Piece]:
     """What each task reads: whole files, since a document is looked at from its beginning to its end."""
     block: int = config.get("piece-nbytes")
+    if workers[0].device == "cuda":
+        block *= TASK_BLOCKS
     threads = sum(worker.threads for worker in workers)
     share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * threads))
     nbytes = min(block, share)
@@ -29,6 +35,16 @@ def whole_pieces(corpus: Corpus, workers: Sequence[WorkerFacts]) -> list[Piece]:
     # Large files take longest: begun first, none keeps a single worker busy at the end.
     pieces.sort(key=lambda piece: -piece.nbytes if piece.nbytes > nbytes else 0)
     return pieces
+
+
+LEAST_SHARE_NBYTES = SNIFFED_NBYTES
+"""The least that a thread is given of a piece, if there is as much: of longer files it is known what they are."""
+
+
+def whole_shares(piece: Piece, count: int) -> list[Piece]:
+    """About ``count`` parts of a piece, or fewer, of whole files, whose ``first`` counts from the piece's first."""
+    nbytes = max(LEAST_SHARE_NBYTES, ceil_div(piece.nbytes, count))
+    return list(cut_pieces([_whole(document, nbytes) for document in piece.documents], nbytes))
 
 
 def _whole(document: Document, most: int) -> Document:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,10 @@ from tilewright.pipeline.threads import thread_buffer
 
 BLOCK_NBYTES = 2**22
 """Text that is looked at at once, where it is of many documents."""
+
+LARGE_BLOCK_NBYTES = 2**24
+"""The same on the way to a GPU: each block takes the interpreter half a millisecond, for which all threads that read
+wait."""
 
 MOST_NBYTES = 2**27
 """The longest document whose text is held: what a worker makes of one takes some sixteen times as much."""
@@ -40,6 +43,8 @@ class Texts:
     """int64: where each begins and the last ends."""
     digests: np.ndarray
     """uint64[(documents, 2)]: XXH3 of each text with 128 bits, the high half first."""
+    in_block: bool = True
+    """Whether ``data`` lies in the memory that blocks are read to; else in memory of its own."""
 
 
 def texts_of(
@@ -51,15 +56,19 @@ def texts_of(
     too_long: str = LONGER,
     block_nbytes: int = BLOCK_NBYTES,
     most_nbytes: int = MOST_NBYTES,
+    memory: Callable[[], np.ndarray] | None = None,
 ) -> Iterator[Texts]:
     """The documents of a piece in their order; each `Texts` only until the next is asked for.
 
     found: is told of documents as they end. check: is called for each block, and may end it. too_long: what is told of
-    a document longer than ``most_nbytes``.
+    a document longer than ``most_nbytes``. memory: gives that of the next block, as `stream` takes it; else it is the
+    thread's own.
     """
-    memory = partial(thread_buffer, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
+    from tilewright.kernels.passes.xxh3_host import xxh3_128_of  # needs Numba, which a client has no use for
+
+    buffer = memory or partial(thread_buffer, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
     under_way: _Long | None = None
-    for block in stream(piece, AS_BYTES, 0, block_nbytes, memory, reading=reading, found=found):
+    for block in stream(piece, AS_BYTES, 0, block_nbytes, buffer, reading=reading, found=found):
         check()
         if under_way is not None and (block.edges is not None or block.first != under_way.first):
             yield under_way.texts()
@@ -71,11 +80,7 @@ def texts_of(
             under_way.add(block)
         else:
             edges = block.edges.astype(np.int64)
-            digests = [
-                xxhash.xxh3_128_digest(block.data[start:stop].data)
-                for start, stop in itertools.pairwise(edges.tolist())
-            ]
-            yield Texts(block.data, edges, _as_words(digests))
+            yield Texts(block.data, edges, xxh3_128_of(block.data, edges))
     if under_way is not None:
         yield under_way.texts()
 
@@ -103,8 +108,8 @@ class _Long:
         edges, digests = np.array([0, self._nbytes]), _as_words([self._hash.digest()])
         if self._nbytes > self._most:
             self._too_long()
-            return Texts(None, edges, digests)
-        return Texts(np.concatenate(self._parts), edges, digests)
+            return Texts(None, edges, digests, False)
+        return Texts(np.concatenate(self._parts), edges, digests, False)
 
 
 def _as_words(digests: list[bytes]) -> np.ndarray:

@@ -217,6 +217,16 @@ def test_norms_whose_squares_are_no_numbers(
     assert norms[3, 0] == 0
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("tiny", [1e-200, 1e-163, 1e-160, 1e-155])
+def test_blocks_of_zeros_leave_tiny_norms_as_they_are(tiny: float, order: str) -> None:
+    norms, vectors = np.zeros((3, 1)), np.ones((1, 512))
+    for value in (tiny, 0.0):
+        block = np.full((3, 512), value, order=order)
+        thin.add_thin_product(block, vectors, np.zeros((3, 1)), vectors, norms, np.zeros(0))
+    np.testing.assert_allclose(norms / tiny, np.sqrt(512), rtol=1e-12)
+
+
 def test_norms_of_products_whose_factors_have_no_squares() -> None:
     """Rows graded one way by the other way: every product is 1, no factor's square is a number."""
     block, norms = np.tile([1e200, 1e-200], (1, 400)), np.zeros((1, 1))

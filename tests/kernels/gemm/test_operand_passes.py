@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright.kernels.bfloat16 import dtype_name
+from tilewright.kernels.float8 import PTX_KINDS, to_float32
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.numbers import WARP
 
@@ -115,6 +117,7 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
         store_vector=store_vector,
         float_bits=float_bits,
         bits_float=bits_float,
+        word_float=bits_float,
         half_bits=lambda value: int(np.float16(value).view(np.uint16)),
         tf32_bits=lambda value: (float_bits(value) + 0x1000) & 0xFFFFE000,
         byte_permute=byte_permute,
@@ -127,7 +130,7 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(module, "types", types)
         monkeypatch.setattr(module, "cluster_tile", wgmma.cluster_tile.py_func)
     monkeypatch.setattr(byte_planes, "turn_words", byte_planes.turn_words.py_func)
-    for name in ("bfloat16_bits", "bfloat16_or_special", "is_finite", "sign_bits"):
+    for name in ("bfloat16_bits", "bfloat16_or_special", "half_of_e4m3", "is_finite", "sign_bits"):
         monkeypatch.setattr(float_planes, name, getattr(float_planes, name).py_func)
     return seen
 
@@ -320,6 +323,24 @@ def run_pass(
     function = float_planes.pass_function(form)
     lane_by_lane.run(function, (blocks, 1), float_planes.THREADS, 0, np.uint32, arguments, late=False)
     return target, line_nbytes
+
+
+@pytest.mark.usefixtures("shared_accesses")
+@pytest.mark.parametrize("kind", PTX_KINDS, ids=dtype_name)
+@pytest.mark.parametrize(
+    ("width", "pitch", "stride", "shift"),
+    [(256, 260, 1, 4), (255, 259, 1, 0), (256, 256, 1, 2), (64, 200, 2, 0)],
+    ids=["by words", "odd rows", "begins between words", "nothing side by side"],
+)
+def test_float8_is_widened(
+    kind: np.dtype, width: int, pitch: int, stride: int, shift: int, memories: list[Memory]
+) -> None:
+    source = np.roll(np.arange(256, dtype=np.uint8), 17)[None, :width].repeat(3, 0)
+    target, line_nbytes = run_pass(PTX_KINDS[kind], source, (pitch, stride, shift), memories, blocks=2)
+    found = lines_of(target, 3, width, line_nbytes, np.float16)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(found, to_float32(source.view(kind)).astype(np.float16))
+    np.testing.assert_array_equal(np.signbit(found)[found == 0], (source >= 128)[found == 0])
 
 
 @pytest.mark.usefixtures("shared_accesses")

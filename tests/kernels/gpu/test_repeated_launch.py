@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import sys
@@ -18,6 +19,7 @@ from tilewright.kernels import matmul
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gemm import product, tuning
 from tilewright.kernels.gemm.cores.repitch import Matrix
+from tilewright.kernels.gemm.hopper import wgmma_launch
 from tilewright.kernels.gemm.product import kernel_name, prepare
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.gpu import device_choice
@@ -91,7 +93,7 @@ def test_regions_are_multiplied_where_they_lie(dtype: str, transpose: str, gpu: 
 
 
 @pytest.mark.sample(60)
-@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4", "f2"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i1", "i4", "f2"])
 @pytest.mark.parametrize(
     "sides", [(64, 64, 64), (1, 300, 1000), (511, 513, 65), (4096, 4128, 512), (40, 64, 8192)]
 )
@@ -102,11 +104,7 @@ def test_what_is_repeated_is_what_is_launched(
 ) -> None:
     a, b, out = matrices(*sides, dtype, transpose, shift, padding)
     kernel = select(product.describe(a, b, out))
-    if not kernel.recordable:
-        assert kernel.name in ("exact-integer-wgmma", "float16-wgmma"), (
-            "which encode addresses in tensor maps"
-        )
-        return
+    assert kernel.recordable
     kernel.launch(*(matrix(array) for array in (a, b, out)), False, 0)
     direct = gpu.take()
     assert direct
@@ -114,15 +112,60 @@ def test_what_is_repeated_is_what_is_launched(
         arrays = matrices(*sides, dtype, transpose, shift + moved, padding)
         matmul(*arrays)
         expected = [
-            launched._replace(
-                values=tuple(
-                    value + moved if isinstance(value, int) and value >= BASES[0] else value
-                    for value in launched.values
-                )
-            )
+            launched._replace(values=tuple(moved_by(moved, value) for value in launched.values))
             for launched in direct
         ]
         assert gpu.take() == expected
+
+
+def moved_by(nbytes: int, value: Any) -> Any:
+    """A value of a launch, addresses in the arrays, and in what tensor maps tell, moved by so many bytes."""
+    if isinstance(value, tuple):
+        planes, box = value
+        return dataclasses.replace(planes, address=moved_by(nbytes, planes.address)), box
+    return value + nbytes if isinstance(value, int) and value >= BASES[0] else value
+
+
+def planes_of(launched: Any) -> list[Any]:
+    """The planes that the tensor maps of a launch tell of."""
+    return [value[0] for value in launched.values if isinstance(value, tuple)]
+
+
+def test_tensor_maps_are_made_anew_where_others_took_their_places(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between repeated products, and within one: no launch may be given the map of another's matrix."""
+    monkeypatch.setattr(wgmma_launch, "TENSOR_MAPS_KEPT", 7)
+    monkeypatch.setattr(wgmma_launch, "RECORDED_MAPS_KEPT", 3)
+    order = [*range(6), 0, 1, 5, 2, 2, 0]
+    for shift in order:
+        matmul(*matrices(1024, 1024, 512, "f2", "", shift << 20))
+        (launched,) = gpu.take()
+        found = [planes.address for planes in planes_of(launched)]
+        assert found == [base + (shift << 20) for base in BASES]
+    assert gpu.store.made_anew > 1
+
+
+def test_tensor_maps_are_ready_once_a_product_was_prepared(gpu: FakeGPU) -> None:
+    padded, *_ = matrices(1024, 1024, 512, "f2", "", padding=3)  # goes through a pass, into scratch memory
+    arrays = [padded, *matrices(1024, 1024, 512, "f2", "b")[1:]]
+    prepare(*arrays)
+    known = dict(gpu.maps)
+    assert {planes.address for planes, _ in known.values()} == {fake_gpu.SCRATCH, *BASES[1:]}
+    matmul(*arrays)
+    assert gpu.take()
+    assert gpu.maps == known
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i4"])
+def test_one_matrix_goes_through_its_pass_once(dtype: str, gpu: FakeGPU) -> None:
+    """Where it is multiplied by its own transpose, recorded or not."""
+    a, b, out = matrices(700, 700, 700, dtype, "")
+    one, other = Array(BASES[0], (700, 700), dtype), Array(BASES[0], (700, 700), dtype)
+    matmul(a, b, out, transpose_a=True)
+    two_passes = len(gpu.take())
+    matmul(one, other, out, transpose_a=True)
+    assert len(gpu.take()) == two_passes - 1
 
 
 def test_scratch_memory_may_move(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,4 +409,5 @@ def test_an_empty_array_may_have_no_address(gpu: FakeGPU) -> None:
 def test_recordable_kernels_are_those_that_enqueue_alone() -> None:
     assert {kernel.name for kernel in ladder() if kernel.recordable} >= {
         "skinny", "warp-tiled", "double_tensor_core", "register-blocked", "tiled", "global-memory",
+        "float16-wgmma", "bfloat16-wgmma", "float8-wgmma", "split-float32-wgmma", "exact-integer-wgmma",
     }  # fmt: skip

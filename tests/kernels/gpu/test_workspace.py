@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.sampling import examples
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.choices import PRECISIONS
+from tilewright.kernels.float8 import E4M3, E5M2
 from tilewright.kernels.gemm.base import ELEMENTS, GemmKernel, Operand, Problem
 from tilewright.kernels.gemm.cores.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder
@@ -34,6 +35,7 @@ from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gemm.cores import partial_sums, repitch, skinny_launch, warp_tiled_launch
 from tilewright.kernels.gemm.exact import exact_integer, residues, split_residues, whole_floats
 from tilewright.kernels.gemm.hopper import (
+    float8_tensor_core,
     float_operand,
     half_tensor_core,
     rounded_sums,
@@ -54,6 +56,7 @@ MODULES = (
     exact_integer,
     split_residues,
     whole_floats,
+    float8_tensor_core,
     float_operand,
     half_tensor_core,
     partial_sums,
@@ -186,6 +189,8 @@ CASES = [
     (F8, F8, F8, "split"),
     (BFLOAT16, BFLOAT16, F4, "full"),
     (F2, F2, F4, "full"),
+    (E4M3, E5M2, F4, "full"),
+    (E5M2, E5M2, F4, "full"),
     (I1, I1, I8, "full"),
     (I8, I8, I1, "full"),  # only the low bytes count, but nobody knows that they are all there is
     (np.dtype("u2"), I1, np.dtype("i4"), "full"),

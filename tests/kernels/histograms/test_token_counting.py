@@ -18,7 +18,7 @@ from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms import token_counting, token_order
 from tilewright.kernels.histograms.tables import packed_table, radix
 from tilewright.kernels.histograms.tables.token_table import Table
-from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts
+from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts, counts_of
 from tilewright.kernels.histograms.token_kinds import MARGIN, TokenKind, any_kind_named, word_table
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_order import in_order, merged_by_parts
@@ -260,6 +260,34 @@ def test_tokens_of_one_key_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
         text: 3 * n for text, n in Counter(texts).items()
     }
     assert sorted(rank.tolist()) == list(range(used))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_ngrams_of_words_of_all_lengths(n: int, rng: np.random.Generator) -> None:
+    """Short words are written from rows of 16 bytes, others from where they lie."""
+    lengths = [*range(1, 40), 15, 16, 17, 200]
+    words = [chr(ord("a") + length % 7).encode() * length for length in lengths]
+    text = [words[k] for k in rng.integers(0, len(words), 5000)]
+    found = counts_of([np.frombuffer(b" ".join(text), np.uint8)], any_kind_named(f"ngram:{n}"))
+    expected = Counter(b" ".join(text[k : k + n]) for k in range(len(text) - n + 1))
+    assert list(found.tokens) == sorted(expected)
+    assert found.counts.tolist() == [expected[token] for token in sorted(expected)]
+
+
+@pytest.mark.parametrize("behind", [b"", b"\xff", "ä".encode()[:1]])
+def test_lines_that_are_no_utf8_are_found_at_any_place(behind: bytes) -> None:
+    """Lines are looked through 64 bytes at a time; those that change go behind the others, or where there is room."""
+    lines = [
+        b"x" * place + piece + b"y" * (length - place) + behind
+        for length in (0, 1, 60, 63, 64, 65, 130)
+        for place in {0, 1, length // 2, length}
+        for piece in ("ä€😀\ufffd".encode(), b"\xe2\x82", b"")
+        if place <= length
+    ]
+    text = np.frombuffer(b"\n".join(lines), np.uint8)
+    found = counts_of([text], any_kind_named("line"))
+    expected = Counter(line.decode(errors="replace").encode() for line in lines)
+    assert dict(zip(found.tokens, found.counts.tolist(), strict=True)) == expected
 
 
 def test_word_characters_are_those_of_the_rule() -> None:

@@ -141,15 +141,34 @@ def _in_the_head(content: bytes) -> bytes:
 
 
 def _of_another_form(content: bytes) -> bytes:
-    return content.replace(packs.MAGIC, b"tilewright kernels 2\n")
+    return content.replace(packs.MAGIC, b"tilewright kernels 1\n")
 
 
 def _without_an_entry(content: bytes) -> bytes:
     return content.replace(b'"kernels"', b'"kernals"')
 
 
+def _of_a_great_length(content: bytes) -> bytes:
+    at = len(packs.MAGIC) + packs.LENGTH_NBYTES - 1
+    return content[:at] + b"\xff" + content[at + 1 :]
+
+
+def _with_another_offset(content: bytes) -> bytes:
+    return content.replace(b"[0, ", b"[7, ", 1)
+
+
 @pytest.mark.parametrize(
-    "damage", [_without_the_end, _flipped, _in_the_head, _of_another_form, _without_an_entry, lambda _: b""]
+    "damage",
+    [
+        _of_a_great_length,
+        _with_another_offset,
+        _without_the_end,
+        _flipped,
+        _in_the_head,
+        _of_another_form,
+        _without_an_entry,
+        lambda _: b"",
+    ],
 )
 def test_a_damaged_file_counts_as_missing(
     damage: Callable[[bytes], bytes], folder: Path, compilations: list[Any]
@@ -182,6 +201,27 @@ def test_what_the_driver_refuses_is_compiled_and_kept(
     assert len(compilations) == 1
 
 
+def test_where_files_changed_since_the_process_began_nothing_is_used(
+    folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may run what was in them before, such as that of a package that was replaced under it."""
+    write(folder)
+    newest = max(path.stat().st_ctime for path in fingerprint.source_files())
+    packs._source.cache_clear()
+    monkeypatch.setattr(packs, "_begun", newest - 1)
+    try:
+        assert kernel().machine_code(HOPPER) != SHIPPED
+        assert "newer than this process" in str(packs.why_not(packs.Head("", LINKER, {})))
+    finally:
+        packs._source.cache_clear()
+    assert len(compilations) == 1
+
+
+def test_the_home_of_a_user_who_is_not_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(packs.ENVIRONMENT, "~nobody-of-this-name/kernels")
+    assert packs.directory() is None
+
+
 def test_only_kernels_of_this_package_can_be_shipped() -> None:
     own = compile_kernel(scaling(2.0), documents.types.void(documents.types.int64))
     assert own.shipped_key() is None
@@ -192,4 +232,5 @@ def test_the_head_is_json(folder: Path) -> None:
     content = write(folder).read_bytes()
     start = len(packs.MAGIC) + packs.LENGTH_NBYTES
     length = int.from_bytes(content[len(packs.MAGIC) : start], "little")
+    start += packs.SUM_NBYTES
     assert set(json.loads(content[start : start + length])) == {"source", "linker", "kernels"}

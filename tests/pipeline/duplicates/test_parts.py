@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -189,3 +190,31 @@ def test_a_document_that_changes_between_the_two_looks_is_named(tmp_path: Path) 
         other = Wanted(document, np.array(ordinals), digests[known])
         with pytest.raises(DocumentError, match=r"a\.txt was written to while duplicates were looked for"):
             read_texts([other], reading)
+
+
+@pytest.mark.parametrize("block_nbytes", [512, 2**16])
+def test_strings_of_json_with_escapes_at_every_place(block_nbytes: int, tmp_path: Path) -> None:
+    """64 bytes of a string are looked at together, and copied together where no escape is among them."""
+    special = ['"', "\\", "\n", "\x01", "é", "\U0001f600", "\ud800", "\ud83d\\ude00", "/"]
+    texts = ["x" * before + each + "y" * (before % 67) for before in range(0, 140, 3) for each in special]
+    texts += [each * times for each in special for times in (1, 31, 64, 65)]
+    lines = [
+        json.dumps({"a": [text], "text": text}, ensure_ascii="\ud800" <= max(text) < "\ue000")
+        for text in texts
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    reading = Reading(fields=("text",))
+    (document,) = list_corpus([path], reading=reading).documents
+    piece = Piece(0, (document,), 0, document.nbytes)
+    found: list[bytes] = []
+    for block in texts_of(piece, reading, Found(), lambda: None, block_nbytes=block_nbytes):
+        assert block.data is not None
+        found += [
+            block.data[start:stop].tobytes() for start, stop in itertools.pairwise(block.edges.tolist())
+        ]
+    wanted = [
+        json.loads(line)["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        for line in lines
+    ]
+    assert [text.decode() for text in found] == wanted

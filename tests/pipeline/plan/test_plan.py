@@ -195,7 +195,8 @@ def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None
     assert plan.device_peak_nbytes <= limits.device_nbytes
     assert plan.device_peak_nbytes == (16 * plan.c_buffers + 4 * (plan.a_buffers + plan.b_buffers)) * unit
     assert plan.c_buffers == (2 if spare < 130 else 4), "more tiles only of what the panels leave"
-    assert plan.a_buffers == (2 if spare < 16 else 2 + 4)
+    # Of four panels of a tile a third is held where nothing better can be made of the memory.
+    assert plan.a_buffers == (2 + 4 if spare >= 16 else 3 if spare >= 8 else 2)
     found = read_by_workers(plan, workers)
     assert found == plan.read_nbytes if workers == 1 else found <= plan.read_nbytes
     if spare == 300:
@@ -671,7 +672,8 @@ def test_a_deep_product_has_panels_for_all_its_tasks() -> None:
     x = matrix(1000, 10**6, (1000, 10_000))
     plan = plan_tiles(x, x.transposed, F4, (1000, 1000), Limits(16, 4 * 2**30))
     assert (plan.tile_count, plan.k_parts) == (1, 16)
-    assert plan.device_peak_nbytes < 2**29, (
+    ahead = (plan.a_buffers + plan.b_buffers - 2 * PANEL_BUFFERS) * 1000 * plan.panel_depth * 4
+    assert plan.device_peak_nbytes - ahead < 2**29, (
         "a tile is no smaller than what is stored of C, and neither are its panels"
     )
 

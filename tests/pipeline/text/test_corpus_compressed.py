@@ -327,7 +327,7 @@ def test_a_host_decompresses_on_all_its_cores(workers: int, at_once: int) -> Non
         for _ in range(workers)
     ]
     files = tuple(Document(f"{i}.zst", f"/{i}.zst", 2**26, "zstd") for i in range(32))
-    decompressors = counting._decompressors(facts, workers)
+    decompressors = counting.decompressors_of(facts, workers)
     assert decompressors == at_once
     listed = Corpus(files, ())
     work = counting._work(facts, listed, everything(listed), KINDS["byte"], 2**25, False, decompressors, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,17 @@ from tests.pipeline.text.test_counting import dense, documents, naive_counts
 from tests.sampling import examples
 from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
+from tilewright.pipeline.duplicates import signing
+from tilewright.pipeline.duplicates.options import options_of
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text import pieces
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus, share_out
+from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.pieces import _of_separators, count_piece
+from tilewright.pipeline.text.whole import documents as whole_documents
 from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.transfer.lane import Spares
 
 
 def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
@@ -258,3 +263,64 @@ def test_parts_of_texts_hold_every_token(
         found[token] += count
     assert counted_nbytes == sum(map(len, texts))
     assert found == sum((naive_tokens(data, kind) for data in texts), Counter())
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("lane_nbytes", [64, 2**10])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_documents_are_signed_through_lanes_as_by_cores(
+    lane_nbytes: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files and lines, plain and compressed, some longer than a block and some that no table folds."""
+    from tilewright.pipeline.duplicates import on_gpu
+    from tilewright.pipeline.text.gpu import lanes
+
+    texts = [
+        (b"One two three four five six seven\nTWO three four\n\n" * 3, False),
+        ("e\u0301n deux trois\n".encode() + b"x" * 200 + b" y z\n", True),
+        (b"", False),
+        (b"a b c d e f g", True),
+    ]
+    piece = written(tmp_path, texts)
+    for module in (on_gpu, signing):
+        monkeypatch.setattr(module, "LARGE_BLOCK_NBYTES", lane_nbytes)
+    monkeypatch.setattr(lanes, "_spare_lanes", Spares(lanes.CountingLane))
+    pool = ThreadPoolExecutor(1)
+    monkeypatch.setattr(pieces, "_pool", lambda threads: pool)
+    monkeypatch.setattr(whole_documents, "LEAST_SHARE_NBYTES", 1)
+    for split_on in (None, "line"):
+        reading = Reading(split_on=split_on)
+        asked = options_of(
+            threshold=0.8, shingle="word", ngram=2, casefold=True, normalise="NFC", num_perm=6, bands=2, rows=3,
+            seed=1, hash="xxh32", scheme="affine32", pairs="all", signatures=True,
+        )  # fmt: skip
+        found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", threads)
+        wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
+        for name in ("digests", "nbytes", "shingled", "keys", "signatures"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
+        assert (found.rows is None) == (wanted.rows is None)
+        if found.rows is not None and wanted.rows is not None:
+            assert found.rows.to_json() == wanted.rows.to_json()
+        assert (found.others, wanted.others) == (1, 0)
+    pool.shutdown()
+
+
+@pytest.mark.simulator
+def test_documents_for_which_a_gpu_has_no_room_are_signed_by_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tilewright.kernels.duplicates.device_signing import DeviceSigner
+
+    def no_room(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    piece = written(tmp_path, [(b"one two three", False), (b"four five", True)])
+    asked = options_of(
+        threshold=0.8, shingle="word", ngram=2, casefold=False, normalise=None, num_perm=6, bands=2, rows=3,
+        seed=1, hash="sha1", scheme="affine32", pairs="all", signatures=True,
+    )  # fmt: skip
+    wanted, _ = signing.sign_piece(piece, asked, Reading(), "stop")
+    monkeypatch.setattr(DeviceSigner, "_sign", no_room)
+    found, _ = signing.sign_piece(piece, asked, Reading(), "stop", "cuda", 1)
+    np.testing.assert_array_equal(found.signatures, wanted.signatures)
+    assert "the GPU has no room to sign" in caplog.text

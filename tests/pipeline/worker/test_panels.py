@@ -49,6 +49,21 @@ def test_a_panel_in_use_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join()
 
 
+def test_panels_of_a_pair_are_ready_together() -> None:
+    """Where one cache has both, one of them may be held in the place that the other would get."""
+    cache = PanelCache(3, list)
+    held = {key: cache.take(key)[0] for key in "xyz"}
+    cache.let_go(held["x"])
+    assert cache.ready("x", "y")
+    assert cache.ready("new")
+    assert not cache.ready("new", "x"), "x is held in the only place that is free, and y in use is the next"
+    assert not cache.ready("new", "newer")
+    cache.let_go(held["y"])
+    assert cache.ready("new", "x")
+    assert cache.ready("new", "newer")
+    assert not cache.ready("new", "newer", "newest")
+
+
 def test_the_first_report_tells_what_a_panel_held() -> None:
     """Whichever tile it was read for: a run that is stopped between two tiles knows that of both."""
     content = panel_content("A", (0, 8, 0, 4), [((0, 8, 0, 2), 1), ((0, 8, 2, 4), 2)])

@@ -14,15 +14,16 @@ import zarr
 
 from tests.pipeline.worker.held_contents import assert_contents
 from tilewright.pipeline.plan import slabs
-from tilewright.pipeline.plan.inputs import Geometry, Limits
+from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
-from tilewright.pipeline.plan.slabs import SLAB_PANELS, slabs_of
+from tilewright.pipeline.plan.slabs import SLAB_PANELS, cuts_of, slabs_of
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.worker.compute_stage import ComputeStage
+from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.stream import TileEngine
-from tilewright.pipeline.worker.units import Move
+from tilewright.pipeline.worker.units import Move, _cells
 
 SIDE, K, DEPTH = 640, 192, 32
 """Two tiles of 320 along each side, in five chunks of 64 each."""
@@ -114,6 +115,50 @@ def test_where_a_tile_is_one_slab(engine: Any) -> None:
     assert slabs_of(plan, list(plan.tiles())[2]) == [slice(0, 280)], (
         "whose chunks are no squares at the end of C"
     )
+
+
+def products_of_last_panels(plan: MatmulPlan) -> list[tuple[float, tuple[int, ...], bool]]:
+    """What is multiplied at a time: its first element's place in C, its shape, and whether its lower half alone is."""
+    found = []
+    depth, lines = plan.panel_depth, plan.layout
+    for tile in plan.tiles():
+        rows, columns = tile.region
+        flat = np.empty(tile.rows * lines.c().pitch(tile.columns))
+        target = Placed(flat, (tile.rows, tile.columns), lines.c())
+        whole = target.cut(slice(0, tile.rows), slice(0, tile.columns))
+        whole[...] = np.arange(rows.start, rows.stop)[:, None] * 10_000.0 + np.arange(
+            columns.start, columns.stop
+        )
+        a = Placed(np.empty(tile.rows * depth), (tile.rows, depth), lines.a())
+        b = Placed(np.empty(tile.columns * depth), (tile.columns, depth), lines.b())
+        for slab in cuts_of(plan, tile.rows):
+            for _, _, cell, lower in _cells(plan, a, b, target, plan.on_diagonal(tile), slab):
+                found.append((cell[0, 0], cell.shape, lower))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("side", [640, 600])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_cells_are_cut_alike_in_tiles_of_any_size(symmetric: bool, side: int) -> None:
+    """How many cells a tile has depends on the number of workers, and no bit of C may. At the end of C, and on the
+    diagonal, tiles are not stored slab by slab."""
+    x = StoredMatrix(side, K, np.dtype("f8"), (64, 32))
+    found = []
+    for tile in (128, 256, 640):
+        plan = plan_tiles(
+            x,
+            x.transposed,
+            x.dtype,
+            (64, 64),
+            Limits(1, 10**8, line_nbytes=LINE_NBYTES),
+            transpose_b=True,
+            symmetric=symmetric,
+            keep=Geometry(tile, tile, DEPTH, 1, 128, 128),
+        )
+        assert len(cuts_of(plan, plan.tile_rows)) == tile // 64
+        found.append(products_of_last_panels(plan))
+    assert len(found[0]) == len(set(found[0]))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("device", DEVICES)

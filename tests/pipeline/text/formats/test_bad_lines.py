@@ -55,7 +55,7 @@ def test_good_lines_count_as_if_the_others_were_not_there(
     good.insert(0, (0, json.loads(line("first"))))
     (folder / "a.jsonl").write_bytes(b"\n".join([line("first"), *lines]) + (b"\n" if ended else b""))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BUFFER_NBYTES", window)
+        patch.setattr(json_lines, "Window", lambda fill, nbytes: sources.Window(fill, window))
         found = counted(
             without_dask, folder, "byte", per_document=True, field=["text", "more"], id_field="id"
         )
