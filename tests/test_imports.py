@@ -298,7 +298,7 @@ def test_a_module_that_is_too_long_is_found() -> None:
 @pytest.mark.parametrize(
     ("module", "most"),
     [
-        ("tilewright.pipeline.plan.product", 18),
+        ("tilewright.pipeline.plan.product", 20),
         ("tilewright.pipeline.errors", 5),
         ("tilewright.kernels.errors", 3),
     ],

@@ -115,7 +115,7 @@ def _byte_tile() -> Any:
     return intrinsic(tile)
 
 
-_tile = _byte_tile()
+byte_tile = _byte_tile()
 
 
 def _pack_across(source: Any, is_signed: bool, words: Any, sums: Any, start: int, stop: int) -> None:
@@ -214,7 +214,7 @@ def _multiply(
             i0 = down * ROWS
             if j0 > i0 + ROWS - 1 + reach:
                 continue
-            _tile(numba.uint64(left[down].ctypes.data), b, groups, place)
+            byte_tile(numba.uint64(left[down].ctypes.data), b, groups, place)
             # A slice, so that the compiler sees that no index is negative.
             its = target[i0 : i0 + ROWS, j0 : j0 + COLUMNS]
             for i in range(its.shape[0]):
@@ -237,7 +237,7 @@ class ByteProduct:
         self._shift_b = 0 if b.least >= -128 and b.most <= 127 else b.least + 128
         groups = ceil_div(k, GROUP)
         self._scratch = [
-            (np.empty(lines * groups * GROUP, np.uint8), _aligned(ceil_div(lines, its) * groups * its))
+            (np.empty(lines * groups * GROUP, np.uint8), aligned(ceil_div(lines, its) * groups * its))
             for lines, its in ((m, ROWS), (n, COLUMNS))
         ]
 
@@ -315,7 +315,7 @@ def _bytes_of(block: np.ndarray, shift: int, target: np.ndarray, start: int, sto
             np.copyto(its, part, casting="unsafe")
 
 
-def _aligned(words: int) -> np.ndarray:
+def aligned(words: int) -> np.ndarray:
     """Words of 32 bits from a cache line's beginning on."""
     memory = np.empty(words + CACHE_LINE // 4, np.uint32)
     skip = -memory.ctypes.data % CACHE_LINE // 4

@@ -235,10 +235,11 @@ _allowance = _Allowance(NUMPY_ELEMENTS)
 def _numpy_serves(block: np.ndarray, out: np.ndarray) -> bool:
     """Whether a block is of real floats, and one of the few for which Numba need not be imported."""
     real = block.dtype.kind == "f" and out.dtype == np.float64
-    return real and not _numba_is_there() and _allowance.takes(block.size)
+    return real and not numba_is_there() and _allowance.takes(block.size)
 
 
-def _numba_is_there() -> bool:
+def numba_is_there() -> bool:
+    """Whether Numba is imported, so that a loop need not bring it."""
     try:
         return bool(sys.modules["numba"])
     except KeyError:

@@ -6,6 +6,7 @@ of `pipeline/plan/transform.py`: Numba compiles without fast mathematics, so not
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,6 +17,9 @@ from tilewright.kernels.deferred import numba
 
 HALF_NBYTES = 2**18
 """float16, which Numba's loops do not know, becomes float32 in pieces of so many bytes, which stay in a cache."""
+
+_loop_lock = threading.Lock()
+"""Without it, threads that start together would each compile, or load, a loop of their own."""
 
 EVERY, BUT_EQUAL, BUT_NAN = 0, 1, 2
 """Which elements are there: all, all but those that equal a number, all but NaN."""
@@ -43,8 +47,10 @@ class Changes(NamedTuple):
     """`VALUES`; of real numbers also `SQUARES` or `PRESENCE`. What is missing is 0 in all of them."""
 
 
-def transform(source: np.ndarray, target: np.ndarray, changes: Changes, pool: ThreadPoolExecutor) -> None:
-    """Write what becomes of a block.
+def transform(
+    source: np.ndarray, target: np.ndarray, changes: Changes, pool: ThreadPoolExecutor | None = None
+) -> None:
+    """Write what becomes of a block, on the threads of a pool, or on this one.
 
     source: rows × columns, C-contiguous, any dtype. target: the same of float32, float64, complex64 or complex128,
     written; they do not overlap. An empty side does nothing.
@@ -64,7 +70,8 @@ def transform(source: np.ndarray, target: np.ndarray, changes: Changes, pool: Th
     else:
         function, last = _transform_real, (changes.form,)
     read = np.dtype(np.float32) if source.dtype == np.float16 else source.dtype
-    loop = compiled(function, *_types(read, dtype))
+    with _loop_lock:
+        loop = compiled(function, *_types(read, dtype))
     missing = read.type(changes.missing if changes.there == BUT_EQUAL else 0)
 
     def work(start: int, stop: int) -> None:
@@ -84,7 +91,10 @@ def transform(source: np.ndarray, target: np.ndarray, changes: Changes, pool: Th
                 target[part],
             )
 
-    on_threads(pool, work, rows)
+    if pool is None:
+        work(0, rows)
+    else:
+        on_threads(pool, work, rows)
 
 
 def _or(vector: np.ndarray | None, neutral: np.ndarray) -> np.ndarray:

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 import zarr
 
+from tilewright.kernels.cpu.thin import numba_is_there
+from tilewright.kernels.passes import transform_host
 from tilewright.pipeline.check.sides import Done, Side, StoredSide, Work
 from tilewright.pipeline.check.vectors import Probe
 from tilewright.pipeline.plan.transform import (
@@ -31,9 +33,13 @@ from tilewright.pipeline.plan.transform import (
 )
 from tilewright.pipeline.plan.transform import wide_dtype as finishing_dtype
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.worker.fusion import changes_of
 
 EPILOGUE_ROUNDINGS = 8
 """Operations of an epilogue that round an element of C: as many terms more of its sum would round no less."""
+
+BAND_ELEMENTS = 2**18
+"""About so many elements of a block are transformed and scaled at once: 2 MiB in double precision."""
 
 IDENTITY_SIDE = 256
 """Side of the blocks on the diagonal of an identity matrix."""
@@ -55,6 +61,8 @@ class FusedSide(StoredSide):
     largest_finite: float | None = None
     """What NaN and infinity are replaced by. In what C held they spoil one element of C each, and not a whole row as in
     a factor: by so large a number its group's sum may overflow there, and is not compared if it has."""
+    left: bool = False
+    """Whether it is a left factor, whose blocks' products with vectors may be added up in any order."""
     more_nbytes: ClassVar[int] = FUSED_NBYTES
 
     @property
@@ -67,6 +75,21 @@ class FusedSide(StoredSide):
         return replace(
             self, transpose=not self.transpose, row_scale=self.column_scale, column_scale=self.row_scale
         )
+
+    def bands(
+        self, rows: slice, columns: slice, block: np.ndarray
+    ) -> Iterator[tuple[slice, slice, np.ndarray]]:
+        """Some lines of the block as they are stored, so that what is made of them stays in a cache, in memory that was
+        used before: fresh memory takes longer than the loops. Not of a right factor's columns, in each block of which
+        rounding errors are allowed for."""
+        step = max(1, BAND_ELEMENTS // max(1, block.shape[1]))
+        if self.transpose and not self.left:
+            step = max(1, block.shape[0])
+        for start in range(0, block.shape[0], step):
+            band = block[start : start + step]
+            lines = columns if self.transpose else rows
+            part = slice(lines.start + start, lines.start + start + len(band))
+            yield (rows, part, band) if self.transpose else (part, columns, band)
 
     def made(self, block: np.ndarray, rows: slice, columns: slice, probe: Probe) -> np.ndarray:
         block = self._transformed(block, rows, columns)
@@ -88,7 +111,13 @@ class FusedSide(StoredSide):
     def _transformed(self, block: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         if self.transform is None:
             return block
-        return transformed(self.transform, block, *((columns, rows) if self.transpose else (rows, columns)))
+        region = (columns, rows) if self.transpose else (rows, columns)
+        if not numba_is_there():
+            return transformed(self.transform, block, *region)
+        target = np.empty(block.shape, self.transform.dtype)
+        changes = changes_of(self.transform, block.dtype, region)
+        transform_host.transform(np.ascontiguousarray(block), target, changes)
+        return target
 
     def largest_of(self, block: np.ndarray, rows: slice, columns: slice) -> float:
         return super().largest_of(self._transformed(block, rows, columns), rows, columns)
@@ -261,7 +290,8 @@ def fused_product(
         alpha = as_number(epilogue.alpha, number)
         down = np.asarray(alpha if rows is None else times(alpha, rows))
         scaled = epilogue.alpha != 1 or rows is not None
-        left: list[Any] = [FusedSide(*_stored(sides[0]), fused.transforms[0], down if scaled else None)]
+        scale = down if scaled else None
+        left: list[Any] = [FusedSide(*_stored(sides[0]), fused.transforms[0], scale, left=True)]
         right: list[Any] = [FusedSide(*_stored(sides[1]), fused.transforms[1], None, columns)]
         across = np.ones(n, number) if columns is None else columns
         of_left, of_right = [], []

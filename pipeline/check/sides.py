@@ -112,13 +112,24 @@ class StoredSide:
     def each_block(self, rows: slice, columns: slice, probe: Probe, work: Work[Done]) -> Iterator[Done]:
         """On many threads; no more blocks are begun than memory holds, or than are soon asked for."""
 
-        def load_and_work(place: slice, across: slice, part: RegionRead) -> Done:
+        def load_and_work(place: slice, across: slice, part: RegionRead) -> list[Done]:
             block = np.empty(part.shape, self.array.dtype.newbyteorder("="))
             part.read(block)
-            return work(place, across, self.made(block, _from(rows, place), _from(columns, across), probe))
+            return [
+                work(down, right, self.made(band, _from(rows, down), _from(columns, right), probe))
+                for down, right, band in self.bands(place, across, block)
+            ]
 
         threads = self._threads(rows, probe)
-        return in_order(self._parts(rows, columns), load_and_work, threads, end_if_given_up())
+        for done in in_order(self._parts(rows, columns), load_and_work, threads, end_if_given_up()):
+            yield from done
+
+    def bands(
+        self, rows: slice, columns: slice, block: np.ndarray
+    ) -> Iterator[tuple[slice, slice, np.ndarray]]:
+        """What is made of a block as it is stored, and worked with, at once: rows and columns of the side, and that of
+        the block."""
+        yield rows, columns, block
 
     def made(self, block: np.ndarray, rows: slice, columns: slice, probe: Probe) -> np.ndarray:
         """What becomes of a block as it is stored, of these rows and columns of the side."""

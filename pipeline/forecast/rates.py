@@ -84,7 +84,8 @@ def _rate(amount: int, seconds: float) -> float | None:
 def kind_of(plan: MatmulPlan, device: str, precision: str) -> str:
     """What runs have in common whose rates are compared: host, device, workers, dtypes and precision."""
     dtypes = "×".join(operand.name for operand in plan.operands)
-    return f"{platform.node()}; {device}; {plan.workers}; {dtypes}; {plan.sums.name}; {precision}"
+    how = f"{precision}, as bytes" if plan.as_bytes else precision
+    return f"{platform.node()}; {device}; {plan.workers}; {dtypes}; {plan.sums.name}; {how}"
 
 
 def kind_of_search(plan: NeighbourPlan, device: str, precision: str) -> str:

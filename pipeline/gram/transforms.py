@@ -23,7 +23,7 @@ from tilewright.pipeline.gram.options import ADD_UP_ALLELES, ALLELES, SIDES, Con
 from tilewright.pipeline.gram.places import element_told, line_told
 from tilewright.pipeline.gram.statistics import Wanted, likely_code, say_missing
 from tilewright.pipeline.plan.pairs import Pairwise
-from tilewright.pipeline.plan.transform import Epilogue, Transform
+from tilewright.pipeline.plan.transform import Counted, Epilogue, Transform
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.region import (
@@ -599,7 +599,18 @@ def _transform(
                     f" {name_of(matrices.arrays[role])} exceeds {dtype}; ask for a wider dtype (dtype='float64')"
                 )
             cast[f"{side[:-1]}_{kind}"] = held
-    return Transform(dtype, missing=treatment.missing, **cast)
+    return Transform(dtype, missing=treatment.missing, counted=_counted(matrices.arrays[role], found), **cast)
+
+
+def _counted(array: StoredArray, found: Statistics) -> Counted | None:
+    """What the first pass has found of all integers of a matrix; None of other numbers, or where there was none."""
+    moments = next(iter(found.values()), None)
+    if moments is None or array.dtype.kind not in "iu" or moments.least.dtype.kind not in "iu":
+        return None
+    if not len(moments.count):
+        return None
+    there = int(moments.count.sum())
+    return Counted(math.prod(array.shape) - there, int(moments.least.min()), int(moments.most.max()))
 
 
 def _factors(matrices: Matrices, role: str, found: Statistics) -> dict[str, np.ndarray]:

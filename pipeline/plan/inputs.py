@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.kernels.choices import DeviceKind
+from tilewright.kernels.cpu.centred_panel import ELEMENT_NBYTES
 from tilewright.pipeline.plan.decoding import DecodingRoom
 
 TILE_BUFFERS = 4
@@ -192,15 +193,19 @@ class FusedDtypes:
     """How many sums a tile is made of (`pairs.py`)."""
     beside_nbytes: int = 0
     """Of an element of what is stored beside C."""
+    as_bytes: bool = False
+    """Whether panels are packed, and multiplied as bytes (`centred.py`)."""
 
     def nbytes(self, c_dtype: np.dtype) -> FusedNbytes:
         """What it takes besides panels and tiles, for a C of this dtype."""
         a, b = (0 if dtype is None else dtype.itemsize for dtype in self.operands)
+        if self.as_bytes:
+            a = b = ELEMENT_NBYTES
         finished = accumulator_dtype(c_dtype).itemsize
         tiles = 0 if finished == self.sums.itemsize else finished
         before = 0 if self.before is None else self.before.itemsize
         both = self.hermitian or self.accumulators > 1
-        return FusedNbytes(a, b, tiles, before, both, self.accumulators)
+        return FusedNbytes(a, b, tiles, before, both, self.accumulators, self.as_bytes)
 
 
 class FusedNbytes(NamedTuple):
@@ -215,6 +220,8 @@ class FusedNbytes(NamedTuple):
     """Whether a tile on the diagonal of a symmetric C needs one of A and one of B."""
     sums: int = 1
     """Accumulators of a tile."""
+    packed: bool = False
+    """Whether these panels are packed ones, of which an element takes a little more (`packed_nbytes`)."""
 
 
 NO_FUSED_NBYTES = FusedNbytes()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilewright.kernels.cpu.centred_panel import packed_nbytes
 from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.pipeline.plan.band import Band, TileRows
 from tilewright.pipeline.plan.grid import Cuts, TileGrid
@@ -203,8 +204,12 @@ class Memory:
         items = max(1, fused.a), max(1, fused.b), max(1, fused.tile)
         layout = self.layout(rows, columns)._replace(items=items)
         only_diagonal = self.symmetric and rows >= self.sides[0] and not fused.both
-        panels = layout.a_size(rows, self.depth) * fused.a
-        panels += 0 if only_diagonal else layout.b_size(columns, self.depth) * fused.b
+        if fused.packed:
+            panels = packed_nbytes(rows, self.depth)
+            panels += 0 if only_diagonal else packed_nbytes(columns, self.depth)
+        else:
+            panels = layout.a_size(rows, self.depth) * fused.a
+            panels += 0 if only_diagonal else layout.b_size(columns, self.depth) * fused.b
         before = layout._replace(items=(*items[:2], max(1, fused.before))).c_size(rows, columns)
         return panels + layout.c_size(rows, columns) * fused.tile + before * fused.before
 

@@ -110,8 +110,7 @@ class MatmulPlan:
     where C is symmetric and A's panels serve as B's, or nothing of B is needed."""
     device_limit_nbytes: int
     device_peak_nbytes: int
-    """Projected peak of one worker's tiles, panels and kernel workspace, in the memory of the device that
-    multiplies."""
+    """Projected peak of a worker's tiles, panels and kernel workspace, in memory of the device that multiplies."""
     host_peak_nbytes: int
     """Projected peak of one worker's process: staging, decoding and the process itself; or the check of C, if that is
     more."""
@@ -141,8 +140,7 @@ class MatmulPlan:
     sum_dtype: str = ""
     """What the products of a tile are summed in; empty: what follows from C's dtype alone (`sums`)."""
     operand_dtypes: tuple[str, str] = ("", "")
-    """What panels of A, and of B, are transformed to before they are multiplied; empty: they are multiplied as they are
-    stored."""
+    """What panels of A, and of B, are multiplied as once they are transformed; empty: as they are stored."""
     before_dtype: str = ""
     """Of what C held before, where that is added to it; else empty."""
     finished: bool = False
@@ -161,6 +159,8 @@ class MatmulPlan:
     """Those of ``device_peak_nbytes`` that could be done without: of panels ahead of those that are multiplied."""
     beside_nbytes: int = 0
     """Of what is stored beside each element of C: the number of its pairs."""
+    as_bytes: bool = False
+    """Whether a CPU with the instructions multiplies panels as bytes (`centred.py`)."""
     copies_nbytes: int = 0
     """Of inputs that lie in memory which all workers of a host share, beside what each of them holds: copies of arrays
     in memory, and what dask computes, such as axes that are added up."""
@@ -544,10 +544,9 @@ def plan_tiles(
     aside = 0 if limits.on_host else vectors_nbytes + (limits.decoding.nbytes if limits.decoding else 0)
     limits = replace(limits, device_nbytes=max(0, limits.device_nbytes - aside))
     transposed = transpose_a, transpose_b
-    cell = (keep.cell_rows, keep.cell_columns) if keep else None
-    best = keep
-    memory = Memory((m, n), items, keep.panel_depth if keep else 1, transposed, limits, cell, symmetric, more)
-    memory = replace(memory, band=band)
+    best, cell = keep, (keep.cell_rows, keep.cell_columns) if keep else None
+    at_first = keep.panel_depth if keep else 1
+    memory = Memory((m, n), items, at_first, transposed, limits, cell, symmetric, more, band)
     if best is None or memory.nbytes(best.tile_rows, best.tile_columns, 1) > limits.device_nbytes:
         depth = panel_depth(
             *_as_deep_for(a, b, unit, band), items, transposed, unit, limits, symmetric=symmetric, fused=more
@@ -653,6 +652,7 @@ def plan_tiles(
         operand_dtypes=_operand_names(fused),
         before_dtype=fused.before.name if fused is not None and fused.before is not None else "",
         finished=fused is not None and fused.finished,
+        as_bytes=more.packed,
         hermitian=fused is not None and fused.hermitian,
         accumulators=more.sums,
         read_requests=read_requests(a, b, best, held) if m and n else 0,

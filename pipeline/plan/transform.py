@@ -39,6 +39,17 @@ def _vectors_nbytes(value: Any) -> int:
     return sum(one.nbytes for one in held if isinstance(one, np.ndarray))
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What is known of the integers of a whole matrix, from a pass over it."""
+
+    missing: int
+    """How many elements are missing."""
+    least: int
+    """Of those that are there; of none the largest number of the dtype."""
+    most: int
+
+
 @dataclass(frozen=True, eq=False)
 class Transform:
     """What an element of a stored matrix (rows × columns) becomes as a factor:
@@ -61,6 +72,8 @@ class Transform:
     """The number that stands for a missing element, as stored; ``nan`` for NaN in either part; None: none is."""
     conjugate: bool = False
     """Whether the conjugate of the result is taken (the left factor of a Hermitian product)."""
+    counted: Counted | None = None
+    """Of a matrix of integers, where somebody has looked: a CPU may multiply them as such (`centred.py`)."""
 
     def digest(self) -> str:
         """Hexadecimal, equal for transforms that do the same."""

@@ -48,9 +48,8 @@ from tilewright.pipeline.transfer.files import with_remedy
 
 REPAIR = "repair"
 """In what was asked for, says of a growing array that it is to take the place of a damaged one."""
-VERSION = 8
-"""A record of another version is ignored: the run starts anew. 8: a GPU cuts the cells of a symmetric C alike in any
-tile."""
+VERSION = 9
+"""A record of another version is ignored: the run starts anew. 9: a CPU multiplies centred bytes as such."""
 
 
 class Group(NamedTuple):

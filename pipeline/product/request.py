@@ -38,6 +38,7 @@ from tilewright.pipeline.forecast.workload import arithmetic_of
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
 from tilewright.pipeline.plan.called import AS_FACTORS, Names
+from tilewright.pipeline.plan.centred import multiplies_bytes
 from tilewright.pipeline.plan.decoding import DecodingRoom
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
@@ -247,6 +248,15 @@ class Factors:
             len(self.fused.forms),
             0 if self.counts is None else COUNT_DTYPE.itemsize,
         )
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether a CPU multiplies A by its own transpose as bytes."""
+        if not self.symmetric or self.hermitian or self.precision != "full":
+            return False
+        rows, columns = self.a.shape
+        summed = 0 if self.transposed[0] else 1
+        return multiplies_bytes(self.fused, self.dtypes[0], summed, int(rows) * int(columns), self.sums)
 
     @property
     def roles(self) -> dict[str, StoredArray]:
@@ -462,6 +472,9 @@ def plan_for(
         c_unit = output_chunks(a, b, c_dtype.itemsize, share, square=square)
         if factors.band is not None:
             c_unit = band_chunks(c_unit, factors.band)
+    fused = factors.fused_dtypes
+    if fused is not None and limits.on_host and factors.multiplies_bytes:
+        fused = replace(fused, as_bytes=True)
     given = out if isinstance(out, zarr.Array) else None
     if given is None and factors.storage:
         given = factors.storage.model(
@@ -525,7 +538,7 @@ def plan_for(
             transpose_b=transpose_b,
             symmetric=factors.symmetric,
             keep=keep,
-            fused=factors.fused_dtypes,
+            fused=fused,
             band=factors.band,
         )
         return replace(plan, copies_nbytes=copies_nbytes([left, right]))

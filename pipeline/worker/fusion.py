@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -41,13 +42,25 @@ FINISHED_NBYTES = 2**19
 """Bytes of sums that a thread of the CPU finishes at once: with what NumPy makes of them they stay in a cache."""
 
 
+@dataclass(frozen=True)
+class PackedPanel:
+    """A panel as a CPU multiplies bytes (`centred.py`)."""
+
+    pieces: list[Any]
+    """Along k: `centred_bytes.Packed`."""
+
+
+Scratch: TypeAlias = Placed | PackedPanel
+"""What a panel is multiplied as."""
+
+
 class Fusion(Protocol):
     """The transforms and the epilogue of a product, on one device."""
 
-    def scratch(self, operand: int, panel: Placed) -> Placed:
-        """The place of a transformed panel of A (0) or B (1); the panel itself where that has no transform."""
+    def scratch(self, operand: int, panel: Placed) -> Any:
+        """The `Scratch` of a transformed panel of A (0) or B (1); the panel itself where that has no transform."""
 
-    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Placed:
+    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Any:
         """Begin to transform a panel, which holds this region of its array; returns its scratch panel. What is
         multiplied next sees all of it. form: what is made of the results."""
 
@@ -158,6 +171,10 @@ class Buffers:
         """Whether a tile is finished into, or by, a buffer that all tiles share."""
         return bool(self.plan.before_dtype) or self.plan.stored.itemsize != self.plan.sums.itemsize
 
+    def packed(self, which: int, nbytes: int) -> Any:
+        """For a panel of an operand that is packed."""
+        return self._buffer("ab"[which], nbytes, np.dtype(np.uint8))
+
     def free(self) -> None:
         with self._lock:
             self._made.clear()
@@ -171,10 +188,10 @@ class HostFusion:
         self._buffers = Buffers(product.plan, allocate)
         self._pool = ThreadPoolExecutor(cpu_threads(), "tilewright-fuse")
 
-    def scratch(self, operand: int, panel: Placed) -> Placed:
+    def scratch(self, operand: int, panel: Placed) -> Scratch:
         return self._buffers.operand(operand, panel) if self._of(operand) is not None else panel
 
-    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Placed:
+    def transform(self, operand: int, panel: Placed, region: Region, form: Form = "values") -> Scratch:
         transform = self._of(operand)
         if transform is None:
             return panel

@@ -30,7 +30,7 @@ from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import RegionRead, read_targets, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
-from tilewright.pipeline.worker.fusion import Fusion, HostFusion, NoFusion, Region
+from tilewright.pipeline.worker.fusion import Fusion, HostFusion, NoFusion, PackedPanel, Region, Scratch
 from tilewright.pipeline.worker.panels import PanelPart, Placed
 
 BLOCK_NBYTES = LANE_NBYTES // 2
@@ -339,6 +339,19 @@ def mirrored_pieces(tile: Placed, cell: int, square: Region | None = None) -> It
             yield (rows, columns), (columns, rows)
 
 
+def host_fusion(product: Product, allocate: Callable[[int, np.dtype], np.ndarray]) -> Fusion:
+    """What the CPU does with panels and tiles besides multiplying them; bytes are packed where it has the instructions
+    that multiply them."""
+    if not product.fused:
+        return NoFusion()
+    if product.plan.as_bytes:
+        from tilewright.pipeline.worker import centred  # with Numba
+
+        if centred.centred_bytes.available():
+            return centred.CentredFusion(product, allocate)
+    return HostFusion(product, allocate)
+
+
 class HostUnit:
     """The CPU: panels are multiplied in the buffers they were read into, and tiles written from where they were
     computed."""
@@ -348,7 +361,7 @@ class HostUnit:
     def __init__(self, product: Product) -> None:
         self._product = product
         self._hashes = PartHashes()
-        self.fusion: Fusion = HostFusion(product, self.allocate) if product.fused else NoFusion()
+        self.fusion: Fusion = host_fusion(product, self.allocate)
 
     def attach(self) -> None:
         """Any thread can free the host's memory."""
@@ -419,15 +432,30 @@ class HostUnit:
 
     def multiply(
         self,
-        a: Placed,
-        b: Placed,
+        a: Scratch,
+        b: Scratch,
         tile: Placed,
         accumulate: bool,
         diagonal: bool = False,
         slab: slice | None = None,
     ) -> frozenset[str]:
+        if isinstance(a, PackedPanel) and isinstance(b, PackedPanel):
+            return self._multiply_packed(a, b, tile, accumulate, diagonal)
+        assert isinstance(a, Placed), "both operands are packed, or none"
+        assert isinstance(b, Placed), "the same"
         multiply(self._product, a, b, tile, accumulate, None, diagonal, slab)
         return frozenset([host.kernel_name(tile.dtype)])
+
+    def _multiply_packed(
+        self, a: PackedPanel, b: PackedPanel, tile: Placed, accumulate: bool, diagonal: bool
+    ) -> frozenset[str]:
+        """The whole tile at once: what an element is does not depend on the cell that it is in."""
+        from tilewright.pipeline.worker import centred
+
+        assert isinstance(self.fusion, centred.CentredFusion), "it has packed them"
+        out = tile.cut(*(slice(0, side) for side in tile.shape))
+        self.fusion.multiply(a, b, out, accumulate=accumulate, lower=diagonal)
+        return frozenset([centred.KERNEL])
 
     def passed(self) -> None:
         return None

@@ -85,7 +85,7 @@ def test_packed_bytes_make_the_product(
             side(block.view(block.dtype.str.replace("u8", "i8")))
             for side, block in zip((product.left, product.right), blocks, strict=True)
         )
-        patch.setattr(host_bytes, "_tile", tile)
+        patch.setattr(host_bytes, "byte_tile", tile)
         patch.setattr(host_bytes, "compiled", lambda function, *signature: function)
         product.add(left, right, target)
     assert ((target.astype(object) - wanted) % 2**64 == 0).all()

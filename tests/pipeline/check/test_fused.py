@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.sampling import examples, with_others
 from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.pipeline.check import fused as fused_sides
 from tilewright.pipeline.check import verify
 from tilewright.pipeline.check.locate import wrong_blocks
 from tilewright.pipeline.check.verify import Verification, verify_product
@@ -296,3 +298,22 @@ def test_nan_is_followed_to_where_it_comes_from(
     spoiled = c.copy()
     spoiled[tuple(np.argwhere(np.isnan(c))[0])] = 1
     assert not replace(changed, c=spoiled).verified(client, tmp_path).passed, "a number where there is none"
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_block_is_transformed_alike_without_numba(
+    transpose: bool, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = rng.integers(-1, 3, (9, 14)).astype("i1")
+    array = zarr.create_array(tmp_path / "x", data=block)
+    offsets, factors = (rng.standard_normal(side).astype("f4") for side in block.shape)
+    transform = Transform(np.dtype("f4"), row_offsets=offsets, column_factors=factors, missing=-1)
+    side = fused_sides.FusedSide(array, transpose, transform)
+    places = (slice(2, 9), slice(3, 14))
+    part = block[places]
+    found = []
+    for there in (True, False):
+        monkeypatch.setattr(fused_sides, "numba_is_there", partial(bool, there))
+        found.append(side._transformed(part, *(places[::-1] if transpose else places)))
+    assert found[0].tobytes() == found[1].tobytes()
+    np.testing.assert_array_equal(found[1], transformed(transform, part, *places))
