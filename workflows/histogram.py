@@ -307,11 +307,12 @@ def plan_only(
 ) -> CountPlan:
     """`plan_histogram`, with what the command would write; the listener gets what it would refuse of that. Raises as
     that."""
-    from tilewright.pipeline.text.saved_counts import check_outputs
+    from tilewright.pipeline.text.saved_counts import check_outputs, makes_array
 
     tell = Teller(listener)
     try:
-        check_outputs(corpus, out, plot, overwrite=overwrite)
+        arrays = makes_array(options["by"], per_document=options["per_document"])
+        check_outputs(corpus, out, plot, overwrite=overwrite, arrays=arrays)
     except (OptionError, StoreError, OutputError, CorpusError) as error:
         tell.warn(f"without --plan-only this would be refused: {error}")
     planned = plan_histogram(corpus, state=state, listener=listener, **options)

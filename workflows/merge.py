@@ -30,7 +30,7 @@ def merge(
     StoreError
         A file cannot be read, or the sum not be written.
     """
-    check_outputs([], out, None, overwrite=overwrite)
+    check_outputs([], out, None, overwrite=overwrite, arrays=True)
     total = added([Histogram.load(path) for path in paths])
     for path in subtract:
         total = subtracted(total, Histogram.load(path))

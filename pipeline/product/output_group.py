@@ -78,7 +78,7 @@ def check_local_place(
             f"output: {name_of(out)} is no local path, and {what} are stored in local folders alone; choose one, and"
             " copy it from there"
         )
-    _check_free(path, kind, overwrite=overwrite)
+    check_group_free(path, kind, overwrite=overwrite)
     check_zarr_ending(path, "a Zarr group")
     check_no_link(path)
     if format_around(path) == 2:
@@ -98,7 +98,7 @@ def check_local_place(
     return path
 
 
-def _check_free(path: Path, kind: str, *, overwrite: bool) -> None:
+def check_group_free(path: Path, kind: str, *, overwrite: bool) -> None:
     """Fail where something stands there that is not to be replaced: with ``overwrite`` anything but a group of this
     kind, an array too, which may be an input whose output was forgotten."""
     of_kind = is_group_of(path, kind)
@@ -132,7 +132,7 @@ def output_group(
         with growing_folder(path, keeps) as growing:
             yield growing.absolute()
             sync_files([each for each in growing.rglob("*") if each.is_file()], growing)
-            _check_free(path, kind, overwrite=overwrite)
+            check_group_free(path, kind, overwrite=overwrite)
             make_groups(path)
             displaced = None
             if path.exists():

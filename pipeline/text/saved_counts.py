@@ -18,6 +18,7 @@ import dask
 import numpy as np
 
 from tilewright.kernels.histograms.token_lists import encoding_of
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.product.in_place import is_unfinished
 from tilewright.pipeline.product.output import (
@@ -27,9 +28,10 @@ from tilewright.pipeline.product.output import (
     check_place_free,
     create_output,
     exists_error,
+    is_array_folder,
     partial_path,
 )
-from tilewright.pipeline.product.output_group import check_group_at_url, is_group_of
+from tilewright.pipeline.product.output_group import check_group_at_url, check_group_free
 from tilewright.pipeline.store.arrays import check_bucket, check_source
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.objects import Objects, objects_at
@@ -65,11 +67,12 @@ def check_outputs(
     overwrite: bool,
     out_endings: Collection[str] | None = None,
     group_kind: str = GROUP_KIND,
+    arrays: bool = False,
 ) -> None:
     """Fail before any work when an output could not be written at its end, or would replace what is counted.
 
     out_endings: those that ``out`` may have, without them those of counts. group_kind: the attribute of the groups of
-    Zarr that it may replace.
+    Zarr that it may replace. arrays: whether what is stored may be an array of Zarr, which may replace any other.
 
     Raises
     ------
@@ -99,8 +102,10 @@ def check_outputs(
         check_source(given, "output")
         folder = absolute(path).parent
         if path.suffix == ".zarr":
-            if not (overwrite and is_group_of(path, group_kind)):
+            if arrays and is_array_folder(path):
                 check_place_free(path, overwrite=overwrite)
+            else:
+                check_group_free(path, group_kind, overwrite=overwrite)
         else:
             check_no_link(path)
             if path.is_dir():
@@ -116,6 +121,11 @@ def check_outputs(
             raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
         if not os.access(folder, os.W_OK):
             raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
+
+
+def makes_array(by: str, *, per_document: bool) -> bool:
+    """Whether counts of a kind are stored as an array of Zarr, not as a group."""
+    return by in KINDS and not per_document
 
 
 def place_of(given: str | os.PathLike[str]) -> Path | str:

@@ -16,7 +16,13 @@ import zarr
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.text.histogram import Histogram
-from tilewright.pipeline.text.saved_counts import check_outputs, save_histogram, store_counts, write_whole
+from tilewright.pipeline.text.saved_counts import (
+    check_outputs,
+    makes_array,
+    save_histogram,
+    store_counts,
+    write_whole,
+)
 from tilewright.workflows.console import print_result
 
 COUNTS = np.arange(256).reshape(2, 128)
@@ -176,3 +182,14 @@ def test_from_python_an_ending_that_says_no_format_is_an_option_error(
 ) -> None:
     with pytest.raises(OptionError, match="the ending says the format"):
         check_outputs([], out, plot, overwrite=False)
+
+
+def test_an_array_is_replaced_by_counts_that_are_one_and_by_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    zarr.create_array(path, shape=(3,), dtype="f4")
+    check_outputs([], path, None, overwrite=True, arrays=makes_array("byte", per_document=False))
+    with pytest.raises(OutputExistsError, match=r"exists; choose another path, or ask to overwrite"):
+        check_outputs([], path, None, overwrite=False, arrays=True)
+    for by, per_document in (("word", False), ("byte", True)):
+        with pytest.raises(OutputExistsError, match="nothing that would be replaced"):
+            check_outputs([], path, None, overwrite=True, arrays=makes_array(by, per_document=per_document))

@@ -92,7 +92,7 @@ def histogram(
     """Count the bytes, letters, pairs, characters, words, lines or n-grams of files, and of all files below folders."""
     from tilewright.pipeline.records import place_of as folder_of
     from tilewright.pipeline.text.kept_counts import State, state_of_output
-    from tilewright.pipeline.text.saved_counts import check_outputs, place_of
+    from tilewright.pipeline.text.saved_counts import check_outputs, makes_array, place_of
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.terminal.progress import Counting
 
@@ -123,7 +123,8 @@ def histogram(
         print_result(planned, as_json=as_json)
         return
     if out is not None or plot is not None:
-        check_outputs(stored, out, plot, overwrite=overwrite)
+        arrays = makes_array(shared["by"], per_document=shared["per_document"])
+        check_outputs(stored, out, plot, overwrite=overwrite, arrays=arrays)
     # What is written at a URL is there whole or not at all: only of local files there is something to tell.
     files = [place for path in (out, plot) if path is not None and isinstance(place := place_of(path), Path)]
     outputs, pieces = Outputs(*files), Counting("histogram")

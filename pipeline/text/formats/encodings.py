@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.pipeline.text.formats.decompress import Fill
+from tilewright.pipeline.text.formats.sources import ContentError
 
 STEP_NBYTES = 2**18
 """Bytes that are decoded at a time."""
@@ -31,18 +32,34 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_ERRORS, _replaced)
 
 
+def check_decoder(found: codecs.CodecInfo) -> None:
+    """Raise LookupError, or UnicodeError, where a codec does not decode texts piece by piece with what replaces that
+    which cannot be decoded."""
+    if found.incrementaldecoder is None or not found._is_text_encoding:
+        raise LookupError(f"{found.name} does not decode bytes to texts piece by piece")
+    factory: Any = found.incrementaldecoder
+    if not isinstance(factory(_ERRORS).decode(b"a"), str):
+        raise LookupError(f"{found.name} does not decode bytes to texts")
+
+
 class Decoded:
     """A text of another encoding as UTF-8; U+FFFD stands for what cannot be decoded, as by ``errors="replace"``."""
 
     def __init__(self, fill: Fill, encoding: str) -> None:
         self._fill = fill
         factory: Any = codecs.getincrementaldecoder(encoding)
+        self._name = encoding
         self._decoder = factory(_ERRORS)
         self._stored = np.empty(STEP_NBYTES, np.uint8)
         self._text = memoryview(b"")
         self._ended = False
         self.lost = 0
         """Characters that stand for what could not be decoded, so far."""
+
+    def _remedy(self) -> str:
+        if self._name in ("utf-16", "utf-32"):
+            return f"say which order its bytes have, {self._name}-le or {self._name}-be"
+        return "say which encoding it has"
 
     def fill(self, target: np.ndarray) -> int:
         if not len(target):
@@ -53,7 +70,12 @@ class Decoded:
             got = self._fill(self._stored)
             self._ended = not got
             _of_this_thread.lost = 0
-            text = self._decoder.decode(self._stored[:got].tobytes(), self._ended)
+            try:
+                text = self._decoder.decode(self._stored[:got].tobytes(), self._ended)
+            except (
+                UnicodeError
+            ) as error:  # of what stands for no character there is none; of a mark that lacks
+                raise ContentError(f"no {self._name}: {error}", self._remedy()) from error
             self._text = memoryview(text.encode("utf-8", _ERRORS))
             self.lost += _of_this_thread.lost
         part = self._text[: len(target)]

@@ -13,6 +13,7 @@ from tilewright.kernels.arguments import check_choice, check_flag, shown
 from tilewright.kernels.choices import ON_ERROR, PASSAGES, ErrorPolicy, PassageName
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.text.formats.encodings import check_decoder
 
 UTF8 = "utf-8"
 
@@ -140,14 +141,12 @@ def _encoding(encoding: str | None) -> str | None:
         return None
     try:
         found = codecs.lookup(encoding)
-        b"".decode(encoding)
+        check_decoder(found)
     except (LookupError, TypeError, ValueError, UnicodeError) as error:
         raise OptionError(
             f"encoding={shown(encoding)} is no encoding of texts that Python knows; give one of its names, such as"
             " latin-1, cp1252, utf-16, shift_jis or gb18030"
         ) from error
-    if found.incrementaldecoder is None:
-        raise OptionError(f"encoding={shown(encoding)} cannot be decoded piece by piece; give another")
     return None if found.name == UTF8 else found.name
 
 

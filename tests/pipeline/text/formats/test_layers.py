@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from tests.pipeline.text.test_counting import KNOWN, cpu_workers, dense, documents, fragments, naive_counts
 from tests.sampling import examples
 from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.pipeline.errors import DocumentError, OptionError
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.text.corpus import Piece, list_corpus
 from tilewright.pipeline.text.counting import count_corpus
@@ -301,6 +302,23 @@ def test_encodings(encoding: str, data: bytes, text: str, nbytes: int) -> None:
         check(counts, [expected.encode("utf-8", "surrogatepass")], "codepoint", True)
     written = [each for each in stored.decode(encoding, "ignore") if each == "\ufffd"]
     assert part.lost == expected.count("\ufffd") - len(written)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_text_whose_order_of_bytes_nothing_says_is_named(
+    client: Client, tmp_path: Path, encoding: str
+) -> None:
+    (tmp_path / "f").write_bytes(b"no mark at all..")
+    with pytest.raises(
+        DocumentError, match=rf"f: no {encoding}: .*; say which .*, {encoding}-le or {encoding}-be"
+    ):
+        counted(client, [tmp_path / "f"], encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["idna", "punycode", "base64", "rot13", "undefined", "no-such"])
+def test_what_decodes_no_texts_is_refused(encoding: str) -> None:
+    with pytest.raises(OptionError, match="is no encoding of texts that Python knows"):
+        reading_of(encoding=encoding)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
