@@ -272,13 +272,15 @@ def count_function(form: str) -> Callable[..., None]:
             own_keys[line] = word(0)
             own_counts[line] = 0
         while True:
+            # All know the last turn, and have put its tokens into the table, or behind it and said so: of one tile at
+            # most a block has tokens there. In the beginning its own table is empty.
+            cuda.syncthreads()
             if thread == 0:
                 turn[0] = -1
                 if cuda.atomic.add(control, FULL, 0) == 0:
                     turn[0] = cuda.atomic.add(control, NEXT, 1)
-            cuda.syncthreads()  # the turn is known, and in the beginning the block's table empty
+            cuda.syncthreads()
             tile = whole(turn[0])
-            cuda.syncthreads()  # all know it before the next one is taken
             if tile < 0 or start + tile * TILE >= stop:
                 break
             i = start + tile * TILE + thread * SPAN
@@ -292,7 +294,7 @@ def count_function(form: str) -> Callable[..., None]:
                     segment(text, i, min(b, hi), lo, hi, longest, longs, table, own)
                     i = min(b, hi)
                 document += 1
-        # The barrier above has let all threads finish their tokens.
+        # The barriers above have let all threads finish their tokens.
         for line in range(thread, CACHE, THREADS):
             key = word(own_keys[line])
             if key != word(0):
