@@ -88,25 +88,10 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
     document that begins before ``stop``. Block: THREADS, a tile each; shared memory: 2 KiB.
     """
     word, _, whole = arithmetic()
-    step_from, is_letter, _ = reading()
+    step_from, is_letter, follows_letter, _ = reading()
     character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
     between, scanned = between_function(), _scanned(THREADS)
     of_words = unit == "word"
-
-    @cuda.jit(device=True, inline="always")
-    def follows_letter(data: Any, i: Any, lo: Any, hi: Any, letters: Any) -> Any:
-        """Whether the character before the step at ``i`` belongs to words."""
-        found = False
-        before = i - 1
-        while before >= lo:
-            step = whole(data[word(before)]) | 1 << CODE_BITS
-            if step & CODE_MASK >= 0x80:
-                step = whole(character_at(data, before, lo, hi))
-            if step != 0:
-                found = is_letter(step, letters)
-                break
-            before -= 1
-        return found
 
     def walk(
         data: Any, edges: Any, documents: Any, stop: Any, letters: Any, numbers: Any, folded: Any,

@@ -18,18 +18,15 @@ from numba.extending import intrinsic
 
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.cpu.vectors import load_byte, load_half
+from tilewright.kernels.sha1 import BLOCK_WORDS, STATE_WORDS, after_block
 
 _P1, _P2, _P3, _P4, _P5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
 
 LANES = 16
 """Shingles whose SHA-1 is formed together."""
-BLOCK_WORDS = 16
-"""32-bit words of a block of SHA-1."""
-STATE_WORDS = 5
 _LANE = ir.IntType(32)
 _WORDS = ir.VectorType(_LANE, LANES)
 _INITIAL = (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476, 0xC3D2E1F0)
-_ROUND = (0x5A827999, 0x6ED9EBA1, 0x8F1BBCDC, 0xCA62C1D6)
 
 
 @njit(nogil=True)
@@ -101,29 +98,10 @@ def _compress(typing: Any, state: Any, block: Any) -> Any:
         def constant(value: int) -> Any:
             return ir.Constant(_WORDS, [ir.Constant(_LANE, value)] * LANES)
 
-        def rotated(value: Any, bits: int) -> Any:
-            high = builder.shl(value, constant(bits))
-            return builder.or_(high, builder.lshr(value, constant(32 - bits)))
-
         words = [load(words_first, k) for k in range(BLOCK_WORDS)]
         before = [load(first, k) for k in range(STATE_WORDS)]
-        a, b, c, d, e = before
-        for t in range(80):
-            if t >= BLOCK_WORDS:
-                mixed = builder.xor(
-                    builder.xor(words[t - 3], words[t - 8]), builder.xor(words[t - 14], words[t - 16])
-                )
-                words.append(rotated(mixed, 1))
-            if t < 20:
-                f = builder.xor(d, builder.and_(b, builder.xor(c, d)))
-            elif 40 <= t < 60:
-                f = builder.or_(builder.and_(b, c), builder.and_(d, builder.or_(b, c)))
-            else:
-                f = builder.xor(builder.xor(b, c), d)
-            added = builder.add(builder.add(e, words[t]), builder.add(f, constant(_ROUND[t // 20])))
-            a, b, c, d, e = builder.add(rotated(a, 5), added), a, rotated(b, 30), c, d
-        for k, (old, new) in enumerate(zip(before, (a, b, c, d, e), strict=True)):
-            builder.store(builder.add(old, new), place(first, k), align=4)
+        for k, value in enumerate(after_block(builder, before, words, constant)):
+            builder.store(value, place(first, k), align=4)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), build

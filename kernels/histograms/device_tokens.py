@@ -63,7 +63,7 @@ def form_of(unit: str, n: int) -> str:
 def _segment_function(form: str) -> Any:
     """Inside a kernel: count the tokens that begin in ``data[a:b]`` of the document ``data[lo:hi]``."""
     word, _, whole = arithmetic()
-    step_from, is_letter, _ = reading()
+    step_from, is_letter, follows_letter, _ = reading()
     of = keys(form == "words")
     key_of, push, finish = of.key_of, of.push, of.finish
     count_once = adding(form == "words")[1]
@@ -75,21 +75,6 @@ def _segment_function(form: str) -> Any:
         while i < b and whole(data[word(i)]) >= 0x80 and whole(character_at(data, i, lo, hi)) == 0:
             i += 1
         return i
-
-    @cuda.jit(device=True, inline="always")
-    def follows_letter(data: Any, i: Any, lo: Any, hi: Any, letters: Any) -> Any:
-        """Whether the character before the step at ``i`` belongs to words."""
-        found = False
-        before = i - 1
-        while before >= lo:
-            step = whole(data[word(before)]) | 1 << CODE_BITS
-            if step & CODE_MASK >= 0x80:
-                step = whole(character_at(data, before, lo, hi))
-            if step != 0:
-                found = is_letter(step, letters)
-                break
-            before -= 1
-        return found
 
     @cuda.jit(device=True, inline="always")
     def word_end(data: Any, i: Any, hi: Any, most: Any, letters: Any) -> Any:

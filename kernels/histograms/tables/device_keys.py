@@ -69,6 +69,8 @@ class Reading(NamedTuple):
     """``step_from(data, i, hi)``: as `tokens.character_at`, where a step begins for certain."""
     is_letter: Any
     """``is_letter(step, letters)``: whether a step's character belongs to words."""
+    follows_letter: Any
+    """``follows_letter(data, i, lo, hi, letters)``: whether the character before the step at ``i`` belongs to words."""
     document_at: Any
     """`tokens.document_at`."""
 
@@ -96,8 +98,22 @@ def reading() -> Reading:
             return word(high_letters) >> word(code - 64) & word(1) != word(0)
         return whole(letters[word(code >> 3)]) >> (code & 7) & 1 != 0
 
+    @cuda.jit(device=True, inline="always")
+    def follows_letter(data: Any, i: Any, lo: Any, hi: Any, letters: Any) -> Any:
+        found = False
+        before = i - 1
+        while before >= lo:
+            step = whole(data[word(before)]) | 1 << CODE_BITS
+            if step & CODE_MASK >= 0x80:
+                step = whole(character_at(data, before, lo, hi))
+            if step != 0:
+                found = is_letter(step, letters)
+                break
+            before -= 1
+        return found
+
     document_at = cuda.jit(device=True, inline="always")(tokens.document_at)
-    return Reading(step_from, is_letter, document_at)
+    return Reading(step_from, is_letter, follows_letter, document_at)
 
 
 class Keys(NamedTuple):
@@ -126,7 +142,7 @@ class Keys(NamedTuple):
 def keys(ngrams: bool) -> Keys:
     """ngrams: whether tokens are n-grams of words, whose forms count."""
     word, times, whole = arithmetic()
-    step_from, is_letter, document_at = reading()
+    step_from, is_letter, _, document_at = reading()
 
     @cuda.jit(device=True, inline="always")
     def mixed(value: Any, hash_mask: Any) -> Any:
