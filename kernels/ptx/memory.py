@@ -204,18 +204,6 @@ def load_shared_pair(typingctx, shared):  # type: ignore[no-untyped-def]
     return types.UniTuple(types.uint32, 2)(types.uint32), generate
 
 
-store_shared_pair = scalar_instruction(
-    "st.shared.v2.f32 [$0], {$1, $2};",
-    "r,f,f",
-    (U32, types.float32, types.float32),
-    description="``store_shared_pair(address, first, second)``: two float32 to a shared address, a multiple of 8.",
-)
-store_shared_words = scalar_instruction(
-    "st.shared.v2.u32 [$0], {$1, $2};",
-    "r,r,r",
-    (U32, U32, U32),
-    description="``store_shared_words(address, first, second)``: two words to a shared address, a multiple of 8.",
-)
 shared_add = scalar_instruction(
     "red.shared.add.u32 [$0], $1;",
     "r,r",

@@ -72,10 +72,9 @@ PERIOD = 4_194_301
 """A prime: larger matrices repeat so many random elements, in another place of every row."""
 SMALL = 127
 """The largest absolute value of ``small`` integers: those that one 8-bit digit holds."""
-FLOAT8_SHARE = 2.0**-7
+FLOAT8_SHARE = 2.0**-3
 """Of the standard deviation of an element of a product of random matrices: what an element of a float8 product may be
-off. Of normal numbers it is off by 2**-13 of that, root mean square. The bound of its errors is that of the worst
-numbers, and is more than the elements themselves where k is large."""
+off. The bound of its errors is that of the worst numbers, and is more than the elements themselves where k is large."""
 CALL_SECONDS = 0.5
 """For the calls of each contestant, about."""
 CALL_SIZES = (64, 256, 1024, 2048, 4096, 8192)

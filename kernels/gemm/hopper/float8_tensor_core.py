@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,8 @@ from tilewright.kernels.gemm.exact.exact_integer import (
     resident_blocks,
 )
 from tilewright.kernels.gemm.hopper.half_tensor_core import on_hopper, supports_float8
-from tilewright.kernels.gemm.hopper.wgmma import lower_tiles
 from tilewright.kernels.gemm.hopper.wgmma_config import STAGE_DEPTH_NBYTES, Config
 from tilewright.kernels.gemm.hopper.wgmma_launch import launch_product, output_of, pass_variant, variant
-from tilewright.kernels.gpu.compiled import multiprocessors
-from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.numbers import ceil_div
 
 PROMOTED_STAGES = 1
 """Stages of k whose products the tensor cores add up."""
@@ -45,52 +40,10 @@ INTERVAL = PROMOTED_STAGES * STAGE_DEPTH_NBYTES
 BYTES = np.dtype(np.uint8)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """128 rows of C and so many columns, for which a consumer's sums and totals fit into its registers."""
-
-    columns: int
-    stages: int
-    boxes: int
-    cost: int
-    """What a tile takes, to compare with the others': by their times on an H100 without the stores of C, and estimated
-    for 256 columns."""
-    pieces: int = 1
-
-
-TILES = (Tile(192, stages=5, boxes=0, cost=224),)
-GROUP = 4
-"""Cluster tiles below each other: what all blocks read at one time is then least, about as high as wide."""
-
-
 @functools.cache
-def config_of(kind_a: str, kind_b: str, tile: Tile = TILES[0]) -> Config:
-    """The kernel of a tile."""
-    return Config(
-        kind_a,
-        kind_b,
-        types.float32,
-        promoted=PROMOTED_STAGES,
-        pieces=tile.pieces,
-        tile_n=tile.columns,
-        stages=tile.stages,
-        boxes=tile.boxes,
-        group=GROUP,
-    )
-
-
-def tile_for(m: int, n: int, processors: int, *, lower: bool = False) -> Tile:
-    """The tiles in which an m × n product, or its half below the diagonal, takes least time: all multiprocessors work
-    on one wave of tiles after the other, and the last is seldom full. The sums do not depend on it."""
-
-    def cost(tile: Tile) -> int:
-        config = config_of("e4m3", "e4m3", tile)
-        rows = config.cluster * config.tile_m
-        down, across = ceil_div(m, rows), ceil_div(n, tile.columns)
-        tiles = lower_tiles(down, across, GROUP, rows, tile.columns, 0) if lower else down * across
-        return ceil_div(tiles, processors // config.cluster) * tile.cost
-
-    return min(TILES, key=cost)
+def config_of(kind_a: str, kind_b: str) -> Config:
+    """A tile of 128 × 192: of one as wide as int8's, sums and totals would not fit into the registers."""
+    return Config(kind_a, kind_b, types.float32, promoted=PROMOTED_STAGES, tile_n=192, stages=5)
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:
@@ -102,10 +55,8 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         operands.reverse()
     (left, kind_a), (right, kind_b) = operands
-    processors = multiprocessors(current_device())
-    tile = tile_for(output.rows, output.columns, processors, lower=output.diagonal is not None)
     multiply_bytes(
-        config_of(kind_a, kind_b, tile),
+        config_of(kind_a, kind_b),
         (kind_a, kind_b),
         left,
         right,
@@ -124,8 +75,8 @@ def supports(problem: Problem) -> bool:
 
 def variants() -> Iterable[Variant]:
     """The products of all kinds, and the passes."""
-    for tile, kinds in itertools.product(TILES, itertools.product(PTX_KINDS.values(), repeat=2)):
-        yield variant(f"{kinds[0]} by {kinds[1]}, {tile.columns} columns", config_of(*kinds, tile))
+    for kinds in itertools.product(PTX_KINDS.values(), repeat=2):
+        yield variant(f"{kinds[0]} by {kinds[1]}", config_of(*kinds))
     for turned in (False, True):
         yield pass_variant(
             f"float8 {'turned' if turned else 'aligned'}",

@@ -134,7 +134,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     """
     consumers, stages, cluster, group = config.consumers, config.stages, config.cluster, config.group
     tile_m, tile_n, stage_nbytes, parts = config.tile_m, config.tile_n, config.stage_nbytes, config.parts
-    registers, sum_registers = tile_n // 2, config.sum_registers
+    registers = tile_n // 2
     config_kind = config.plan_kind
     guarded, residues = config_kind >= 0, config_kind == RESIDUES
     kept_words = WORKSPACE_NBYTES // 4
@@ -236,7 +236,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         else:
             take_registers()
             warpgroup, lane = thread // WARPGROUP - 1, thread % WARP
-            sums = cuda.local.array(sum_registers, sum_type)
+            sums = cuda.local.array(registers, sum_type)
             totals = cuda.local.array(registers, sum_type)
             if boxed and map_c != 0:
                 bulk_copy.tensor_map_acquire(map_c)
@@ -299,9 +299,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 elif boxed and map_c != 0:
                     warp = u32((thread - WARPGROUP) // WARP)
                     staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
-                    store_boxes(
-                        totals if in_totals else sums, staging, map_c, i32(warp_row), i32(tile_first), lane
-                    )
+                    store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
                 else:
                     whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
                     in_pairs = paired != 0 and whole

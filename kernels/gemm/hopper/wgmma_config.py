@@ -16,6 +16,7 @@ STEP_NBYTES = 32
 STEPS = STAGE_DEPTH_NBYTES // STEP_NBYTES
 BARRIER_NBYTES = 8
 C_LINE_NBYTES = 128
+C_BOX_COLUMNS = C_LINE_NBYTES // 2
 C_BOX_LINES = 16
 """Rows of C that a warp holds."""
 C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
@@ -42,9 +43,6 @@ class Config:
     promoted: int = 0
     """Stages after which the sums of the tensor cores, which keep few bits of those of float8, are added to totals in
     ordinary float32 arithmetic; 0: they add up all of k."""
-    pieces: int = 1
-    """With ``promoted`` = 1: parts of a tile's columns whose sums the tensor cores form one after the other, in the
-    same registers."""
     flagged_only: bool = False
     """Write only the rows and columns of C that the flags at ``workspace`` name."""
     bfloat16_c: bool = False
@@ -67,7 +65,7 @@ class Config:
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
     """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, from which the copy engine writes a C
-    of 16- or 32-bit elements while the next tile begins; 0: C is written from registers."""
+    of 16 bits while the next tile begins; 0: C is written from registers."""
 
     def __post_init__(self) -> None:
         if self.n_major_b and OPERAND_NBYTES[self.kind_b] == 4:
@@ -80,8 +78,6 @@ class Config:
             raise ValueError(
                 "promoted are sums of one plane of floats, of operands in shared memory, to all of C"
             )
-        if self.pieces != 1 and (self.promoted != 1 or self.tile_n % (16 * self.pieces)):
-            raise ValueError("pieces of a tile are sums that are carried to totals after every stage")
         if self.selection and (self.boxes or self.plan_kind >= 0 or self.a_in_registers or self.flagged_only):
             raise ValueError("what selects writes lists, not C, and takes the plan's place")
 
@@ -126,11 +122,6 @@ class Config:
         return self.stages * self.stage_nbytes + SWIZZLE_NBYTES
 
     @property
-    def sum_registers(self) -> int:
-        """Registers of a thread for what the tensor cores sum up."""
-        return self.tile_n // 2 // self.pieces
-
-    @property
     def box_a(self) -> tuple[int, int]:
         """(elements of a line, lines) of one bulk copy of A."""
         return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m)
@@ -141,7 +132,7 @@ class Config:
 
     @property
     def box_c(self) -> tuple[int, int]:
-        return (C_LINE_NBYTES * 8 // self.c_type.bitwidth, C_BOX_LINES)
+        return (C_BOX_COLUMNS, C_BOX_LINES)
 
     @property
     def integer(self) -> bool:

@@ -318,17 +318,15 @@ class Output:
 
     @property
     def planes(self) -> Planes | None:
-        """C of 16-bit elements, or of 32-bit ones, for the copy engine, if it takes it."""
-        nbytes = self.c_type.bitwidth // 8
-        line = nbytes * self.row_stride
-        kind = STORED_KINDS[nbytes]
-        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, kind)
+        """C of 16-bit elements for the copy engine, if it takes it."""
+        line = 2 * self.row_stride
+        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, STORED_KIND)
         aligned = self.column_stride == 1 and self.row_stride >= self.columns
         return planes if aligned and planes.loadable else None
 
 
-STORED_KINDS = {2: "bf16", 4: "tf32"}
-"""A tensor map's element type for any elements of so many bytes, which are stored as they are."""
+STORED_KIND = "bf16"
+"""A tensor map's element type for any elements of 16 bits, which are stored as they are."""
 
 
 def output_of(c: Any, c_type: Any, *, lower: bool = False) -> Output:

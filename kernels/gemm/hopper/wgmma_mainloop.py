@@ -131,7 +131,7 @@ def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]
     rows_nbytes = ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES
     u32, u64 = types.uint32, types.uint64
     multiply = warpgroup_mma.wgmma(
-        config.tile_n // config.pieces,
+        config.tile_n,
         ("s32." if config.integer else "f32.") + f"{config.kind_a}.{config.kind_b}",
         STEPS,
         advance_a=advance[config.m_major_a],
@@ -191,70 +191,48 @@ def promoted_multiplier(config: Config) -> Callable[..., Any]:
     products of the block's other consumer: each waits for its own, so that they take turns.
     """
     stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
-    interval, pieces, registers = config.promoted, config.pieces, config.sum_registers
-    all_registers = pieces * registers
+    interval = config.promoted
     tile_a, tile_b, multiply = _descriptors(config)
     following = next_place(config)
     wait_all, wait_all_but_one = warpgroup_mma.wgmma_wait(0), warpgroup_mma.wgmma_wait(1)
-    # A descriptor counts in units of 16 bytes.
-    piece_units = config.tile_n // pieces * STAGE_DEPTH_NBYTES >> 4
-    i32, u32, u64 = types.int32, types.uint32, types.uint64
+    registers = config.tile_n // 2
+    u32 = types.uint32
 
     @cuda.jit(device=True, inline="always")
     def clear(i, totals):  # type: ignore[no-untyped-def]
         totals[i] = types.float32(0)
 
     @cuda.jit(device=True, inline="always")
-    def add(i, piece, totals, sums):  # type: ignore[no-untyped-def]
-        totals[piece * registers + i] += sums[i]
+    def add(i, totals, sums):  # type: ignore[no-untyped-def]
+        totals[i] += sums[i]
 
     @cuda.jit(device=True, inline="always")
-    def multiply_piece(piece, totals, sums, a, b, empty, lane):  # type: ignore[no-untyped-def]
+    def multiply_stage(sums, ring, warpgroup, place, parity, keep):  # type: ignore[no-untyped-def]
+        barriers.barrier_wait(ring + u32(stages * stage_nbytes) + u32(8) * place, parity)
         warpgroup_mma.wgmma_fence()
-        multiply(sums, a, b + u64(piece * piece_units), i32(0))
+        multiply(sums, tile_a(ring, place, warpgroup), tile_b(ring, place), types.int32(keep))
         warpgroup_mma.wgmma_commit()
-        wait_all()
-        if piece == pieces - 1 and lane < cluster:
-            barriers.barrier_arrive(empty, lane)
-        unroll(add, registers, (piece, totals, sums))
-
-    @cuda.jit(device=True, inline="always")
-    def multiply_stages(totals, sums, ring, stages_here, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
-        full = ring + u32(stages * stage_nbytes)
-        empty = full + u32(8 * stages)
-        previous = empty
-        for step in range(stages_here):
-            barriers.barrier_wait(full + u32(8) * place, parity)
-            warpgroup_mma.wgmma_fence()
-            multiply(sums, tile_a(ring, place, warpgroup), tile_b(ring, place), i32(step))
-            warpgroup_mma.wgmma_commit()
-            wait_all_but_one()
-            if step > 0 and lane < cluster:
-                barriers.barrier_arrive(previous, lane)
-            previous = empty + u32(8) * place
-            place, parity = following(place, parity)
-        wait_all()
-        if lane < cluster:
-            barriers.barrier_arrive(previous, lane)
-        unroll(add, registers, (0, totals, sums))
-        return place, parity
 
     @cuda.jit(device=True, inline="always")
     def multiply_promoted(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
-        full = ring + u32(stages * stage_nbytes)
-        empty = full + u32(8 * stages)
-        unroll(clear, all_registers, (totals,))
+        empty = ring + u32(stages * (stage_nbytes + 8))
+        unroll(clear, registers, (totals,))
         for first in range(0, k_steps, interval):
+            multiply_stage(sums, ring, warpgroup, place, parity, 0)
+            previous = empty + u32(8) * place
+            place, parity = following(place, parity)
             if interval > 1:
-                stages_here = min(interval, k_steps - first)
-                place, parity = multiply_stages(
-                    totals, sums, ring, stages_here, warpgroup, lane, place, parity
-                )
-            else:
-                barriers.barrier_wait(full + u32(8) * place, parity)
-                a, b = tile_a(ring, place, warpgroup), tile_b(ring, place)
-                unroll(multiply_piece, pieces, (totals, sums, a, b, empty + u32(8) * place, lane))
-                place, parity = following(place, parity)
+                for _ in range(min(interval, k_steps - first) - 1):
+                    multiply_stage(sums, ring, warpgroup, place, parity, 1)
+                    wait_all_but_one()
+                    if lane < cluster:
+                        barriers.barrier_arrive(previous, lane)
+                    previous = empty + u32(8) * place
+                    place, parity = following(place, parity)
+            wait_all()
+            if lane < cluster:
+                barriers.barrier_arrive(previous, lane)
+            unroll(add, registers, (totals, sums))
         return place, parity
 
     return multiply_promoted

@@ -26,7 +26,7 @@ from tilewright.kernels.float8 import E4M3, E5M2, FLOAT8
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.exact import exact_integer
 from tilewright.kernels.gemm.hopper import float8_sums, float8_tensor_core, float_operand
-from tilewright.kernels.gemm.hopper.float8_tensor_core import FLOAT8_WGMMA, INTERVAL, TILES
+from tilewright.kernels.gemm.hopper.float8_tensor_core import FLOAT8_WGMMA, INTERVAL
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gemm.select import select
 from tilewright.kernels.gemm.tensor.float_mma import FLOAT8_MMA
@@ -69,17 +69,12 @@ def test_what_is_said_of_errors_is_what_the_kernel_does() -> None:
     assert tolerance(1 << 15, "f4", 1.0, float8=True) < FLOAT8_SUMS + 1.02 * accumulated(1 << 15, "f4")
     with pytest.raises(ValueError, match="promoted are sums of one plane of floats"):
         Config("s8", "s8", types.int32, promoted=1)
-    for tile in TILES:
-        config = float8_tensor_core.config_of("e4m3", "e5m2", tile)
-        assert config.shared_nbytes <= 227 * 1024
-        assert config.tile_n // 2 + config.sum_registers < 224 - 24, (
-            "some registers of a consumer must be left"
-        )
-        assert config.tile_n // config.cluster % 8 == 0, "a share of B would begin within the swizzle"
-        assert config.tile_n % config.box_c[0] == 0
+    config = float8_tensor_core.config_of("e4m3", "e5m2")
+    assert config.shared_nbytes <= 227 * 1024
+    assert 2 * config.tile_n // 2 < 224 - 24, "totals and sums leave some registers of a consumer"
 
 
-@pytest.mark.parametrize("variant", sampled(list(FLOAT8_WGMMA.variants()), 7))
+@pytest.mark.parametrize("variant", sampled(list(FLOAT8_WGMMA.variants()), 5))
 def test_compiles_without_spills_or_serialised_products(variant: Variant, tmp_path: Path) -> None:
     text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0, "a"), **variant.options)
     assert ".local" not in text, "an array that should be registers lies in local memory"
@@ -276,29 +271,6 @@ def test_half_of_a_product_is_that_half_of_all_of_it(
     np.testing.assert_array_equal(np.tril(fetch_half()), np.tril(fetch()))
     if side > 1000 and not transposed:
         assert (fetch_half()[: side // 4, -side // 4 :] == 0).all(), "blocks above the diagonal were computed"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.columns} columns")
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(300, 700, 1000), (129, 193, 77), (513, 1056, 130), (5000, 4000, 40)]
-)
-def test_every_tile_gives_the_same_bits(
-    tile: float8_tensor_core.Tile,
-    m: int,
-    n: int,
-    k: int,
-    monkeypatch: pytest.MonkeyPatch,
-    rng: np.random.Generator,
-) -> None:
-    """C through shared memory, where its lines begin at multiples of 16 bytes, and from registers."""
-    a, b = rng.standard_normal((m, k)).astype(E5M2), rng.standard_normal((k, n)).astype(E4M3)
-    monkeypatch.setattr(float8_tensor_core, "tile_for", lambda *sides, **more: tile)
-    found = product(FLOAT8_WGMMA, a, b)
-    for rows, columns in ((slice(0, 200), slice(0, n)), (slice(0, m), slice(n - 200, n))):
-        np.testing.assert_array_equal(found[rows, columns], float8_sums.multiply(a[rows], b[:, columns]))
-    exact = a.astype("f4") @ b.astype("f4")
-    np.testing.assert_allclose(found, exact, rtol=0, atol=0.02 * np.sqrt(k))
 
 
 @pytest.mark.gpu

@@ -87,8 +87,6 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
         half_pair=lambda low, high: (int(low), int(high)),
         bfloat_pair=None,
         store_matrices=note("matrices"),
-        store_shared_pair=None,
-        store_shared_words=None,
         copy_engine_fence=note("fence"),
         tensor_store=note("store"),
         bulk_commit=note("commit"),
@@ -126,78 +124,6 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
             found = plain.view(np.uint16).reshape(C_BOX_LINES, columns)
             expected = tile[:, ready * columns : (ready + 1) * columns]
             np.testing.assert_array_equal(found, expected.astype(found.dtype))
-            box[:] = 0xFF
-            ready += 1
-    assert ready == len(stores)
-
-
-@pytest.mark.parametrize(
-    ("kind", "c_type", "boxes", "columns"),
-    [
-        ("e4m3", types.float32, 1, 192),
-        ("e4m3", types.float32, 4, 192),
-        ("e5m2", types.float32, 4, 128),
-        ("s8", types.int32, 2, 256),
-    ],
-)
-def test_boxes_of_32_bits_hold_the_tile(
-    kind: str, c_type: Any, boxes: int, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same of elements that lanes write by pairs, and no two of a half warp to the same banks."""
-    config = Config(kind, kind, c_type, boxes=boxes, tile_n=columns)
-    tile = np.arange(C_BOX_LINES * columns, dtype=np.float32).reshape(C_BOX_LINES, columns)
-    staging = 4096
-    done: list[list[tuple[Any, ...]]] = [[] for _ in range(WARP)]
-    current = 0
-
-    def note(name: str) -> Any:
-        return lambda *arguments: done[current].append((name, *arguments))
-
-    def unroll(function: Any, count: int, arguments: tuple[Any, ...]) -> None:
-        for i in range(count):
-            function(i, *arguments)
-
-    as_python(
-        monkeypatch,
-        wgmma_epilogue,
-        unroll=unroll,
-        bulk_wait=lambda pending, read: note("wait"),
-        half_pair=None,
-        bfloat_pair=None,
-        store_shared_pair=None if config.integer else note("pair"),
-        store_shared_words=note("pair") if config.integer else None,
-        copy_engine_fence=note("fence"),
-        tensor_store=note("store"),
-        bulk_commit=note("commit"),
-    )
-    store_boxes = wgmma_epilogue.box_store(config)
-    for lane in range(WARP):
-        current = lane
-        store_boxes(sums_of(lane, tile), staging, 77, 160, 512, lane)
-    memory = np.full(staging + boxes * C_BOX_NBYTES, 0xFF, np.uint8)
-    steps = [[event for event in lane if event[0] in ("pair", "fence")] for lane in done]
-    stores = [event for event in done[0] if event[0] == "store"]
-    in_box = config.box_c[0]
-    assert len(stores) == columns // in_box
-    assert not any(event[0] in ("wait", "store", "commit") for lane in done[1:] for event in lane)
-    ready = 0
-    for together in zip(*steps, strict=True):
-        assert len({event[0] for event in together}) == 1
-        if together[0][0] == "pair":
-            for half in (together[: WARP // 2], together[WARP // 2 :]):
-                assert len({place // 8 % 16 for _, place, *_ in half}) == 16, "lanes write to the same banks"
-            for _, place, *pair in together:
-                assert place % 8 == 0
-                assert (memory[place : place + 8] == 0xFF).all(), "written twice"
-                memory[place : place + 8] = np.array(pair, np.float32).view(np.uint8)
-        else:
-            _, target, source, x, y, z = stores[ready]
-            assert (target, x, y, z) == (77, 512 + ready * in_box, 160, 0)
-            assert source == staging + ready % boxes * C_BOX_NBYTES
-            box = memory[source : source + C_BOX_NBYTES]
-            plain = np.array([box[swizzled(i)] for i in range(C_BOX_NBYTES)], np.uint8)
-            found = plain.view(np.float32).reshape(C_BOX_LINES, in_box)
-            np.testing.assert_array_equal(found, tile[:, ready * in_box : (ready + 1) * in_box])
             box[:] = 0xFF
             ready += 1
     assert ready == len(stores)
@@ -403,16 +329,14 @@ class Promoting:
         self.released: list[int] = []
         self.under_way: list[int] = []
         self.issued = 0
-        self.sums = np.full(config.sum_registers, np.nan)
-        self.parts: list[int] = []
+        self.sums = np.full(config.tile_n // 2, np.nan)
 
     def wait_full(self, barrier: int, parity: int) -> None:
         self.waited.append(((barrier - self.config.stages * self.config.stage_nbytes) // 8, parity))
 
     def multiply(self, sums: Any, a: int, b: int, keep: int) -> None:
-        self.sums[:] = (self.sums if keep else 0) + 2.0 ** (self.issued // self.config.pieces)
+        self.sums[:] = (self.sums if keep else 0) + 2.0**self.issued
         self.issued += 1
-        self.parts.append(b & 0xFFF)
 
     def commit(self) -> None:
         self.under_way.append(self.waited[-1][0])
@@ -426,14 +350,10 @@ class Promoting:
         self.released.append(place)
 
 
-@pytest.mark.parametrize(("promoted", "pieces"), [(1, 1), (2, 1), (4, 1), (1, 2)])
+@pytest.mark.parametrize("promoted", [1, 2, 4])
 @pytest.mark.parametrize("k_steps", [1, 2, 3, 4, 5, 7, 12])
-def test_sums_are_carried_to_totals(
-    promoted: int, pieces: int, k_steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = Config(
-        "e4m3", "e5m2", types.float32, promoted=promoted, pieces=pieces, tile_n=16 * pieces, stages=5
-    )
+def test_sums_are_carried_to_totals(promoted: int, k_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config("e4m3", "e5m2", types.float32, promoted=promoted, tile_n=16, stages=5)
     me = Promoting(config)
     carried: list[float] = []
 
@@ -462,17 +382,12 @@ def test_sums_are_carried_to_totals(
     )
     monkeypatch.setattr(wgmma_mainloop.types, "float32", float, raising=False)
     multiply = wgmma_mainloop.promoted_multiplier(config)
-    totals = Totals([np.nan] * 8 * pieces)
+    totals = Totals([np.nan] * 8)
     place, parity = multiply(totals, me.sums, 0, k_steps, 1, 0, 3, 1)
     assert me.waited == [((3 + step) % 5, 1 ^ ((3 + step) // 5 % 2)) for step in range(k_steps)]
     assert me.released == [stage for stage, _ in me.waited]
     assert (place, parity) == ((3 + k_steps) % 5, 1 ^ ((3 + k_steps) // 5 % 2))
-    assert totals == [2.0**k_steps - 1] * 8 * pieces
-    units = 16 * STAGE_DEPTH_NBYTES >> 4  # sixteen columns further
-    first = [me.parts[place - place % pieces] for place in range(len(me.parts))]
-    assert [part - start for part, start in zip(me.parts, first, strict=True)] == [
-        place % pieces * units for place in range(k_steps * pieces)
-    ]
+    assert totals == [2.0**k_steps - 1] * 8
     whole = [2.0 ** min(end, k_steps) - 1 for end in range(promoted, k_steps + promoted, promoted)]
     assert carried == [0, *whole], "sums of other lengths"
 

@@ -14,13 +14,7 @@ import pytest
 from tilewright.kernels.gemm import product, scratch
 from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_launch
 from tilewright.kernels.gemm.exact import exact_integer
-from tilewright.kernels.gemm.hopper import (
-    float8_tensor_core,
-    float_operand,
-    half_tensor_core,
-    split_float,
-    wgmma_launch,
-)
+from tilewright.kernels.gemm.hopper import float_operand, half_tensor_core, split_float, wgmma_launch
 from tilewright.kernels.gemm.tensor import double_mma_launch, double_tensor_core
 from tilewright.kernels.gpu import compiled, device_array, device_choice, driver_launch, launch
 
@@ -135,14 +129,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     monkeypatch.setattr(device_choice, "capability", lambda device: (9, 0))
     for module in (skinny_launch, double_mma_launch):
         monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-    hopper = (
-        float_operand,
-        half_tensor_core,
-        float8_tensor_core,
-        split_float,
-        wgmma_launch,
-        exact_integer,
-    )
+    hopper = (float_operand, half_tensor_core, split_float, wgmma_launch, exact_integer)
     for module in (skinny_launch, double_tensor_core, warp_tiled_launch, *hopper):
         if hasattr(module, "multiprocessors"):
             monkeypatch.setattr(module, "multiprocessors", lambda device: PROCESSORS)

@@ -35,7 +35,6 @@ from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gemm.cores import partial_sums, repitch, skinny_launch, warp_tiled_launch
 from tilewright.kernels.gemm.exact import exact_integer, residues, split_residues, whole_floats
 from tilewright.kernels.gemm.hopper import (
-    float8_tensor_core,
     float_operand,
     half_tensor_core,
     rounded_sums,
@@ -56,7 +55,6 @@ MODULES = (
     exact_integer,
     split_residues,
     whole_floats,
-    float8_tensor_core,
     float_operand,
     half_tensor_core,
     partial_sums,
