@@ -79,7 +79,8 @@ SETTINGS = (
     Setting("tilewright.trust-chunks", False, "true or false",
             "whether nvCOMP, which is fast and checks little, may decode all chunks that a GPU decodes, where it is"
             " installed; false: only those with a CRC32C behind them, which is compared first. A damaged chunk may"
-            " then end a worker's GPU, or change numbers that are not its own"),
+            " then end a worker's GPU, or change numbers that are not its own. A CRC32C finds damage, not malice: of"
+            " arrays that strangers wrote let no GPU decode chunks where nvCOMP is installed"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
     Setting("tilewright.window-nbytes", "128 MiB", "bytes",

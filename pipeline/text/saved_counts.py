@@ -28,7 +28,6 @@ from tilewright.pipeline.product.output import (
     check_place_free,
     create_output,
     exists_error,
-    is_array_folder,
     partial_path,
 )
 from tilewright.pipeline.product.output_group import check_group_at_url, check_group_free
@@ -44,6 +43,7 @@ from tilewright.pipeline.text.counts_group import GROUP_KIND, as_unicode, store_
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram
 from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
+from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def check_outputs(
         check_source(given, "output")
         folder = absolute(path).parent
         if path.suffix == ".zarr":
-            if arrays and is_array_folder(path):
+            if arrays:
                 check_place_free(path, overwrite=overwrite)
             else:
                 check_group_free(path, group_kind, overwrite=overwrite)
@@ -125,7 +125,7 @@ def check_outputs(
 
 def makes_array(by: str, *, per_document: bool) -> bool:
     """Whether counts of a kind are stored as an array of Zarr, not as a group."""
-    return by in KINDS and not per_document
+    return by in KINDS and not (per_document and KINDS[by].bins > MOST_BINS_OF_ARRAYS)
 
 
 def place_of(given: str | os.PathLike[str]) -> Path | str:

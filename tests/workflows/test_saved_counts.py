@@ -190,6 +190,6 @@ def test_an_array_is_replaced_by_counts_that_are_one_and_by_nothing_else(tmp_pat
     check_outputs([], path, None, overwrite=True, arrays=makes_array("byte", per_document=False))
     with pytest.raises(OutputExistsError, match=r"exists; choose another path, or ask to overwrite"):
         check_outputs([], path, None, overwrite=False, arrays=True)
-    for by, per_document in (("word", False), ("byte", True)):
+    for by, per_document in (("word", False), ("codepoint", True)):
         with pytest.raises(OutputExistsError, match="nothing that would be replaced"):
             check_outputs([], path, None, overwrite=True, arrays=makes_array(by, per_document=per_document))
