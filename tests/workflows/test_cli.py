@@ -597,6 +597,9 @@ BAD = [
     (["histogram", "text.txt", "--out", "none/f.csv"], ["there is no folder none"]),
     (["histogram", "text.txt", "--out", "file.zarr", "--overwrite"], ["file.zarr", "not a Zarr array"]),
     (["matmul", "a.zarr", "b.zarr", "empty", "--overwrite"], ["empty", "not a Zarr array"]),
+    (["cov", "a.zarr", "c.zarr", "--rows", "5:5"], ["X (a.zarr", "has 0 rows; at least 2", "--divide)"]),
+    (["corr", "a.zarr", "c.zarr", "--rows", "5:6"], ["has 1 row; at least 2 are needed\n"]),
+    (["eofs", "a.zarr", "c.zarr", "--rows", "5:5"], ["has 0 rows; at least 2 are needed\n"]),
 ]
 
 
@@ -628,7 +631,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert "not foreseen" not in lines[-1]
     assert not any(line.startswith(("error", "Traceback", " ")) for line in lines[:-1])
     for part in said:
-        assert part in lines[-1]
+        assert part in f"{lines[-1]}\n"
     assert everything(arrays) == before
 
 
