@@ -13,6 +13,7 @@ from typing import Any
 import zarr
 
 from tilewright.pipeline.store.remote.opening import store_at
+from tilewright.pipeline.transfer.files import reason_with_remedy
 
 MOST_NAMED = 5
 """Arrays of a group that a message names, the shallowest first."""
@@ -52,8 +53,13 @@ def _file_at(path: Path) -> Path | None:
 
 def _of_file(file: Path) -> str | None:
     begin = b""
-    with suppress(OSError), open(file, "rb") as opened:
-        begin = opened.read(max(map(len, FILES)))
+    try:
+        with open(file, "rb") as opened:
+            begin = opened.read(max(map(len, FILES)))
+    except PermissionError as error:
+        return f"cannot be read: {reason_with_remedy(error)}"
+    except OSError:
+        pass  # what its name says is left
     if file.suffix == ".npy" and not begin.startswith(NPY):
         return "does not begin as a NumPy file does: it is damaged, or none; write it anew (numpy.save)"
     for magic, (what, endings, reader) in FILES.items():

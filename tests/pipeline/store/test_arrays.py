@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import json
+import os
 import pickle
 import re
 import shutil
@@ -68,6 +71,30 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "dates", shape=(2, 2), chunks=(1, 1), dtype="M8[s]", zarr_format=2)
     with pytest.raises(DTypeError, match=r"datetime64"):
         open_array(tmp_path / "dates", ndim=2, role="A")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.h5", "x.zarr"])
+def test_what_may_not_be_read_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """And is not taken for a damaged file, or for no array: nothing is known of what is in it."""
+    (tmp_path / name).write_bytes(b"\x93NUMPY")
+    opened = builtins.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith(name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return opened(path, *arguments, **options)
+
+    if name == "x.zarr":
+        (tmp_path / name).unlink()
+        zarr.create_array(tmp_path / name, shape=(4, 4), dtype="f4")
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        monkeypatch.setattr(Path, "open", refuse)
+        name = "zarr.json"
+    monkeypatch.setattr(builtins, "open", refuse)
+    with pytest.raises(
+        StoreError, match=r"cannot (be read|open).*Permission denied.*; give this process that permission, or"
+    ):
+        open_array(tmp_path / ("x.zarr" if name == "zarr.json" else name), ndim=2, role="A")
 
 
 @pytest.mark.filterwarnings("ignore:.*The stored chunk shape")
