@@ -31,6 +31,7 @@ from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.text.histogram import Histogram, bars
 from tilewright.pipeline.text.saved_counts import store_counts
+from tilewright.pipeline.transfer.files import reason_with_remedy
 from tilewright.workflows.histogram import histogram
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.plots import plot_histogram
@@ -126,7 +127,7 @@ def demo(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"output: cannot create the folder {folder}: {error.strerror}") from error
+        raise StoreError(f"output: cannot create the folder {folder}: {reason_with_remedy(error)}") from error
     counts_path, product_path, plot_path = (
         folder / "counts.zarr",
         folder / "product.zarr",

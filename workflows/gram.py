@@ -527,7 +527,13 @@ def corr(
 ASKED: dict[str, dict[str, Any]] = {
     "gram": {},
     "cov": {"conjugated": "right", "center": True},
-    "corr": {"conjugated": "right", "center": True, "scale": True, "divide": "n-1"},
+    "corr": {
+        "conjugated": "right",
+        "center": True,
+        "scale": True,
+        "divide": "n-1",
+        "divisor_is_asked": False,
+    },
 }
 """What each command asks of a Gram matrix."""
 

@@ -57,7 +57,8 @@ def check_adds_lines(request: GramRequest, matrices: Matrices) -> None:
     if (why := not_additive(request, matrices)) is not None:
         raise OptionError(
             f"append=True beside {why}, which changes with every line that comes, and with it all that is in C; keep"
-            " the plain sums and make the rest of them, or give numbers: center={'columns': values}, divide=number"
+            " the plain sums, those of gram, and make the rest of them, or give it numbers: center={'columns': values},"
+            " divide=number"
         )
 
 

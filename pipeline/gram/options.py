@@ -108,7 +108,11 @@ class GramRequest:
     """What the user said is missing, where ``missing`` stands for it in sums (`added.added_up`); None: ``missing``."""
     missing_as: MissingAs = "mean"
     divide: Any = None
+    divisor_is_asked: bool = True
+    """Whether ``divide`` is an option of who asks, so that messages may name it."""
     weights: Values | Mapping[str | int, Values] | None = None
+    weights_called: str = "weights"
+    """What the option is called by who asks."""
     window: Any = None
     append: Any = False
     counts: Source | None = None
@@ -350,8 +354,9 @@ def open_matrices(request: GramRequest) -> Matrices:
     }
     weights = None
     if request.weights is not None:
-        given = weights_of_axes(request.weights, x, summed, "summed over", request.align)
-        weights = weights_of_lines(given, lengths["X"], other(of), arrays["X"])
+        called = request.weights_called
+        given = weights_of_axes(request.weights, x, summed, "summed over", request.align, called)
+        weights = weights_of_lines(given, lengths["X"], other(of), arrays["X"], called)
     pairwise = request.missing_as == "pairwise"
     matrices = Matrices(arrays, treatments, of, lengths["X"], weights, request.divide, pairwise)
     if request.divide == ALLELES:
@@ -359,18 +364,29 @@ def open_matrices(request: GramRequest) -> Matrices:
     if matrices.counts_pairs:
         _check_pairs(request, matrices)
     elif request.counts is not None:
+        either = ", or divide='pairs' (--divide)" if request.divisor_is_asked else ""
         raise OptionError(
             f"counts={shown(request.counts)}: numbers of pairs are counted only where elements are formed of the pairs"
-            " that are both there; ask for missing_as='pairwise' (--missing-as), or divide='pairs' (--divide), or leave"
-            " counts out"
+            f" that are both there; ask for missing_as='pairwise' (--missing-as){either}, or leave counts"
+            " (--counts) out"
         )
     divisor = matrices.divisor
     if divisor is not None and divisor <= 0 and isinstance(request.divide, str):
-        what = counted(lengths["X"], other(of)[:-1])
-        raise OptionError(
-            f"divide={request.divide!r}: a sum over {what} has nothing to divide by; give a number, or divide=None"
-        )
+        raise OptionError(_nothing_to_divide_by(request, matrices))
     return matrices
+
+
+def _nothing_to_divide_by(request: GramRequest, matrices: Matrices) -> str:
+    """What to say where the divisor that a word means is 0 or less: how many lines there are, and how many it takes."""
+    x, lines, least = matrices.arrays["X"], matrices.summed, matrices.ddof + 1
+    found = f"{Along('X', x, axis_of(matrices.of)).full_name} has {counted(matrices.length, lines[:-1])}"
+    if matrices.weights is not None:
+        heavy = int(np.count_nonzero(matrices.weights))
+        found += f", of which {heavy} {'have' if heavy != 1 else 'has'} a weight above 0"
+    needed = f"; at least {least} {'are' if least > 1 else 'is'} needed"
+    if not request.divisor_is_asked:
+        return found + needed
+    return f"divide={request.divide!r}: {found}{needed}, or a number, or None, for what to divide by (divide, --divide)"
 
 
 def _said(request: GramRequest, code: Missing) -> Any:

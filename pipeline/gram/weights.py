@@ -69,67 +69,73 @@ def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
 
 
 def weights_of_axes(
-    weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], what: str, align: Align = "labels"
+    weights: Any,
+    x: zarr.Array[Any],
+    axes: tuple[int, ...],
+    what: str,
+    align: Align = "labels",
+    called: str = "weights",
 ) -> Any:
     """Weights that are given by axis, as those of the side that consists of these axes; others as they are.
 
-    what: these axes are, in words. Raises OptionError or ShapeError.
+    what: these axes are, in words. called: the option, in messages. Raises OptionError or ShapeError.
     """
     if not isinstance(weights, Mapping):
         if isinstance(weights, str) and weights == COSINE and not os.path.lexists(weights):
+            option = f" (--weights lat={COSINE})" if called == "weights" else ""
             raise OptionError(
-                f"weights={COSINE!r} is said of an axis: give its name or number too, as {{'lat': {COSINE!r}}}"
-                f" (--weights lat={COSINE}); the axes of {name_of(x)} that are {what} are {', '.join(map(str, axes))}"
+                f"{called}={COSINE!r} is said of an axis: give its name or number too, as {{'lat': {COSINE!r}}}"
+                f"{option}; the axes of {name_of(x)} that are {what} are {', '.join(map(str, axes))}"
             )
         return weights
     if not weights:
-        raise OptionError(f"weights: the mapping is empty; its keys may be axes that are {what}")
+        raise OptionError(f"{called}: the mapping is empty; its keys may be axes that are {what}")
     found = {}
     for key, value in weights.items():
-        axis = axis_named(x, key, "weights")
+        axis = axis_named(x, key, called)
         if axis not in axes or axis in found:
             wrong = "given twice" if axis in found else f"not {what}"
             raise OptionError(
-                f"weights: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and {what}"
+                f"{called}: axis {shown(key)} of {name_of(x)} is {wrong}; its axes are {axes_text(x)}, and {what}"
                 f" {'are' if len(axes) > 1 else 'is'} {', '.join(map(str, axes))}"
             )
         if not is_values(value):
             raise OptionError(
-                f"weights[{key!r}]={shown(value)} is no array; give one number for each of its places"
+                f"{called}[{key!r}]={shown(value)} is no array; give one number for each of its places"
             )
         if isinstance(value, str) and value == COSINE:
-            values = _cosines(x, axis)
+            values = _cosines(x, axis, called)
         else:
             words = f"{COSINE!r}, for the cosines of latitudes, or one number for each place of that axis"
-            values = stored_values(f"weights[{key!r}]", value, words)
+            values = stored_values(f"{called}[{key!r}]", value, words)
         if len(values) != x.shape[axis]:
             raise ShapeError(
-                f"weights[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
+                f"{called}[{key!r}]: found {len(values)} numbers; that axis of {name_of(x)} has {x.shape[axis]} places"
             )
-        if align == "labels" and (labelled := _labelled(value)) is not None:
+        if align == "labels" and (labelled := _labelled(value, called)) is not None:
             check_same_labels(
-                Along("X", x, axis), Along(f"weights[{key!r}]", labelled, 0), "which have weights"
+                Along("X", x, axis), Along(f"{called}[{key!r}]", labelled, 0), "which have weights"
             )
         if values.dtype.kind == "c":
             raise OptionError(
-                f"weights[{key!r}] holds complex numbers; weights must be finite numbers of 0 or more"
+                f"{called}[{key!r}] holds complex numbers; weights must be finite numbers of 0 or more"
             )
         found[axis] = values
     return broadcast_weights(x, axes, found)
 
 
-def _labelled(value: Any) -> zarr.Array[Any] | None:
+def _labelled(value: Any, called: str) -> zarr.Array[Any] | None:
     """A vector that may have coordinates: a DataArray, or one that is stored; None for any other."""
     if is_data_array(value) or isinstance(value, os.PathLike | zarr.Array):
-        return open_array(value, ndim=1, role="weights")
-    return open_array(value, ndim=1, role="weights") if isinstance(value, str) and value != COSINE else None
+        return open_array(value, ndim=1, role=called)
+    return open_array(value, ndim=1, role=called) if isinstance(value, str) and value != COSINE else None
 
 
-def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
+def _cosines(x: zarr.Array[Any], axis: int, called: str) -> np.ndarray:
     """The cosines of the coordinates of an axis, which are latitudes, in degrees unless their units say otherwise.
     Raises OptionError where there are none, or they are no latitudes."""
     name = dimension_names(x)[axis]
-    said = f"weights: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
+    said = f"{called}: {COSINE!r} is for the latitudes of axis {axis} of {name_of(x)}"
     if name is None:
         raise OptionError(f"{said}, which has no name by which they would be found; give one number for each")
     found = along_axis(x, axis)
@@ -160,22 +166,26 @@ def _cosines(x: zarr.Array[Any], axis: int) -> np.ndarray:
     return np.maximum(np.cos(np.deg2rad(latitudes)), 0.0)
 
 
-def weights_of_lines(value: Any, length: int, summed: str, array: StoredArray) -> np.ndarray:
+def weights_of_lines(
+    value: Any, length: int, summed: str, array: StoredArray, called: str = "weights"
+) -> np.ndarray:
+    """One weight for each of the lines that are summed over. called: the option, in messages. Raises ShapeError or
+    OptionError."""
     if not is_values(value):
-        raise OptionError(f"weights={shown(value)} is no array; give one number for each of the {summed}")
-    found = stored_values("weights", value)
+        raise OptionError(f"{called}={shown(value)} is no array; give one number for each of the {summed}")
+    found = stored_values(called, value)
     if len(found) != length:
         raise ShapeError(
-            f"weights: found {len(found)} numbers; {name_of(array)} needs {length}, one for each of the {summed}, which"
-            " are summed over"
+            f"{called}: found {len(found)} numbers; {name_of(array)} needs {length}, one for each of the {summed},"
+            " which are summed over"
         )
     bad = (
         np.flatnonzero(~(np.isfinite(found) & (found >= 0))) if found.dtype.kind == "f" else np.zeros(1, int)
     )
     if len(bad):
         raise OptionError(
-            f"weights: number {bad[0]} is {found[bad[0]]}; weights must be finite numbers of 0 or more"
+            f"{called}: number {bad[0]} is {found[bad[0]]}; weights must be finite numbers of 0 or more"
         )
     if not found.sum() > 0 or not np.isfinite(found.sum()):
-        raise OptionError(f"weights: they add up to {found.sum()}; their sum must be finite and more than 0")
+        raise OptionError(f"{called}: they add up to {found.sum()}; their sum must be finite and more than 0")
     return found

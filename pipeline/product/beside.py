@@ -39,6 +39,7 @@ from tilewright.pipeline.store.arrays import Source, local_path, name_of, open_a
 from tilewright.pipeline.store.probe import check_shared_output
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.sessions import session_of
+from tilewright.pipeline.transfer.files import with_remedy
 
 
 @contextmanager
@@ -153,7 +154,7 @@ def resumed_with_counts(
     except BaseException as error:
         output.release()
         if isinstance(error, OSError) and not isinstance(error, StoreError):
-            raise StoreError(f"counts: cannot go on at {name_of(counts)}: {error}") from error
+            raise StoreError(f"counts: cannot go on at {name_of(counts)}: {with_remedy(error)}") from error
         raise
     if beside is not None and array_facts(beside.array) == past.beside:
         return replace(output, beside=beside)

@@ -64,7 +64,7 @@ from tilewright.pipeline.store.new.groups import (
     make_groups,
     metadata_in,
 )
-from tilewright.pipeline.store.new.names import check_no_zip, check_zarr_ending
+from tilewright.pipeline.store.new.names import check_folder_of, check_no_zip, check_zarr_ending
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage, quietly
 from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.remote.opening import store_at
@@ -497,7 +497,7 @@ def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = Fals
         anything but a Zarr array, lest a typo delete it. A link is always refused, wherever it leads: a folder cannot
         be renamed to it, and what it leads to is left alone.
     StoreError
-        It cannot be looked at: its folder is closed to us or gone, its name is too long. Or its path ends in no name.
+        It cannot be looked at or written: its folder is closed to us or gone, its name is too long, or none.
     """
     absolute(path)  # raises; the checks below would take the place of a folder that is gone for free
     if path.name in ("", ".."):
@@ -516,7 +516,7 @@ def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = Fals
         raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
     _check_parents(path)
     if found is None:
-        return
+        return check_folder_of(path)
     check_no_link(path)
     if not overwrite:
         of_ours = replaces_files or is_array_folder(path)
@@ -524,9 +524,9 @@ def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = Fals
     if not is_array_folder(path):
         if not stands_at(path, found):  # another run is just replacing it
             return check_place_free(path, overwrite=overwrite)
-        raise OutputExistsError(
-            f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
-        )
+        told = f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
+        raise OutputExistsError(told)
+    check_folder_of(path)
 
 
 def check_no_link(path: Path) -> None:
@@ -667,7 +667,7 @@ def growing_folder(final: Path, keeps: Callable[[Path], bool]) -> Iterator[Path]
     except (StoreError, OutputExistsError):
         raise
     except OSError as error:
-        raise StoreError(f"output: cannot write to {growing}: {error}") from error
+        raise StoreError(f"output: cannot write to {growing}: {with_remedy(error)}") from error
 
 
 def remove_growing(final: Path) -> None:

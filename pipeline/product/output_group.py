@@ -36,7 +36,7 @@ from tilewright.pipeline.store.arrays import (
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
 from tilewright.pipeline.store.new.groups import format_around, make_groups, metadata_in, renew_consolidated
-from tilewright.pipeline.store.new.names import check_zarr_ending
+from tilewright.pipeline.store.new.names import check_folder_of, check_zarr_ending
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.store.region import StoredArray
@@ -103,6 +103,7 @@ def check_group_free(path: Path, kind: str, *, overwrite: bool) -> None:
     kind, an array too, which may be an input whose output was forgotten."""
     of_kind = is_group_of(path, kind)
     if of_kind and overwrite:
+        check_folder_of(path)
         return
     try:
         check_place_free(path, overwrite=False)

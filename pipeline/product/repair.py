@@ -72,6 +72,7 @@ from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import StoredArray, chunks_in
 from tilewright.pipeline.transfer.checksum import checksum_of_file
+from tilewright.pipeline.transfer.files import reason_with_remedy
 from tilewright.pipeline.worker.survey import survey
 
 if TYPE_CHECKING:
@@ -217,7 +218,9 @@ def _stored_tiles(c: zarr.Array[Any], plan: MatmulPlan, bad: Collection[int]) ->
         except FileNotFoundError:
             return StoredObject(place, 0, 0)
         except OSError as error:
-            raise StoreError(f"C: cannot read {object_path(c, place)}: {error.strerror or error}") from error
+            raise StoreError(
+                f"C: cannot read {object_path(c, place)}: {reason_with_remedy(error)}"
+            ) from error
 
     unit = write_unit(c)
     places = [

@@ -16,6 +16,7 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.signals.definitions import DUPE_N, NAMES, TOP_N
 from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.transfer.files import reason_with_remedy
 from tilewright.pipeline.yaml_file import YamlError, read_yaml
 
 Bounds = tuple[float | None, float | None]
@@ -173,7 +174,7 @@ def _read(path: Path) -> Any:
     try:
         return read_yaml(path).content  # JSON is YAML, too
     except OSError as error:
-        raise OptionError(f"rules: cannot read {path}: {error.strerror or error}") from error
+        raise OptionError(f"rules: cannot read {path}: {reason_with_remedy(error)}") from error
     except YamlError as error:
         raise OptionError(f"rules: {error}") from error
 

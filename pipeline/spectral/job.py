@@ -524,9 +524,12 @@ def _check_varies(anomalies: Anomalies, matrices: Matrices, moments: Moments) ->
             " they are there, invert it (~mask)"
         )
     elif matrices.treatments["X"].missing is not None:
-        why = f" {there} of {all_} numbers are not missing: give another number for those that are (missing)"
+        why = f" {there} of {all_} numbers are not missing: give another number for those that are (missing, --missing)"
     elif matrices.treatments["X"].centered:
-        why = " each variable is one number throughout: give other data, or center=False for EOFs of what is there"
+        why = (
+            " each variable is one number throughout: give other data, or center=False (--no-center) for EOFs of what"
+            " is there"
+        )
     else:
         why = " all numbers are 0: give other data"
     raise OptionError(

@@ -153,11 +153,18 @@ class EofRequest:
             missing=self.missing,
             missing_given=self.missing_given,
             weights=self.sample_weights,
+            weights_called="sample_weights",
             divide="n-1",
+            divisor_is_asked=False,
         ).checked()
         matrices = open_matrices(gram)
         x = matrices.arrays["X"]
         least = min(x.shape)
+        if not least:
+            raise ShapeError(
+                f"X ({name_of(x)}) has {x.shape[0]} rows and {x.shape[1]} columns; at least 2 samples and 1 variable"
+                " are needed"
+            )
         if self.search.k > least:
             raise OptionError(
                 f"k={self.search.k}: {name_of(x)} has {x.shape[0]} rows and {x.shape[1]} columns, so that it has"

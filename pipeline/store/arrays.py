@@ -25,7 +25,7 @@ from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError, Tilew
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.store.byte_ranges import block_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
-from tilewright.pipeline.store.missing import what_is_there
+from tilewright.pipeline.store.missing import damage_of, what_is_there
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl
@@ -340,9 +340,12 @@ def _open_stored(source: Any, ndim: int, role: str, *, or_more: bool, growing: b
             raise StoreError(
                 f"{role}: there is no Zarr array at {name}{nothing}; give the path of an array"
             ) from error
-        reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
+        if not isinstance(source, zarr.Array) and (damage := damage_of(name, local_path(source), error)):
+            raise StoreError(
+                f"{role}: the metadata of {name} cannot be used ({damage}); mend them, or write the array again"
+            ) from error
         raise StoreError(
-            f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
+            f"{role}: {name} is not a Zarr array ({error}); give the path of an array"
         ) from error
     except Exception as error:  # besides the system's, whatever a file system of fsspec's raises
         raise StoreError(f"{role}: cannot open {name}: {_cannot(error, source)}") from error

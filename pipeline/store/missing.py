@@ -11,8 +11,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import zarr
+from zarr.buffer import default_buffer_prototype
 
+from tilewright.kernels.arguments import shown
+from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.remote.opening import store_at
+from tilewright.pipeline.store.waiting import answer_of
+from tilewright.pipeline.transfer.files import read_file, reason_with_remedy
 
 MOST_NAMED = 5
 """Arrays of a group that a message names, the shallowest first."""
@@ -45,6 +50,37 @@ def what_is_there(text: str, path: Path | None, ndim: int, *, or_more: bool = Fa
     return _of_group(text, path, ndim, or_more=or_more)
 
 
+def damage_of(text: str, path: Path | None, error: Exception) -> str | None:
+    """Why metadata that stand at a name, of an array and not of a group, cannot be used, with the name of their file;
+    None where there are none. error: what zarr-python said of them. path: as for `what_is_there`."""
+    for name in METADATA_NAMES.values():
+        found = _metadata(text, path, name)
+        if found is None:
+            continue
+        try:
+            content = json.loads(found)
+        except RecursionError:
+            return f"{name} nests its brackets too deeply"
+        except ValueError as wrong:
+            return f"{name} is no JSON: {wrong}" if found.strip() else f"{name} is empty"
+        if not isinstance(content, dict):
+            return f"{name} holds {shown(content)}, and must hold a mapping of names to values"
+        if content.get("node_type") == "group":
+            return None
+        return f"{name} lacks {error}" if isinstance(error, KeyError) else f"{name}: {error}".rstrip(".")
+    return None
+
+
+def _metadata(text: str, path: Path | None, name: str) -> bytes | None:
+    """What a file of metadata holds; None where it is not there or cannot be read."""
+    with suppress(Exception):  # a file system of fsspec's may raise anything
+        if path is not None:
+            return read_file(path / name)
+        found = answer_of(store_at(text, True).get(name, default_buffer_prototype()), f"{text}/{name}")
+        return None if found is None else found.to_bytes()
+    return None
+
+
 def _file_at(path: Path) -> Path | None:
     """The file at a path, or the one that stands in its way."""
     return next((place for place in (path, *path.parents) if place.is_file()), None)
@@ -52,8 +88,13 @@ def _file_at(path: Path) -> Path | None:
 
 def _of_file(file: Path) -> str | None:
     begin = b""
-    with suppress(OSError), open(file, "rb") as opened:
-        begin = opened.read(max(map(len, FILES)))
+    try:
+        with open(file, "rb") as opened:
+            begin = opened.read(max(map(len, FILES)))
+    except PermissionError as error:
+        return f"cannot be read: {reason_with_remedy(error)}"
+    except OSError:
+        pass  # what its name says is left
     if file.suffix == ".npy" and not begin.startswith(NPY):
         return "does not begin as a NumPy file does: it is damaged, or none; write it anew (numpy.save)"
     for magic, (what, endings, reader) in FILES.items():

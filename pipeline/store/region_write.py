@@ -293,7 +293,7 @@ def _write_through_zarr(
     except FileNotFoundError:  # zarr stores no object that would hold only the fill value
         return StoredObject(piece.chunk, 0, NOTHING_CHECKSUM)
     except OSError as error:
-        raise StoreError(f"cannot read back {path}, which was just written: {error}") from error
+        raise StoreError(f"cannot read back {path}, which was just written: {with_remedy(error)}") from error
 
 
 def _write_noted(

@@ -33,6 +33,7 @@ from tilewright.pipeline.product.output import (
 from tilewright.pipeline.product.output_group import check_group_at_url, check_group_free
 from tilewright.pipeline.store.arrays import check_bucket, check_source
 from tilewright.pipeline.store.chunks import METADATA_NAMES
+from tilewright.pipeline.store.new.names import check_folder_of
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
 from tilewright.pipeline.store.region_write import region_writes, write_region
@@ -44,6 +45,7 @@ from tilewright.pipeline.text.histogram import FEW_BINS, Histogram
 from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
+from tilewright.pipeline.transfer.files import reason_with_remedy
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +121,7 @@ def check_outputs(
         _check_apart(path, corpus)
         if not folder.is_dir():
             raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
-        if not os.access(folder, os.W_OK):
-            raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
+        check_folder_of(path)
 
 
 def makes_array(by: str, *, per_document: bool) -> bool:
@@ -271,7 +272,7 @@ def write_whole(path: Path | str, write: Callable[[Path], None], *, overwrite: b
     except FileExistsError as error:
         raise exists_error(str(path)) from error
     except OSError as error:
-        raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
+        raise StoreError(f"output: cannot write {path}: {reason_with_remedy(error)}") from error
     finally:
         with suppress(OSError):
             draft.unlink()
@@ -288,7 +289,7 @@ def _write_object(url: str, write: Callable[[Path], None], *, overwrite: bool) -
             data = draft.read_bytes()
         except OSError as error:
             raise StoreError(
-                f"output: cannot make what is to be written to {url} in {folder}: {error.strerror or error}"
+                f"output: cannot make what is to be written to {url} in {folder}: {reason_with_remedy(error)}"
             ) from error
     if overwrite:
         objects.put(name, data)
@@ -519,7 +520,7 @@ def store_counts(
     except StoreError:
         raise
     except OSError as error:
-        raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
+        raise StoreError(f"output: cannot write {path}: {reason_with_remedy(error)}") from error
     finally:
         try:
             output.remove()

@@ -102,14 +102,25 @@ REMEDIES = {
     errno.EFBIG: "the file system or a limit (ulimit -f) allows no longer file: raise that, and run it again",
     errno.EROFS: "make the file system writable, and run it again",
     errno.EIO: "see that the disk is whole, and run it again",
+    errno.EACCES: "give this process that permission, or choose another path",
 }
-"""What to do where storage fails, by the number of the system's error."""
+"""What to do where storage fails or is closed to us, by the number of the system's error."""
+REMEDIES[errno.EPERM] = REMEDIES[errno.EACCES]
 
 
 def with_remedy(error: OSError) -> str:
     """What an error says, and what to do about it where storage fails."""
+    return f"{error}{_remedy(error)}"
+
+
+def reason_with_remedy(error: OSError) -> str:
+    """The same without the error's number and path, for a message that names the path itself."""
+    return f"{error.strerror or error}{_remedy(error)}"
+
+
+def _remedy(error: OSError) -> str:
     remedy = REMEDIES.get(error.errno or 0)
-    return f"{error}; {remedy}" if remedy else str(error)
+    return f"; {remedy}" if remedy else ""
 
 
 def sync_files(paths: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str]) -> None:

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import dask
@@ -423,7 +423,8 @@ def test_counts_that_cannot_be_saved_are_printed(
         name = "f.csv" if option == "--out" else "f.png"
         result = run(*corpus, option, name)
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1] == f"error: output: cannot write {name}: No space left on device"
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"error: output: cannot write {name}: No space left on device; free room there")
     if as_json:
         assert json.loads(result.stdout)["counts"] == json.loads(printed)["counts"]
     else:
@@ -597,6 +598,9 @@ BAD = [
     (["histogram", "text.txt", "--out", "none/f.csv"], ["there is no folder none"]),
     (["histogram", "text.txt", "--out", "file.zarr", "--overwrite"], ["file.zarr", "not a Zarr array"]),
     (["matmul", "a.zarr", "b.zarr", "empty", "--overwrite"], ["empty", "not a Zarr array"]),
+    (["cov", "a.zarr", "c.zarr", "--rows", "5:5"], ["X (a.zarr", "has 0 rows; at least 2", "--divide)"]),
+    (["corr", "a.zarr", "c.zarr", "--rows", "5:6"], ["has 1 row; at least 2 are needed\n"]),
+    (["eofs", "a.zarr", "c.zarr", "--rows", "5:5"], ["has 0 rows; at least 2 are needed\n"]),
 ]
 
 
@@ -628,7 +632,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert "not foreseen" not in lines[-1]
     assert not any(line.startswith(("error", "Traceback", " ")) for line in lines[:-1])
     for part in said:
-        assert part in lines[-1]
+        assert part in f"{lines[-1]}\n"
     assert everything(arrays) == before
 
 
@@ -1254,6 +1258,56 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
     result = run("histogram", "one.txt", "--out", "f.csv")
     assert result.exit_code == 1
     assert result.stderr == "error: output: the folder . is read-only; choose another path\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["matmul", "a.zarr", "b.zarr", "c.zarr"],
+        ["gram", "a.zarr", "none/c.zarr"],
+        ["eofs", "a.zarr", "c.zarr", "-k", "2"],
+        ["topk", "a.zarr", "a.zarr", "c.zarr", "-k", "2"],
+        ["matmul", "a.zarr", "b.zarr", "x.zarr", "--overwrite"],
+        ["matmul", "a.zarr", "b.zarr", "c.zarr", "--report", "c.html"],
+    ],
+    ids=" ".join,
+)
+def test_a_folder_that_cannot_be_written_to_is_told_before_multiplying(
+    run: Run, arrays: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    before, access = everything(arrays), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
+    result = run(*command)
+    assert result.exit_code == 1
+    what = "--report" if "--report" in command else "output"
+    assert result.stderr == f"error: {what}: the folder . is read-only; choose another path\n"
+    assert everything(arrays) == before
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_what_may_not_be_opened_is_told_with_what_to_do(
+    run: Run, arrays: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As in folders that change while a run begins, or whose permissions `os.access` does not know."""
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> NoReturn:
+        raise OSError(number, os.strerror(number), os.fspath(path))
+
+    remedy = "give this process that permission, or choose another path"
+    with monkeypatch.context() as closed:
+        closed.setattr(Path, "mkdir", refuse)
+        for command in (["matmul", "a.zarr", "b.zarr", "c.zarr"], ["eofs", "a.zarr", "c.zarr", "-k", "2"]):
+            result = run(*command)
+            assert result.exit_code == 1
+            assert re.search(rf"error: .* cannot (create c\.zarr|be used): .*; {remedy}", result.stderr)
+        result = run("demo", "--output", "place")
+        assert result.stderr == (
+            f"error: output: cannot create the folder place: {os.strerror(number)}; {remedy}\n"
+        )
+    with monkeypatch.context() as closed:
+        closed.setattr(os, "replace", lambda draft, path: refuse(path))
+        result = run("histogram", "text.txt", "--out", "f.csv", "--overwrite")
+        assert f"output: cannot write f.csv: {os.strerror(number)}; {remedy}\n" in result.stderr
 
 
 NEVER_FOR_SHORT_WORK = (

@@ -1,9 +1,9 @@
-"""What an output may not be called: as a file of another format, since a folder of Zarr's gets the name."""
+"""Where an output may not go: by a name of another format, since a folder of Zarr's gets it; into a closed folder."""
 
 from __future__ import annotations
 
 import os
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import name_of, zip_mode
@@ -41,3 +41,11 @@ def check_no_zip(target: str | os.PathLike[str]) -> None:
             f"output: {name_of(target)} names a ZIP file, which one writer alone can write to, and each task would be"
             " another; name a folder, such as C.zarr, and pack it once it is whole"
         )
+
+
+def check_folder_of(path: Path) -> None:
+    """Raise StoreError where the folder that a local output lies in, or the nearest that is there, may not be written
+    to."""
+    folder = next((folder for folder in path.parents if folder.is_dir()), None)
+    if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreError(f"output: the folder {folder} is read-only; choose another path")

@@ -31,6 +31,7 @@ from tilewright.pipeline.store.sources.mapped import (
     unit_of,
 )
 from tilewright.pipeline.store.sources.memory import open_numpy
+from tilewright.pipeline.transfer.files import reason_with_remedy
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MOST_USER_NBYTES = 2**20
@@ -101,6 +102,8 @@ def open_variable(path: Path, variable: str | None, name: str, role: str) -> zar
             return read_dataset(found, role, called) if opened is None else opened
     except TilewrightError:  # some are of OSError too
         raise
+    except PermissionError as error:
+        raise StoreError(f"{role}: cannot open {name}: {reason_with_remedy(error)}") from error
     except OSError as error:
         cure = "see whether it is whole (h5ls, ncdump -h), and mend, or get, it anew"
         if "truncated file" in str(error):

@@ -17,7 +17,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError, TilewrightError
 from tilewright.pipeline.store.sources.mapped import mapped_array, stored_dtype
 from tilewright.pipeline.store.sources.memory import SharedMemory
-from tilewright.pipeline.transfer.files import first_bytes
+from tilewright.pipeline.transfer.files import first_bytes, with_remedy
 
 MAGIC = b"PAR1"
 
@@ -48,7 +48,8 @@ def open_column(path: Path, column: str | None, name: str, role: str) -> zarr.Ar
     except TilewrightError:
         raise
     except Exception as error:  # whatever pyarrow raises, some of it its own
-        raise StoreError(f"{role}: cannot read {name}: {error}") from error
+        told = with_remedy(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"{role}: cannot read {name}: {told}") from error
 
 
 def _column(schema: Any, column: str | None, name: str, role: str) -> str:

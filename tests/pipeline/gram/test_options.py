@@ -26,6 +26,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     naive.put(folder / "square.zarr", np.eye(5))
     naive.put(folder / "short.zarr", np.ones((5, 4)))
     naive.put(folder / "one.zarr", np.ones((1, 4)))
+    naive.put(folder / "none.zarr", np.ones((0, 4)))
     naive.put(folder / "cube.zarr", np.ones((2, 3, 4)))
     for length in (3, 4, 6):
         naive.put(folder / f"v{length}.zarr", np.arange(length) + 1.0)
@@ -120,7 +121,18 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"x": "one.zarr", "divide": "n-1"},
         OptionError,
-        "divide='n-1': a sum over 1 row has nothing to divide by",
+        r"divide='n-1': X \(one.zarr\) has 1 row; at least 2 are needed, or a number, .* \(divide, --divide\)$",
+    ),
+    ({"x": "none.zarr", "divide": "n"}, OptionError, r"has 0 rows; at least 1 is needed, or a number"),
+    (
+        {"x": "one.zarr", "divide": "n-1", "divisor_is_asked": False},
+        OptionError,
+        r"^X \(one.zarr\) has 1 row; at least 2 are needed$",
+    ),
+    (
+        {"counts": "c.zarr", "divisor_is_asked": False},
+        OptionError,
+        r"ask for missing_as='pairwise' \(--missing-as\), or leave counts",
     ),
     (
         {"weights": "v4.zarr"},
@@ -139,7 +151,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"weights": [1, 0, 0, 0, 0, 0], "divide": "n-1"},
         OptionError,
-        "divide='n-1': a sum over 6 rows has nothing",
+        "has 6 rows, of which 1 has a weight above 0; at least 2 are needed",
     ),
     (
         {"sum_over": "tiem"},

@@ -1018,3 +1018,19 @@ def test_what_the_refusal_of_a_tilde_advises_works(
         outputs.check_output_free(form(name), overwrite=False)
     for advised in (os.path.expanduser, os.path.abspath):
         outputs.check_output_free(f"{advised(form(name))}", overwrite=False)
+
+
+def test_a_folder_that_may_not_be_made_beside_an_output_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *arguments: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with (
+        pytest.raises(
+            StoreError, match=r"cannot write to .*C\.zarr.*denied: .*; give this process that permission"
+        ),
+        outputs.growing_folder(tmp_path / "C.zarr", lambda growing: False),
+    ):
+        pytest.fail("the folder is not there")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import json
+import os
 import pickle
 import re
 import shutil
@@ -43,19 +46,24 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
         open_array(tmp_path / "nope", ndim=2, role="A")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
-    with pytest.raises(StoreError, match=r"half is not a Zarr array \(its metadata lack 'data_type'\)"):
+    with pytest.raises(
+        StoreError, match=r"of .*half cannot be used \(zarr\.json lacks 'data_type'\); mend them, or"
+    ):
         open_array(tmp_path / "half", ndim=2, role="A")
     whole = zarr.create_array(tmp_path / "odd", shape=(4, 4), chunks=(2, 2), dtype="f4").metadata.to_dict()
     empty = {"name": "regular", "configuration": {"chunk_shape": (0, 2)}}
     for metadata, match in (
-        (None, "is not a Zarr array"),
-        ([1], "is not a Zarr array"),
-        (whole | {"shape": "ab"}, "is not a Zarr array"),
+        (None, r"cannot be used \(zarr\.json holds None, and must hold a mapping"),
+        ([1], r"cannot be used \(zarr\.json holds \[1\], and must hold a mapping"),
+        (whole | {"shape": "ab"}, r"cannot be used \(zarr\.json: .*ab"),
         (whole | {"chunk_grid": empty}, r"has shape \(4, 4\) in chunks of \(0, 2\), which hold no element"),
     ):
         (tmp_path / "odd" / "zarr.json").write_text(json.dumps(metadata))
         with pytest.raises(StoreError, match=rf"A: .*odd {match}"):
             open_array(tmp_path / "odd", ndim=2, role="A")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(StoreError, match=r"A: there is no Zarr array at .*bare; give the path of an array"):
+        open_array(tmp_path / "bare", ndim=2, role="A")
     zarr.open_group(tmp_path / "group", mode="w")
     with pytest.raises(StoreError, match=r"B: .*group is a Zarr group without arrays"):
         open_array(tmp_path / "group", ndim=2, role="B")
@@ -68,6 +76,60 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "dates", shape=(2, 2), chunks=(1, 1), dtype="M8[s]", zarr_format=2)
     with pytest.raises(DTypeError, match=r"datetime64"):
         open_array(tmp_path / "dates", ndim=2, role="A")
+
+
+@pytest.mark.parametrize("at_url", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_damaged_metadata_are_told_from_no_array(
+    zarr_format: Literal[2, 3], at_url: bool, tmp_path: Path
+) -> None:
+    name = {2: ".zarray", 3: "zarr.json"}[zarr_format]
+    file = tmp_path / "x" / name
+    zarr.create_array(tmp_path / "x", shape=(4, 4), chunks=(2, 2), dtype="f4", zarr_format=zarr_format)
+    whole = file.read_text()
+    source: Any = tmp_path / "x"
+    if at_url:
+        file_system = MemoryFileSystem()
+        source = f"memory://damaged-{zarr_format}-{tmp_path.name}"
+    for text, why in (
+        (whole[:40], "is no JSON: "),
+        ("", "is empty"),
+        ("[[1]]", r"holds \[\[1\]\], and must hold a mapping"),
+        ("[" * 100_000, "nests its brackets too deeply"),
+        (json.dumps(json.loads(whole) | {"shape": [-1, 4]}), r": .*\[-1, 4\]"),
+        (json.dumps({key: value for key, value in json.loads(whole).items() if key != "shape"}), ".*shape"),
+    ):
+        if at_url:
+            file_system.pipe(f"{source}/{name}", text.encode())
+        else:
+            file.write_text(text)
+        match = rf"A: the metadata of .* cannot be used \({re.escape(name)}:? ?{why}.*\); mend them, or write the array"
+        with pytest.raises(StoreError, match=match):
+            open_array(source, ndim=2, role="A")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.h5", "x.zarr"])
+def test_what_may_not_be_read_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """And is not taken for a damaged file, or for no array: nothing is known of what is in it."""
+    (tmp_path / name).write_bytes(b"\x93NUMPY")
+    opened = builtins.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith(name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return opened(path, *arguments, **options)
+
+    if name == "x.zarr":
+        (tmp_path / name).unlink()
+        zarr.create_array(tmp_path / name, shape=(4, 4), dtype="f4")
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        monkeypatch.setattr(Path, "open", refuse)
+        name = "zarr.json"
+    monkeypatch.setattr(builtins, "open", refuse)
+    with pytest.raises(
+        StoreError, match=r"cannot (be read|open).*Permission denied.*; give this process that permission, or"
+    ):
+        open_array(tmp_path / ("x.zarr" if name == "zarr.json" else name), ndim=2, role="A")
 
 
 @pytest.mark.filterwarnings("ignore:.*The stored chunk shape")
