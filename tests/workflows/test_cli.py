@@ -721,12 +721,15 @@ def test_a_bug_is_one_line_too_unless_asked_for(
     run: Run, arrays: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: object, **options: object) -> None:
-        raise ZeroDivisionError("two\nlines")
+        raise ZeroDivisionError("two\n  lines,  and  blanks\n")
 
     monkeypatch.setattr("tilewright.workflows.dot.timed_dot", broken)
     result = run("dot", "x.zarr", "x.zarr")
     assert result.exit_code == 1
-    assert result.stderr == "error: ZeroDivisionError: two lines (not foreseen; --debug shows where)\n"
+    assert (
+        result.stderr
+        == "error: ZeroDivisionError: two lines,  and  blanks (not foreseen; --debug shows where)\n"
+    )
     assert isinstance(run("dot", "x.zarr", "x.zarr", "--debug").exception, ZeroDivisionError)
 
 
@@ -1246,6 +1249,12 @@ def test_a_corpus_named_from_a_removed_working_directory_is_refused(
         "error: ../one.txt is named from the working directory, which is not there any more; name it from the root, or"
         " change to another directory\n"
     )
+
+
+def test_white_space_of_names_stays_in_messages(run: Run, here: Path) -> None:
+    for name in ("weird/  lead.txt", " two  blanks"):
+        assert f"cannot find {name}" in run("histogram", name).stderr
+    assert "rules='my  rules'" in run("signals", "x", "--rules", "my  rules").stderr
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
