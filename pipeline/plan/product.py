@@ -749,7 +749,8 @@ def _no_tile_fits(
         f"no tile fits into {format_nbytes(limits.device_nbytes)} of {'host' if limits.on_host else 'device'}"
         f" memory: the smallest, {rows} × {columns} ({consists}) with panels"
         f" of depth {memory.depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
-        f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or store C in"
+        f"{' (unset, it follows the memory of the workers: --host-memory, in a plan)' if limits.on_host else ''},"
+        " or store C in"
         f" smaller chunks (--chunks, and --shards where it has shards){which}"
     )
 

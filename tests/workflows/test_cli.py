@@ -1385,3 +1385,9 @@ def test_a_process_that_is_more_than_the_command_ends_by_itself(here: Path) -> N
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 7
     assert result.stdout.endswith("the end\n")
+
+
+def test_a_plan_of_too_little_host_memory_names_that_option(run: Run, arrays: Path) -> None:
+    refused = run("plan", "a.zarr", "b.zarr", "--device", "cpu", "--host-memory", "1KiB")
+    assert refused.exit_code == 1
+    assert "--host-memory" in refused.stderr
