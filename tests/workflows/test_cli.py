@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -1391,3 +1392,12 @@ def test_a_plan_of_too_little_host_memory_names_that_option(run: Run, arrays: Pa
     refused = run("plan", "a.zarr", "b.zarr", "--device", "cpu", "--host-memory", "1KiB")
     assert refused.exit_code == 1
     assert "--host-memory" in refused.stderr
+
+
+def test_an_unreachable_server_is_not_taken_for_s3(run: Run, arrays: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    refused = run("matmul", f"http://127.0.0.1:{port}/a.zarr", "b.zarr", "c.zarr")
+    assert refused.exit_code == 1
+    assert "the network is up, and that the URL is right" in refused.stderr
