@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gpu.memory import allocating
-from tilewright.kernels.words import did_you_mean
+from tilewright.kernels.words import did_you_mean, in_one_line
 
 Word = TypeVar("Word", bound=str)
 
@@ -26,7 +26,7 @@ MOST_SHOWN = 80
 def shown(value: Any) -> str:
     """A value as messages show it: its ``repr``, in one line, cut where it is long; its type where it has none."""
     try:
-        text = " ".join(repr(value).split())
+        text = in_one_line(repr(value))
     except Exception:  # some classes' fails, as that of an object that is closed
         return f"an object of {type(value).__module__}.{type(value).__qualname__}"
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."

@@ -1,4 +1,4 @@
-"""Which known word a misspelt one stands for. Loads nothing, so that the command line can ask it."""
+"""Which known word a misspelt one stands for; texts in one line. Loads nothing, so that commands can ask it."""
 
 from __future__ import annotations
 
@@ -50,3 +50,13 @@ def did_you_mean(word: object, known: Iterable[str], *, name: str = "{!r}") -> s
 
 def _bare(word: str) -> str:
     return word.lstrip("-").replace("_", "-").casefold()
+
+
+def in_one_line(text: str) -> str:
+    """A text with a blank for each end of a line, and what is blank around it; all other white space stays, since it
+    may be of a name.
+
+    >>> in_one_line("cannot read  lead.txt:\\n    no such file\\n")
+    'cannot read  lead.txt: no such file'
+    """
+    return " ".join(line for each in text.splitlines() if (line := each.strip()))

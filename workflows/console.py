@@ -33,7 +33,7 @@ from tilewright.kernels.choices import (
     PASSAGES,
     SCHEMES,
 )
-from tilewright.kernels.words import did_you_mean
+from tilewright.kernels.words import did_you_mean, in_one_line
 from tilewright.pipeline.cluster.endings import request_end
 from tilewright.workflows.commands.completion import Text, misspelt_option, with_completions
 
@@ -351,7 +351,7 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], None
 def _fail(error: Exception) -> NoReturn:
     from tilewright.kernels.errors import TilewrightError
 
-    message = " ".join(str(error).split())
+    message = in_one_line(str(error))
     if not isinstance(error, TilewrightError):
         message = f"{type(error).__name__}: {message} (not foreseen; --debug shows where)"
     raise Failed(message) from error
@@ -389,7 +389,7 @@ def import_dask() -> None:
     try:
         import dask  # noqa: F401
     except ValueError as error:  # which names the file
-        raise Failed(" ".join(str(error).split())) from error
+        raise Failed(in_one_line(str(error))) from error
 
 
 def silence_libraries() -> None:
@@ -465,11 +465,19 @@ def print_plan(
     print_result(foreseen, as_json=as_json)
 
 
-def print_names(names: Iterable[str]) -> None:
-    """Print names of files, or of what is in them, one a line, as the bytes that they are."""
+def print_names(lines: Callable[[], Iterable[str]], *, null: bool) -> None:
+    """Print what begins anew with each call, names of files or of what is in them, as the bytes that they are: one a
+    line, or each ended by a NUL, which no name has. Raises Failed, with nothing printed, where one would be two lines:
+    what reads them would take each for a name."""
+    broken = None if null else next((line for line in lines() if "\n" in line or "\r" in line), None)
+    if broken is not None:
+        raise Failed(
+            f"a name has a line break in it, {broken!r}, so that names cannot be printed one a line: give --null (-0),"
+            " which ends each by a NUL, as xargs -0 reads them"
+        )
     with printing():
-        for name in names:
-            click.echo(os.fsencode(name))
+        for line in lines():
+            click.echo(os.fsencode(line) + (b"\0" if null else b"\n"), nl=False)
 
 
 def to_json_text(value: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tilewright.kernels.errors import DeviceMemoryError
 from tilewright.kernels.gpu.driver_error import OUT_OF_MEMORY, DriverError
 from tilewright.kernels.numbers import format_nbytes
+from tilewright.kernels.words import in_one_line
 
 ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 """libzstd's words for it (``ZSTD_getErrorName``)."""
@@ -120,5 +121,5 @@ def _message(what: str, nbytes: int | None, error: BaseException, on_gpu: bool) 
                 f", but this process may use {format_nbytes(allowed)} of addresses {ADDRESS_LIMIT}, and has"
             )
             left += f" {format_nbytes(unused)} of those left: raise that limit"
-    cause = " ".join(str(error).split()) or type(error).__name__
+    cause = in_one_line(str(error)) or type(error).__name__
     return f"{asked or f'{what} ran out of {place} memory'} and {left} ({cause})"

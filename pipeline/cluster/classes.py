@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster, Nanny, Worker
 from distributed.core import Server
 
 from tilewright.kernels.arguments import as_count, shown
-from tilewright.kernels.words import did_you_mean
+from tilewright.kernels.words import did_you_mean, in_one_line
 from tilewright.pipeline.cluster.local import quiet, root_of
 from tilewright.pipeline.errors import ClusterError
 
@@ -150,4 +150,4 @@ def _close(name: str, close: Callable[[], Any]) -> None:
 def _in_one_line(error: BaseException) -> str:
     root = root_of(error)
     texts = [f"{type(one).__name__}: {one}" for one in dict.fromkeys((error, root))]
-    return " ".join("; ".join(texts).split())
+    return in_one_line("; ".join(texts))

@@ -747,10 +747,10 @@ def _no_tile_fits(
         consists = f"square, since C is symmetric, of whole stored pieces of C, {c_unit[0]} × {c_unit[1]}"
     return PlanError(
         f"no tile fits into {format_nbytes(limits.device_nbytes)} of {'host' if limits.on_host else 'device'}"
-        f" memory: the smallest, {rows} × {columns} ({consists}) with panels"
-        f" of depth {memory.depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
-        f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or store C in"
-        f" smaller chunks (--chunks, and --shards where it has shards){which}"
+        f" memory: the smallest, {rows} × {columns} ({consists}) with panels of depth {memory.depth}, needs"
+        f" {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
+        f"{' (unset, it follows the memory of the workers: --host-memory, in a plan)' if limits.on_host else ''}, or"
+        f" store C in smaller chunks (--chunks, and --shards where it has shards){which}"
     )
 
 

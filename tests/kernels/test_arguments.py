@@ -152,6 +152,7 @@ def test_a_message_is_one_line_without_control_characters(message: str, line: st
 
 def test_values_are_shown_in_one_short_line() -> None:
     assert shown("a") == "'a'"
+    assert shown("a  b") == "'a  b'"
     assert shown(NoText()) == f"an object of {__name__}.NoText"
     assert shown(10**5000) == "an object of builtins.int"
     assert shown(np.zeros((3, 3))) == "array([[0., 0., 0.], [0., 0., 0.], [0., 0., 0.]])"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.kernels.choices import CODECS, DEVICES, PRECISIONS
-from tilewright.kernels.words import did_you_mean, nearest
+from tilewright.kernels.words import did_you_mean, in_one_line, nearest
 from tilewright.pipeline.config import SETTINGS
 from tilewright.workflows.cli import cli
 
@@ -74,3 +74,9 @@ def test_what_is_said() -> None:
         "; did you mean --transpose-a or --transpose-b?"
     )
     assert did_you_mean(3, PRECISIONS) == ""
+
+
+def test_a_text_in_one_line_keeps_the_white_space_of_names() -> None:
+    assert in_one_line("a  b\tc") == "a  b\tc"
+    assert in_one_line("\n a  b \r\n\n   c\u2028d\n") == "a  b c d"
+    assert in_one_line(" \n") == in_one_line("") == ""

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -721,12 +722,15 @@ def test_a_bug_is_one_line_too_unless_asked_for(
     run: Run, arrays: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: object, **options: object) -> None:
-        raise ZeroDivisionError("two\nlines")
+        raise ZeroDivisionError("two\n  lines,  and  blanks\n")
 
     monkeypatch.setattr("tilewright.workflows.dot.timed_dot", broken)
     result = run("dot", "x.zarr", "x.zarr")
     assert result.exit_code == 1
-    assert result.stderr == "error: ZeroDivisionError: two lines (not foreseen; --debug shows where)\n"
+    assert (
+        result.stderr
+        == "error: ZeroDivisionError: two lines,  and  blanks (not foreseen; --debug shows where)\n"
+    )
     assert isinstance(run("dot", "x.zarr", "x.zarr", "--debug").exception, ZeroDivisionError)
 
 
@@ -1248,6 +1252,12 @@ def test_a_corpus_named_from_a_removed_working_directory_is_refused(
     )
 
 
+def test_white_space_of_names_stays_in_messages(run: Run, here: Path) -> None:
+    for name in ("weird/  lead.txt", " two  blanks"):
+        assert f"cannot find {name}" in run("histogram", name).stderr
+    assert "rules='my  rules'" in run("signals", "x", "--rules", "my  rules").stderr
+
+
 def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1376,3 +1386,18 @@ def test_a_process_that_is_more_than_the_command_ends_by_itself(here: Path) -> N
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 7
     assert result.stdout.endswith("the end\n")
+
+
+def test_a_plan_of_too_little_host_memory_names_that_option(run: Run, arrays: Path) -> None:
+    refused = run("plan", "a.zarr", "b.zarr", "--device", "cpu", "--host-memory", "1KiB")
+    assert refused.exit_code == 1
+    assert "--host-memory" in refused.stderr
+
+
+def test_an_unreachable_server_is_not_taken_for_s3(run: Run, arrays: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    refused = run("matmul", f"http://127.0.0.1:{port}/a.zarr", "b.zarr", "c.zarr")
+    assert refused.exit_code == 1
+    assert "the network is up, and that the URL is right" in refused.stderr

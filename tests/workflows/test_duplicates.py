@@ -86,6 +86,20 @@ def test_names_are_listed_as_the_bytes_that_they_are(tmp_path: Path, client: Cli
     assert result.stdout_bytes == os.fsencode(tmp_path) + b"/\xff\n"
 
 
+def test_names_with_line_breaks_are_listed_by_nuls_alone(tmp_path: Path, client: Client) -> None:
+    for name in ("a", "b", "c\nd", "e\rf"):
+        (tmp_path / name).write_text("x")
+    result = run(str(tmp_path), "--list", "--null", "-q", client=client)
+    named = b"".join(os.fsencode(tmp_path / name) + b"\0" for name in ("b", "c\nd", "e\rf"))
+    assert result.stdout_bytes == named
+    assert run(str(tmp_path), "--list", "-0", "-q", client=client).stdout_bytes == named
+    refused = run(str(tmp_path), "--list", "-q", client=client, expected=1)
+    assert refused.stdout == ""
+    assert f"a name has a line break in it, {str(tmp_path / 'c')!r}"[:-1] + r"\nd'" in refused.stderr
+    assert "give --null (-0), which ends each by a NUL" in refused.stderr
+    assert "--null says how listed names end: add --list" in run("x", "-0", client=client, expected=2).stderr
+
+
 def test_documents_are_listed_after_their_ids(tmp_path: Path, client: Client) -> None:
     """Where there are any: also one that is no text, or of two lines, stays in a line of its own."""
     rows = ['{"text": "x", "id": "first"}', '{"text": "x", "id": "url 2"}', '{"text": "x"}']

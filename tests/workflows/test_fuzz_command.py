@@ -233,6 +233,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--out": documents,
             "--device": devices,
             "--list": None,
+            "--null": None,
             "--plan-only": None,
             "--signatures": None,
             "--overwrite": None,
@@ -245,7 +246,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         PLACED
         | {"--stop-word": names, "--out": documents, "--overwrite": None, "--raw": None, "--report": reports}
         | {"--rules": st.sampled_from(["gopher", "gopher-quality", "c4", "rules.yaml"]) | names}
-        | {"--list": None, "--list-kept": None, "--plan-only": None},
+        | {"--list": None, "--list-kept": None, "--null": None, "--plan-only": None},
     ),
     "dot": (("X", "X"), PLACED | ALIGNED | {"--device": devices, "--dtype": dtypes}),
     "top": (("WHERE",), {"--cluster-file": files}),

@@ -165,6 +165,12 @@ def test_what_is_printed_and_written(corpus: Path, client: Client, tmp_path: Pat
     assert [line.split("\t")[0] for line in kept] == [
         one for one, is_kept in zip(found.ids, keep, strict=True) if is_kept
     ]
+    for option, lines in (("--list", listed), ("--list-kept", kept)):
+        ended = CliRunner().invoke(cli, [*command, option, "--null"]).stdout
+        assert ended == "".join(f"{line}\0" for line in lines)
+    refused = CliRunner().invoke(cli, ["signals", str(corpus), "--rules", "gopher", "--null"])
+    assert refused.exit_code == 2
+    assert "add --list or --list-kept" in refused.output
     refused = CliRunner().invoke(cli, ["signals", str(corpus), "--list"])
     assert refused.exit_code == 2
     assert "add --rules gopher" in refused.output

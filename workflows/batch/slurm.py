@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright.kernels.words import in_one_line
 from tilewright.pipeline.errors import ClusterError
 
 ANSWER_SECONDS = 60
@@ -201,7 +202,7 @@ def requeue(job: str) -> None:
 def _run(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> str:
     done = _done(command, what, environment)
     if done.returncode:
-        why = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        why = in_one_line(done.stderr) or f"exit status {done.returncode}"
         raise ClusterError(f"{command[0]} could not {what}: {why}")
     return done.stdout
 

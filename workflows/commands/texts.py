@@ -38,6 +38,9 @@ from tilewright.workflows.console import (
 OUT_ENDINGS = (".csv", ".json", ".npz", ".parquet", ".zarr")
 DUPLICATES_ENDINGS = (".json", ".parquet", ".zarr")
 SIGNALS_ENDINGS = (".csv", ".json", ".parquet", ".zarr")
+null_option = click.option(
+    "--null", "-0", is_flag=True, help="End what is listed by a NUL, not a line break, which names may have."
+)
 RULE_SETS = ("gopher", "gopher-quality", "gopher-repetition")
 
 
@@ -179,11 +182,13 @@ def histogram(
               help="Write the result to F.json, F.parquet or F.zarr.")  # fmt: skip
 @click.option("--list", "lists", is_flag=True, help="Print the names of all documents but the first of each cluster:"
               " those to drop, one a line, with --id-field each after its id and a tab.")  # fmt: skip
+@null_option
 @options(cluster_options, device_option, plan_only_option, report_option, overwrite_option, json_option)
 def duplicates(
     corpus: tuple[str, ...],
     out: str | None,
     lists: bool,
+    null: bool,
     plan_only: bool,
     report: str | None,
     as_json: bool,
@@ -195,6 +200,8 @@ def duplicates(
 
     if lists and as_json:
         raise click.UsageError("--list and --json both say what is printed: give one of them")
+    if null and not lists:
+        raise click.UsageError("--null says how listed names end: add --list, or leave --null out")
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
     check_report(report, out, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="the result")
@@ -212,7 +219,7 @@ def duplicates(
         reporting.write(found, found.facts())
     finally:
         if lists:
-            print_names(found.dropped_lines())
+            print_names(found.dropped_lines, null=null)
         else:
             print_result(found, as_json=as_json)
     if found.bad:
@@ -231,6 +238,7 @@ def duplicates(
 @click.option("--list", "lists", is_flag=True, help="Print the documents that --rules drop, one a line, with"
               " --id-field each after its id and a tab, and a tab and the reasons behind it.")  # fmt: skip
 @click.option("--list-kept", is_flag=True, help="Print those that --rules keep, without reasons.")
+@null_option
 @options(*reading_options)
 @click.option("--out", type=FileName(*SIGNALS_ENDINGS), metavar="FILE",
               help="Write a row for each document to F.csv, F.json, F.parquet or F.zarr.")  # fmt: skip
@@ -241,6 +249,7 @@ def signals(
     rules: tuple[str, ...],
     lists: bool,
     list_kept: bool,
+    null: bool,
     out: str | None,
     plan_only: bool,
     report: str | None,
@@ -256,6 +265,10 @@ def signals(
     if (lists or list_kept) and not rules:
         raise click.UsageError(
             "--list and --list-kept are about what rules drop and keep: add --rules gopher"
+        )
+    if null and not (lists or list_kept):
+        raise click.UsageError(
+            "--null says how listed names end: add --list or --list-kept, or leave --null out"
         )
     overwrite = shared["overwrite"]
     stored = [each for each in corpus if each != "-"]
@@ -288,7 +301,7 @@ def signals(
         reporting.write(found, found.facts())
     finally:
         if lists or list_kept:
-            print_names(found.dropped_lines() if lists else found.kept_lines())
+            print_names(found.dropped_lines if lists else found.kept_lines, null=null)
         else:
             print_result(found, as_json=as_json)
     if found.bad:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from tilewright.kernels.words import in_one_line
 from tilewright.pipeline.store.remote.file_servers import (
     ChangedError,
     Facts,
@@ -386,7 +387,7 @@ def _url_error(error: Exception) -> UrlError:
     if isinstance(error, NoRangesError):
         return UrlError(f"{error}; copy it to another place, and count that", lasting=True)
     if isinstance(error, ImportError | ValueError) and not isinstance(error, UnicodeError):
-        what = " ".join(str(error).split())
+        what = in_one_line(str(error))
         return UrlError(f"{what}; install what reads such URLs, or correct the URL", lasting=True)
     trouble: Trouble = trouble_of(error)
     lasting = trouble.kind in (Kind.NO_CREDENTIALS, Kind.FORBIDDEN, Kind.NO_BUCKET, Kind.OTHER_REGION)

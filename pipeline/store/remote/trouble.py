@@ -35,7 +35,8 @@ REMEDIES = {
     Kind.NO_BUCKET: "create it, or correct the URL: s3://BUCKET/PATH; or AWS_ENDPOINT_URL, if it is on another server",
     Kind.OTHER_REGION: "set AWS_REGION to the bucket's",
     Kind.MISSING: "correct the path",
-    Kind.UNREACHABLE: "see that the network is up, and that AWS_ENDPOINT_URL and AWS_REGION are right",
+    Kind.UNREACHABLE: "see that the network is up, and that the URL is right; for s3:// also AWS_ENDPOINT_URL and"
+    " AWS_REGION",
     Kind.SLOW_DOWN: "lower tilewright.read-threads and write-threads, or use fewer workers, and run it again",
     Kind.BROKEN: "see how the storage is, and run it again",
     Kind.CUT_OFF: "see that the network and the storage are up, and run it again",

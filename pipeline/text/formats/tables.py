@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.words import did_you_mean
+from tilewright.kernels.words import did_you_mean, in_one_line
 from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import ARROW, ARROW_STREAM, PARQUET
@@ -187,7 +187,7 @@ def _batches(form: str, file: Any, reading: Reading) -> Iterator[Batch]:
 
 
 def _malformed(form: str, error: Exception) -> ContentError:
-    words = " ".join(str(error).split())[:200] or type(error).__name__
+    words = in_one_line(str(error))[:200] or type(error).__name__
     return ContentError(f"pyarrow cannot read it as {form}: {words}", RESTORE)
 
 

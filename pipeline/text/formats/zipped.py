@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from tilewright.kernels.words import in_one_line
 from tilewright.pipeline.text.corpus import Document, read_range
 from tilewright.pipeline.text.formats import decompress
 from tilewright.pipeline.text.formats.decompress import Fill
@@ -114,7 +115,7 @@ def members(document: Document) -> Iterator[tuple[str, Fill]]:
 
 
 def _in_words(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return in_one_line(str(error)) or type(error).__name__
 
 
 def _start(document: Document, member: zipfile.ZipInfo) -> int:
