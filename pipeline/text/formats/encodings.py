@@ -33,13 +33,15 @@ codecs.register_error(_ERRORS, _replaced)
 
 
 def check_decoder(found: codecs.CodecInfo) -> None:
-    """Raise LookupError, or UnicodeError, where a codec does not decode texts piece by piece with what replaces that
-    which cannot be decoded."""
-    if found.incrementaldecoder is None or not found._is_text_encoding:
-        raise LookupError(f"{found.name} does not decode bytes to texts piece by piece")
+    """Raise LookupError where a codec does not decode texts, piece by piece, with what replaces that which cannot be
+    decoded."""
     factory: Any = found.incrementaldecoder
-    if not isinstance(factory(_ERRORS).decode(b"a"), str):
-        raise LookupError(f"{found.name} does not decode bytes to texts")
+    try:
+        text = factory(_ERRORS).decode(b"a")
+    except Exception as error:  # those that make bytes of bytes, or texts of texts, raise whatever comes
+        raise LookupError(f"{found.name} decodes no texts piece by piece: {error}") from error
+    if not isinstance(text, str):
+        raise LookupError(f"{found.name} decodes no texts")
 
 
 class Decoded:
