@@ -176,8 +176,8 @@ def matmul(
     PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
     float8_e4m3fn and float8_e5m2 (of the same libraries) are multiplied by each other alone, to float32. Hopper's
     tensor cores keep some 14 bits of their sums, so sums of 128 products are carried to float32: an element may be off
-    by 0.0165 ``|A| |B|``, of numbers of about equal sizes by far less (docs/accuracy.md). Elsewhere, and where matrices are
-    small, float8 is as accurate as float16 is.
+    by 0.0165 ``|A| |B|``, of numbers of about equal sizes by far less (docs/accuracy.md). Elsewhere, and where matrices
+    are small, float8 is as accurate as float16 is.
     Large float32 and float64 matrices of small whole numbers are multiplied exactly, and rounded once, on GPUs that
     have int8 tensor cores; to see that they are such, the call waits for what was enqueued on the stream before.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
