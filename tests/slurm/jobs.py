@@ -129,8 +129,8 @@ class Run:
         found: Chunks = {}
         for name in (f"{self.output}.partial", self.output):
             folder = self.place / name / "c"
-            if folder.is_dir():
-                for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):  # it gets its name meanwhile, under which it is looked at next
+                for path in folder.rglob("*") if folder.is_dir() else ():
                     with suppress(OSError):
                         if path.is_file() and path.name.isdigit():
                             status = path.stat()
