@@ -42,6 +42,14 @@ def power_of_two(least: int) -> int:
     return 1 << max(least - 1, 0).bit_length()
 
 
+def share_of_cores(usable: int, all_cores: int, neighbours: int) -> int:
+    """Cores for one process that may use ``usable`` of its host's, shared by ``neighbours`` processes, itself included.
+
+    OMP_NUM_THREADS is no guide: Dask sets it to 1 in every worker process, even where that is the only one of its host.
+    """
+    return min(usable, ceil_div(all_cores, neighbours))
+
+
 def counted(count: int, noun: str) -> str:
     """A count with its noun, as a message says it: ``1 tile``, ``0 tiles``, ``8 tiles``."""
     return f"{count} {noun}{'s' * (count != 1)}"

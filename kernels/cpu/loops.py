@@ -26,14 +26,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def share_of_cores(usable: int, all_cores: int, neighbours: int) -> int:
-    """Cores for one process that may use ``usable`` of its host's, shared by ``neighbours`` processes, itself included.
-
-    OMP_NUM_THREADS is no guide: Dask sets it to 1 in every worker process, even where that is the only one of its host.
-    """
-    return min(usable, ceil_div(all_cores, neighbours))
-
-
 def cpu_threads() -> int:
     """Processors this process may use: fewer than there are where OMP_NUM_THREADS says so, as for BLAS.
 

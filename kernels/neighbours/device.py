@@ -354,7 +354,8 @@ class Nearest(_Rows):
     """The k nearest rows of B of each of a block of rows of A, as `host.Nearest`, of device arrays (`supports`).
 
     a: (m, d), a Numba device array. precision: what `tilewright.kernels.matmul` may do with float32. stream: of all
-    that is enqueued; `update` returns when that is finished.
+    that is enqueued; `update` returns when that is finished. threads: of the host, by which `result` sorts out what the
+    GPU has found; by default `cpu_threads`, which Dask makes one of.
     """
 
     def __init__(
@@ -369,9 +370,10 @@ class Nearest(_Rows):
         factors: np.ndarray | None = None,
         precision: PrecisionName = "full",
         stream: Any = DEFAULT_STREAM,
+        threads: int | None = None,
     ) -> None:
         super().__init__(a, metric, metric, b_dtype, first_row, factors, precision, stream)
-        self._k, self._exclude_self = k, exclude_self
+        self._k, self._exclude_self, self._threads = k, exclude_self, threads
         # A bound from a sample may count the row itself, which is left out afterwards.
         self._kept = k + int(exclude_self)
         self._capacity, _ = capacity_of(self._kept)
@@ -467,7 +469,7 @@ class Nearest(_Rows):
                 words[stretch.first : stretch.first + stretch.side.rows.shape[0]], stream=self._stream
             )
         self._wait()
-        return neighbours_of(words[:, : self._k], self.sums, self.metric)
+        return neighbours_of(words[:, : self._k], self.sums, self.metric, self._threads)
 
 
 def growing_spans(seen: int, columns: int, kept: int) -> Iterator[tuple[int, int]]:

@@ -38,7 +38,7 @@ def compares_once(dtype: np.dtype, precision: PrecisionName) -> bool:
 
 def nearest_for(device: DeviceKind) -> Any:
     """The class that finds the k nearest on such a device: `host.Nearest`, or its twin, which takes arrays on the GPU
-    and ``precision`` in place of ``threads``."""
+    and a ``precision``."""
     return importlib.import_module(_DEVICE if device == "cuda" else _HOST).Nearest
 
 

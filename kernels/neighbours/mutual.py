@@ -52,11 +52,12 @@ def nearest_of_itself(
     factors: np.ndarray | None = None,
     precision: PrecisionName = "full",
     stream: Any = DEFAULT_STREAM,
+    threads: int | None = None,
 ) -> Neighbours:
     """The k nearest rows of a matrix of each of its rows, as `device.Nearest` finds them, to the bit.
 
     a: (n, d), a Numba device array. On Hopper's tensor cores each pair is computed once, where `mutual_nbytes` says so;
-    else, and where too many rows are equally near, twice.
+    else, and where too many rows are equally near, twice. threads: as of `device.Nearest`.
     """
     options: dict[str, Any] = {
         "metric": metric,
@@ -67,9 +68,9 @@ def nearest_of_itself(
     if mutual_nbytes(a.shape[0], k + int(exclude_self)):
         mutual = Mutual(a, k, exclude_self, **options)
         if mutual.pays and (words := mutual.find()) is not None:
-            return neighbours_of(words[:, :k], mutual.sums, metric)
+            return neighbours_of(words[:, :k], mutual.sums, metric, threads)
         del mutual
-    nearest = Nearest(a, k, exclude_self=exclude_self, **options)
+    nearest = Nearest(a, k, exclude_self=exclude_self, threads=threads, **options)
     nearest.update(a, 0)
     return nearest.result()
 

@@ -36,8 +36,10 @@ def numbers_of(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return (found ^ np.where(found >> 31 != 0, np.uint32(1 << 31), np.uint32(0xFFFFFFFF))).view(dtype)
 
 
-def neighbours_of(words: np.ndarray, sums: np.dtype, metric: MetricName) -> Neighbours:
-    """The neighbours that the words of rows (rows, k) stand for."""
+def neighbours_of(
+    words: np.ndarray, sums: np.dtype, metric: MetricName, threads: int | None = None
+) -> Neighbours:
+    """The neighbours that the words of rows (rows, k) stand for. threads: that find out; by default `cpu_threads`."""
     indices = np.empty(words.shape, np.int64)
     values = np.empty(words.shape, value_dtype(sums, metric))
 
@@ -50,7 +52,7 @@ def neighbours_of(words: np.ndarray, sums: np.dtype, metric: MetricName) -> Neig
         values[rows][missing] = np.nan if values.dtype.kind == "f" else 0
 
     step = max(1, DECODED_NBYTES // (8 * max(1, words.shape[1])))
-    with ThreadPoolExecutor(cpu_threads()) as pool:
+    with ThreadPoolExecutor(threads or cpu_threads()) as pool:
         list(pool.map(decode, blocks(len(words), step)))
     return Neighbours(indices, values)
 
@@ -75,10 +77,10 @@ def columns_of(words: np.ndarray) -> np.ndarray:
     return np.uint32(0xFFFFFFFF) - (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).astype(np.int64)
 
 
-def merge_words(best: np.ndarray, more: np.ndarray) -> None:
+def merge_words(best: np.ndarray, more: np.ndarray, threads: int | None = None) -> None:
     """Have each row keep the best of its own words and others: both (rows, kept) in falling order, the first written.
 
-    A word that is in both counts once.
+    A word that is in both counts once. threads: as of `neighbours_of`.
     """
     kept = best.shape[1]
     if not best.size:
@@ -95,5 +97,5 @@ def merge_words(best: np.ndarray, more: np.ndarray) -> None:
         best[rows] = both[:, :kept]
 
     step = max(1, DECODED_NBYTES // (8 * max(1, kept)))
-    with ThreadPoolExecutor(cpu_threads()) as pool:
+    with ThreadPoolExecutor(threads or cpu_threads()) as pool:
         list(pool.map(merge, blocks(len(best), step)))

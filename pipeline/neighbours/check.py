@@ -32,8 +32,8 @@ ROWS = 64
 """Items that are drawn, one of each of so many equal stretches: of faults in one item in twenty, 96 % are seen."""
 STATED_SHARES = (0.01, 0.05, 0.2)
 """Shares of faulty items, with whose chance to escape the result comes."""
-PART_NBYTES = 2**21
-"""Of keys in double precision, at a time."""
+PART_NBYTES = 2**19
+"""Of keys in double precision, at a time: what is made of them stays in a core's cache."""
 STEPS, MOST_STEP = 2, 2**14
 """So many parts of whole items are read at once, and so many items at most."""
 PANELS = 4

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.kernels.choices import DeviceKind
+from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.neighbours.capacity import mutual_nbytes
 from tilewright.kernels.neighbours.forms import compares_once, finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
@@ -67,7 +68,7 @@ from tilewright.pipeline.neighbours.tasks import (
     free_held,
     of_neighbours,
 )
-from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.plan.inputs import WorkerFacts, share_of_each
 from tilewright.pipeline.plan.product import BARE_PROCESS_NBYTES, PROCESS_NBYTES
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.output_group import check_local_place, output_group
@@ -275,6 +276,8 @@ def planned_on(
     """What the workers are told, and the plan, on one kind of device. density_of: of pairs, the share that is wanted.
     Raises PlanError where memory does not do."""
     threads = max(fact.threads for fact in facts)
+    # Tasks of a GPU take turns, and its host's cores are there for the one whose turn it is.
+    cores = share_of_each(facts) if kind == "cuda" else min(fact.cores for fact in facts) // threads
     limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
     bound = None if request.k is not None else bound_of(request, sides) or _nothing(sides)
     work = Work(
@@ -293,7 +296,7 @@ def planned_on(
         depth=max(1, sides.width),
         holds_b=False,
         device=kind,
-        threads=max(1, min(fact.cores for fact in facts) // threads),
+        threads=max(1, cores),
         key=f"{request.work}-{uuid.uuid4().hex}",
     )
     density = 0.0 if request.k is not None else density_of(work)
@@ -512,7 +515,7 @@ def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: L
         if words is None:
             could = False
         else:
-            merge_words(best[: len(words)], words)
+            merge_words(best[: len(words)], words, usable_cores())
         return replace(found, arrays={}, candidates=None)
 
     _search(
@@ -520,7 +523,8 @@ def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: L
     )
     if not could:
         return None
-    found = of_neighbours(neighbours_of(best, work.sums, work.metric), nan_rows, read_nbytes)
+    neighbours = neighbours_of(best, work.sums, work.metric, usable_cores())
+    found = of_neighbours(neighbours, nan_rows, read_nbytes)
     return replace(found, candidates=nearest_of(candidates) if candidates else None)
 
 

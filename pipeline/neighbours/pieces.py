@@ -8,15 +8,14 @@ files count.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -132,10 +131,9 @@ class Pieces:
         self._written = self._writer.submit(self._save, name, piece, dict(arrays))
 
     def _save(self, name: str, piece: Piece, arrays: dict[str, np.ndarray]) -> None:
-        data = io.BytesIO()
-        np.savez(data, **{FACTS: np.array([piece.found, piece.nan_rows])}, **arrays)  # type: ignore[arg-type]
-        with data.getbuffer() as view:  # an error would keep it, with the file that it belongs to
-            self._write(name, view)
+        facts = {FACTS: np.array([piece.found, piece.nan_rows])}
+        # To the file, not by way of memory: that would hold the interpreter's lock, which the output's writers need.
+        self._write(name, lambda file: np.savez(file, **facts, **arrays))  # type: ignore[arg-type]
 
     def settle(self) -> None:
         """Wait until all finished blocks are written. Raises StoreError where one cannot be."""
@@ -184,7 +182,7 @@ class Pieces:
         except UNREADABLE:
             return None
 
-    def _write(self, name: str, data: bytes | memoryview) -> None:
+    def _write(self, name: str, data: bytes | Callable[[BinaryIO], None]) -> None:
         try:
             write_whole(self.folder / name, data)
         except OSError as error:

@@ -270,7 +270,8 @@ def _found_mutually(work: Work, block: np.ndarray, first: int, nan_rows: int) ->
     with _on_gpu:
         items = _placed(work, block)
         if len(block) == work.n and not first:
-            return of_neighbours(mutual.nearest_of_itself(items, work.k, **options), nan_rows, block.nbytes)
+            found = mutual.nearest_of_itself(items, work.k, threads=work.threads, **options)
+            return of_neighbours(found, nan_rows, block.nbytes)
         words = mutual.words_of_band(items, first, work.k, **options)
     return Found({} if words is None else {WORDS: words}, 0, nan_rows, block.nbytes)
 
@@ -316,9 +317,11 @@ def _search(work: Work, block: np.ndarray, first: int, factors: np.ndarray | Non
         "b_dtype": work.b.dtype.newbyteorder("="),
         "first_row": first,
     }
-    common |= {"precision": work.precision} if work.device == "cuda" else {"threads": work.threads}
+    common |= {"precision": work.precision} if work.device == "cuda" else {}
     if work.k is not None:
-        return nearest_for(work.device)(block, work.k, exclude_self=work.exclude_self, **common)
+        threads, exclude = work.threads, work.exclude_self
+        return nearest_for(work.device)(block, work.k, exclude_self=exclude, threads=threads, **common)
+    common |= {} if work.device == "cuda" else {"threads": work.threads}
     return pairs_for(work.device)(block, work.bound, once=work.once, keep=work.keep, **common)
 
 

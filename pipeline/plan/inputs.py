@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.kernels.choices import DeviceKind
 from tilewright.kernels.cpu.centred_panel import ELEMENT_NBYTES
+from tilewright.kernels.numbers import share_of_cores
 from tilewright.pipeline.plan.decoding import DecodingRoom
 
 TILE_BUFFERS = 4
@@ -129,6 +130,17 @@ class Sharers:
 def host_of(address: str) -> str:
     """The part of a worker's address that it shares with other workers of its host."""
     return address.rpartition(":")[0]
+
+
+def share_of_each(facts: Sequence[WorkerFacts]) -> int:
+    """The fewest cores that a worker has as its share of its host, whatever OMP_NUM_THREADS says, which Dask sets to 1;
+    one without an address is alone there."""
+    hosts = [host_of(fact.address) if fact.address else None for fact in facts]
+    neighbours = {**Counter(hosts), None: 1}
+    return min(
+        share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
+        for fact, host in zip(facts, hosts, strict=True)
+    )
 
 
 def most_neighbours(addresses: Iterable[str]) -> int:

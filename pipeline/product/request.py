@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +16,6 @@ import zarr
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.bfloat16 import is_bfloat16
 from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
-from tilewright.kernels.cpu.loops import share_of_cores
 from tilewright.kernels.cpu.thin import NUMPY_ELEMENTS
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
@@ -48,7 +46,7 @@ from tilewright.pipeline.plan.inputs import (
     StoredMatrix,
     WorkerFacts,
     accumulator_dtype,
-    host_of,
+    share_of_each,
 )
 from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import COUNT_DTYPE, Pairwise
@@ -684,7 +682,7 @@ def _threads(
         return min(count, min(fact.cores for fact in facts)) if local else count
     if config.get(name) is not None or not (coded and local):
         return count
-    share = _share_of_cores(facts)
+    share = share_of_each(facts)
     host = _least(fact.host_limit_nbytes for fact in facts)
     if host is not None:
         coder_nbytes = max(CODER_NBYTES, encoders(share) // share)
@@ -702,7 +700,7 @@ def _lanes(facts: list[WorkerFacts]) -> int | None:
     """
     if facts[0].device == "cpu":
         return None
-    return max(sum(config.threads(name) for name in config.THREAD_COUNTS), _share_of_cores(facts))
+    return max(sum(config.threads(name) for name in config.THREAD_COUNTS), share_of_each(facts))
 
 
 def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
@@ -733,13 +731,3 @@ def needs_loops_soon(factors: Factors, *, verify: bool) -> bool:
     real = factors.sums.kind == "f"
     tiny = real and m * k + k * n + m * n <= NUMPY_ELEMENTS
     return verify and not tiny and m * n * k < SMALL_PRODUCTS
-
-
-def _share_of_cores(facts: list[WorkerFacts]) -> int:
-    """The fewest cores that a worker has as its share of its host; one without an address is alone there."""
-    hosts = [host_of(fact.address) if fact.address else None for fact in facts]
-    neighbours = {**Counter(hosts), None: 1}
-    return min(
-        share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
-        for fact, host in zip(facts, hosts, strict=True)
-    )

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import zarr
 
@@ -139,11 +139,14 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Put a file in place in one step, durably. Raises OSError."""
+def write_whole(path: Path, data: bytes | Callable[[BinaryIO], None]) -> None:
+    """Put a file in place in one step, durably. data: what it holds, or what writes that. Raises OSError."""
     draft = path.with_suffix(".draft")
     with open(draft, "wb") as file:
-        file.write(data)
+        if callable(data):
+            data(file)
+        else:
+            file.write(data)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

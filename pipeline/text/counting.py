@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.kernels.cpu.loops import share_of_cores
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import ceil_div, counted
+from tilewright.kernels.numbers import ceil_div, counted, share_of_cores
 from tilewright.pipeline import config
 from tilewright.pipeline.advance import watching
 from tilewright.pipeline.cluster.here.worker import current_worker, memory_limit

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.neighbours import job
+from tilewright.pipeline.neighbours.options import NeighbourRequest, open_sides
 from tilewright.pipeline.neighbours.tasks import Found, Work
+from tilewright.pipeline.plan.inputs import WorkerFacts
 
 
 def work_of(dtype: Any, precision: Any) -> Work:
@@ -71,3 +75,27 @@ def test_items_that_no_tensor_core_takes_are_not_read_in_bands(
     assert searched == [*bands, (False, (0, 50_000)), (False, (50_000, 100_000))]
     assert len([event for event in said if isinstance(event, Notice)]) == int(once)
     assert [piece[:2] for piece in finished] == [(0, 50_000), (50_000, 100_000)]
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("cuda", 16), ("cpu", 1)])
+def test_a_gpus_task_has_the_cores_of_its_worker_where_dask_says_one(
+    kind: Any, threads: int, tmp_path: Path
+) -> None:
+    zarr.create_array(tmp_path / "x.zarr", data=np.ones((200, 8), np.float16))
+    request = NeighbourRequest(tmp_path / "x.zarr", k=3).checked()
+    facts = [
+        WorkerFacts(
+            kind,
+            "any",
+            2**34,
+            None,
+            cores=1,
+            usable_cores=64,
+            host_cores=64,
+            address=f"tcp://10.0.0.1:{port}",
+            threads=4,
+        )
+        for port in range(4)
+    ]
+    work, _ = job.planned_on(kind, facts, request, open_sides(request), lambda work: 0.0)
+    assert work.threads == threads
