@@ -14,6 +14,7 @@ from numba import cuda
 
 from tilewright.kernels.gpu.device_array import Memory
 from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.gpu.transfer import urgent_stream
 from tilewright.kernels.passes import pairs_device
 from tilewright.kernels.passes import transform_device as kernels
 from tilewright.pipeline.plan.pairs import (
@@ -171,7 +172,7 @@ class GpuFusion:
     def __init__(self, product: Product, allocate: Callable[[int, np.dtype], Any], stream: Any) -> None:
         plan, fused = product.plan, product.fused
         self._buffers = Buffers(plan, allocate)
-        self._stream, self._finish_stream = stream, cuda.stream()
+        self._stream, self._finish_stream = stream, urgent_stream("finishing")
         stored = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype)
         with allocating("the vectors of a transform", fused.nbytes, on_gpu=True):
             made: dict[int, _Transform] = {}

@@ -25,6 +25,7 @@ from tilewright.kernels.gpu.transfer import (
     pinned_bytes,
     upload_rectangle,
     upload_stream,
+    urgent_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
 from tilewright.pipeline.decoding.coding import ZSTD, Coding
@@ -138,7 +139,7 @@ class _Looks:
         from tilewright.kernels.passes import contents_device
 
         self._cuda, self.kernels = cuda, contents_device
-        self.panel_stream, self.tile_stream = stream, cuda.stream()
+        self.panel_stream, self.tile_stream = stream, urgent_stream("looks")
         plan, self.sought = product.plan, product.look
         result = np.dtype(plan.c_dtype)
         self.dtypes = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype), plan.stored
@@ -245,7 +246,7 @@ class _Hashes:
         from tilewright.kernels.passes import xxh3_device
 
         self._cuda, self._kernels = cuda, xxh3_device
-        self._stream = cuda.stream()
+        self._stream = urgent_stream("hashes")
         self._spare: list[np.ndarray] = []
 
     def prepare(self, panel: Placed, parts: Sequence[PanelPart]) -> None:
@@ -307,7 +308,7 @@ class CudaUnit:
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self._upload_stream, self._download_stream = upload_stream(), download_stream()
-        self._mirror_stream = cuda.stream()
+        self._mirror_stream = urgent_stream("mirrors")
         self._upload_nbytes = move_nbytes(product.plan.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         self._in_loops = zstd_chunks.available()

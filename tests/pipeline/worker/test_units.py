@@ -106,6 +106,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "stream", lambda: None)
     monkeypatch.setattr(gpu_unit, "upload_stream", lambda: None)
     monkeypatch.setattr(gpu_unit, "download_stream", lambda: None)
+    monkeypatch.setattr(gpu_unit, "urgent_stream", lambda purpose: None)
     monkeypatch.setattr(peer_memory, "available", lambda: False)
     monkeypatch.setattr(zstd_chunks, "available", lambda: True)
     monkeypatch.setattr(file_upload, "prepare", lambda: None)
