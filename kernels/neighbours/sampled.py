@@ -1,4 +1,5 @@
-"""Products of a few items with many, in double precision: what the check of neighbours compares them with.
+"""Products of a few items with many, in double precision: what the check of neighbours compares them with; and which of
+the many are nearest by them.
 
 BLAS is not asked. Its threads go on spinning after each product, and here many small ones are formed beside other work
 of the same cores: a million items of 384 elements took 22 seconds of processor time, with this loop 4.
@@ -6,11 +7,18 @@ of the same cores: a million items of 384 elements took 22 seconds of processor 
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
-from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.loops import blocks, kept
+from tilewright.kernels.neighbours.order import METRICS, MetricName
 from tilewright.kernels.numbers import round_up
+
+_DOT, _COSINE, _L2 = range(len(METRICS))
+"""The metrics in the loop, in the order of `METRICS`."""
 
 TOGETHER = 4
 """Items whose sums are formed side by side: what is loaded of the sample serves all of them."""
@@ -95,3 +103,100 @@ def add_sampled_sums(sampled: np.ndarray, items: np.ndarray, sums: np.ndarray, s
             _form(turned, rest, more, its_squares)
             sums[:, start + many : stop] += more[:, : len(wide) - many]
             squares[start + many : stop] += its_squares[: len(wide) - many]
+
+
+class Allowance(NamedTuple):
+    """How far a key that a search has found may be from the exact one: its sum by ``scale`` times the product of both
+    items' lengths, plus ``offset``, plus ``per_size`` times the sum of the absolute values of both's elements; and the
+    key by ``rounding``, relative to the largest that a cosine, or the square of a distance of such items, can be."""
+
+    scale: float
+    offset: float
+    per_size: float
+    rounding: float
+    largest: float
+    """Of products of lengths the half of which is more, nothing is known: the search could not sum them."""
+
+
+@kept
+@njit(nogil=True)
+def _keep(  # type: ignore[no-untyped-def]
+    sums, squares_a, squares_b, elements, metric, allowance, first, columns, least
+):
+    scale, offset, per_size, rounding, largest = allowance
+    lengths_b = np.sqrt(squares_b)
+    for one in range(sums.shape[0]):
+        length_a, size_a = math.sqrt(squares_a[one]), math.sqrt(elements * squares_a[one])
+        place = least[one].argmin()
+        bar = least[one, place]
+        for item in range(sums.shape[1]):
+            value, length = sums[one, item], length_a * lengths_b[item]
+            if not length * 2 <= largest:  # or NaN
+                continue
+            allowed = scale * length + offset + per_size * (size_a + math.sqrt(elements) * lengths_b[item])
+            if metric == _COSINE:
+                value = value / length if length != 0 else 0.0
+                allowed = rounding + (allowed / length if length != 0 else 0.0)
+            elif metric == _L2:
+                both = squares_a[one] + squares_b[item]
+                value = -max(both - 2 * value, 0.0)
+                allowed = rounding * both + 2 * allowed
+            if value - allowed > bar:
+                least[one, place], columns[one, place] = value - allowed, first + item
+                place = least[one].argmin()
+                bar = least[one, place]
+
+
+def keep_nearest(
+    sampled: np.ndarray,
+    items: np.ndarray,
+    columns: np.ndarray,
+    least: np.ndarray,
+    *,
+    first: int,
+    metric: MetricName,
+    allowance: Allowance,
+) -> None:
+    """Have each of a few items keep those of many that are surely nearest to it, beside those that it has: by the least
+    that their keys can be, the larger the nearer (the product, its cosine, or minus the square of the distance). Of
+    equal ones the earlier stay. By this thread alone.
+
+    Parameters
+    ----------
+    sampled, items
+        (some, elements) and (many, elements), real numbers, which are converted to float64. An item with NaN, or whose
+        length is infinite, is nobody's neighbour.
+    columns, least
+        (some, kept): numbers of items, -1 where there is none yet, and the least of their keys, minus infinity there.
+        Written, in no order.
+    first
+        The number of the first of the items.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> columns, least = np.full((1, 2), -1), np.full((1, 2), -np.inf)
+    >>> exact = Allowance(0, 0, 0, 0, np.inf)
+    >>> items = np.array([[1, 0], [3, 0], [2, 0]])
+    >>> keep_nearest(items[:1], items, columns, least, first=10, metric="dot", allowance=exact)
+    >>> sorted(columns[0].tolist())
+    [11, 12]
+    """
+    sampled = np.ascontiguousarray(sampled, np.float64)
+    squares_a = np.einsum("ij,ij->i", sampled, sampled)
+    step = max(1, WIDE_NBYTES // (8 * max(1, items.shape[1])))
+    for part in blocks(len(items), step) if len(items) else ():
+        some = items[part]
+        sums, squares = np.zeros((len(sampled), len(some))), np.zeros(len(some))
+        add_sampled_sums(sampled, some, sums, squares)
+        _keep(
+            sums,
+            squares_a,
+            squares,
+            float(items.shape[1]),
+            METRICS.index(metric),
+            tuple(map(float, allowance)),
+            first + part.start,
+            columns,
+            least,
+        )

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tilewright.kernels.choices import PrecisionName
 from tilewright.kernels.cpu.loops import blocks
 from tilewright.kernels.neighbours.order import NO_INDEX, MetricName
-from tilewright.kernels.neighbours.sampled import add_sampled_sums
+from tilewright.kernels.neighbours.sampled import Allowance, add_sampled_sums
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
 from tilewright.pipeline.events import Listener
@@ -283,8 +284,7 @@ def keys_of(
             sizes_a += np.sqrt(a.shape[1] * squares_a)
             sizes_b += np.sqrt(a.shape[1] * squares_b)
         lengths = np.sqrt(of_a)[:, None] * np.sqrt(of_b)[None, :]
-        dtype = np.dtype(np.float64) if work.sums.kind == "i" else work.sums
-        precision = work.precision if work.sums == np.float32 else "full"
+        dtype, precision = _summed(work)
         # Twice: the sums here are rounded as well.
         allowed = 2 * tolerance(work.width, dtype, lengths, precision, sizes_a[:, None] + sizes_b[None, :])
         unit = unit_roundoff(dtype)
@@ -303,6 +303,30 @@ def keys_of(
     if work.bound is not None and work.bound.farther:
         keys = -keys
     return keys, allowed
+
+
+def allowance_of(work: Work) -> Allowance:
+    """What `keys_of` allows, as a loop adds it up."""
+
+    def bound(scale: float, size: float) -> float:
+        dtype, precision = _summed(work)
+        return 2 * float(tolerance(work.width, dtype, scale, precision, size))
+
+    dtype, _ = _summed(work)
+    offset = bound(0.0, 0.0)
+    return Allowance(
+        scale=bound(1.0, 0.0) - offset,
+        offset=offset,
+        per_size=bound(0.0, 1.0) - offset,
+        rounding=ROUNDINGS * unit_roundoff(dtype),
+        largest=float(np.finfo(dtype).max),
+    )
+
+
+def _summed(work: Work) -> tuple[np.dtype, PrecisionName]:
+    """In what the search forms sums, and the precision of their products."""
+    dtype = np.dtype(np.float64) if work.sums.kind == "i" else work.sums
+    return dtype, work.precision if work.sums == np.float32 else "full"
 
 
 def _items(work: Work, items: Sequence[int], elements: slice) -> np.ndarray:

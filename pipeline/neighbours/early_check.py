@@ -17,12 +17,14 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.kernels.cpu.loops import blocks
+from tilewright.kernels.neighbours.sampled import keep_nearest
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.neighbours.check import (
-    PART_NBYTES,
     NeighbourCheck,
     Part,
     Reported,
     Sampled,
+    allowance_of,
     judged,
     keys_of,
     sample_of,
@@ -33,6 +35,8 @@ from tilewright.pipeline.reduce import end_if_given_up
 
 SPARE = 16
 """Of each item so many more are kept."""
+PARTS, PIECE_ITEMS = 4, 2**14
+"""Parts of a task's items for each thread, and the items that are compared before it is asked whether to go on."""
 MOST_NEIGHBOURS = 128
 """Of more that are asked for, sorting out the nearest would take as long as the products."""
 
@@ -67,28 +71,55 @@ def candidates_in(
     """
     assert work.k is not None
     wanted = work.k + 1 + SPARE
-    sample = np.array(work.sampled, np.int64)
+    mine, allowance = sampled.part(slice(0, work.width)), allowance_of(work)
 
-    def compare(part: slice) -> Candidates:
-        given_up()
-        here = items[part]
-        keys, allowed = keys_of(work, sampled, lambda elements: here[:, elements], len(here))
-        start = first + part.start
-        if work.exclude_self:
-            own = np.flatnonzero((sample >= start) & (sample < start + len(here)))
-            keys[own, sample[own] - start] = np.nan
-        columns = np.broadcast_to(np.arange(start, start + len(here)), keys.shape)
-        return nearest_of([Candidates(columns, keys, allowed)], wanted)
+    def look(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        # One more, since an item is found among others, too.
+        columns = np.full((len(sampled), wanted + 1), -1)
+        least = np.full(columns.shape, -np.inf)
+        for piece in blocks(part.stop - part.start, PIECE_ITEMS):
+            given_up()
+            here = slice(part.start + piece.start, part.start + piece.stop)
+            keep_nearest(
+                mine,
+                items[here],
+                columns,
+                least,
+                first=first + here.start,
+                metric=work.metric,
+                allowance=allowance,
+            )
+        return columns, least
 
-    step = max(1, PART_NBYTES // (8 * max(1, len(sample))))
+    step = max(1, ceil_div(len(items), PARTS * work.threads))
     with ThreadPoolExecutor(work.threads) as pool:
-        return nearest_of(list(pool.map(compare, blocks(len(items), step))), wanted)
+        found = list(pool.map(look, blocks(len(items), step)))
+    columns, least = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
+    order = np.lexsort((columns, -least))[:, : wanted + 1]
+    return _with_keys(work, sampled, items, first, np.take_along_axis(columns, order, axis=1))
 
 
-def nearest_of(parts: Sequence[Candidates], wanted: int | None = None) -> Candidates:
-    """The nearest of all candidates, so many of each sampled item, or as many as a part has: by the least that their
-    keys can be, of which NaN and what is not known to be finite come last, and of equal ones by their numbers."""
-    wanted = max(part.keys.shape[1] for part in parts) if wanted is None else wanted
+def _with_keys(
+    work: Work, sampled: Sampled, items: np.ndarray, first: int, columns: np.ndarray
+) -> Candidates:
+    """Some of the items, ``columns`` of each of the sampled ones (-1: none), with their keys."""
+    some, there = np.unique(columns[columns >= 0]), columns >= 0
+    if not len(some):
+        return Candidates(columns, *np.full((2, *columns.shape), np.nan))
+    near = items[some - first]
+    keys, allowed = keys_of(work, sampled, lambda elements: near[:, elements], len(some))
+    places = np.searchsorted(some, np.maximum(columns, some[0]))
+    keys, allowed = (np.take_along_axis(each, places, axis=1) for each in (keys, allowed))
+    if work.exclude_self:
+        there &= columns != np.array(work.sampled, np.int64)[:, None]
+    keys[~there] = np.nan
+    return Candidates(columns, keys, allowed)
+
+
+def nearest_of(parts: Sequence[Candidates]) -> Candidates:
+    """The nearest of all candidates, as many of each sampled item as a part has: by the least that their keys can be,
+    of which NaN and what is not known to be finite come last, and of equal ones by their numbers."""
+    wanted = max(part.keys.shape[1] for part in parts)
     seconds = sum(part.seconds for part in parts)
     all_of_them = [
         np.concatenate([getattr(part, name) for part in parts], axis=1)

@@ -76,7 +76,7 @@ class Candidates:
     """Items that may be the nearest of sampled ones: arrays of (samples, candidates), in no order."""
 
     columns: np.ndarray
-    """Their numbers."""
+    """Their numbers; -1 where there is none."""
     keys: np.ndarray
     """The larger, the nearer: float64, NaN where there is none."""
     allowed: np.ndarray

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.kernels.neighbours.sampled import add_sampled_sums
+from tilewright.kernels.neighbours.order import METRICS, MetricName
+from tilewright.kernels.neighbours.sampled import Allowance, add_sampled_sums, keep_nearest
 
 
 @given(some=st.integers(1, 9), many=st.integers(0, 11), elements=st.integers(0, 7), seed=st.integers(0, 99))
@@ -37,3 +40,61 @@ def test_nan_and_infinity_are_summed_as_they_are() -> None:
     add_sampled_sums(np.array([[1.0, 1.0]]), items, sums, squares)
     np.testing.assert_array_equal(sums, [[np.nan, np.inf, np.nan, 2.0, np.inf]])
     np.testing.assert_array_equal(squares, [np.nan, np.inf, np.inf, 4.0, np.inf])
+
+
+@given(
+    metric=st.sampled_from(METRICS),
+    some=st.integers(1, 4),
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=3),
+    elements=st.integers(1, 4),
+    kept=st.integers(1, 5),
+    largest=st.sampled_from([5.0, np.inf]),
+    seed=st.integers(0, 99),
+)
+def test_the_nearest_are_kept_whatever_the_parts(
+    metric: MetricName, some: int, counts: list[int], elements: int, kept: int, largest: float, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    sampled, items = (draw.integers(-2, 3, (side, elements)).astype(float) for side in (some, sum(counts)))
+    items[draw.random(len(items)) < 0.1] = np.nan
+    allowance = Allowance(0.25, 0.125, 0.5, 0.0625, largest)
+    columns, least = np.full((some, kept), -1), np.full((some, kept), -np.inf)
+    edges = np.cumsum([0, *counts])
+    for start, stop in itertools.pairwise(edges.tolist()):
+        part = items[start:stop]
+        keep_nearest(sampled, part, columns, least, first=start, metric=metric, allowance=allowance)
+    for place, one in enumerate(sampled):
+        wanted = sorted(
+            (-value, column)
+            for column, item in enumerate(items)
+            if (value := least_key(one, item, metric, allowance)) is not None
+        )[:kept]
+        order = np.lexsort((columns[place], -least[place]))
+        found = [(-least[place, at], columns[place, at]) for at in order if columns[place, at] >= 0]
+        np.testing.assert_allclose([value for value, _ in found], [value for value, _ in wanted], rtol=1e-12)
+        assert len({column for _, column in found}) == len(wanted)
+
+
+def least_key(one: np.ndarray, item: np.ndarray, metric: MetricName, allowance: Allowance) -> float | None:
+    """As `keep_nearest` says; None where nothing is known."""
+    total, length = one @ item, float(np.linalg.norm(one) * np.linalg.norm(item))
+    if not 2 * length <= allowance.largest:
+        return None
+    sizes = np.sqrt(len(one)) * (np.linalg.norm(one) + np.linalg.norm(item))
+    allowed = allowance.scale * length + allowance.offset + allowance.per_size * sizes
+    if metric == "cosine":
+        return total / length - allowed / length - allowance.rounding if length else -allowance.rounding
+    if metric == "l2":
+        both = one @ one + item @ item
+        return float(-max(both - 2 * total, 0) - 2 * allowed - allowance.rounding * both)
+    return float(total - allowed)
+
+
+def test_of_equal_ones_the_earlier_are_kept() -> None:
+    columns, least = np.full((1, 3), -1), np.full((1, 3), -np.inf)
+    exact = Allowance(0, 0, 0, 0, np.inf)
+    for first in (5, 15):
+        keep_nearest(
+            np.ones((1, 2)), np.ones((10, 2)), columns, least, first=first, metric="dot", allowance=exact
+        )
+    assert sorted(columns[0].tolist()) == [5, 6, 7]
