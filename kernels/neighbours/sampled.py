@@ -91,18 +91,30 @@ def add_sampled_sums(sampled: np.ndarray, items: np.ndarray, sums: np.ndarray, s
     ([[11.0, 17.0]], [25.0, 61.0])
     """
     turned = np.ascontiguousarray(sampled.T, np.float64)
-    step = round_up(max(1, WIDE_NBYTES // (8 * max(1, items.shape[1]))), TOGETHER)
-    for start in range(0, len(items), step):
-        wide = np.ascontiguousarray(items[start : start + step], np.float64)
-        many, stop = len(wide) // TOGETHER * TOGETHER, start + len(wide)
-        _form(turned, wide[:many], sums[:, start : start + many], squares[start : start + many])
-        if many < len(wide):
-            rest = np.zeros((TOGETHER, wide.shape[1]))
-            rest[: len(wide) - many] = wide[many:]
-            more, its_squares = np.zeros((len(sums), TOGETHER)), np.zeros(TOGETHER)
-            _form(turned, rest, more, its_squares)
-            sums[:, start + many : stop] += more[:, : len(wide) - many]
-            squares[start + many : stop] += its_squares[: len(wide) - many]
+    step = _together(items)
+    wide = np.empty((step, items.shape[1]))
+    for part in blocks(len(items), step) if len(items) else ():
+        mine = wide[: part.stop - part.start]
+        mine[:] = items[part]
+        _add_wide(turned, mine, sums[:, part], squares[part])
+
+
+def _together(items: np.ndarray) -> int:
+    """How many items are looked at at a time."""
+    return round_up(max(1, WIDE_NBYTES // (8 * max(1, items.shape[1]))), TOGETHER)
+
+
+def _add_wide(turned: np.ndarray, wide: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> None:
+    """As `add_sampled_sums`, of the sample turned, (elements, some), and items in float64."""
+    many = len(wide) // TOGETHER * TOGETHER
+    _form(turned, wide[:many], sums[:, :many], squares[:many])
+    if many < len(wide):
+        rest = np.zeros((TOGETHER, wide.shape[1]))
+        rest[: len(wide) - many] = wide[many:]
+        more, its_squares = np.zeros((len(sums), TOGETHER)), np.zeros(TOGETHER)
+        _form(turned, rest, more, its_squares)
+        sums[:, many:] += more[:, : len(wide) - many]
+        squares[many:] += its_squares[: len(wide) - many]
 
 
 class Allowance(NamedTuple):
@@ -183,16 +195,20 @@ def keep_nearest(
     [11, 12]
     """
     sampled = np.ascontiguousarray(sampled, np.float64)
-    squares_a = np.einsum("ij,ij->i", sampled, sampled)
-    step = max(1, WIDE_NBYTES // (8 * max(1, items.shape[1])))
+    turned, squares_a = np.ascontiguousarray(sampled.T), np.einsum("ij,ij->i", sampled, sampled)
+    step = _together(items)
+    # Memory that is asked for and given back for each few items costs threads more than their sums.
+    wide, sums, squares = np.empty((step, items.shape[1])), np.empty((len(sampled), step)), np.empty(step)
     for part in blocks(len(items), step) if len(items) else ():
-        some = items[part]
-        sums, squares = np.zeros((len(sampled), len(some))), np.zeros(len(some))
-        add_sampled_sums(sampled, some, sums, squares)
+        count = part.stop - part.start
+        mine, its_sums, its_squares = wide[:count], sums[:, :count], squares[:count]
+        mine[:] = items[part]
+        its_sums[:], its_squares[:] = 0.0, 0.0
+        _add_wide(turned, mine, its_sums, its_squares)
         _keep(
-            sums,
+            its_sums,
             squares_a,
-            squares,
+            its_squares,
             float(items.shape[1]),
             METRICS.index(metric),
             tuple(map(float, allowance)),

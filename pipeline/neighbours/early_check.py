@@ -91,8 +91,9 @@ def candidates_in(
             )
         return columns, least
 
-    step = max(1, ceil_div(len(items), PARTS * work.threads))
-    with ThreadPoolExecutor(work.threads) as pool:
+    threads = max(1, work.threads - 1)  # one core starts what the GPU does
+    step = max(1, ceil_div(len(items), PARTS * threads))
+    with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(look, blocks(len(items), step)))
     columns, least = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
     order = np.lexsort((columns, -least))[:, : wanted + 1]
