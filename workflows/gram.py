@@ -176,7 +176,8 @@ def gram(
         without ``center`` as 0. ``pairwise``: each element is formed of the pairs of numbers that are both there, and
         n is how many they are; ``center=True`` and ``scale=True`` are about means and deviations over just these.
         Elements without pairs are NaN, and so are correlations with what is constant over its pairs, unless
-        ``constant`` is ``zero``. Not for complex numbers and weights.
+        ``constant`` is ``zero``. Not for complex numbers and weights, nor, with ``center=True``, for factors of the
+        side that is summed over.
     divide
         What the sums are divided by: a number; ``n``, the length of the side that is summed over; ``n-1``. With weights
         n is their sum W, and n - 1 is W - (sum of the squared weights) / W, as of ``numpy.cov(aweights=...)``.

@@ -441,6 +441,12 @@ def _check_pairs(request: GramRequest, matrices: Matrices) -> None:
         raise OptionError(
             f"{asked} beside center='both': a pair of {of} has no means of {matrices.summed}; centre one of the two"
         )
+    if of in treatment.centered and matrices.summed in treatment.factors:
+        raise OptionError(
+            f"{asked} beside center={shown(request.center)} and factors of the {matrices.summed}: once these are"
+            f" multiplied, what was subtracted is not the means over pairs any more; leave the factors of the"
+            f" {matrices.summed} (scale, --scale) out, or give what to subtract, as numbers"
+        )
     if treatment.scaled == of and of not in treatment.centered:
         raise OptionError(
             f"{asked} beside scale={shown(request.scale)}: deviations over pairs are from the means over these; centre"

@@ -114,6 +114,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         OptionError,
         "divides each element by its own number of pairs, not by 2.0",
     ),
+    (
+        {"missing": 3, "missing_as": "pairwise", "center": True, "scale": {"rows": [1, 2, 3, 4, 5, 6]}},
+        OptionError,
+        "missing_as='pairwise' beside center=True and factors of the rows: .*leave the factors of the rows",
+    ),
     ({"divide": 0}, OptionError, "divide=0: sums cannot be divided by that"),
     ({"divide": np.nan}, OptionError, "divide=nan: sums cannot be divided"),
     ({"divide": 1e-320}, OptionError, "divide=1e-320: sums cannot"),
