@@ -13,7 +13,14 @@ from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.neighbours.audit import audit_neighbours
 from tilewright.pipeline.neighbours.group import description_at
-from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, record_of
+from tilewright.pipeline.product.audit import (
+    Audit,
+    audit_by_checksums,
+    audit_by_products,
+    band_of,
+    check_is_product,
+    record_of,
+)
 from tilewright.pipeline.store.arrays import (
     Input,
     Source,
@@ -114,10 +121,17 @@ def audit(
                 " it): give A and B (--a, --b), and it is compared with their product"
             )
         return audit_by_checksums(product, record, listener, finished=finished)
+    without = "audit it without A and B, by its checksums"
+    record, _ = record_of(product)
+    if record is not None and band_of(record) is not None:
+        raise OptionError(
+            f"C: {name_of(product)} is a band of the product of A and B, by its record, and 0 beside it; {without}, or"
+            " ask verify, which knows bands"
+        )
     left, right = open_matrix(a, "A"), open_matrix(b, "B")
     arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
     with checking(arrays, cluster, cluster_file, "audit", listener) as client:
-        return audit_by_products(
+        found = audit_by_products(
             client,
             arrays["A"],
             arrays["B"],
@@ -128,6 +142,9 @@ def audit(
             rounds=config.get("verify-rounds"),
             precision=precision,
         )
+    if not found.passed:
+        check_is_product(product, record, without)
+    return found
 
 
 def _local(c: Source) -> Path | None:

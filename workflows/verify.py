@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import PRECISIONS, PrecisionName
 from tilewright.pipeline import config
-from tilewright.pipeline.check.verify import Verification, can_verify, verify_product
+from tilewright.pipeline.check.band import verify_band
+from tilewright.pipeline.check.sides import StoredSide
+from tilewright.pipeline.check.verify import (
+    Verification,
+    can_verify,
+    check_plain,
+    check_shapes,
+    verify_product,
+)
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
+from tilewright.pipeline.product.audit import band_of, check_is_product, record_of
 from tilewright.pipeline.store.arrays import Input, open_array, open_matrix
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
@@ -62,6 +71,8 @@ def verify(
 ) -> Verification:
     """Check that C (m × n) = op(A) (m × k) op(B) (k × n) by Freivalds' test.
 
+    Of a C of which only a band was computed, as its record says, the band is checked, and that 0 stands beside it.
+
     Each task reads rows of an array, so A and C are read once, and B once, or partly twice where it holds NaN or
     infinity. But a chunk whose rows are those of several tasks is decoded for each of them: A's may be, where C's
     chunks have other rows, and all that have more rows than one task has memory for.
@@ -91,6 +102,8 @@ def verify(
     ------
     TilewrightError
         One of its subclasses: an array that is not there, sides that do not match, ``rounds`` below 1 or above 64.
+        OptionError also for a C that is not the product, and more than that by its record, such as covariances:
+        ``audit`` compares these with their checksums.
 
     Examples
     --------
@@ -106,19 +119,30 @@ def verify(
     check_callable("listener", listener)
     left, right = open_matrix(a, "A"), open_matrix(b, "B")
     product = open_array(c, ndim=2, role="C")
+    record, _ = record_of(product)
+    band = None if record is None else band_of(record)
     arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
     for role, array in arrays.items():
         if note := packing_notice(role, array):
             listener(Caution(note))
+    options: dict[str, Any] = {
+        "rounds": config.get("verify-rounds", rounds),
+        "precision": precision,
+        "listener": listener,
+    }
     with checking(arrays, cluster, cluster_file, "verify", listener) as client:
-        return verify_product(
-            client,
-            arrays["A"],
-            arrays["B"],
-            base_of(arrays["C"]),
-            transpose_a=transpose_a,
-            transpose_b=transpose_b,
-            rounds=config.get("verify-rounds", rounds),
-            precision=precision,
-            listener=listener,
-        )
+        given = arrays["A"], arrays["B"], base_of(arrays["C"])
+        if band is None:
+            found = verify_product(
+                client, *given, transpose_a=transpose_a, transpose_b=transpose_b, **options
+            )
+        else:
+            transposed = transpose_a, transpose_b
+            sides = (StoredSide(one, turned).shape for one, turned in zip(given[:2], transposed, strict=True))
+            check_shapes(given[2], *sides)
+            check_plain(*given, precision)
+            found = verify_band(client, *given, band, transposed=transposed, **options)
+    if not found.passed:
+        remedy = "compare it with its checksums (tilewright audit), or compute it anew, which checks it"
+        check_is_product(product, record, remedy)
+    return found

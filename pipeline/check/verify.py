@@ -236,20 +236,15 @@ def verify_product(
     left: Any = StoredSide(a, transpose_a)
     right: Any = StoredSide(b, transpose_b)
     result = StoredSide(c, False)
-    (m, k), (k_right, n) = left.shape, right.shape
-    if k != k_right or result.shape != (m, n):
-        raise ShapeError(
-            f"{name_of(c)} is {result.shape[0]} × {result.shape[1]}; op(A) {m} × {k} by op(B) {k_right} × {n}"
-            f" can only give {m} × {n} with equal inner sides"
-        )
+    check_shapes(c, left.shape, right.shape)
+    k, n = right.shape
     dtype = c.dtype.newbyteorder("=")
     made = None
     if fused:
         made = fused_product((a, b), (transpose_a, transpose_b), fused, dtype, sums or dtype, before)
         left, right, k = made.left, made.right, made.left.shape[1]
     else:
-        _check_kinds({"A": a, "B": b}, c)
-        check.precision(precision, dtype)
+        check_plain(a, b, c, precision)
     units = as_stored_matrix(b, transpose=transpose_b).unit[1], as_stored_matrix(c).unit[1]
     probe = draw_probe(n, k, dtype, rounds, units[1], cuts, block_rows)
     at_once = max(threads_of(client, waiting=_waiting(listener)).values())
@@ -607,10 +602,21 @@ def _largest(rows: slice, side: StoredSide | JoinedSide) -> float:
     return side.largest(rows)
 
 
-def _check_kinds(factors: dict[str, StoredArray], c: zarr.Array[Any]) -> None:
-    """Raise DTypeError for factors that C's kind cannot hold: sums are formed in that kind, so that floats would lose
-    their fractions in integers, and a wrong C could pass."""
-    for role, factor in factors.items():
+def check_shapes(c: zarr.Array[Any], left: tuple[int, int], right: tuple[int, int]) -> None:
+    """Raise ShapeError where C cannot be the product of factors of these sides."""
+    (m, k), (k_right, n) = left, right
+    if k != k_right or c.shape != (m, n):
+        raise ShapeError(
+            f"{name_of(c)} is {c.shape[0]} × {c.shape[1]}; op(A) {m} × {k} by op(B) {k_right} × {n}"
+            f" can only give {m} × {n} with equal inner sides"
+        )
+
+
+def check_plain(a: StoredArray, b: StoredArray, c: zarr.Array[Any], precision: str) -> None:
+    """Raise OptionError for a precision that is not for C's dtype, and DTypeError for factors that C's kind cannot
+    hold: sums are formed in that kind, so that floats would lose their fractions in integers, and a wrong C could
+    pass."""
+    for role, factor in (("A", a), ("B", b)):
         # Integers may be of any width: they are compared modulo C's.
         integers = factor.dtype.kind in "iu" and c.dtype.kind in "iu"
         if not integers and not np.can_cast(factor.dtype, c.dtype, "same_kind"):
@@ -618,3 +624,4 @@ def _check_kinds(factors: dict[str, StoredArray], c: zarr.Array[Any]) -> None:
                 f"{role}: {name_of(factor)} holds {factor.dtype.name}, and no product of that is {c.dtype.name}, which"
                 f" {name_of(c)} holds; check other arrays, or multiply anew"
             )
+    check.precision(precision, c.dtype.newbyteorder("="))

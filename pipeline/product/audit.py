@@ -15,7 +15,7 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.check.locate import wrong_blocks
 from tilewright.pipeline.check.verify import find_damaged
-from tilewright.pipeline.errors import DamagedProductError
+from tilewright.pipeline.errors import DamagedProductError, OptionError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import StoredObject
@@ -38,6 +38,9 @@ from tilewright.pipeline.store.region import StoredArray, chunks_in
 
 if TYPE_CHECKING:
     from distributed import Client
+
+MORE_THAN_PRODUCT = ("fused", "before")
+"""What the record of a product calls the transforms of its factors and sums, and the C that these were added to."""
 
 MOST_TOLD = 20
 """Bad objects that a text names."""
@@ -187,6 +190,20 @@ def band_of(record: Past) -> Band | None:
     """The band that alone was computed of a product, by its record."""
     window = record.request.get(WINDOW)
     return None if window is None else Band(*window)
+
+
+def check_is_product(array: zarr.Array[Any], record: Past | None, remedy: str) -> None:
+    """Raise OptionError where C, which is not the product of two matrices, is more than that by its record: then that
+    says nothing of what it should hold. (Sums to which later rows were added are, by their record, and are the product
+    all the same.)
+
+    remedy: what to do then, in words.
+    """
+    if record is not None and any(record.request.get(name) for name in MORE_THAN_PRODUCT):
+        raise OptionError(
+            f"C, {name_of(array)}, is more than the product of A and B: it was computed with means, weights, scales,"
+            f" offsets or other transforms, or added to what it held, and checked with these then; {remedy}"
+        )
 
 
 def _wanted(array: zarr.Array[Any], unit: tuple[int, ...], band: Band | None) -> Iterator[tuple[int, ...]]:

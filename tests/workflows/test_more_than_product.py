@@ -1,0 +1,68 @@
+"""What `verify` and `audit` say of a C that is more than the product of A and B, or only a band of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from distributed import Client
+
+import tilewright as tw
+from tests.pipeline.gram import naive
+from tilewright.workflows.cli import cli
+
+MORE = r"c\.zarr, is more than the product of A and B: .*(tilewright audit|by its checksums)"
+
+
+@pytest.fixture
+def path(tmp_path: Path, rng: np.random.Generator) -> Path:
+    return naive.put(tmp_path / "x.zarr", rng.integers(-9, 9, (30, 40)).astype("f4"), (10, 16))
+
+
+@pytest.mark.parametrize(
+    "options", [{"center": True, "divide": "n-1"}, {"center": True, "missing": 3, "missing_as": "pairwise"}]
+)
+def test_no_right_result_is_called_wrong(
+    options: dict[str, Any], path: Path, tmp_path: Path, client: Client
+) -> None:
+    tw.gram(path, tmp_path / "c.zarr", cluster=client, device="cpu", **options)
+    for work in (
+        lambda: tw.verify(path, path, tmp_path / "c.zarr", transpose_a=True, cluster=client),
+        lambda: tw.audit(tmp_path / "c.zarr", path, path, transpose_a=True, cluster=client),
+    ):
+        with pytest.raises(tw.OptionError, match=MORE):
+            work()
+    words = ["verify", str(path), str(path), str(tmp_path / "c.zarr"), "--transpose-a"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 1
+    assert "means, weights, scales, offsets or other transforms" in result.stderr
+    assert tw.audit(tmp_path / "c.zarr").passed
+
+
+def test_a_product_that_lines_were_added_to_is_one(path: Path, tmp_path: Path, client: Client) -> None:
+    here: dict[str, Any] = {"append": True, "cluster": client, "device": "cpu"}
+    tw.gram(path, tmp_path / "c.zarr", **here)
+    zarr.open_array(path, mode="r+").append(np.ones((7, 40), "f4"))
+    assert tw.gram(path, tmp_path / "c.zarr", **here).plan.k == 7
+    assert tw.verify(path, path, tmp_path / "c.zarr", transpose_a=True, cluster=client).passed
+    assert tw.audit(tmp_path / "c.zarr", path, path, transpose_a=True, cluster=client).passed
+
+
+def test_a_band_is_checked_as_one(path: Path, tmp_path: Path, client: Client) -> None:
+    tw.gram(path, tmp_path / "c.zarr", window=(2, 5), chunks=8, cluster=client, device="cpu")
+    asked: dict[str, Any] = {"transpose_a": True, "cluster": client}
+    assert tw.verify(path, path, tmp_path / "c.zarr", **asked).passed
+    with pytest.raises(tw.OptionError, match="is a band of the product of A and B, by its record"):
+        tw.audit(tmp_path / "c.zarr", path, path, **asked)
+    with pytest.raises(tw.ShapeError, match="can only give 30 × 30"):
+        tw.verify(path, path, tmp_path / "c.zarr", transpose_b=True, cluster=client)
+    c = zarr.open_array(tmp_path / "c.zarr", mode="r+")
+    c[20, 22] += 50
+    found = tw.verify(path, path, tmp_path / "c.zarr", **asked)
+    assert not found.passed
+    assert found.worst is not None
+    assert found.worst[0] == 20
