@@ -1,5 +1,5 @@
-"""Gram matrices from Zarr to Zarr: against their definition and NumPy, on any chunks and number of workers, and what is
-refused before the first tile."""
+"""Gram matrices from Zarr to Zarr, against NumPy: the usual ones, their commands, and what is refused before the first
+tile. Every option beside every other one is in `test_gram_options.py`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import xarray
 import zarr
 from click.testing import CliRunner
 from distributed import Client
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.pipeline.gram import naive
@@ -26,7 +24,6 @@ from tilewright.pipeline.product.output import partial_path
 from tilewright.workflows.cli import cli
 from tilewright.workflows.gram import plan_only
 
-DTYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
 TIGHT = 9_000
 """Device memory that cuts a small C into several tiles."""
 
@@ -45,67 +42,6 @@ def with_missing(rng: np.random.Generator, x: np.ndarray) -> tuple[np.ndarray, A
     there[:2] = there[:, :2] = True
     code: Any = np.nan if x.dtype.kind in "fc" else 3
     return np.where(there, np.where(x == code, 4, x), code).astype(x.dtype), "nan" if code != code else code
-
-
-def check_case(clusters: dict[int, Client], folder: Path, data: st.DataObject) -> None:
-    """One Gram matrix of any kind, against its definition."""
-    draw = data.draw
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    shape = draw(st.integers(3, 60)), draw(st.integers(3, 60))
-    chunks = draw(st.integers(8, 70)), draw(st.integers(8, 70))
-    of = draw(st.sampled_from(["columns", "rows"]))
-    x = numbers(rng, shape, draw(st.sampled_from(DTYPES)))
-    options: dict[str, Any] = {
-        "of": of,
-        "center": draw(st.sampled_from([False, True, "columns", "rows", "both"])),
-        "divide": draw(st.sampled_from([None, "n", "n-1", 7.5])),
-    }
-    options["scale"] = options["center"] in (False, True, of) and draw(st.booleans())
-    if draw(st.booleans(), label="missing"):
-        x, options["missing"] = with_missing(rng, x)
-    if draw(st.booleans(), label="weights"):
-        options["weights"] = rng.random(shape[0 if of == "columns" else 1]) + 0.1
-    path = naive.put(folder / "x.zarr", x, chunks, compressors=draw(st.sampled_from([None, "auto"])))
-    run = tw.gram(
-        path,
-        folder / "c.zarr",
-        cluster=clusters[draw(st.sampled_from([1, 2, 3]))],
-        device="cpu",
-        device_memory=draw(st.sampled_from([None, "100KiB"])),
-        listener=lambda event: None,
-        **options,
-    )
-    assert run.verification is not None
-    assert run.verification.passed
-    assert run.plan.symmetric
-    found = zarr.open_array(folder / "c.zarr")[...]
-    np.testing.assert_array_equal(found, found.conj().T)
-    expected = naive.gram(x, **options)
-    if found.dtype.kind in "iu":
-        np.testing.assert_array_equal(found, expected)
-        return
-    # Of exact integers, rounding is that of the sums before they are centred.
-    uncentred = expected if options["scale"] else naive.gram(x, **{**options, "center": False})
-    scale = max(np.abs(expected).max(), np.abs(uncentred).max() if found.dtype == np.float64 else 0)
-    bound = 100 * np.finfo(found.dtype).eps * scale
-    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
-
-
-@settings(max_examples=5)
-@given(data=st.data())
-def test_the_stored_matrix_is_that_of_the_definition(
-    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    check_case(clusters, tmp_path_factory.mktemp("gram"), data)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, derandomize=False)
-@given(data=st.data())
-def test_more_stored_matrices_are_those_of_the_definition(
-    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    check_case(clusters, tmp_path_factory.mktemp("gram"), data)
 
 
 @pytest.mark.more
