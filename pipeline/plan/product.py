@@ -262,9 +262,9 @@ class MatmulPlan:
         """One line: C's dtype, and why it is that; empty where A or B holds floats, or is made floats."""
         from tilewright.pipeline.plan.sums import dtype_reason  # words, which only those who show a plan need
 
-        if any(self.operand_dtypes) or self.sums != self.stored:
-            return ""
-        return dtype_reason(np.dtype(self.c_dtype), np.dtype(self.a_dtype), np.dtype(self.b_dtype), self.k)
+        c, a, b = map(np.dtype, (self.c_dtype, self.a_dtype, self.b_dtype))
+        plain = not any(self.operand_dtypes) and self.sums == self.stored
+        return dtype_reason(c, a, b, self.k, finished=self.finished) if plain else ""
 
     @property
     def tile_count(self) -> int:

@@ -8,15 +8,32 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.kernels.numbers import counted
-from tilewright.kernels.widths import can_wrap, is_integer, largest_sum, largest_sum_of, safe_dtype, sum_dtype
+from tilewright.kernels.widths import (
+    SUM_DTYPES,
+    can_wrap,
+    is_integer,
+    largest_sum,
+    largest_sum_of,
+    safe_dtype,
+    sum_dtype,
+)
 
 MOST_DIGITS = 2**64
 """Larger numbers are given to three digits."""
 
 
-def dtype_reason(result: np.dtype, a: np.dtype, b: np.dtype, k: int, numpys: str = "numpy.matmul") -> str:
+def dtype_reason(
+    result: np.dtype,
+    a: np.dtype,
+    b: np.dtype,
+    k: int,
+    numpys: str = "numpy.matmul",
+    *,
+    finished: bool = False,
+) -> str:
     """One line: the type of sums of k products of elements of types a and b, and why they have it. Empty where a or b
-    is no integer type. numpys: the function of NumPy whose type is named where sums could wrap in it.
+    is no integer type. numpys: the function of NumPy whose type is named where sums could wrap in it. finished: whether
+    the sums are multiplied by something, or something is added, of which they may need a wider type.
 
     >>> dtype_reason(np.dtype("int32"), np.dtype("int8"), np.dtype("int8"), 4000)
     "int32: 4000 products of int8 by int8 reach 65536000 at most, and numpy.matmul's int8 holds up to 127"
@@ -24,7 +41,9 @@ def dtype_reason(result: np.dtype, a: np.dtype, b: np.dtype, k: int, numpys: str
     if not is_integer(a, b):
         return ""
     common, most = np.result_type(a, b), largest_sum_of(a, b, k)
-    asked = ", as asked for" if result != sum_dtype(a, b, k) else ""
+    asked = ""
+    if result != sum_dtype(a, b, k):
+        asked = ", as asked for" if not finished else ", for what becomes of the sums, or as asked for"
     if not is_integer(result):
         why = asked or f", the type to which {a} and {b} promote"
         return f"{result}{why}: sums are rounded"
@@ -74,6 +93,28 @@ def found_wrap(
     )
 
 
+def finished_wrap(result: np.dtype, ends: tuple[int, int], of: str) -> str | None:
+    """One sentence where what becomes of sums wraps in C's dtype, else None. ends: the least and the largest of it. of:
+    the sums, in words."""
+    limits = np.iinfo(result)
+    if limits.min <= ends[0] and ends[1] <= limits.max:
+        return None
+    wide = (
+        dtype for dtype in SUM_DTYPES if np.iinfo(dtype).min <= ends[0] and ends[1] <= np.iinfo(dtype).max
+    )
+    safe = next(wide, None)
+    remedy = (
+        f"; --dtype {safe} (dtype={safe.name!r}) is safe"
+        if safe is not None
+        else "; no integer type is safe, and --dtype float64 (dtype='float64') gives rounded numbers"
+    )
+    return (
+        f"with what they are multiplied by and what is added, {of} reach from {_short(ends[0])} to {_short(ends[1])} at"
+        f" most, and {result} holds {int(limits.min)} to {int(limits.max)}, beyond which C wraps modulo"
+        f" {_modulus(result)}{remedy}"
+    )
+
+
 def _remedy(a: np.dtype, b: np.dtype, most: int) -> str:
     if (safe := safe_dtype(a, b, most)) is not None:
         return f"; --dtype {safe} (dtype={safe.name!r}) is safe"
@@ -89,4 +130,4 @@ def _limit(dtype: np.dtype) -> int:
 
 
 def _short(number: int) -> str:
-    return str(number) if number < MOST_DIGITS else f"{number:.2e}"
+    return str(number) if abs(number) < MOST_DIGITS else f"{number:.2e}"

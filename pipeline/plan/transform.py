@@ -203,6 +203,31 @@ class Epilogue:
         return self.row_pairs is not None and self.column_pairs is not None
 
 
+def reach(epilogue: Epilogue, least: int, most: int) -> tuple[int, int]:
+    """The least and the largest number that an epilogue of integers alone can make of sums from ``least`` to ``most``,
+    without what C held before.
+
+    >>> reach(Epilogue(alpha=-3, row_offsets=np.array([0, 5])), 0, 10)
+    (-30, 5)
+    """
+    ends = [int(epilogue.alpha.real) * end for end in (least, most)]
+    for vector in (epilogue.row_factors, epilogue.column_factors):
+        ends = [end * factor for end in ends for factor in _ends(vector, 1)]
+    low, high = min(ends), max(ends)
+    for vector in (epilogue.row_offsets, epilogue.column_offsets):
+        lowest, highest = _ends(vector, 0)
+        low, high = low + lowest, high + highest
+    offset = int(epilogue.offset.real)
+    return low + offset, high + offset
+
+
+def _ends(vector: np.ndarray | None, absent: int) -> tuple[int, int]:
+    """The least and the largest of some integers; of none what stands for them."""
+    if vector is None or not np.size(vector):
+        return absent, absent
+    return int(np.min(vector)), int(np.max(vector))
+
+
 def wide_dtype(dtype: np.dtype, sums: np.dtype) -> np.dtype:
     """What an epilogue is formed in, for a C of this dtype and sums of that."""
     if dtype.kind == "f" and sums.kind in "iu":

@@ -18,18 +18,20 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.numbers import ceil_div, format_nbytes
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
 from tilewright.kernels.passes.masked import Masks
+from tilewright.kernels.widths import largest_sum, largest_sum_of
 from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.plan.grid import triangle_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap, planned_wrap
+from tilewright.pipeline.plan.sums import can_wrap_by_dtype, finished_wrap, found_wrap, planned_wrap
 from tilewright.pipeline.plan.tiling import TILE_OPERATIONS
 from tilewright.pipeline.plan.told import Found
-from tilewright.pipeline.plan.transform import missing_element
+from tilewright.pipeline.plan.transform import missing_element, reach
+from tilewright.pipeline.product.fusing import is_integral
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
@@ -120,7 +122,12 @@ def _stored_nbytes(folder: Path) -> int:
 
 def wrap_note(factors: Factors) -> str | None:
     """One sentence where the dtypes of the factors and k allow sums that wrap in C's, before any element is read."""
-    return planned_wrap(_what(factors), factors.sums, *factors.operands, factors.k)
+    a, b = factors.operands
+    told = planned_wrap(_what(factors), factors.sums, a, b, factors.k)
+    if told is not None or not _may_leave(factors):
+        return told
+    products = f"sums of {counted(factors.k, 'product')} of {a} by {b}"
+    return finished_wrap(factors.dtype, _reach(factors, largest_sum_of(a, b, factors.k)), products)
 
 
 def few_tiles_note(plan: MatmulPlan, past: Past | None = None) -> str | None:
@@ -149,6 +156,22 @@ def few_tiles_note(plan: MatmulPlan, past: Past | None = None) -> str | None:
     return f"tilewright.tiles asks for {asked} tiles, and C is cut into {count}: {why}"
 
 
+def _may_leave(factors: Factors) -> bool:
+    """Whether what becomes of the sums of integers, for some values that the factors' types hold, may be beyond C's."""
+    epilogue = factors.fused.epilogue
+    if epilogue is None or factors.dtype.kind not in "iu" or not is_integral(epilogue):
+        return False
+    ends = _reach(factors, largest_sum_of(*factors.operands, factors.k))
+    return finished_wrap(factors.dtype, ends, "") is not None
+
+
+def _reach(factors: Factors, most: int) -> tuple[int, int]:
+    """What sums of up to so much in absolute value may become; without what C held."""
+    assert factors.fused.epilogue is not None
+    signed = any(dtype.kind == "i" for dtype in factors.operands)
+    return reach(factors.fused.epilogue, -most if signed else 0, most)
+
+
 def _what(factors: Factors) -> str:
     """What of a product may wrap, for a message."""
     return factors.names.c if factors.fused.epilogue is None else "the sums, before their epilogue,"
@@ -156,7 +179,7 @@ def _what(factors: Factors) -> str:
 
 def sought_in(factors: Factors) -> tuple[Sought, Sought, Sought]:
     """What to look for in A, in B and in C: the range of integers only where their sums might wrap."""
-    extent = can_wrap_by_dtype(factors.sums, *factors.operands, factors.k)
+    extent = can_wrap_by_dtype(factors.sums, *factors.operands, factors.k) or _may_leave(factors)
     masks = masks_in(factors)
     return (
         Sought(extent, masks.get("A")),
@@ -203,8 +226,13 @@ def _wraps(factors: Factors, found: Found) -> str | None:
     most = [_largest(contents) for contents in (found.a, found.b)]
     if None in most:  # not looked at, since nothing that the types hold could wrap; or there is nothing in it
         return None
-    sizes = (size or 0 for size in most)
-    return found_wrap(_what(factors), factors.sums, *factors.operands, factors.k, *sizes)
+    one, other = (size or 0 for size in most)
+    told = found_wrap(_what(factors), factors.sums, *factors.operands, factors.k, one, other)
+    if told is not None or not _may_leave(factors):
+        return told
+    ends = _reach(factors, largest_sum(factors.k, one, other))
+    what = f"sums of {counted(factors.k, 'product')} of numbers up to {one} by such up to {other}"
+    return finished_wrap(factors.dtype, ends, what)
 
 
 def _largest(contents: Contents) -> int | None:

@@ -16,10 +16,11 @@ import zarr
 from tilewright.kernels.arguments import host_array, shown
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
+from tilewright.kernels.widths import SUM_DTYPES, largest_sum_of
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.pairs import Pairwise
-from tilewright.pipeline.plan.transform import TRANSFORMED, Epilogue, Fused, Transform
+from tilewright.pipeline.plan.transform import TRANSFORMED, Epilogue, Fused, Transform, reach
 from tilewright.pipeline.product.ledger import FILE_NAME, read_journal
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
@@ -186,7 +187,8 @@ def sums_of(
     existing C keeps its dtype, if nobody asked for another and the product casts to it.
 
     Integers are summed exactly, in the type that holds their sums, whatever floats C holds; which it does by default
-    where the epilogue is not of integers alone. Raises DTypeError.
+    where the epilogue is not of integers alone. Where it is, C holds by default what that makes of any sums. Raises
+    DTypeError.
     """
     natural = check.result_dtype(*operands, None, names, NUMPY_ELEMENTS, k=k)
     if epilogue is not None and wanted is None and before is not None and epilogue.beta:
@@ -196,13 +198,40 @@ def sums_of(
         result = check.result_dtype(*operands, wanted, names, NUMPY_ELEMENTS, k=k)
         return Sums(result, accumulator_dtype(result))
     if wanted is None:
-        result = natural if _is_integral(epilogue) else np.dtype(np.float64)
+        result = np.dtype(np.float64)
+        if is_integral(epilogue):
+            result = _holding(epilogue, natural, operands, k, before)
     else:
         result = check.result_dtype(*operands, wanted, names, NUMPY_ELEMENTS, k=k)
     return Sums(result, natural if result.kind == "f" else accumulator_dtype(result))
 
 
-def _is_integral(epilogue: Epilogue) -> bool:
+def _holding(
+    epilogue: Epilogue,
+    natural: np.dtype,
+    operands: tuple[np.dtype, np.dtype],
+    k: int,
+    before: zarr.Array[Any] | None,
+) -> np.dtype:
+    """The smallest type, of no fewer numbers than that of the sums, that holds all that an epilogue of integers makes
+    of them; the widest of its kind where none does. before: integers that are added."""
+    most = largest_sum_of(*operands, k)
+    least, most = reach(epilogue, -most if "i" in (operands[0].kind, operands[1].kind) else 0, most)
+    if epilogue.beta and before is not None:
+        held = np.iinfo(before.dtype)
+        ends = [int(epilogue.beta.real) * end for end in (int(held.min), int(held.max))]
+        least, most = least + min(ends), most + max(ends)
+    wide = (
+        dtype
+        for dtype in SUM_DTYPES
+        if np.can_cast(natural, dtype, "safe")
+        and np.iinfo(dtype).min <= least
+        and most <= np.iinfo(dtype).max
+    )
+    return next(wide, np.dtype(f"{natural.kind}8"))
+
+
+def is_integral(epilogue: Epilogue) -> bool:
     """Whether what becomes of integers are integers."""
     numbers = (getattr(epilogue, name) for name in NUMBERS)
     vectors = (getattr(epilogue, name) for name in (*VECTORS, "diagonal"))

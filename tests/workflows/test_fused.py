@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tests.workflows.products import numbers, put, stop_after, stop_at
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError, StoreError
-from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.events import Caution, Event, UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.transform import Epilogue, Transform, finished, transformed
 from tilewright.pipeline.product import execute
@@ -239,6 +239,51 @@ def test_integers_stay_integers_where_all_is_integers(
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "d")[...], 0.25 * product)
     tw.matmul(*paths, tmp_path / "e", alpha=0.25, dtype="f4", cluster=client, device="cpu")
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "e")[...], (0.25 * product).astype("f4"))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("dtype", "options", "expected", "wraps"),
+    [
+        ("i1", {"alpha": 10**9}, "int64", False),
+        ("i1", {"row_scale": [10**9, 1, 1], "column_offset": [5, 0]}, "int64", False),
+        ("u2", {"row_offset": [-3, 0, 1]}, "int64", False),
+        ("u1", {"alpha": 3, "column_offset": [2**31, 0]}, "int64", False),
+        ("u1", {"alpha": -3}, "int32", False),
+        ("i1", {"alpha": 10**9, "dtype": "int32"}, "int32", True),
+        ("u2", {"alpha": 2**62}, "int64", True),
+    ],
+)
+def test_integers_have_a_type_that_holds_what_becomes_of_them(
+    dtype: str, options: dict[str, Any], expected: str, wraps: bool, client: Client, tmp_path: Path
+) -> None:
+    a, b = np.full((3, 4), 3, dtype), np.full((4, 2), 2, dtype)
+    paths = put(tmp_path / "a", a), put(tmp_path / "b", b)
+    given_options = {
+        name: np.array(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+    told: list[Event] = []
+    run = tw.matmul(
+        *paths, tmp_path / "c", cluster=client, device="cpu", listener=told.append, **given_options
+    )
+    assert run.plan.c_dtype == expected
+    assert run.wraps == ("possible" if wraps else "no")
+    said = [event.message for event in told if isinstance(event, Caution)]
+    assert [f"beyond which C wraps modulo 2^{8 * np.dtype(expected).itemsize}" in one for one in said] == [
+        True
+    ] * wraps
+    if wraps:
+        return
+    rows, columns, down, across = (
+        given_options.get(name, np.array(absent))
+        for name, absent in (("row_scale", 1), ("column_scale", 1), ("row_offset", 0), ("column_offset", 0))
+    )
+    exact = (
+        options.get("alpha", 1) * rows.reshape(-1, 1) * columns * (a.astype(object) @ b)
+        + down.reshape(-1, 1)
+        + across
+    )
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...].astype(object), exact)
 
 
 @pytest.mark.parametrize(("k", "memory"), [(40, TIGHT), (0, TIGHT)])
