@@ -44,9 +44,9 @@ def check_can_append(request: GramRequest) -> None:
     out: Any = request.out
     if isinstance(out, zarr.Array) or local_path(out) is None:
         raise OutputError(
-            f"output: append=True adds to what C holds, and {name_of(out)} would be written in place, where a run that"
-            " is stopped would have added to a part of it: give the path of a local array, which is replaced in one"
-            " step"
+            f"output: append=True adds to what is stored, and {name_of(out)} would be written in place, where a run"
+            " that is stopped would have added to a part of it: give the path of a local array, which is replaced in"
+            " one step"
         )
     if request.window is not None:
         raise OptionError("append=True beside window: a band is computed anew; leave one of them out")
@@ -56,9 +56,9 @@ def check_adds_lines(request: GramRequest, matrices: Matrices) -> None:
     """Raise OptionError for what no lines can be added to."""
     if (why := not_additive(request, matrices)) is not None:
         raise OptionError(
-            f"append=True beside {why}, which changes with every line that comes, and with it all that is in C; keep"
-            " the plain sums, those of gram, and make the rest of them, or give it numbers: center={'columns': values},"
-            " divide=number"
+            f"append=True beside {why}, which changes with every line that comes, and with it all of the result;"
+            " keep the plain sums, those of gram, and make the rest of them, or give it numbers:"
+            " center={'columns': values}, divide=number"
         )
 
 
@@ -296,7 +296,7 @@ def _check_width(request: GramRequest, matrices: Matrices, c: zarr.Array[Any]) -
     )
     if not np.can_cast(natural, held, "safe"):
         raise DTypeError(
-            f"append=True: C, {name_of(c)}, holds {held}, and sums over {matrices.length} {matrices.summed} need"
+            f"append=True: {name_of(c)} holds {held}, and sums over {matrices.length} {matrices.summed} need"
             f" {natural}: compute it anew with dtype={natural.name!r}, or pass dtype={held.name!r} if they fit all the"
             " same"
         )

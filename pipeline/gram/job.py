@@ -231,8 +231,9 @@ def _check_keeps_layout(request: GramRequest, widening: Widening | None) -> None
     """Raise OptionError where a C that becomes wider, whose stored chunks stay, is to be stored otherwise."""
     if widening is not None and request.storage:
         raise OptionError(
-            f"{', '.join(request.storage.facts())} given with append=True, and the chunks of the C that becomes wider"
-            " stay as they are stored; leave these away (--chunks, --shards, --codec), or compute C anew (overwrite)"
+            f"{', '.join(request.storage.facts())} given with append=True, and the chunks of the result that becomes"
+            " wider stay as they are stored; leave these away (--chunks, --shards, --codec), or compute it anew"
+            " (overwrite)"
         )
 
 
@@ -283,7 +284,7 @@ def _is_whole(request: GramRequest, matrices: Matrices, c: zarr.Array[Any] | Non
 def _nothing_to_add(request: GramRequest, matrices: Matrices, product: Request) -> MatmulPlan:
     """Say so; returns the plan of the product, of which nothing is computed."""
     lines = f"{matrices.length} {matrices.summed}"
-    request.listener(Notice(f"C has all {lines} of X in it already: nothing is added"))
+    request.listener(Notice(f"the result has all {lines} of X in it already: nothing is added"))
     return plan_unplaced(replace(product, listener=lambda event: None), Hardware(), None, None)
 
 

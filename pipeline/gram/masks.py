@@ -115,7 +115,7 @@ def _opened(given: Any) -> zarr.Array[Any]:
         if not isinstance(given, str | os.PathLike) or _is_something(os.fspath(given)):
             raise
         raise OptionError(
-            f"missing={shown(given)} is neither a number nor 'nan', and names no stored mask"
+            f"missing={shown(given)} is neither a number nor 'nan' nor 'attributes', and names no stored mask"
         ) from error
 
 

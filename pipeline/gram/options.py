@@ -293,9 +293,9 @@ def empty_caution(matrices: Matrices) -> str | None:
             made = " × ".join(f"{name} {size}" for name, size in zip(along.names, along.shape, strict=True))
             made = f" ({made})" if None not in along.names else ""
             return (
-                f"{along.full_name} has no {side}{made}, so that C {becomes}: if that is not meant, look at how it was"
-                " selected; in xarray, align(x, y, join='inner') keeps what both have along each axis, but for those to"
-                " exclude (exclude)"
+                f"{along.full_name} has no {side}{made}, so that the result {becomes}: if that is not meant, look at"
+                " how it was selected; in xarray, align(x, y, join='inner') keeps what both have along each axis, but"
+                " for those to exclude (exclude)"
             )
     return None
 

@@ -119,12 +119,12 @@ def _check_apart(request: GramRequest, matrices: Matrices) -> None:
             if matrices.summed in sides:
                 raise OptionError(
                     f"append=True beside {option}={getattr(request, option)!r}: means and deviations of the"
-                    f" {matrices.summed} change with every one of the {matrices.of} that comes, and with them all that"
-                    f" is in C; give them as numbers, {option}={{{matrices.summed!r}: values}}, or compute it anew"
+                    f" {matrices.summed} change with every one of the {matrices.of} that comes, and with them all of"
+                    f" the result; give them as numbers, {option}={{{matrices.summed!r}: values}}, or compute it anew"
                 )
     if request.counts is not None:
         raise OptionError(
-            "append=True beside counts: only C is widened, not the numbers of pairs; leave one of them out"
+            "append=True beside counts: only the result is widened, not the numbers of pairs; leave one of them out"
         )
 
 
@@ -263,9 +263,8 @@ def begin_widened(widening: Widening, product: Request, *, resume: bool) -> None
 def kept_sentence(widening: Widening, shape: Sequence[int], kept: int, count: int) -> str:
     """What becomes of the old C, in a sentence."""
     old, new = (" × ".join(map(str, sides)) for sides in (widening.c.shape, shape))
-    return (
-        f"C, {old}, becomes {new}: {kept} of {counted(count, 'tile')} consist of what it holds, and are kept"
-    )
+    tiles = f"{kept} of {counted(count, 'tile')}"
+    return f"the result, {old}, becomes {new}: {tiles} consist of what it holds, and are kept"
 
 
 def _whole(c: zarr.Array[Any], finished: Mapping[int, Stored]) -> dict[int, Stored]:

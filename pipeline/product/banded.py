@@ -46,9 +46,9 @@ def checked_band(window: tuple[int, int] | None, shape: tuple[int, int]) -> Band
     if band.before > max(0, rows - 1) or band.after > max(0, columns - 1):
         asked = band.before if band.before == band.after else tuple(band)
         raise OptionError(
-            f"window={asked}: C is {rows} × {columns}, so that a band reaches from at most {max(0, rows - 1)} columns"
-            f" before the diagonal to {max(0, columns - 1)} behind it; give a narrower one, or leave window (--window)"
-            " out, and all of C is computed"
+            f"window={asked}: the result is {rows} × {columns}, so that a band reaches from at most"
+            f" {max(0, rows - 1)} columns before the diagonal to {max(0, columns - 1)} behind it; give a narrower one,"
+            " or leave window (--window) out, and all of it is computed"
         )
     return band
 

@@ -328,8 +328,8 @@ def test_nothing_that_is_left_is_said(planned: bool, tmp_path: Path) -> None:
     cautions = [event.message for event in told if isinstance(event, Caution)]
     assert len(cautions) == 1
     assert "X (DataArray" in cautions[0]
-    assert "has no columns (lat 0 × lon 0), so that C has no element" in cautions[0]
+    assert "has no columns (lat 0 × lon 0), so that the result has no element" in cautions[0]
     assert "(exclude)" in cautions[0]
     told.clear()
     tw.gram(np.ones((0, 3)), listener=told.append, **HERE)
-    assert any("has no rows, so that C has sums of nothing, 0" in str(event) for event in told)
+    assert any("has no rows, so that the result has sums of nothing, 0" in str(event) for event in told)

@@ -169,7 +169,7 @@ def test_lines_are_added_only_to_what_was_made_of_the_others(
     for more, error, message in wrong:
         with pytest.raises(error, match=message):
             tw.gram(path, out, **{**options, **more})
-    with pytest.raises(OutputError, match=r"adds to what C holds, and .* would be written in place"):
+    with pytest.raises(OutputError, match=r"adds to what is stored, and .* would be written in place"):
         tw.gram(path, zarr.create_array(tmp_path / "given.zarr", shape=(50, 50), dtype="i4"), **options)
     other = naive.put(tmp_path / "other.zarr", np.concatenate([x[:, :40], x[:7, :40]]), (20, 16))
     with pytest.raises(ShapeError, match="of other variables than the 40 columns"):

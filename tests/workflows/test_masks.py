@@ -176,7 +176,11 @@ def test_what_is_no_mask_is_refused(tmp_path: Path, rng: np.random.Generator) ->
         (numbers, DTypeError, "numbers.zarr holds float64; a mask holds bool"),
         ([[0.5]], DTypeError, "the mask holds float64"),
         ([[True], [True, False]], OptionError, "is no array"),
-        ("none", OptionError, "missing='none' is neither a number nor 'nan', and names no stored mask"),
+        (
+            "none",
+            OptionError,
+            "missing='none' is neither a number nor 'nan' nor 'attr.*, and names no stored mask",
+        ),
         (str(tmp_path), StoreError, "missing: "),
         ({}, OptionError, "missing: the mapping is empty"),
         ({"X": 5}, OptionError, r"missing\['X'\]=5 is no mask"),

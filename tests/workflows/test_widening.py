@@ -82,7 +82,7 @@ def check_case(client: Client, folder: Path, data: st.DataObject) -> None:
             append=True,
             cluster=client,
             device="cpu",
-            device_memory=draw(st.sampled_from(["40KiB", "1MiB"])),
+            device_memory=draw(st.sampled_from(["120KiB", "1MiB"])),
             listener=lambda event: None,
             **options,
         )
@@ -159,7 +159,8 @@ def test_only_new_tiles_are_computed(client: Client, tmp_path: Path, rng: np.ran
     new = 197 * 198 - 160 * 161
     assert run.operations <= 1.4 * 60 * new, "little more than what is new"
     assert any(
-        isinstance(event, Notice) and "C, 160 × 160, becomes 197 × 197:" in event.message for event in said
+        isinstance(event, Notice) and "the result, 160 × 160, becomes 197 × 197:" in event.message
+        for event in said
     )
     again = tw.gram(**options)
     assert again.operations == again.write_nbytes == 0
@@ -328,7 +329,7 @@ def test_a_command_and_its_plan(tmp_path: Path, rng: np.random.Generator) -> Non
     grow(path, x[:, 48:])
     planned = CliRunner().invoke(cli, [*words, "--plan-only"])
     assert planned.exit_code == 0, planned.stderr
-    assert "C, 48 × 48, becomes 60 × 60: " in planned.stderr
+    assert "the result, 48 × 48, becomes 60 × 60: " in planned.stderr
     assert zarr.open_array(tmp_path / "c.zarr").shape == (48, 48)
     assert not partial_path(tmp_path / "c.zarr").exists()
     done = CliRunner().invoke(cli, words)
@@ -336,5 +337,5 @@ def test_a_command_and_its_plan(tmp_path: Path, rng: np.random.Generator) -> Non
     for more in ([], ["--plan-only"]):
         again = CliRunner().invoke(cli, [*words, *more])
         assert again.exit_code == 0, again.stderr
-        assert "C has all 40 rows of X in it already: nothing is added" in again.stderr
+        assert "the result has all 40 rows of X in it already: nothing is added" in again.stderr
     np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], np.cov(x, rowvar=False), atol=1e-12)

@@ -275,7 +275,10 @@ def test_a_tile_that_proves_wrong_is_computed_again(
 def test_what_cannot_take_a_band_is_refused(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     path, _, options = with_x(tmp_path, rng)
     options |= {"cluster": client}
-    for window, told in ((96, "window=96: C is 96 × 96"), ((3, 100), r"window=\(3, 100\): C is 96 × 96")):
+    for window, told in (
+        (96, "window=96: the result is 96 × 96"),
+        ((3, 100), r"window=\(3, 100\): the result is 96 × 96"),
+    ):
         with pytest.raises(OptionError, match=told):
             tw.gram(path, tmp_path / "c.zarr", **{**options, "window": window})
     given = zarr.create_array(

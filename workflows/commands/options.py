@@ -179,11 +179,13 @@ variables_options = options(
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
                  help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
-                 " for each place of one of the axes that are."),
+                 " for each place of one of the axes that are, and lat=cos for the cosines of latitudes in degrees, the"
+                 " coordinates beside X."),
     click.option("--append", is_flag=True,
                  help="Add to OUT what came to X since it was made, rows to sums or new variables, and nothing twice."),
     click.option("--counts", metavar="ARRAY",
-                 help="Where the numbers of pairs are stored too, as int64, with --missing-as pairwise."),
+                 help="Where the numbers of pairs are stored too, as int64, with --missing-as pairwise, or --divide"
+                 " pairs."),
     click.option("--window", metavar="W[,W]", callback=as_window,
                  help="Only the elements up to so many columns from the diagonal, or so many before and behind it."),
 )  # fmt: skip
