@@ -65,7 +65,6 @@ class Packed(NamedTuple):
     """(2, blocks, lines) float64: t, and t + 128 Σ y, as a line of the left operand and of the right one."""
     offsets: np.ndarray
     """(k,) float32: d."""
-    lines: int
 
 
 def _fma(builder: Any, kind: Any, name: str) -> Any:
@@ -168,9 +167,8 @@ def _add_turned(typing: Any, other: Any, sums: Any) -> Any:
         other, sums = arguments
         lines = [load(builder, other, 4 * SIDE * i, _FLOATS, 4) for i in range(LANES)]
         step = 1
-        while (
-            step < LANES
-        ):  # exchanges the squares of this side beside the diagonal of each square of twice that
+        # Each pass exchanges the squares of this side beside the diagonal of each square of twice that.
+        while step < LANES:
             from_both = [i if not i & step else LANES + i - step for i in range(LANES)]
             from_ends = [i + step if not i & step else LANES + i for i in range(LANES)]
             for i in range(LANES):
@@ -381,9 +379,9 @@ def pack(
     """An operand as it is multiplied, in pieces along k.
 
     source: k × lines of int8 or uint8, any strides. centres: (k,) float32, what each step is centred by; None: 0. No
-    number that is there differs from what is nearest to its step's centre by more than `MOST_APART`. missing: what
-    stands for a missing number, if anything does. memory: uint8,
-    `centred_panel.packed_nbytes` long, which the result is in.
+    number that is there differs from the integer nearest to its step's centre by more than `MOST_APART`. missing: what
+    stands for a missing number, if anything does. memory: uint8, `centred_panel.packed_nbytes` long, which the result
+    is in.
     """
     memory = memory[-memory.ctypes.data % ALIGNMENT :]
     pieces = []
@@ -420,7 +418,6 @@ def _packed(
         np.empty((count, SIDE), np.int64),
         np.empty((2, count, SIDE)),
         offsets,
-        lines,
     )
     types = numba.types
     layout = "C" if source.flags.c_contiguous else "A"
@@ -442,7 +439,7 @@ def _packed(
     )
     code = 256 if missing is None else missing % 256
     found = source.view(np.uint8)
-    on_threads(pool, loop, count, found, code, middles, offsets, *held[:-2])
+    on_threads(pool, loop, count, found, code, middles, offsets, *held[:-1])
     return held
 
 
