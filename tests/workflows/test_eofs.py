@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
+from tests.pipeline.gram import naive
 from tests.pipeline.gram.naive import put
 from tilewright.pipeline.events import Caution, Event, Notice, WorkPlanned
 
@@ -47,7 +48,7 @@ def anomalies(
     sample_weights: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Samples × variables as they are decomposed, without the weights of the samples, those, and the divisor."""
-    there = np.ones(x.shape, bool) if missing is None else (x == x if missing == "nan" else x != missing)
+    there = naive.present(x, missing)
     heavy = np.ones(len(x)) if sample_weights is None else sample_weights
     wide = np.where(there, x, 0).astype(np.complex128 if x.dtype.kind == "c" else np.float64)
     mass = there * heavy[:, np.newaxis]
@@ -96,21 +97,23 @@ def check(run: tw.EofRun, x: np.ndarray, k: int, rtol: float = 1e-4, **options: 
 @settings(max_examples=3)
 @given(data=st.data())
 def test_eofs_are_those_of_numpy(
-    client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    check_any(client, tmp_path_factory, data)
+    check_any(clusters, tmp_path_factory, data)
 
 
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(data=st.data())
 def test_more_eofs_are_those_of_numpy(
-    client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    check_any(client, tmp_path_factory, data)
+    check_any(clusters, tmp_path_factory, data)
 
 
-def check_any(client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def check_any(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """One case of shape, dtype, chunks and options, by either method."""
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -118,21 +121,30 @@ def check_any(client: Client, tmp_path_factory: pytest.TempPathFactory, data: st
     dtype = draw(st.sampled_from(["f4", "f8", "c8", "c16", "i2"]))
     x = field(rng, *shape, dtype)
     options: dict[str, Any] = {"center": draw(st.booleans()), "scale": draw(st.booleans())}
-    if draw(st.booleans()):
-        options["missing"] = 7 if dtype == "i2" else "nan"
-        x[rng.random(shape) < 0.1] = 7 if dtype == "i2" else np.nan
-    if draw(st.booleans()):
-        options["weights"] = rng.random(shape[1])
-    if draw(st.booleans()):
-        options["sample_weights"] = rng.integers(0, 4, shape[0]) + (np.arange(shape[0]) < 4.0)
     of = draw(st.sampled_from(["columns", "rows"]))
+    given_options: dict[str, Any] = {}
+    if draw(st.booleans(), label="gaps"):
+        gone = rng.random(shape) < 0.1
+        if draw(st.booleans(), label="by a mask"):
+            options["missing"] = gone
+            given_options["missing"] = gone if of == "columns" else gone.T
+        else:
+            options["missing"] = given_options["missing"] = 7 if dtype == "i2" else "nan"
+            x[gone] = 7 if dtype == "i2" else np.nan
+    if draw(st.booleans(), label="weights"):
+        options["weights"] = rng.random(shape[1])
+    if draw(st.booleans(), label="weights of samples"):
+        options["sample_weights"] = rng.integers(0, 4, shape[0]) + (np.arange(shape[0]) < 4.0)
     stored = x if of == "columns" else np.ascontiguousarray(x.T)
     chunks = draw(st.integers(5, 70)), draw(st.integers(5, 70))
     k = draw(st.integers(1, 6))
     folder = tmp_path_factory.mktemp("x")
     path = put(folder / "x.zarr", stored, chunks, compressors=draw(st.sampled_from([None, "auto"])))
     options_of_run = {"verify": draw(st.booleans()), "method": draw(st.sampled_from(["gram", "krylov"]))}
-    run = tw.eofs(path, folder / "out.zarr", k, of=of, cluster=client, **options_of_run, **options)
+    client = clusters[draw(st.sampled_from([1, 2, 3]), label="workers")]
+    run = tw.eofs(
+        path, folder / "out.zarr", k, of=of, cluster=client, **options_of_run, **options | given_options
+    )
     check(run, x, k, **options)
     if options_of_run["method"] == "gram":
         assert run.passes == (4 if shape[0] < shape[1] else 3)
@@ -155,24 +167,58 @@ def test_a_slow_spectrum(
     assert run.passes < 30
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4", "f2"])
-def test_eigenpairs_are_those_of_numpy(
-    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
-) -> None:
-    wide = rng.standard_normal((120, 70)) + (1j * rng.standard_normal((120, 70)) if dtype[0] == "c" else 0)
-    g = wide.conj().T @ wide
-    g = np.rint(g).astype(dtype) if dtype[0] == "i" else g.astype(dtype)
+def check_eigenpairs(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
+    """Of a matrix of any side, rank, dtype, chunks, shift and number of workers."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32), label="seed"))
+    dtype = draw(st.sampled_from(["f4", "f8", "c8", "c16", "i1", "i4", "f2"]), label="dtype")
+    n = draw(st.integers(1, 90), label="side")
+    rank = draw(st.integers(1, n + 20), label="terms")
+    wide = rng.standard_normal((rank, n)) + (1j * rng.standard_normal((rank, n)) if dtype[0] == "c" else 0)
+    g = wide.conj().T @ wide - draw(st.sampled_from([0, 30]), label="less") * np.eye(n)
+    if dtype == "i1":
+        g = g * 100 / np.abs(g).max()
+    g = np.rint(g.real).astype(dtype) if dtype[0] == "i" else g.astype(dtype)
     g = np.triu(g) + np.triu(g, 1).conj().T
-    run = tw.eigh(put(tmp_path / "g.zarr", g, (32, 20)), 4, cluster=client, tol=1e-6)
+    k = draw(st.integers(1, min(n, 6)), label="k")
+    chunks = draw(st.integers(3 + n // 8, n + 9)), draw(st.integers(3 + n // 8, n + 9))
+    run = tw.eigh(
+        put(folder / "g.zarr", g, chunks, compressors=draw(st.sampled_from([None, "auto"]))),
+        k,
+        tol=1e-6,
+        cluster=clusters[draw(st.sampled_from([1, 2, 3]), label="workers")],
+        device="cpu",
+    )
     exact = g.astype("c16" if dtype[0] == "c" else "f8")
     values, vectors = np.linalg.eigh(exact)
-    np.testing.assert_allclose(run.values, values[::-1][:4], rtol=1e-5)
-    overlap = np.abs((run.vectors.conj() * vectors[:, ::-1][:, :4]).sum(0))
-    np.testing.assert_allclose(overlap, 1, atol=1e-5)
+    largest = np.abs(values).max()
+    rounding = 100 * np.finfo(run.dtype).eps * largest
+    np.testing.assert_allclose(run.values, values[::-1][:k], rtol=1e-5, atol=rounding)
+    np.testing.assert_allclose(run.vectors.conj().T @ run.vectors, np.eye(k), atol=1e-5)
     sizes = np.linalg.norm(exact @ run.vectors - run.vectors * run.values, axis=0)
-    np.testing.assert_allclose(run.residuals, sizes, atol=1e-5 * run.values[0])
-    assert run.dtype == {"i4": "float64", "f2": "float32"}.get(dtype, np.dtype(dtype).name)
+    assert (sizes <= 2e-6 * np.abs(run.values) + rounding).all()
+    np.testing.assert_allclose(run.residuals, sizes, atol=1e-5 * largest)
+    for i in range(k):
+        gap = np.abs(np.delete(values, n - 1 - i) - values[n - 1 - i]).min(initial=np.inf)
+        if gap > 0.05 * largest:  # a vector of its own
+            assert abs(np.vdot(vectors[:, n - 1 - i], run.vectors[:, i])) > 1 - 1e-5
+    assert run.dtype == {"i1": "float32", "i4": "float64", "f2": "float32"}.get(dtype, np.dtype(dtype).name)
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_eigenpairs_are_those_of_numpy(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_eigenpairs(clusters, tmp_path_factory.mktemp("g"), data.draw)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, derandomize=False)
+@given(data=st.data())
+def test_more_eigenpairs_are_those_of_numpy(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_eigenpairs(clusters, tmp_path_factory.mktemp("g"), data.draw)
 
 
 def test_fewer_directions_than_eofs(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
