@@ -285,3 +285,59 @@ def test_all_options_at_once_many_times_over(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     check_case(clusters, tmp_path_factory.mktemp("gram"), data.draw)
+
+
+def check_added(clusters: dict[int, Client], folder: Path, draw: Draw) -> None:
+    """Axes that are added up first, of which a part may be missing."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32), label="seed"))
+    shape = [draw(st.integers(4, 12)) for _ in "ab"]
+    axes: list[int] = []
+    for _ in range(draw(st.integers(1, 2), label="axes to add up")):
+        place = draw(st.integers(0, len(shape)))
+        axes = [axis + (axis >= place) for axis in axes] + [place]
+        shape.insert(place, draw(st.integers(1, 3)))
+    dtype = np.dtype(draw(st.sampled_from(["i1", "u2", "i4", "f4", "f8"]), label="dtype"))
+    x: np.ndarray = (np.abs if dtype.kind == "u" else np.asarray)(20 * rng.standard_normal(shape)).astype(
+        dtype
+    )
+    options: dict[str, Any] = {"of": draw(st.sampled_from(["columns", "rows"])), "divide": 7.5}
+    options["center"] = draw(st.sampled_from([False, True, "columns", "rows", "both"]), label="center")
+    gone = np.zeros(shape, bool)
+    if draw(st.booleans(), label="gaps"):
+        gone = rng.random(shape) < 0.1
+        for axis in {*range(len(shape))} - {*axes}:  # some are there of each line
+            np.moveaxis(gone, axis, 0)[0] = False
+        code: Any = CODE if dtype.kind in "iu" else np.nan
+        x = np.where(gone, code, np.where(x == CODE, CODE + 1, x)).astype(dtype)
+        options["missing"] = CODE if dtype.kind in "iu" else "nan"
+    chunks = tuple(draw(st.integers(1 + length // 3, length)) for length in shape)
+    path = naive.put(folder / "x.zarr", x, chunks, dimension_names="pqrs"[: len(shape)])
+    found = tw.gram(
+        path,
+        add_up=[draw(st.sampled_from([axis, "pqrs"[axis]])) for axis in axes],
+        cluster=clusters[draw(st.sampled_from([1, 2, 3]), label="workers")],
+        device="cpu",
+        listener=lambda event: None,
+        **options,
+    )
+    lacking = gone.any(axis=tuple(axes))
+    whole = np.where(lacking, 0, x.sum(axis=tuple(axes), dtype="f8"))
+    expected, size = naive.gram_and_size(whole, None, naive.Asked(**options | {"missing": lacking}))
+    assert (np.abs(found - expected) <= 40 * np.finfo(found.dtype).eps * size).all()
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_axes_that_are_added_up(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_added(clusters, tmp_path_factory.mktemp("added"), data.draw)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, derandomize=False)
+@given(data=st.data())
+def test_axes_that_are_added_up_many_times_over(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_added(clusters, tmp_path_factory.mktemp("added"), data.draw)
