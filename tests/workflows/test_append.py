@@ -40,60 +40,93 @@ def grow(path: Path, more: np.ndarray, axis: int = 0) -> None:
 
 
 def check_case(client: Client, folder: Path, data: st.DataObject) -> None:
-    """After any number of additions, of any dtype and chunks, of rows or columns, with masks, codes and weights."""
+    """After any number of additions, of any dtype and chunks, of rows or columns, of one matrix or two, with masks,
+    codes, weights, and numbers that are subtracted and multiplied by."""
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     dtype = draw(st.sampled_from(["i1", "i4", "f4", "f8", "c8"]))
     of = draw(st.sampled_from(["columns", "rows"]))
+    summed = "rows" if of == "columns" else "columns"
     parts = draw(st.lists(st.integers(1, 40), min_size=2, max_size=4))
-    variables = draw(st.integers(1, 50))
-    whole = 5 * rng.standard_normal((sum(parts), variables))
-    whole = (whole + 1j * rng.standard_normal(whole.shape) if dtype == "c8" else whole).astype(dtype)
+    lines = sum(parts)
+    sides = [draw(st.integers(1, 50))] + (
+        [draw(st.integers(1, 30))] if draw(st.booleans(), label="two") else []
+    )
+    matrices = []
+    for variables in sides:
+        whole = 5 * rng.standard_normal((lines, variables))
+        whole = whole + 1j * rng.standard_normal(whole.shape) if dtype == "c8" else whole
+        matrices.append(whole.astype(dtype))
     chunks = draw(st.integers(3, 40)), draw(st.integers(3, 40))
     axis = 0 if of == "columns" else 1
     options: dict[str, Any] = {"of": of}
-    if draw(st.booleans(), label="a code"):
-        whole[rng.random(whole.shape) < 0.2] = 3
+    gone = None
+    gaps = draw(st.sampled_from([None, "a code", "a mask"]), label="gaps")
+    if gaps == "a code":
+        for whole in matrices:
+            whole[rng.random(whole.shape) < 0.2] = 3
         options["missing"] = 3
+    elif gaps == "a mask":
+        gone = {role: rng.random(whole.shape) < 0.2 for role, whole in zip("XY", matrices, strict=False)}
     if draw(st.booleans(), label="divided"):
         options["divide"] = 2.5
-    weighted = draw(st.booleans(), label="weighted")
-    weights = rng.random(sum(parts)) + 0.1
-    turned = whole if axis == 0 else np.ascontiguousarray(whole.T)
-    x = folder / "x.zarr"
+    given_values = {
+        name: {side: 0.5 + rng.random(lines if side == summed else sides[0])}
+        for name in ("center", "scale")
+        if draw(st.booleans(), label=name)
+        for side in [summed if len(sides) == 2 else draw(st.sampled_from(["columns", "rows"]), label="of")]
+    }
+    weights = rng.random(lines) + 0.1 if draw(st.booleans(), label="weighted") else None
+
+    def laid(whole: np.ndarray, first: int, stop: int) -> np.ndarray:
+        return whole[first:stop] if axis == 0 else np.ascontiguousarray(whole[first:stop].T)
+
+    def of_lines(stop: int) -> dict[str, Any]:
+        """The options beside so many lines."""
+        found: dict[str, Any] = {
+            name: {side: vector[:stop] if side == summed else vector for side, vector in given.items()}
+            for name, given in given_values.items()
+        }
+        if weights is not None:
+            found["weights"] = weights[:stop]
+        if gone is not None:
+            found["missing"] = {role: laid(one, 0, stop) for role, one in gone.items()}
+        return found
+
+    paths = [folder / name for name in ("x.zarr", "y.zarr")[: len(sides)]]
     done = 0
-    run = None
     for part in parts:
-        lines = slice(done, done + part)
-        if done == 0:
-            naive.put(x, turned[lines] if axis == 0 else turned[:, lines], chunks)
-        else:
-            grow(x, turned[lines] if axis == 0 else turned[:, lines], axis)
+        for path, whole in zip(paths, matrices, strict=True):
+            more = laid(whole, done, done + part)
+            if done == 0:
+                naive.put(path, more, chunks)
+            else:
+                grow(path, more, axis)
         done += part
         run = tw.gram(
-            x,
+            *paths,
             folder / "c.zarr",
             append=True,
-            weights=weights[:done] if weighted else None,
             cluster=client,
             device="cpu",
             device_memory="40KiB",
             listener=lambda event: None,
-            **options,
+            **options | of_lines(done),
         )
         assert run.verification is not None
         assert run.verification.passed
-        assert run.plan.symmetric
+        assert run.plan.symmetric == (len(sides) == 1)
         assert run.plan.k == part
-    c = zarr.open_array(folder / "c.zarr")
-    found = c[...]
-    expected = naive.gram(turned, weights=weights if weighted else None, **options)
-    np.testing.assert_array_equal(found, found.conj().T)
+    found = zarr.open_array(folder / "c.zarr")[...]
+    x, *others = (laid(whole, 0, lines) for whole in matrices)
+    asked = naive.Asked(**options | of_lines(lines))
+    expected, size = naive.gram_and_size(x, others[0] if others else None, asked)
+    if len(sides) == 1:
+        np.testing.assert_array_equal(found, found.conj().T)
     if found.dtype.kind in "iu":
         np.testing.assert_array_equal(found, expected)
     else:
-        scale = max(1.0, np.abs(expected).max())
-        np.testing.assert_allclose(found, expected, rtol=0, atol=200 * np.finfo(found.dtype).eps * scale)
+        assert (np.abs(found - expected) <= (lines + 20) * np.finfo(found.dtype).eps * size).all()
     assert tw.audit(folder / "c.zarr").passed
 
 
