@@ -160,9 +160,10 @@ def matmul(
         with only if it had the same ``chunks``, ``shards`` and ``codec``. An open array has its own: none may be given.
     alpha, row_scale, column_scale, row_offset, column_offset
         What the product is multiplied by, and what is added to it: numbers, and for each row or column of C one, as an
-        array of one dimension or the path of a Zarr array of that. It is formed of the sums before they are stored, in
-        C's dtype, in one pass. Sums of integers stay exact before it; where not all of it are integers, C is float64
-        unless ``dtype`` says otherwise, and where all are, an integer type that holds whatever becomes of the sums.
+        array of one dimension, a list, or the path of a Zarr array of that. It is formed of the sums before they are
+        stored, in C's dtype, in one pass. Sums of integers stay exact before it; where not all of it are integers, C is
+        float64 unless ``dtype`` says otherwise, and where all are, an integer type that holds whatever becomes of the
+        sums.
     beta
         What C held is multiplied by this and added. ``out`` is a local path then, of an array of C's shape and of a
         dtype that casts to that of the sums within its kind, which C keeps where they cast to it. It is replaced in one

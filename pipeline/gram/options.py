@@ -29,9 +29,10 @@ from tilewright.pipeline.gram.axes import (
     summed_axes,
 )
 from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
-from tilewright.pipeline.gram.weights import is_values, stored_values, weights_of_axes, weights_of_lines
+from tilewright.pipeline.gram.weights import stored_values, weights_of_axes, weights_of_lines
 from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
+from tilewright.pipeline.product.fusing import is_values
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
 from tilewright.pipeline.store.attributes import dimension_names, missing_codes, packing_of

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import host_array, shown
+from tilewright.kernels.arguments import shown
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
 from tilewright.pipeline.gram.axes import axes_text, axis_named, broadcast_weights
-from tilewright.pipeline.product.fusing import read_vector
+from tilewright.pipeline.product.fusing import is_values, read_vector
 from tilewright.pipeline.store.arrays import name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.coordinates import along_axis
@@ -44,21 +44,13 @@ DEGREES = frozenset(
 RADIANS = frozenset(["radians", "radian", "rad"])
 
 
-def is_values(value: Any) -> bool:
-    """Whether an argument is, or names, one number a line; arrays of other libraries, as xarray's, are taken by what
-    NumPy makes of them."""
-    given = isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
-    return given or (hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0)
-
-
 def stored_values(name: str, value: Any, words: str = "") -> np.ndarray:
     """A vector that a user gives, in memory or stored: float64, or complex128.
 
     words: what else the argument may be, for a text that names no array.
     """
-    stored = isinstance(value, str | os.PathLike | zarr.Array)
     try:
-        found = read_vector(name, value if stored else host_array(name, value))
+        found = read_vector(name, value)
     except StoreError as error:
         if not words or not isinstance(value, str) or "://" in value or os.path.lexists(value):
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,8 +28,8 @@ from tilewright.pipeline.store.journal import FileJournal
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region
 
-Vector: TypeAlias = "Source | np.ndarray"
-"""An array of one dimension, or the path of a stored one."""
+Vector: TypeAlias = "Source | np.ndarray | Sequence[float]"
+"""An array of one dimension, a list, or the path of a stored array."""
 
 VECTORS = {
     "row_factors": "row_scale",
@@ -300,7 +300,7 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
     """The epilogue that a caller asks for; None where C is to be the product alone.
 
     vectors: by the names of `matmul`. Raises OptionError, DTypeError, ShapeError, or StoreError for paths of vectors;
-    and OutputError where what ``out`` holds is to be added to, and it is no local path.
+    where what ``out`` holds is to be added to, OptionError without one, and OutputError where it is no local path.
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
         _check_finite(name, value)
@@ -310,6 +310,10 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
     }
     if alpha == 1 and beta == 0 and not held:
         return None
+    if beta != 0 and out is None:
+        raise OptionError(
+            f"beta={shown(beta)} without out: there is no C to add to; give out, the path of an array that holds it"
+        )
     if beta != 0 and (isinstance(out, zarr.Array) or store.local_path(out) is None):
         raise OutputError(
             f"output: beta={shown(beta)} adds to what C holds, and {store.name_of(out)} would be written in place,"
@@ -319,14 +323,21 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
     return Epilogue(alpha=alpha, beta=beta, **held)
 
 
+def is_values(value: Any) -> bool:
+    """Whether an argument is, or names, one number a line; arrays of other libraries, as xarray's, are taken by what
+    NumPy makes of them."""
+    given = isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
+    return given or (hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0)
+
+
 def read_vector(name: str, vector: Any) -> np.ndarray:
-    """The numbers of an array, or of a Zarr array that is open or at a path. Raises OptionError, DTypeError,
+    """The numbers of an array, a list, or of a Zarr array that is open or at a path. Raises OptionError, DTypeError,
     ShapeError, or StoreError."""
-    if isinstance(vector, np.ndarray):
-        found = host_array(name, vector)
-    elif isinstance(vector, str | os.PathLike | zarr.Array):
+    if isinstance(vector, str | os.PathLike | zarr.Array):
         stored = store.open_array(vector, ndim=1, role=name)
         found = read_region(stored, (slice(0, stored.shape[0]),))
+    elif is_values(vector):
+        found = host_array(name, vector)
     else:
         raise OptionError(
             f"{name}={shown(vector)}: give an array of one dimension, or the path of a Zarr array of that"

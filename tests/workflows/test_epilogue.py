@@ -64,7 +64,7 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
         vector = (
             numbers(rng, (m, n)[axis : axis + 1], kind) if integral else rng.standard_normal((m, n)[axis])
         )
-        how = draw(st.sampled_from(["array", "path", "open array", "narrow"]), label=f"{name} as")
+        how = draw(st.sampled_from(["array", "list", "path", "open array", "narrow"]), label=f"{name} as")
         if how == "narrow":
             vector = vector.astype("i2" if integral else "f4")
         laid = vector.astype("f8")[:, np.newaxis] if axis == 0 else vector.astype("f8")
@@ -73,6 +73,7 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
         else:
             exact, size = exact + laid, size + np.abs(laid)
         stored = put(folder / name, vector, (7,)) if how in ("path", "open array") else vector
+        stored = vector.tolist() if how == "list" else stored
         options[name] = zarr.open_array(stored) if how == "open array" else stored
     out = folder / "c"
     if draw(st.booleans(), label="with beta"):
@@ -112,6 +113,12 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
     assert (np.abs(c - exact) <= (k + 12) * eps * size).all()
     if "beta" in options:
         assert c.dtype == held.dtype
+
+
+def test_without_a_place_there_is_nothing_to_add_to(client: Client) -> None:
+    a = np.ones((2, 2))
+    with pytest.raises(tw.OptionError, match="beta=1 without out: there is no C to add to"):
+        tw.matmul(a, a, beta=1, cluster=client)
 
 
 @settings(max_examples=6)
