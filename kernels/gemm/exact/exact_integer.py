@@ -583,6 +583,7 @@ EXACT_INTEGER_MMA = GemmKernel(
     summary="the same by mma.sync, for the GPUs that have int8 tensor cores but not Hopper's",
     supports=supports_mma,
     launch=functools.partial(launch, engine=MMA),
+    recordable=True,
     variants=variants_mma,
 )
 

@@ -170,6 +170,7 @@ HALF_MMA, BFLOAT_MMA = (
         summary=f"{dtype_name(dtype)} on the tensor cores of every GPU since 8.0, sums in float32",
         supports=supports_stored(dtype, is_capable),
         launch=launcher(kind, MMA),
+        recordable=True,
         variants=_stored_variants(kind, dtype),
     )
     for dtype, kind in ((FLOAT16, "f16"), (BFLOAT16, "bf16"))
@@ -181,6 +182,7 @@ ASKED_MMA = tuple(
         f"precision={precision!r} allows it",
         supports=supports_asked(precision, is_capable),
         launch=launcher(kind, MMA),
+        recordable=True,
         variants=_asked_variants(kind),
     )
     for precision, kind in KINDS.items()
@@ -190,6 +192,7 @@ FLOAT8_MMA = GemmKernel(
     summary="float8 widened to float16, on the tensor cores of every GPU since 8.0, sums in float32",
     supports=supports_float8(is_capable),
     launch=launcher("f16", MMA),
+    recordable=True,
     variants=_float8_variants,
 )
 SPLIT_MMA = GemmKernel(
@@ -197,5 +200,6 @@ SPLIT_MMA = GemmKernel(
     summary="float32 as three bfloat16 parts on the tensor cores of every GPU since 8.0, as accurate as float32",
     supports=lambda problem: is_capable(problem) and split_float.is_asked(problem),
     launch=launch_split,
+    recordable=True,
     variants=_split_variants,
 )

@@ -118,6 +118,38 @@ def test_what_is_repeated_is_what_is_launched(
         assert gpu.take() == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("f2", "full"), ("i1", "full"), ("i4", "full"), *(("f4", name) for name in ("split", "tf32", "bf16"))],
+)
+@pytest.mark.parametrize("transpose", ["", "a", "bc"])
+@pytest.mark.parametrize(("shift", "padding"), [(0, 0), (16, 4), (48, 3)])
+def test_so_is_it_on_tensor_cores_that_are_not_hoppers(
+    dtype: str,
+    precision: Any,
+    transpose: str,
+    shift: int,
+    padding: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = remembering(monkeypatch, fake_gpu.install(monkeypatch, capability=(8, 9)))
+    sides = 1024, 768, 512
+    a, b, out = matrices(*sides, dtype, transpose, shift, padding)
+    kernel = select(product.describe(a, b, out, precision=precision))
+    assert kernel.name.endswith("-mma")
+    assert kernel.recordable
+    kernel.launch(*(matrix(array) for array in (a, b, out)), False, 0)
+    direct = gpu.take()
+    assert direct
+    for moved in (0, 1 << 20, 2 << 30):
+        matmul(*matrices(*sides, dtype, transpose, shift + moved, padding), precision=precision)
+        expected = [
+            launched._replace(values=tuple(moved_by(moved, value) for value in launched.values))
+            for launched in direct
+        ]
+        assert gpu.take() == expected
+
+
 def moved_by(nbytes: int, value: Any) -> Any:
     """A value of a launch, addresses in the arrays, and in what tensor maps tell, moved by so many bytes."""
     if isinstance(value, tuple):
