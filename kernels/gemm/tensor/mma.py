@@ -166,6 +166,9 @@ class Config:
     n_major_b: bool = False
     promoted: bool = False
     """The tensor cores' sums of a stage, which they truncate, are added up in ordinary float32, which rounds."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """Planes of A and of B, of at most four each, whose products are added up, in this order. Without any, sums are of
+    one plane, or of each in its turn."""
     flagged_only: bool = False
     """Write only the rows and columns of C that the flags at ``workspace`` name."""
     least: bool = False
@@ -367,7 +370,20 @@ def _corner(side: _Side) -> Any:
     return corner
 
 
-def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
+def _plane_number(numbers: list[int]) -> Any:
+    """``number(place)``: which plane comes at this place of the order; without one, planes come as they lie."""
+    table = sum(number << 2 * place for place, number in enumerate(numbers))
+    listed = bool(numbers)
+    i32 = types.int32
+
+    @inlined
+    def number(place):  # type: ignore[no-untyped-def]
+        return i32(table >> i32(2 * place) & 3) if listed else i32(place)
+
+    return number
+
+
+def _walk(config: Config, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
     """Device functions for the walk of the copies over tiles, planes and stages.
 
     ``corner(index, ...)``: where the thread's first chunks of tile ``index`` of the walk lie, A's and B's, and how
@@ -375,8 +391,10 @@ def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
     and the numbers of stage, plane and tile become after a stage; ``work`` is what never changes. After the last tile
     nothing is left.
     """
+    tile = config.tile
     tile_m, tile_n, band = tile.m, tile.n, tile.band
     corner_a, corner_b = _corner(side_a), _corner(side_b)
+    plane_a, plane_b = (_plane_number([part[side] for part in config.parts]) for side in range(2))
     deep_a = tile.depth // HALF_NBYTES if side_a.turned else tile.depth
     deep_b = tile.depth // HALF_NBYTES if side_b.turned else tile.depth
     turned_a, turned_b = side_a.turned, side_b.turned
@@ -387,6 +405,7 @@ def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
         tile_row, tile_column = cluster_tile(index, tiles_down, tiles_across, band)
         a_from, a_left = corner_a(i32(tile_row * tile_m), a[0], a[1], a[3], a[4], a[5])
         b_from, b_left = corner_b(i32(tile_column * tile_n), b[0], b[1], b[3], b[4], b[5])
+        a_from, b_from = i64(a_from + plane_a(0) * a[2]), i64(b_from + plane_b(0) * b[2])
         return a_from, b_from, a_left, b_left
 
     @inlined
@@ -404,10 +423,10 @@ def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
         stage = i32(stage + 1)
         if stage == k_steps:
             stage = i32(0)
-            plane = i32(plane + 1)
             a_k_left, b_k_left = i32(a[6]), i32(b[6])
-            a_from = i64(a_from + a[2] - i64(k_steps) * a_step)
-            b_from = i64(b_from + b[2] - i64(k_steps) * b_step)
+            a_from = i64(a_from + (plane_a(plane + 1) - plane_a(plane)) * a[2] - i64(k_steps) * a_step)
+            b_from = i64(b_from + (plane_b(plane + 1) - plane_b(plane)) * b[2] - i64(k_steps) * b_step)
+            plane = i32(plane + 1)
             if plane == planes:
                 plane = i32(0)
                 index = i32(index + tile_stride)
@@ -454,13 +473,14 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     (shared_a, wrap_a), (shared_b, wrap_b) = side_a.swizzle, side_b.swizzle
     a_nbytes, stage_nbytes, ring_nbytes = tile_m * depth, tile.stage_nbytes, tile.shared_nbytes
     pending = stages - 2
+    parted, summed = bool(config.parts), max(1, len(config.parts))
     config_kind = config.plan_kind
     guarded, residues = config_kind >= 0, config_kind == RESIDUES
     kept_words = len(MODULI) * tile_m * tile_n // 4
     sum_type = types.int32 if integer else types.float32
 
     copy_a, copy_b = _copier(side_a), _copier(side_b)
-    corner, advance = _walk(tile, side_a, side_b)
+    corner, advance = _walk(config, side_a, side_b)
     multiply = warp_mma.mma_lines(config.kind_a, config.kind_b, tiles_m, tiles_n)
     loaders = [_loader(side_a, side_b, tiles_m, tiles_n, s) for s in range(steps)]
     load_first, load_second = loaders[0], loaders[1]
@@ -504,7 +524,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         plan,
         workspace,
     ):
-        planes = i32(1)
+        planes = i32(summed)
         if guarded:
             settings = memory.global_array(plan, i64)
             if settings[PLAN_KIND] != config_kind:
@@ -575,7 +595,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
         for tile_index in range(i32(cuda.blockIdx.x), tiles, tile_stride):
             for plane in range(planes):
-                unroll(clear, registers, (sums,))
+                if plane == 0 or not parted:
+                    unroll(clear, registers, (sums,))
                 if promoted:
                     unroll(clear, registers, (totals,))
                 for _ in range(k_steps):
