@@ -107,6 +107,8 @@ class Engine:
     """As `wgmma_launch.launch_product`."""
     through_registers: Callable[[], bool]
     """Whether a TF32 operand whose k is not contiguous may come through registers."""
+    either_way: bool = False
+    """Whether TF32 operands may lie either way round in shared memory."""
 
 
 def multiply(
@@ -127,7 +129,12 @@ def multiply(
     by_columns = kept is not None and kept is b
     if by_columns:  # registers hold the left operand: C's transpose is B's transpose times A's
         a, b, output = b, a, output.flipped
-    turning = [operand is not kept and turned(operand, form) for operand in (a, b)]
+    turning = [
+        operand is not kept
+        and turned(operand, form)
+        and not (engine.either_way and operand.in_place(kind) is not None)
+        for operand in (a, b)
+    ]
     k_major = [operand.k_major or turn for operand, turn in zip((a, b), turning, strict=True)]
     whole = [
         operand.in_place(kind) if loadable and not turn else None

@@ -1,11 +1,11 @@
 """float16, bfloat16 and float32 matrices on the tensor cores that every GPU since 8.0 has, by ``mma.sync``.
 
 The rungs of `hopper.half_tensor_core` and `hopper.split_float` once more, on another main loop (`mma`): the same
-operands, passes and pieces. 16-bit operands are multiplied as they lie, either way round; TF32 needs k contiguous, so
-that an operand that lies otherwise is turned in a pass. The six products of the parts of float32 numbers are two
-launches. The first sums up the five small ones, from the least on, in the tensor cores, which truncate: these sums are
-below 2**-7 of the product, and so is what is lost of them. In the second, which is added to it, what the tensor cores
-have summed over a stage is added up in ordinary float32, which rounds.
+operands, passes and pieces. Operands of 16 bits, and of 32 as TF32, are multiplied as they lie, either way round. The
+six products of the parts of float32 numbers are two launches. The first sums up the five small ones, from the least on,
+in the tensor cores, which truncate: these sums are below 2**-7 of the product, and so is what is lost of them. In the
+second, which is added to it, what the tensor cores have summed over a stage is added up in ordinary float32, which
+rounds.
 
 float8 goes through the pass that widens it to float16, exactly, and is multiplied as that: products are exact too, and
 sums those of float16. Tensor cores have products of float8 from 8.9 on, but the sums of those keep few bits there, as
@@ -100,11 +100,7 @@ def _launch_parts(
     launch_product(config, a, b, output, depth, accumulate, stream, **settings)
 
 
-MMA = Engine(
-    _config,
-    lambda *given: launch_product(*given),
-    lambda: False,
-)
+MMA = Engine(_config, lambda *given: launch_product(*given), lambda: False, either_way=True)
 SPLIT_MMA_ENGINE = split_float.Engine(_split_config, _launch_parts)
 
 
@@ -144,7 +140,7 @@ def _stored_variants(kind: str, dtype: Any) -> Callable[[], Iterable[Variant]]:
 
 def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
     def variants() -> Iterable[Variant]:
-        majors = [(True, True)] if kind == "tf32" else itertools.product((True, False), repeat=2)
+        majors = itertools.product((True, False), repeat=2)
         yield from _variants((kind, types.float32, *major) for major in majors)
         yield _pass(kind)
         if kind == "tf32":

@@ -296,6 +296,20 @@ def _load_turned(registers: np.ndarray, first: int, shared: int) -> None:
     block.pause(thread, "warp")
 
 
+def _load_shared_word(shared: int) -> int:
+    """Lanes meet, since all of a warp read at once: each a word of a bank of its own."""
+    block, thread = _current.block, _current.thread
+    assert shared % 4 == 0, "a word that is not aligned to its size"
+    block.operands[thread] = shared
+    block.pause(thread, "warp")
+    first = thread // WARP * WARP
+    banks = {place // 4 % 32 for place in block.operands[first : first + WARP]}
+    assert len(banks) == WARP, f"a bank conflict: {block.operands[first : first + WARP]}"
+    word = int(block.shared[shared : shared + 4].view(np.uint32)[0])
+    block.pause(thread, "warp")
+    return word
+
+
 MMA_TYPES = {"s8": np.int8, "u8": np.uint8, "f16": np.float16, "tf32": np.float32}
 
 
@@ -396,6 +410,7 @@ INTEGER_PTX = SimpleNamespace(
     wait_copies=_wait,
     load_matrices=_load_matrices,
     load_turned=_load_turned,
+    load_shared_word=_load_shared_word,
     mma_lines=_mma_lines,
     load_vector=_load_words,
     store_vector=_store_words,

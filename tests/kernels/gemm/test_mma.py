@@ -180,6 +180,9 @@ PARTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1))
 @pytest.mark.parametrize(
     ("tile", "late", "majors", "n", "k", "parts"),
     [
+        (TURNING[0], True, "m n tf32", 70, 37, ()),
+        (TURNING[1], False, "m k tf32", 130, 64, ()),
+        (TURNING[1], True, "k n tf32", 65, 41, ()),
         (TURNING[1], True, "k n", 70, 150, ()),
         (TURNING[0], True, "m k", 66, 33, ()),
         (TURNING[0], False, "m n", 130, 97, ()),
@@ -187,7 +190,7 @@ PARTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1))
         (TURNING[1], True, "m n", 37, 64, PARTS),
     ],
 )
-def test_halves_lane_by_lane(
+def test_floats_lane_by_lane(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     tile: mma.Tile,
@@ -201,15 +204,13 @@ def test_halves_lane_by_lane(
     types = SimpleNamespace(**vars(lane_by_lane.INTEGER_TYPES), float32=np.float32, float64=np.float64)
     monkeypatch.setattr(wgmma_epilogue, "types", types)
     m, planes = 69, 3 if parts else 1
-    a = rng.integers(-4, 5, (planes, m, k)).astype(np.float16)
-    b = rng.integers(-4, 5, (planes, n, k)).astype(np.float16)
+    kind = "tf32" if majors.endswith("tf32") else "f16"
+    a, b = (rng.integers(-4, 5, (planes, side, k)).astype(lane_by_lane.MMA_TYPES[kind]) for side in (m, n))
     c = rng.integers(-100, 100, (m, n)).astype(np.float32)
     want = c + sum(a[left] @ b[right].T for left, right in parts or ((0, 0),))
     m_major, n_major = majors[0] == "m", majors[2] == "n"
     given = np.swapaxes(a, 1, 2) if m_major else a, np.swapaxes(b, 1, 2) if n_major else b
-    config = mma.Config(
-        "f16", "f16", np.float32, tile=tile, m_major_a=m_major, n_major_b=n_major, parts=parts
-    )
+    config = mma.Config(kind, kind, np.float32, tile=tile, m_major_a=m_major, n_major_b=n_major, parts=parts)
     run(config, *given, c, late, blocks=2, k=k)
     np.testing.assert_array_equal(c, want)
 

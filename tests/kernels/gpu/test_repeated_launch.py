@@ -150,6 +150,20 @@ def test_so_is_it_on_tensor_cores_that_are_not_hoppers(
         assert gpu.take() == expected
 
 
+@pytest.mark.parametrize("transpose", ["", "a", "b", "ab", "abc"])
+def test_tf32_is_multiplied_there_as_it_lies(transpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either way round; what is not aligned goes through a pass, and lies with k contiguous behind it."""
+    gpu = remembering(monkeypatch, fake_gpu.install(monkeypatch, capability=(8, 6)))
+    matmul(*matrices(1024, 768, 512, "f4", transpose), precision="tf32")
+    assert [launched.kernel for launched in gpu.take()] == ["kernel"]
+    _, b, out = matrices(1024, 768, 512, "f4", transpose)
+    matmul(matrices(1024, 768, 512, "f4", transpose, padding=1)[0], b, out, precision="tf32")
+    *passes, product_of_both = gpu.take()
+    assert len(passes) == 1
+    assert fake_gpu.SCRATCH in product_of_both.values
+    assert 4 * 512 in product_of_both.values, "from line to line of what was copied"
+
+
 def moved_by(nbytes: int, value: Any) -> Any:
     """A value of a launch, addresses in the arrays, and in what tensor maps tell, moved by so many bytes."""
     if isinstance(value, tuple):
