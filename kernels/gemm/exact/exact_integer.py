@@ -8,6 +8,7 @@ once: the host never waits for the range.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -61,9 +62,9 @@ LINE_UNIT = 128
 LEAST_WORK = 1 << 28
 """m n k below which the passes and launches of wide operands cost more than the simple kernels. That `half_tensor_core`
 begins at the same size where it has passes is by chance."""
-LEAST_BYTES_WORK = 1 << 18
+LEAST_BYTES_WORK = 1 << 20
 """The same of 8-bit operands that are multiplied as they lie, in one launch."""
-LEAST_COPIED_BYTES_WORK = 1 << 21
+LEAST_COPIED_BYTES_WORK = 1 << 23
 """And of those of which one is turned or aligned first, in a launch each."""
 LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
@@ -332,8 +333,7 @@ def multiply_bytes(
         matrix.bytes_in_place(kind) is not None for matrix, kind in zip((a, b), kinds, strict=True)
     )
     depth = a.depth if in_place and whole else where.single_depth
-    needed = PLAN_NBYTES if in_place else where.nbytes
-    with borrowed(needed, stream) as scratch:
+    with contextlib.nullcontext(0) if in_place else borrowed(where.nbytes, stream) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)

@@ -53,7 +53,7 @@ LEAST_WORK = 1 << 28
 """m n k below which float32 and float8 products, which need passes and err more here, are multiplied in full."""
 LEAST_STORED_WORK = 1 << 18
 """The same of 16-bit operands that are multiplied as they lie, in one launch, which the portable kernels need too."""
-LEAST_COPIED_WORK = 1 << 21
+LEAST_COPIED_WORK = 1 << 24
 """And of those of which one is copied first: two or three launches."""
 LEAST_SIDE = 64
 KINDS = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32"}

@@ -203,6 +203,20 @@ def test_tensor_maps_are_ready_once_a_product_was_prepared(gpu: FakeGPU) -> None
     assert gpu.maps == known
 
 
+@pytest.mark.parametrize(("transpose", "launches"), [("b", 1), ("", 2), ("a", 3)])
+def test_bytes_that_are_multiplied_as_they_lie_borrow_nothing(
+    transpose: str, launches: int, gpu: FakeGPU
+) -> None:
+    layouts = [memory_of(array).layout for array in matrices(256, 256, 256, "i1", transpose)]
+    options = (False, False, False, None, "full", "none", 0, tuning.generation, False)
+    decision, plan = product._recorded(*layouts, *options)
+    assert decision.kernel is not None
+    assert decision.kernel.name == "exact-integer-wgmma"
+    assert plan is not None
+    assert len(plan.steps) == launches
+    assert (plan.scratch_nbytes > 0) == (launches > 1)
+
+
 @pytest.mark.parametrize("dtype", ["i1", "i4"])
 def test_one_matrix_goes_through_its_pass_once(dtype: str, gpu: FakeGPU) -> None:
     """Where it is multiplied by its own transpose, recorded or not."""
