@@ -101,7 +101,7 @@ def _reduced_nbytes(m: int, n: int, k: int, precision: str, parent: Parent | Non
         return split_float.most_nbytes(m, n, k)
     form = half_tensor_core.KINDS[precision]
     if form == "tf32" and parent is not None and _aligned(m, n, k, 4, parent):
-        # Multiplied in place where k is contiguous. Else turned, by GPUs that cannot take one through registers.
+        # Multiplied in place, but on Hopper, which turns one where both lie with k not contiguous.
         lines = m if parent.transpose_a else 0, 0 if parent.transpose_b else n
         return float_operand.most_nbytes(*lines, k, form) if any(lines) else 0
     return float_operand.most_nbytes(m, n, k, form)

@@ -204,6 +204,14 @@ def load_shared_pair(typingctx, shared):  # type: ignore[no-untyped-def]
     return types.UniTuple(types.uint32, 2)(types.uint32), generate
 
 
+load_shared_word = scalar_instruction(
+    "ld.shared.u32 $0, [$1];",
+    "=r,r",
+    (U32,),
+    U32,
+    description="``load_shared_word(address)``: the uint32 at a shared address, a multiple of 4.",
+)
+
 shared_add = scalar_instruction(
     "red.shared.add.u32 [$0], $1;",
     "r,r",

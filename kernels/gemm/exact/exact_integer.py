@@ -8,6 +8,7 @@ once: the host never waits for the range.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,15 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from tilewright.kernels.gemm.base import INTEGERS, PLANES_NBYTES, Capability, GemmKernel, Problem, Variant
+from tilewright.kernels.gemm.base import (
+    INTEGERS,
+    PLANES_NBYTES,
+    Capability,
+    GemmKernel,
+    Operand,
+    Problem,
+    Variant,
+)
 from tilewright.kernels.gemm.exact import byte_planes
 from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES
 from tilewright.kernels.gemm.exact.residues import (
@@ -51,8 +60,12 @@ from tilewright.kernels.numbers import ceil_div, round_up
 LINE_UNIT = 128
 """Lines of a plane begin at multiples of it (bytes), as suits the copy engine and the memory."""
 LEAST_WORK = 1 << 28
-"""m n k below which the passes and launches cost more than the simple kernels. That `half_tensor_core` begins at the
-same size, though it may need no pass, is by chance."""
+"""m n k below which the passes and launches of wide operands cost more than the simple kernels. That `half_tensor_core`
+begins at the same size where it has passes is by chance."""
+LEAST_BYTES_WORK = 1 << 20
+"""The same of 8-bit operands that are multiplied as they lie, in one launch."""
+LEAST_COPIED_BYTES_WORK = 1 << 23
+"""And of those of which one is turned or aligned first, in a launch each."""
 LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
 TURN_RESIDENT_BLOCKS = 6
@@ -170,9 +183,9 @@ def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
 
     A smaller product may borrow more than a larger one: of a longer side, fewer whole units of k fit.
     """
-    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
-        return 0
     residues = itemsize > 1
+    if min(m, n) < LEAST_SIDE or m * n * k < (LEAST_WORK if residues else LEAST_BYTES_WORK):
+        return 0
     deepest = min(round_up(k, LINE_UNIT), SINGLE_DEPTH_LIMIT)
     if residues:
         deepest = max(deepest, len(MODULI) * min(deepest, DEPTH_LIMIT))
@@ -320,8 +333,7 @@ def multiply_bytes(
         matrix.bytes_in_place(kind) is not None for matrix, kind in zip((a, b), kinds, strict=True)
     )
     depth = a.depth if in_place and whole else where.single_depth
-    needed = PLAN_NBYTES if in_place else where.nbytes
-    with borrowed(needed, stream) as scratch:
+    with contextlib.nullcontext(0) if in_place else borrowed(where.nbytes, stream) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)
@@ -442,13 +454,33 @@ def _residues(
     )
 
 
+def _least_work(problem: Problem) -> int:
+    """m n k from which on operands of these dtypes and layouts pay on tensor cores."""
+    if not problem.a.dtype.itemsize == problem.b.dtype.itemsize == 1:
+        return LEAST_WORK
+    in_place = all(
+        _problem_lines(operand, side).bytes_in_place("u8") is not None
+        for side, operand in enumerate((problem.a, problem.b))
+    )
+    return LEAST_BYTES_WORK if in_place else LEAST_COPIED_BYTES_WORK
+
+
+def _problem_lines(operand: Operand, side: int) -> Lines:
+    """A of a problem (side 0), or B (1). Of its address only the alignment is known: that is given as the address."""
+    sides = operand.rows, operand.columns
+    strides = operand.strides
+    return Lines(
+        operand.alignment, operand.dtype, sides[side], sides[1 - side], strides[side], strides[1 - side]
+    )
+
+
 def _worthwhile(problem: Problem) -> bool:
     """Integers, large enough that the passes over the operands are small against the product."""
     operands = (problem.a, problem.b, problem.c)
     return (
         all(operand.dtype in INTEGERS for operand in operands)
         and min(problem.m, problem.n) >= LEAST_SIDE
-        and problem.m * problem.n * problem.k >= LEAST_WORK
+        and problem.m * problem.n * problem.k >= _least_work(problem)
         and max(problem.m, problem.n, problem.k) < 1 << 31
     )
 
@@ -551,6 +583,7 @@ EXACT_INTEGER_MMA = GemmKernel(
     summary="the same by mma.sync, for the GPUs that have int8 tensor cores but not Hopper's",
     supports=supports_mma,
     launch=functools.partial(launch, engine=MMA),
+    recordable=True,
     variants=variants_mma,
 )
 

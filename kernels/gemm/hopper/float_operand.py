@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.gemm.base import PLANES_NBYTES
+from tilewright.kernels.gemm.base import PLANES_NBYTES, Operand
 from tilewright.kernels.gemm.hopper import float_planes
 from tilewright.kernels.gemm.hopper.wgmma_launch import Launchable, Output, Planes, compile_launchable
 from tilewright.kernels.gpu.compiled import multiprocessors
@@ -106,6 +106,20 @@ def _operand(matrix: Any, outer_axis: int) -> FloatOperand:
         depth=matrix.shape[k_axis],
         outer_stride=matrix.strides[outer_axis] // size,
         k_stride=matrix.strides[k_axis] // size,
+    )
+
+
+def problem_operand(operand: Operand, outer_axis: int) -> FloatOperand:
+    """An operand of a `Problem`, A (``outer_axis`` 0) or B (1). Of its address only the alignment is known: that is
+    given as the address."""
+    sides = operand.rows, operand.columns
+    return FloatOperand(
+        operand.alignment,
+        operand.dtype,
+        outer=sides[outer_axis],
+        depth=sides[1 - outer_axis],
+        outer_stride=operand.strides[outer_axis],
+        k_stride=operand.strides[1 - outer_axis],
     )
 
 

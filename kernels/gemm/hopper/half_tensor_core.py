@@ -30,6 +30,7 @@ from tilewright.kernels.gemm.hopper.float_operand import (
     make_planes,
     operands,
     planes_nbytes,
+    problem_operand,
     sums_nbytes,
     sums_pitch,
     turned,
@@ -49,26 +50,41 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import (
 from tilewright.kernels.gemm.scratch import borrowed
 
 LEAST_WORK = 1 << 28
-"""m n k below which the launch costs more than the simple kernels."""
+"""m n k below which float32 and float8 products, which need passes and err more here, are multiplied in full."""
+LEAST_STORED_WORK = 1 << 18
+"""The same of 16-bit operands that are multiplied as they lie, in one launch, which the portable kernels need too."""
+LEAST_COPIED_WORK = 1 << 24
+"""And of those of which one is copied first: two or three launches."""
 LEAST_SIDE = 64
 KINDS = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32"}
 """PTX operand type of each precision that a caller may allow."""
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 C_TYPES = {FLOAT16: types.float16, BFLOAT16: types.uint16, FLOAT32: types.float32}
 """The type of C's elements in the kernel."""
+KINDS_STORED = {FLOAT16: "f16", BFLOAT16: "bf16"}
+"""PTX operand type of operands that are multiplied as they are stored."""
 
 
 THROUGH_REGISTERS = True
 """Whether a TF32 operand whose k is not contiguous comes through registers; False: it is always turned in a pass."""
 
 
-def large_enough(problem: Problem) -> bool:
+def large_enough(problem: Problem, least_work: int = LEAST_WORK) -> bool:
     """Whether a product pays on tensor cores, and its sides fit their kernels' coordinates."""
     return (
         min(problem.m, problem.n) >= LEAST_SIDE
-        and problem.m * problem.n * problem.k >= LEAST_WORK
+        and problem.m * problem.n * problem.k >= least_work
         and max(problem.m, problem.n, problem.k) < 1 << 31
     )
+
+
+def least_stored_work(problem: Problem) -> int:
+    """m n k from which on 16-bit operands, laid out as these, pay on tensor cores."""
+    copied = any(
+        problem_operand(operand, axis).in_place(KINDS_STORED[operand.dtype]) is None
+        for axis, operand in enumerate((problem.a, problem.b))
+    )
+    return LEAST_COPIED_WORK if copied else LEAST_STORED_WORK
 
 
 def register_operand(a: FloatOperand, b: FloatOperand, *, half: bool = False) -> FloatOperand | None:
@@ -91,6 +107,8 @@ class Engine:
     """As `wgmma_launch.launch_product`."""
     through_registers: Callable[[], bool]
     """Whether a TF32 operand whose k is not contiguous may come through registers."""
+    either_way: bool = False
+    """Whether TF32 operands may lie either way round in shared memory."""
 
 
 def multiply(
@@ -111,7 +129,12 @@ def multiply(
     by_columns = kept is not None and kept is b
     if by_columns:  # registers hold the left operand: C's transpose is B's transpose times A's
         a, b, output = b, a, output.flipped
-    turning = [operand is not kept and turned(operand, form) for operand in (a, b)]
+    turning = [
+        operand is not kept
+        and turned(operand, form)
+        and not (engine.either_way and operand.in_place(kind) is not None)
+        for operand in (a, b)
+    ]
     k_major = [operand.k_major or turn for operand, turn in zip((a, b), turning, strict=True)]
     whole = [
         operand.in_place(kind) if loadable and not turn else None
@@ -213,9 +236,9 @@ def supports_stored(
     def supports(problem: Problem) -> bool:
         return (
             capable(problem)
-            and large_enough(problem)
             and problem.a.dtype == problem.b.dtype == dtype
             and problem.c.dtype in (dtype, FLOAT32)
+            and large_enough(problem, least_stored_work(problem))
         )
 
     return supports

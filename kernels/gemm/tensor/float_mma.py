@@ -1,10 +1,11 @@
 """float16, bfloat16 and float32 matrices on the tensor cores that every GPU since 8.0 has, by ``mma.sync``.
 
 The rungs of `hopper.half_tensor_core` and `hopper.split_float` once more, on another main loop (`mma`): the same
-operands, passes and pieces. 16-bit operands are multiplied as they lie, either way round; TF32 needs k contiguous, so
-that an operand that lies otherwise is turned in a pass. The six products of the parts of float32 numbers are six
-launches, from the least to the largest, each added to C; within one, what the tensor cores have summed over a stage is
-added up in ordinary float32, which rounds, where they truncate.
+operands, passes and pieces. Operands of 16 bits, and of 32 as TF32, are multiplied as they lie, either way round. The
+six products of the parts of float32 numbers are two launches. The first sums up the five small ones, from the least on,
+in the tensor cores, which truncate: these sums are below 2**-7 of the product, and so is what is lost of them. In the
+second, which is added to it, what the tensor cores have summed over a stage is added up in ordinary float32, which
+rounds.
 
 float8 goes through the pass that widens it to float16, exactly, and is multiplied as that: products are exact too, and
 sums those of float16. Tensor cores have products of float8 from 8.9 on, but the sums of those keep few bits there, as
@@ -45,8 +46,8 @@ from tilewright.kernels.gemm.tensor import mma_launch
 from tilewright.kernels.gemm.tensor.mma import SMALL_SHARED, SPLIT_SHARED, Config, Tile
 from tilewright.kernels.gemm.tensor.mma_launch import AMPERE, config_here, launch_product, variant
 
-PRODUCTS_OF_PARTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
-"""Which parts of A and of B are multiplied, 0 being the largest."""
+SMALL_PRODUCTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1))
+"""Which parts of A and of B are multiplied besides the largest, which are number 0."""
 
 
 def is_capable(problem: Problem) -> bool:
@@ -73,9 +74,9 @@ def _split_config(form: str, m_major_a: bool, n_major_b: bool) -> Config:
     return config_here("bf16", "bf16", types.float32, NONFINITE, flagged_only=True, **options)
 
 
-def _part(planes: Planes, number: int) -> Planes:
-    """One of several planes."""
-    return replace(planes, address=planes.address + number * planes.plane_nbytes, planes=1)
+def _largest(planes: Planes) -> Planes:
+    """The first of several planes."""
+    return replace(planes, planes=1)
 
 
 def _launch_parts(
@@ -89,17 +90,17 @@ def _launch_parts(
     **settings: int,
 ) -> None:
     """Enqueue the products of all parts of operands that are split, or one of operands that are not."""
-    pairs = PRODUCTS_OF_PARTS if a.planes == 3 else ((0, 0),)
-    for number, (left, right) in enumerate(pairs):
-        add = accumulate or number > 0
-        launch_product(config, _part(a, left), _part(b, right), output, depth, add, stream, **settings)
+    if a.planes == 3:
+        majors = not config.m_major_a, not config.n_major_b
+        small = config_here(
+            "bf16", "bf16", types.float32, parts=SMALL_PRODUCTS, **_options(types.float32, *majors)
+        )
+        launch_product(small, a, b, output, depth, accumulate, stream, **settings)
+        a, b, accumulate = _largest(a), _largest(b), True
+    launch_product(config, a, b, output, depth, accumulate, stream, **settings)
 
 
-MMA = Engine(
-    _config,
-    lambda *given: launch_product(*given),
-    lambda: False,
-)
+MMA = Engine(_config, lambda *given: launch_product(*given), lambda: False, either_way=True)
 SPLIT_MMA_ENGINE = split_float.Engine(_split_config, _launch_parts)
 
 
@@ -114,7 +115,8 @@ def _variants(
     for kind, c_type, k_major_a, k_major_b in kinds:
         layout = f"{'k' if k_major_a else 'm'}-major by {'k' if k_major_b else 'n'}-major"
         config = Config(kind, kind, c_type, tile=tile, **_options(c_type, k_major_a, k_major_b), **more)
-        yield variant(f"{kind} to {c_type}, {layout}, {tile.shared_nbytes >> 10} KiB", config)
+        parts = ", parts" if config.parts else ""
+        yield variant(f"{kind} to {c_type}, {layout}, {tile.shared_nbytes >> 10} KiB{parts}", config)
 
 
 def _pass(form: str, *, turn: bool = False) -> Variant:
@@ -138,7 +140,7 @@ def _stored_variants(kind: str, dtype: Any) -> Callable[[], Iterable[Variant]]:
 
 def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
     def variants() -> Iterable[Variant]:
-        majors = [(True, True)] if kind == "tf32" else itertools.product((True, False), repeat=2)
+        majors = itertools.product((True, False), repeat=2)
         yield from _variants((kind, types.float32, *major) for major in majors)
         yield _pass(kind)
         if kind == "tf32":
@@ -159,6 +161,7 @@ def _split_variants() -> Iterable[Variant]:
     majors = itertools.product((True, False), repeat=2)
     kinds = [("bf16", types.float32, *major) for major in majors]
     yield from _variants(kinds, SPLIT_SHARED, promoted=True)
+    yield from _variants(kinds, parts=SMALL_PRODUCTS)
     yield from _variants(kinds[:1], plan_kind=NONFINITE, flagged_only=True)
     for form in ("split", "signs"):
         yield _pass(form)
@@ -170,6 +173,7 @@ HALF_MMA, BFLOAT_MMA = (
         summary=f"{dtype_name(dtype)} on the tensor cores of every GPU since 8.0, sums in float32",
         supports=supports_stored(dtype, is_capable),
         launch=launcher(kind, MMA),
+        recordable=True,
         variants=_stored_variants(kind, dtype),
     )
     for dtype, kind in ((FLOAT16, "f16"), (BFLOAT16, "bf16"))
@@ -181,6 +185,7 @@ ASKED_MMA = tuple(
         f"precision={precision!r} allows it",
         supports=supports_asked(precision, is_capable),
         launch=launcher(kind, MMA),
+        recordable=True,
         variants=_asked_variants(kind),
     )
     for precision, kind in KINDS.items()
@@ -190,6 +195,7 @@ FLOAT8_MMA = GemmKernel(
     summary="float8 widened to float16, on the tensor cores of every GPU since 8.0, sums in float32",
     supports=supports_float8(is_capable),
     launch=launcher("f16", MMA),
+    recordable=True,
     variants=_float8_variants,
 )
 SPLIT_MMA = GemmKernel(
@@ -197,5 +203,6 @@ SPLIT_MMA = GemmKernel(
     summary="float32 as three bfloat16 parts on the tensor cores of every GPU since 8.0, as accurate as float32",
     supports=lambda problem: is_capable(problem) and split_float.is_asked(problem),
     launch=launch_split,
+    recordable=True,
     variants=_split_variants,
 )

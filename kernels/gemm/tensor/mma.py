@@ -2,7 +2,8 @@
 
 The sibling of the Hopper kernel (`wgmma`) for lines that lie with k contiguous: same operands and epilogues, another
 main loop. A line is bytes to it: the 32 of a step are 32 integers, 16 halves or 8 TF32 numbers to the tensor cores.
-16-bit operands may also lie with the other side contiguous: their fragments are turned on the way out of shared memory.
+Floats may also lie with the other side contiguous: fragments of 16-bit ones are turned on the way out of shared memory,
+those of TF32 are read number by number.
 
 Operands come into a ring of stages in shared memory by asynchronous copies, several stages ahead; fragments come out of
 it by ``ldmatrix``, one step of k ahead of their use. Lines are stored so that the eight that one ``ldmatrix`` phase
@@ -44,8 +45,10 @@ CHUNK = 16
 """Bytes of one copy, and of a line that ``ldmatrix`` reads."""
 BANK_LINE = 128
 """Bytes in one round through all banks of shared memory."""
-HALF_NBYTES = 2
-"""Of the elements that ``ldmatrix`` can turn."""
+HALF_NBYTES, SINGLE_NBYTES = 2, 4
+"""Of the elements that ``ldmatrix`` can turn, and of those that are read one by one instead."""
+SINGLE_LINES = 4
+"""Lines that such reads touch at once, in each eight numbers: two chunks."""
 MATRIX_LINES = 8
 """Lines that are read at once, each a chunk: they must lie in different places of a bank line."""
 
@@ -124,10 +127,6 @@ class Tile:
         of eight lines below each other then fills a bank line."""
         return BANK_LINE // self.depth
 
-    def outer_chunks(self, side: int) -> int:
-        """Chunks in a line of k of an operand of 16-bit elements whose outer side, so long, is contiguous."""
-        return side * HALF_NBYTES // CHUNK
-
     def check(self) -> None:
         """A tile that breaks these is a mistake in the table below, not a user's."""
         assert self.depth in (64, 128), f"{self}: the swizzle knows lines of 64 and 128 bytes"
@@ -162,10 +161,13 @@ class Config:
     bfloat16_c: bool = False
     """C holds bfloat16, and ``c_type`` is uint16."""
     m_major_a: bool = False
-    """A lies in memory with m, not k, contiguous (elements of 16 bits only)."""
+    """A lies in memory with m, not k, contiguous (floats only)."""
     n_major_b: bool = False
     promoted: bool = False
     """The tensor cores' sums of a stage, which they truncate, are added up in ordinary float32, which rounds."""
+    parts: tuple[tuple[int, int], ...] = ()
+    """Planes of A and of B, of at most four each, whose products are added up, in this order. Without any, sums are of
+    one plane, or of each in its turn."""
     flagged_only: bool = False
     """Write only the rows and columns of C that the flags at ``workspace`` name."""
     least: bool = False
@@ -175,10 +177,15 @@ class Config:
     def integer(self) -> bool:
         return self.kind_a in ("s8", "u8")
 
+    @property
+    def element_nbytes(self) -> int:
+        """Of the elements of operands that lie turned."""
+        return SINGLE_NBYTES if self.kind_a == "tf32" else HALF_NBYTES
+
 
 @dataclass(frozen=True)
 class _Side:
-    """How one operand comes in: lines of k bytes, or of 16-bit elements of its outer side, one for each k."""
+    """How one operand comes in: lines of k bytes, or of elements of its outer side, one for each k."""
 
     tile: Tile
     outer: int
@@ -187,11 +194,13 @@ class _Side:
     """Whether its outer side is contiguous."""
     whole: bool
     """Whether chunks that k ends in are copied whole."""
+    element_nbytes: int = HALF_NBYTES
+    """Of those that lie turned."""
 
     @property
     def chunks(self) -> int:
         """Chunks in a line of a stage, copied by neighbouring threads."""
-        return self.tile.outer_chunks(self.outer) if self.turned else self.tile.chunks
+        return self.outer * self.element_nbytes // CHUNK if self.turned else self.tile.chunks
 
     @property
     def line_nbytes(self) -> int:
@@ -200,7 +209,17 @@ class _Side:
     @property
     def lines(self) -> int:
         """Lines in a stage."""
-        return self.tile.depth // HALF_NBYTES if self.turned else self.outer
+        return self.deep if self.turned else self.outer
+
+    @property
+    def deep(self) -> int:
+        """A stage's part of k: in bytes, or in lines of what lies turned."""
+        return self.tile.depth // self.element_nbytes if self.turned else self.tile.depth
+
+    @property
+    def by_words(self) -> bool:
+        """Whether fragments are read number by number."""
+        return self.turned and self.element_nbytes == SINGLE_NBYTES
 
     @property
     def lines_a_pass(self) -> int:
@@ -211,13 +230,16 @@ class _Side:
         return self.lines // self.lines_a_pass
 
     @property
-    def swizzle(self) -> tuple[int, int]:
-        """Chunk c of line l is stored at c XOR (l / the first, mod the second)."""
-        return (1, MATRIX_LINES) if self.turned else (self.tile.bank_lines, self.tile.chunks)
+    def swizzle(self) -> tuple[int, int, int]:
+        """Chunk c of line l is stored at c XOR the third times (l / the first, mod the second)."""
+        if self.by_words:
+            return 1, SINGLE_LINES, MATRIX_LINES // SINGLE_LINES
+        return (1, MATRIX_LINES, 1) if self.turned else (self.tile.bank_lines, self.tile.chunks, 1)
 
     def check(self) -> None:
+        period = self.swizzle[0] * self.swizzle[1]
         assert self.lines % self.lines_a_pass == 0, f"{self}: every pass is full"
-        assert self.lines_a_pass % MATRIX_LINES == 0, f"{self}: the swizzle is the same in every pass"
+        assert self.lines_a_pass % period == 0, f"{self}: the swizzle is the same in every pass"
 
 
 def _copier(side: _Side) -> Any:
@@ -248,9 +270,12 @@ def _copier(side: _Side) -> Any:
     return copy
 
 
-def _fragments(side: _Side, count: int, each: int, s: int) -> Any:
+def _fragments(side: _Side, count: int, each: int, s: int, *, left: bool) -> Any:
     """A device function that loads an operand's fragments of step ``s`` of a stage: ``load(registers, at)``, from the
-    address of the lane's first line at step 0, ``count`` times four registers, of 16 rows or columns each."""
+    address of the lane's first line at step 0, ``count`` times four registers, of 16 rows or columns each. left: of
+    A."""
+    if side.by_words:
+        return _word_fragments(side, count, each, s, left=left)
     first = s % 2 * each
     turned, line_nbytes = side.turned, side.line_nbytes
     u32 = types.uint32
@@ -271,14 +296,35 @@ def _fragments(side: _Side, count: int, each: int, s: int) -> Any:
     return load
 
 
+def _word_fragments(side: _Side, count: int, each: int, s: int, *, left: bool) -> Any:
+    """The same of numbers of 32 bits that lie turned. A lane reads one of a line, of rows or columns that lie eight
+    apart: the eight that lanes read of each of four lines are in banks of their own."""
+    first, line_nbytes, eights = s % 2 * each, side.line_nbytes, 2 * count
+    lines = STEP // SINGLE_NBYTES
+    # Eight numbers are two chunks. Four times eight fill a bank line, within which the swizzle combines by XOR.
+    aside = BANK_LINE // SINGLE_LINES
+    u32 = types.uint32
+
+    @inlined
+    def load(registers, at):  # type: ignore[no-untyped-def]
+        for half in range(2):
+            start = u32(at + u32((s * lines + half * SINGLE_LINES) * line_nbytes))
+            for i in range(eights):
+                place = u32(u32(start ^ u32(i % SINGLE_LINES * aside)) + u32(i // SINGLE_LINES * BANK_LINE))
+                register = 4 * (i // 2) + 2 * half + i % 2 if left else 2 * i + half
+                registers[first + register] = memory.load_shared_word(place)
+
+    return load
+
+
 def _loader(side_a: _Side, side_b: _Side, tiles_m: int, tiles_n: int, s: int) -> Any:
     """A device function that loads a warp's fragments of step ``s`` of a stage.
 
     ``load(a, b, at_a, at_b)``: from the addresses of the lane's first line, at step 0, to the set of registers that
     step ``s`` uses, in the order of `warp_mma.mma_lines`.
     """
-    load_a = _fragments(side_a, tiles_m, 4 * tiles_m, s)
-    load_b = _fragments(side_b, tiles_n // 2, 2 * tiles_n, s)
+    load_a = _fragments(side_a, tiles_m, 4 * tiles_m, s, left=True)
+    load_b = _fragments(side_b, tiles_n // 2, 2 * tiles_n, s, left=False)
 
     @inlined
     def load(a, b, at_a, at_b):  # type: ignore[no-untyped-def]
@@ -354,20 +400,33 @@ def _strips(store: Any, tiles_m: int, strip_sums: int) -> Any:
 def _corner(side: _Side) -> Any:
     """``corner(first, base, line_nbytes, extent, line, chunk)``: where the thread's first chunk of a tile lies that
     begins at row or column ``first`` of ``extent``, and how many lines (turned: bytes) are left from there on."""
-    turned = side.turned
+    turned, size = side.turned, side.element_nbytes
     i32, i64 = types.int32, types.int64
 
     @inlined
     def corner(first, base, line_nbytes, extent, line, chunk):  # type: ignore[no-untyped-def]
         if turned:
-            at = i64(base) + i64(line) * line_nbytes + i64(first) * HALF_NBYTES + i64(chunk * CHUNK)
-            return at, i32((extent - first) * HALF_NBYTES - chunk * CHUNK)
+            at = i64(base) + i64(line) * line_nbytes + i64(first) * size + i64(chunk * CHUNK)
+            return at, i32((extent - first) * size - chunk * CHUNK)
         return i64(base) + i64(first + line) * line_nbytes + i64(chunk * CHUNK), i32(extent - first - line)
 
     return corner
 
 
-def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
+def _plane_number(numbers: list[int]) -> Any:
+    """``number(place)``: which plane comes at this place of the order; without one, planes come as they lie."""
+    table = sum(number << 2 * place for place, number in enumerate(numbers))
+    listed = bool(numbers)
+    i32 = types.int32
+
+    @inlined
+    def number(place):  # type: ignore[no-untyped-def]
+        return i32(table >> i32(2 * place) & 3) if listed else i32(place)
+
+    return number
+
+
+def _walk(config: Config, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
     """Device functions for the walk of the copies over tiles, planes and stages.
 
     ``corner(index, ...)``: where the thread's first chunks of tile ``index`` of the walk lie, A's and B's, and how
@@ -375,10 +434,11 @@ def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
     and the numbers of stage, plane and tile become after a stage; ``work`` is what never changes. After the last tile
     nothing is left.
     """
+    tile = config.tile
     tile_m, tile_n, band = tile.m, tile.n, tile.band
     corner_a, corner_b = _corner(side_a), _corner(side_b)
-    deep_a = tile.depth // HALF_NBYTES if side_a.turned else tile.depth
-    deep_b = tile.depth // HALF_NBYTES if side_b.turned else tile.depth
+    plane_a, plane_b = (_plane_number([part[side] for part in config.parts]) for side in range(2))
+    deep_a, deep_b = side_a.deep, side_b.deep
     turned_a, turned_b = side_a.turned, side_b.turned
     i32, i64 = types.int32, types.int64
 
@@ -387,6 +447,7 @@ def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
         tile_row, tile_column = cluster_tile(index, tiles_down, tiles_across, band)
         a_from, a_left = corner_a(i32(tile_row * tile_m), a[0], a[1], a[3], a[4], a[5])
         b_from, b_left = corner_b(i32(tile_column * tile_n), b[0], b[1], b[3], b[4], b[5])
+        a_from, b_from = i64(a_from + plane_a(0) * a[2]), i64(b_from + plane_b(0) * b[2])
         return a_from, b_from, a_left, b_left
 
     @inlined
@@ -404,10 +465,10 @@ def _walk(tile: Tile, side_a: _Side, side_b: _Side) -> tuple[Any, Any]:
         stage = i32(stage + 1)
         if stage == k_steps:
             stage = i32(0)
-            plane = i32(plane + 1)
             a_k_left, b_k_left = i32(a[6]), i32(b[6])
-            a_from = i64(a_from + a[2] - i64(k_steps) * a_step)
-            b_from = i64(b_from + b[2] - i64(k_steps) * b_step)
+            a_from = i64(a_from + (plane_a(plane + 1) - plane_a(plane)) * a[2] - i64(k_steps) * a_step)
+            b_from = i64(b_from + (plane_b(plane + 1) - plane_b(plane)) * b[2] - i64(k_steps) * b_step)
+            plane = i32(plane + 1)
             if plane == planes:
                 plane = i32(0)
                 index = i32(index + tile_stride)
@@ -424,8 +485,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     """The kernel of ``config`` as a function of ``ARGUMENTS``, for ``cuda.jit`` or ``cuda.compile_ptx``.
 
     A is m lines and B n lines of k bytes, one plane or several; only those bytes of a line are used. ``m_major_a``,
-    ``n_major_b``: A or B is a line of m or n 16-bit elements for each k. C is m ×
-    n with the given strides; every element is written (added to when ``accumulate``), unless the plan says
+    ``n_major_b``: A or B is a line of m or n elements for each k. C is m × n
+    with the given strides; every element is written (added to when ``accumulate``), unless the plan says
     that the work is another kernel's. Ragged sides come in as zeros and are not written. ``paired``: C is
     row-major and two neighbouring elements can be written at once. ``workspace``: for residues, a byte for
     every modulus and every element of a tile, for each block.
@@ -443,24 +504,27 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     registers_a, registers_b = 2 * 4 * tiles_m, 2 * 2 * tiles_n
     use_a, use_b = (steps - 1) % 2 * 4 * tiles_m, (steps - 1) % 2 * 2 * tiles_n
     c_type, integer, promoted = config.c_type, config.integer, config.promoted
-    side_a = _Side(tile, tile_m, config.m_major_a, False)
-    side_b = _Side(tile, tile_n, config.n_major_b, integer)
+    element_nbytes = config.element_nbytes
+    side_a = _Side(tile, tile_m, config.m_major_a, False, element_nbytes)
+    side_b = _Side(tile, tile_n, config.n_major_b, integer, element_nbytes)
     for side in (side_a, side_b):
         side.check()
     turned_a, turned_b = side_a.turned, side_b.turned
     chunks_a, chunks_b = side_a.chunks, side_b.chunks
     line_a_nbytes, line_b_nbytes = side_a.line_nbytes, side_b.line_nbytes
     passes_a, passes_b = side_a.lines_a_pass, side_b.lines_a_pass
-    (shared_a, wrap_a), (shared_b, wrap_b) = side_a.swizzle, side_b.swizzle
+    (shared_a, wrap_a, times_a), (shared_b, wrap_b, times_b) = side_a.swizzle, side_b.swizzle
+    words_a, words_b = side_a.by_words, side_b.by_words
     a_nbytes, stage_nbytes, ring_nbytes = tile_m * depth, tile.stage_nbytes, tile.shared_nbytes
     pending = stages - 2
+    parted, summed = bool(config.parts), max(1, len(config.parts))
     config_kind = config.plan_kind
     guarded, residues = config_kind >= 0, config_kind == RESIDUES
     kept_words = len(MODULI) * tile_m * tile_n // 4
     sum_type = types.int32 if integer else types.float32
 
     copy_a, copy_b = _copier(side_a), _copier(side_b)
-    corner, advance = _walk(tile, side_a, side_b)
+    corner, advance = _walk(config, side_a, side_b)
     multiply = warp_mma.mma_lines(config.kind_a, config.kind_b, tiles_m, tiles_n)
     loaders = [_loader(side_a, side_b, tiles_m, tiles_n, s) for s in range(steps)]
     load_first, load_second = loaders[0], loaders[1]
@@ -504,7 +568,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         plan,
         workspace,
     ):
-        planes = i32(1)
+        planes = i32(summed)
         if guarded:
             settings = memory.global_array(plan, i64)
             if settings[PLAN_KIND] != config_kind:
@@ -528,20 +592,30 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         # the other k. Of what lies turned the lines are k, and the chunks rows or columns.
         line_a, chunk_a = i32(thread // chunks_a), i32(thread % chunks_a)
         line_b, chunk_b = i32(thread // chunks_b), i32(thread % chunks_b)
-        put_a = u32(ring + u32(line_a * line_a_nbytes + CHUNK * (chunk_a ^ (line_a // shared_a % wrap_a))))
-        put_b = u32(ring + u32(line_b * line_b_nbytes + CHUNK * (chunk_b ^ (line_b // shared_b % wrap_b))))
+        xor_a, xor_b = i32(line_a // shared_a % wrap_a * times_a), i32(line_b // shared_b % wrap_b * times_b)
+        put_a = u32(ring + u32(line_a * line_a_nbytes + CHUNK * (chunk_a ^ xor_a)))
+        put_b = u32(ring + u32(line_b * line_b_nbytes + CHUNK * (chunk_b ^ xor_b)))
         put_b = u32(put_b + u32(a_nbytes))
         eight, second, fourth = i32(lane % 8), i32(lane // 8 % 2), i32(lane // 16)
-        if turned_a:
+        inner_a, inner_b = i32(0), i32(0)
+        if words_a:
+            from_a, at_chunk_a = i32(lane % 4), i32(warp_row * SINGLE_NBYTES // CHUNK + fourth)
+            inner_a = i32(lane // 4 % 4 * SINGLE_NBYTES)
+        elif turned_a:
             from_a, at_chunk_a = i32(eight + 8 * fourth), i32(warp_row * HALF_NBYTES // CHUNK + second)
         else:
             from_a, at_chunk_a = i32(warp_row + eight + 8 * second), fourth
-        if turned_b:
+        if words_b:
+            from_b, at_chunk_b = i32(lane % 4), i32(warp_column * SINGLE_NBYTES // CHUNK + fourth)
+            inner_b = i32(lane // 4 % 4 * SINGLE_NBYTES)
+        elif turned_b:
             from_b, at_chunk_b = i32(eight + 8 * second), i32(warp_column * HALF_NBYTES // CHUNK + fourth)
         else:
             from_b, at_chunk_b = i32(warp_column + eight + 8 * fourth), second
-        get_a = u32(from_a * line_a_nbytes + CHUNK * (at_chunk_a ^ (from_a // shared_a % wrap_a)))
-        get_b = u32(from_b * line_b_nbytes + CHUNK * (at_chunk_b ^ (from_b // shared_b % wrap_b)))
+        at_chunk_a = i32(at_chunk_a ^ (from_a // shared_a % wrap_a * times_a))
+        at_chunk_b = i32(at_chunk_b ^ (from_b // shared_b % wrap_b * times_b))
+        get_a = u32(from_a * line_a_nbytes + CHUNK * at_chunk_a + inner_a)
+        get_b = u32(from_b * line_b_nbytes + CHUNK * at_chunk_b + inner_b)
         get_a, get_b = u32(ring + get_a), u32(ring + u32(a_nbytes) + get_b)
 
         tiles_down, tiles_across = i32((m + tile_m - 1) // tile_m), i32((n + tile_n - 1) // tile_n)
@@ -550,8 +624,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         a_step, b_step = i64(a_line * passes_a), i64(b_line * passes_b)
 
         # What is to be copied next.
-        a_k = i32(k // HALF_NBYTES - line_a) if turned_a else i32(k - chunk_a * CHUNK)
-        b_k = i32(k // HALF_NBYTES - line_b) if turned_b else i32(k - chunk_b * CHUNK)
+        a_k = i32(k // element_nbytes - line_a) if turned_a else i32(k - chunk_a * CHUNK)
+        b_k = i32(k // element_nbytes - line_b) if turned_b else i32(k - chunk_b * CHUNK)
         of_a = a, a_line, a_plane, m, line_a, chunk_a, a_k
         of_b = b, b_line, b_plane, n, line_b, chunk_b, b_k
         index, plane_filled, stage_filled = i32(cuda.blockIdx.x), i32(0), i32(0)
@@ -575,7 +649,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
         for tile_index in range(i32(cuda.blockIdx.x), tiles, tile_stride):
             for plane in range(planes):
-                unroll(clear, registers, (sums,))
+                if plane == 0 or not parted:
+                    unroll(clear, registers, (sums,))
                 if promoted:
                     unroll(clear, registers, (totals,))
                 for _ in range(k_steps):

@@ -280,19 +280,55 @@ def _load_matrices(registers: np.ndarray, first: int, shared: int) -> None:
     block.pause(thread, "warp")
 
 
+def _load_turned(registers: np.ndarray, first: int, shared: int) -> None:
+    """``ldmatrix.x4.trans``: the same, of which each takes an element of 16 bits of two neighbouring lines."""
+    block, thread = _current.block, _current.thread
+    assert shared % 16 == 0, "a line that is not aligned to its size"
+    block.operands[thread] = shared
+    block.pause(thread, "warp")
+    lanes, lane = thread // WARP * WARP, thread % WARP
+    for i in range(4):
+        lines = block.operands[lanes + 8 * i : lanes + 8 * i + 8]
+        assert len({line // 16 % 8 for line in lines}) == 8, f"a bank conflict: {lines}"
+        places = [line + 2 * (lane // 4) for line in lines[2 * (lane % 4) : 2 * (lane % 4) + 2]]
+        low, high = (int(block.shared[place : place + 2].view(np.uint16)[0]) for place in places)
+        registers[first + i] = high << 16 | low
+    block.pause(thread, "warp")
+
+
+def _load_shared_word(shared: int) -> int:
+    """Lanes meet, since all of a warp read at once: each a word of a bank of its own."""
+    block, thread = _current.block, _current.thread
+    assert shared % 4 == 0, "a word that is not aligned to its size"
+    block.operands[thread] = shared
+    block.pause(thread, "warp")
+    first = thread // WARP * WARP
+    banks = {place // 4 % 32 for place in block.operands[first : first + WARP]}
+    assert len(banks) == WARP, f"a bank conflict: {block.operands[first : first + WARP]}"
+    word = int(block.shared[shared : shared + 4].view(np.uint32)[0])
+    block.pause(thread, "warp")
+    return word
+
+
+MMA_TYPES = {"s8": np.int8, "u8": np.uint8, "f16": np.float16, "tf32": np.float32}
+
+
 def _mma_lines(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., None]:
-    """The instructions as `warp_mma.mma_lines` describes them."""
-    type_a, type_b = (np.dtype({"s8": np.int8, "u8": np.uint8}[kind]) for kind in (kind_a, kind_b))
+    """The instructions as `warp_mma.mma_lines` describes them, of floats without what they cut off."""
+    type_a, type_b = (np.dtype(MMA_TYPES[kind]) for kind in (kind_a, kind_b))
+    integer = type_a.kind in "iu"
 
     def rows(words: list[list[int]], halves: int, dtype: np.dtype) -> np.ndarray:
         """Rows of A, or columns of B, of 32 bytes, from a fragment's registers of all lanes."""
-        found = np.empty((8 * halves, 32), np.int64)
+        size = dtype.itemsize
+        found = np.empty((8 * halves, 32 // size), np.int64 if integer else np.float64)
         for lane, mine in enumerate(words):
             g, t = divmod(lane, 4)
             for register, word in enumerate(mine):
                 s, h = divmod(register, halves)
                 values = np.array([word], np.uint32).view(dtype)
-                found[g + 8 * h, 16 * s + 4 * t : 16 * s + 4 * t + 4] = values
+                at = (16 * s + 4 * t) // size
+                found[g + 8 * h, at : at + 4 // size] = values
         return found
 
     def multiply(sums: np.ndarray, a: np.ndarray, a0: int, b: np.ndarray, b0: int) -> None:
@@ -312,7 +348,7 @@ def _mma_lines(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable
             tile, h, r = register // 4, register // 2 % 2, register % 2
             i, j = divmod(tile, tiles_n)
             product = block.products[first][16 * i + g + 8 * h, 8 * j + 2 * t + r]
-            sums[register] = wrap(sums[register] + int(product))
+            sums[register] = wrap(sums[register] + int(product)) if integer else sums[register] + product
 
     return multiply
 
@@ -373,12 +409,14 @@ INTEGER_PTX = SimpleNamespace(
     commit_copies=_commit,
     wait_copies=_wait,
     load_matrices=_load_matrices,
+    load_turned=_load_turned,
+    load_shared_word=_load_shared_word,
     mma_lines=_mma_lines,
     load_vector=_load_words,
     store_vector=_store_words,
     load_pair=_load_pair,
     store_pair=_store_pair,
-    global_array=_FlatIntegers,
+    global_array=lambda address, kind: (_FlatIntegers if isinstance(kind, Integer) else _Flat)(address, kind),
 )
 
 PTX = SimpleNamespace(
@@ -447,7 +485,7 @@ def stand_ins(monkeypatch: Any, module: Any, dtype: Any) -> None:
 
 
 def integer_stand_ins(monkeypatch: Any, *modules: Any) -> None:
-    """The same for modules of kernels that work on integers alone."""
+    """The same for modules of kernels that work on integers, or on the bits of floats."""
     for module in modules:
         monkeypatch.setattr(module, "cuda", _IntegerCuda())
         replace_instructions(monkeypatch, module, INTEGER_PTX)

@@ -18,8 +18,9 @@ from numba import cuda
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.gemm.hopper.wgmma_launch import Output, Planes
 from tilewright.kernels.gemm.select import select
-from tilewright.kernels.gemm.tensor import float_mma
+from tilewright.kernels.gemm.tensor import float_mma, mma, mma_launch
 from tilewright.kernels.gpu.device_array import strided_view, to_device
 
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
@@ -108,6 +109,37 @@ def test_the_split_product_is_as_accurate_as_float32(rng: np.random.Generator) -
     np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
 
 
+def test_the_small_products_of_parts_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the largest is added to them, whatever C held."""
+    launched: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(float_mma, "launch_product", lambda *given, **more: launched.append((*given, more)))
+    monkeypatch.setattr(mma_launch, "_tile", lambda device: mma.SMALL_SHARED)
+    monkeypatch.setattr(mma_launch, "current_device", lambda: 0)
+    config = float_mma._split_config("split", True, False)
+    a, b = (Planes(place, 512, 256, 3, 1024, 1 << 18, "bf16") for place in (1 << 20, 1 << 24))
+    output = Output(1 << 28, 256, 256, 256, 1, None, False)
+    for accumulate in (False, True):
+        float_mma._launch_parts(config, a, b, output, 512, accumulate, 7, plan=9)
+        (small, *given, settings), (largest, *last, others) = launched
+        assert small.parts == float_mma.SMALL_PRODUCTS
+        assert (small.m_major_a, small.n_major_b, small.promoted) == (True, False, False)
+        assert given == [a, b, output, 512, accumulate, 7]
+        assert largest is config
+        assert config.promoted
+        assert not config.parts
+        assert [planes.planes for planes in last[:2]] == [1, 1]
+        assert [planes.address for planes in last[:2]] == [a.address, b.address]
+        assert last[2:] == [output, 512, True, 7]
+        assert settings == others == {"plan": 9}
+        launched.clear()
+
+
+def test_all_products_that_float32_can_notice_are_formed_once() -> None:
+    products = [*float_mma.SMALL_PRODUCTS, (0, 0)]
+    assert sorted(products) == [(i, j) for i in range(3) for j in range(3) if i + j < 3]
+    assert [sum(product) for product in products] == [2, 2, 2, 1, 1, 0], "from the least on"
+
+
 def cases() -> list[object]:
     """Every variant for 8.0, and for the other architectures one; in every run one."""
     rungs = (float_mma.HALF_MMA, float_mma.BFLOAT_MMA, *float_mma.ASKED_MMA, float_mma.SPLIT_MMA)
@@ -124,10 +156,14 @@ def cases() -> list[object]:
                     marks=() if quick else pytest.mark.slow,
                 )
             )
-    small = list(float_mma.HALF_MMA.variants())[6]
+    elsewhere = [
+        *list(float_mma.HALF_MMA.variants())[:7:2],
+        *(variant for rung in rungs[-2:] for variant in rung.variants() if " to float32, " in variant.name),
+    ]
     found += [
-        pytest.param(small, name, id=name, marks=pytest.mark.slow)
-        for name in ("sm_86", "sm_89", "sm_100", "sm_120")
+        pytest.param(variant, name, id=f"{name} {variant.name}", marks=pytest.mark.slow)
+        for variant in elsewhere
+        for name in ("sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
     ]
     return found
 

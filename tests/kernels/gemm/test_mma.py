@@ -57,8 +57,9 @@ def aligned(shape: tuple[int, ...], dtype: Any, fill: int) -> np.ndarray:
 def planes_of(values: np.ndarray) -> np.ndarray:
     """Planes × lines × bytes, lines apart by a multiple of 16 bytes, with rubbish in between."""
     planes, lines, depth = values.shape
+    depth *= values.itemsize
     held = aligned((planes, lines, (depth + 31) // 16 * 16), np.uint8, 0xA7)
-    held[:, :, :depth] = values.view(np.uint8)
+    held[:, :, :depth] = np.ascontiguousarray(values).view(np.uint8)
     return held
 
 
@@ -72,8 +73,9 @@ def run(
     blocks: int = 3,
     accumulate: bool = True,
     plan: tuple[int, int] = (0, 1),
+    k: int | None = None,
 ) -> None:
-    """``c`` (+)= the product of planes of lines, in Python."""
+    """``c`` (+)= the product of planes of lines, in Python. k: where these are not of k."""
     left, right = planes_of(a), planes_of(b)
     tile = config.tile
     settings = np.array([0, 0, 0, 0, *plan], np.int64)
@@ -90,7 +92,7 @@ def run(
         row_stride,
         column_stride,
         *c.shape,
-        a.shape[2],
+        (a.shape[2] if k is None else k) * a.itemsize,
         int(column_stride == 1 and row_stride % 2 == 0),
         int(accumulate),
         settings.ctypes.data,
@@ -163,6 +165,54 @@ def test_residues_lane_by_lane(rng: np.random.Generator, tile: mma.Tile, count: 
     config = mma.Config("s8", "s8", lane_by_lane.INTEGER_TYPES.int64, residues.RESIDUES, tile)
     run(config, a, b, c, True, plan=(residues.RESIDUES, count))
     naive.assert_product(c, x, y.T, added_to=before)
+
+
+TURNING = (
+    mma.Tile(m=64, n=64, depth=64, warps=(2, 1), stages=3, band=2),
+    mma.Tile(m=64, n=64, depth=128, warps=(1, 2), stages=4, band=1),
+)
+"""Large enough for lines of whole bank lines the other way round too."""
+PARTS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize(
+    ("tile", "late", "majors", "n", "k", "parts"),
+    [
+        (TURNING[0], True, "m n tf32", 70, 37, ()),
+        (TURNING[1], False, "m k tf32", 130, 64, ()),
+        (TURNING[1], True, "k n tf32", 65, 41, ()),
+        (TURNING[1], True, "k n", 70, 150, ()),
+        (TURNING[0], True, "m k", 66, 33, ()),
+        (TURNING[0], False, "m n", 130, 97, ()),
+        (TURNING[0], True, "k k", 70, 41, PARTS),
+        (TURNING[1], True, "m n", 37, 64, PARTS),
+    ],
+)
+def test_floats_lane_by_lane(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    tile: mma.Tile,
+    late: bool,
+    majors: str,
+    n: int,
+    k: int,
+    parts: tuple[tuple[int, int], ...],
+) -> None:
+    """Either way round, and sums over the products of several planes in an order of their own."""
+    types = SimpleNamespace(**vars(lane_by_lane.INTEGER_TYPES), float32=np.float32, float64=np.float64)
+    monkeypatch.setattr(wgmma_epilogue, "types", types)
+    m, planes = 69, 3 if parts else 1
+    kind = "tf32" if majors.endswith("tf32") else "f16"
+    a, b = (rng.integers(-4, 5, (planes, side, k)).astype(lane_by_lane.MMA_TYPES[kind]) for side in (m, n))
+    c = rng.integers(-100, 100, (m, n)).astype(np.float32)
+    want = c + sum(a[left] @ b[right].T for left, right in parts or ((0, 0),))
+    m_major, n_major = majors[0] == "m", majors[2] == "n"
+    given = np.swapaxes(a, 1, 2) if m_major else a, np.swapaxes(b, 1, 2) if n_major else b
+    config = mma.Config(kind, kind, np.float32, tile=tile, m_major_a=m_major, n_major_b=n_major, parts=parts)
+    run(config, *given, c, late, blocks=2, k=k)
+    np.testing.assert_array_equal(c, want)
 
 
 @pytest.mark.usefixtures("stand_ins")

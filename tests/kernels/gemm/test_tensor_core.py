@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.kernels import naive
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills
-from tilewright.kernels.gpu.device_array import to_device
+from tilewright.kernels.gpu.device_array import strided_view, to_device
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.tolerance import tolerance
 
@@ -27,7 +27,10 @@ if SIMULATOR:
 from numba import cuda
 from numba.cuda import types
 
+from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.float8 import FLOAT8
+from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.exact import exact_integer
 from tilewright.kernels.gemm.hopper import float_operand, half_tensor_core, split_float
@@ -35,6 +38,7 @@ from tilewright.kernels.gemm.hopper.float_operand import Cut, FloatOperand
 from tilewright.kernels.gemm.hopper.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gemm.hopper.wgmma_launch import Output, Planes, output_of
+from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 
 KERNELS = (
@@ -167,6 +171,133 @@ def test_supports() -> None:
     assert chosen(("bfloat16",) * 3, "full", side=32) == []
     assert chosen(("float64",) * 3, "tf32") == []
     assert chosen(single, "tf32", side=32) == []
+
+
+def laid(m: int, n: int, k: int, dtypes: tuple[Any, ...], layout: str, capability: Any = (9, 0)) -> Problem:
+    """A product of whose operands one, or none, is not multiplied as it lies."""
+    of_a, of_b, of_c = (np.dtype(name) for name in dtypes)
+    unit = 16 // of_a.itemsize
+    pitch_a, pitch_b = (-(-side // unit) * unit for side in (k, n if of_b.itemsize == 2 else k))
+    strides_b = (pitch_b, 1) if of_b.itemsize == 2 else (1, pitch_b)
+    a, b = Operand(m, k, of_a, (pitch_a, 1), 128), Operand(k, n, of_b, strides_b, 128)
+    if layout == "odd lines of A":
+        a = replace(a, strides=(pitch_a + 1, 1))
+    elif layout == "B shifted":
+        b = replace(b, alignment=8)
+    elif layout == "rows apart":
+        a = replace(a, strides=(2 * pitch_a, 2))
+    elif layout == "A broadcast":
+        a = replace(a, strides=(0, 1))
+    elif layout == "B upside down":
+        b = replace(b, strides=(-strides_b[0], 1) if strides_b[1] == 1 else (1, -strides_b[1]))
+    elif layout == "bytes by rows":
+        b = replace(b, strides=(-(-n // unit) * unit, 1))
+    return Problem(a, b, Operand(m, n, of_c, (n, 1), 128), False, "full", capability)
+
+
+IN_PLACE, COPIED = 1 << 18, 1 << 24
+BYTES_IN_PLACE, BYTES_COPIED = 1 << 20, 1 << 23
+HALVES = (("float16",) * 3, ("bfloat16", "bfloat16", "float32"))
+BYTES = (("int8", "int8", "int32"), ("uint8", "int8", "int64"))
+ENGINES = {(9, 0): "wgmma", (8, 0): "mma", (8, 9): "mma", (12, 0): "mma"}
+
+
+@pytest.mark.parametrize("capability", ENGINES)
+@pytest.mark.parametrize(
+    ("layout", "dtypes", "least"),
+    [
+        *(("as they lie", dtypes, IN_PLACE) for dtypes in HALVES),
+        *(("as they lie", dtypes, BYTES_IN_PLACE) for dtypes in BYTES),
+        *(
+            (layout, dtypes, BYTES_COPIED if dtypes in BYTES else COPIED)
+            for layout in ("odd lines of A", "B shifted", "rows apart", "A broadcast", "B upside down")
+            for dtypes in (*HALVES, BYTES[0])
+        ),
+        ("bytes by rows", BYTES[0], BYTES_COPIED),
+        ("as they lie", ("int16", "int16", "int32"), 1 << 28),
+        ("as they lie", ("int8", "int16", "int32"), 1 << 28),
+        ("as they lie", ("float8_e4m3fn", "float8_e4m3fn", "float32"), 1 << 28),
+    ],
+)
+def test_tensor_cores_begin_where_the_passes_pay(
+    layout: str, dtypes: tuple[str, ...], least: int, capability: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "preferred", lambda asked: None)
+    kinds = tuple(FLOAT8[0] if name == "float8_e4m3fn" else name for name in dtypes)
+    for m, n in ((64, 64), (64, 4096), (4096, 64), (256, 128)):
+        depth = least // (m * n)
+        if not depth:
+            continue
+        name = select(laid(m, n, depth, kinds, layout, capability)).name
+        assert name.endswith(ENGINES[capability]), (m, n, depth)
+        assert select(laid(m, n, depth - 1, kinds, layout, capability)).portable, (m, n, depth)
+        assert select(laid(m - 1, n, 2 * depth, kinds, layout, capability)).portable or m > 64
+    assert select(laid(63, 1 << 14, 1 << 14, kinds, layout, capability)).portable
+
+
+def test_float32_is_multiplied_in_full_below_the_size_where_its_passes_pay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "preferred", lambda asked: None)
+    for precision in ("split", "tf32", "bf16", "fp16"):
+        assert "wgmma" not in select(problem(("float32",) * 3, precision, side=512)).name
+        assert "wgmma" in select(problem(("float32",) * 3, precision, side=646)).name
+
+
+SMALL = [
+    (64, 64, 64),
+    (65, 127, 33),
+    (127, 65, 250),
+    (64, 300, 14),
+    (64, 4096, 1),
+    (300, 64, 8),
+    (128, 128, 128),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("orders", ["CCC", "FCC", "CFC", "FFF"])
+@pytest.mark.parametrize("padding", [0, 1, 16])
+@pytest.mark.parametrize("dtypes", HALVES + BYTES)
+def test_small_products_are_exact(
+    dtypes: tuple[str, ...], padding: int, orders: str, rng: np.random.Generator
+) -> None:
+    """Of small integers, whichever kernel is chosen, and by the tensor cores alone."""
+    of_a, of_b, of_c = (np.dtype(name) for name in dtypes)
+    rungs = [rung for rung in ladder() if rung.name in RUNGS_OF_SMALL[of_a]]
+    assert len(rungs) == 2
+    low = 0 if of_a.kind == "u" else -3
+    for m, n, k in SMALL:
+        a = rng.integers(low, 4, (m, k)).astype(of_a)
+        b = rng.integers(-3, 4, (k, n)).astype(of_b)
+        want = a.astype(np.int64) @ b.astype(np.int64)
+        operands = [padded(values, order, padding) for values, order in zip((a, b), orders[:2], strict=True)]
+        for rung in (None, *rungs):
+            out = padded(np.ones((m, n), of_c), orders[2], padding)
+            if rung is None:
+                matmul(*operands, out=out, dtype=of_c, accumulate=True)
+            else:
+                rung.launch(*operands, out, True, 0)
+            bits = strided_view(out, out.shape, out.strides, np.dtype(f"u{of_c.itemsize}"))
+            got = np.ascontiguousarray(bits.copy_to_host()).view(of_c).astype(np.float64)
+            np.testing.assert_array_equal(got, (want + 1).astype(np.float32).astype(of_c).astype(np.float64))
+
+
+RUNGS_OF_SMALL = {
+    np.dtype("float16"): ("float16-wgmma", "float16-mma"),
+    BFLOAT16: ("bfloat16-wgmma", "bfloat16-mma"),
+    np.dtype("int8"): ("exact-integer-wgmma", "exact-integer-mma"),
+    np.dtype("uint8"): ("exact-integer-wgmma", "exact-integer-mma"),
+}
+
+
+def padded(values: np.ndarray, order: str, padding: int) -> Any:
+    """A device array of these numbers by rows (C) or columns (F), with so many more elements between lines."""
+    stored = np.ascontiguousarray(values.T if order == "F" else values)
+    whole = np.zeros((stored.shape[0], stored.shape[1] + padding), stored.dtype)
+    whole[:, : stored.shape[1]] = stored
+    strides = whole.strides[0], whole.itemsize
+    return strided_view(to_device(whole), values.shape, strides[::-1] if order == "F" else strides)
 
 
 class Memory:

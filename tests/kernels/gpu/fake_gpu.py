@@ -15,7 +15,7 @@ from tilewright.kernels.gemm import product, scratch
 from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_launch
 from tilewright.kernels.gemm.exact import exact_integer
 from tilewright.kernels.gemm.hopper import float_operand, half_tensor_core, split_float, wgmma_launch
-from tilewright.kernels.gemm.tensor import double_mma_launch, double_tensor_core
+from tilewright.kernels.gemm.tensor import double_mma_launch, double_tensor_core, mma, mma_launch
 from tilewright.kernels.gpu import compiled, device_array, device_choice, driver_launch, launch
 
 SCRATCH = 0x600000000000
@@ -111,8 +111,10 @@ class FakeGPU:
         return found
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU:
-    """One Hopper GPU in place of whatever is there; a launch takes it so many seconds."""
+def install(
+    monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0, capability: tuple[int, int] = (9, 0)
+) -> FakeGPU:
+    """One GPU, of Hopper's capability, in place of whatever is there; a launch takes it so many seconds."""
     fake = FakeGPU(seconds)
     driver = SimpleNamespace(
         cuLaunchKernel=fake.cuLaunchKernel,
@@ -126,14 +128,15 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     monkeypatch.setattr(launch, "_prepared", lambda kernel, device: (kernel, kernel.layout))
     for module in (device_choice, device_array):
         monkeypatch.setattr(module, "device_count", lambda: 1)
-    monkeypatch.setattr(device_choice, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(device_choice, "capability", lambda device: capability)
     for module in (skinny_launch, double_mma_launch):
-        monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+        monkeypatch.setattr(module, "capability", lambda device: capability)
+    monkeypatch.setattr(mma_launch, "_tile", lambda device: mma.SMALL_SHARED)
     hopper = (float_operand, half_tensor_core, split_float, wgmma_launch, exact_integer)
     for module in (skinny_launch, double_tensor_core, warp_tiled_launch, *hopper):
         if hasattr(module, "multiprocessors"):
             monkeypatch.setattr(module, "multiprocessors", lambda device: PROCESSORS)
-    monkeypatch.setattr(compiled, "device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(compiled, "device_capability", lambda device: capability)
     monkeypatch.setattr(device_choice, "model", lambda device: None)  # so that nothing was measured
     # Scratch memory is borrowed for a recording as ever, else it lies at one place.
     borrowed = scratch.borrowed

@@ -118,6 +118,52 @@ def test_what_is_repeated_is_what_is_launched(
         assert gpu.take() == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("f2", "full"), ("i1", "full"), ("i4", "full"), *(("f4", name) for name in ("split", "tf32", "bf16"))],
+)
+@pytest.mark.parametrize("transpose", ["", "a", "bc"])
+@pytest.mark.parametrize(("shift", "padding"), [(0, 0), (16, 4), (48, 3)])
+def test_so_is_it_on_tensor_cores_that_are_not_hoppers(
+    dtype: str,
+    precision: Any,
+    transpose: str,
+    shift: int,
+    padding: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = remembering(monkeypatch, fake_gpu.install(monkeypatch, capability=(8, 9)))
+    sides = 1024, 768, 512
+    a, b, out = matrices(*sides, dtype, transpose, shift, padding)
+    kernel = select(product.describe(a, b, out, precision=precision))
+    assert kernel.name.endswith("-mma")
+    assert kernel.recordable
+    kernel.launch(*(matrix(array) for array in (a, b, out)), False, 0)
+    direct = gpu.take()
+    assert direct
+    for moved in (0, 1 << 20, 2 << 30):
+        matmul(*matrices(*sides, dtype, transpose, shift + moved, padding), precision=precision)
+        expected = [
+            launched._replace(values=tuple(moved_by(moved, value) for value in launched.values))
+            for launched in direct
+        ]
+        assert gpu.take() == expected
+
+
+@pytest.mark.parametrize("transpose", ["", "a", "b", "ab", "abc"])
+def test_tf32_is_multiplied_there_as_it_lies(transpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either way round; what is not aligned goes through a pass, and lies with k contiguous behind it."""
+    gpu = remembering(monkeypatch, fake_gpu.install(monkeypatch, capability=(8, 6)))
+    matmul(*matrices(1024, 768, 512, "f4", transpose), precision="tf32")
+    assert [launched.kernel for launched in gpu.take()] == ["kernel"]
+    _, b, out = matrices(1024, 768, 512, "f4", transpose)
+    matmul(matrices(1024, 768, 512, "f4", transpose, padding=1)[0], b, out, precision="tf32")
+    *passes, product_of_both = gpu.take()
+    assert len(passes) == 1
+    assert fake_gpu.SCRATCH in product_of_both.values
+    assert 4 * 512 in product_of_both.values, "from line to line of what was copied"
+
+
 def moved_by(nbytes: int, value: Any) -> Any:
     """A value of a launch, addresses in the arrays, and in what tensor maps tell, moved by so many bytes."""
     if isinstance(value, tuple):
@@ -155,6 +201,20 @@ def test_tensor_maps_are_ready_once_a_product_was_prepared(gpu: FakeGPU) -> None
     matmul(*arrays)
     assert gpu.take()
     assert gpu.maps == known
+
+
+@pytest.mark.parametrize(("transpose", "launches"), [("b", 1), ("", 2), ("a", 3)])
+def test_bytes_that_are_multiplied_as_they_lie_borrow_nothing(
+    transpose: str, launches: int, gpu: FakeGPU
+) -> None:
+    layouts = [memory_of(array).layout for array in matrices(256, 256, 256, "i1", transpose)]
+    options = (False, False, False, None, "full", "none", 0, tuning.generation, False)
+    decision, plan = product._recorded(*layouts, *options)
+    assert decision.kernel is not None
+    assert decision.kernel.name == "exact-integer-wgmma"
+    assert plan is not None
+    assert len(plan.steps) == launches
+    assert (plan.scratch_nbytes > 0) == (launches > 1)
 
 
 @pytest.mark.parametrize("dtype", ["i1", "i4"])
