@@ -54,10 +54,20 @@ class DeviceSigner:
         """Documents that lie in no pinned memory, on the device until the next call."""
         return self._uploaded("text", data, stream)
 
-    def sign(self, text: Any, data: np.ndarray, edges: np.ndarray, stream: Any, *, signatures: bool) -> Signs:
+    def sign(
+        self,
+        text: Any,
+        data: np.ndarray | None,
+        edges: np.ndarray,
+        stream: Any,
+        *,
+        signatures: bool,
+        ends: np.ndarray | None = None,
+    ) -> Signs:
         """Sign documents, which begin at ``edges``, int64, the first at 0, and the last of which ends there.
 
-        text: uint8, device memory, that the stream brings them to. data: the same, on the host.
+        text: uint8, device memory, that the stream brings them to. data: the same, on the host, where it is there too.
+        ends: int64, where each document ends, if not at the next one's edge.
         """
         documents, stop = len(edges) - 1, int(edges[-1])
         if stop > MOST_NBYTES:
@@ -67,13 +77,16 @@ class DeviceSigner:
             none = np.empty((0, num_perm), np.uint32) if signatures else None
             return Signs(np.empty(0, np.bool_), np.empty((bands, 0), np.uint64), none)
         places = self._uploaded("edges", edges.astype(np.int64, copy=False), stream)
+        places_of_ends = places[1 : documents + 1]
+        if ends is not None:
+            places_of_ends = self._uploaded("ends", ends.astype(np.int64, copy=False), stream)
         others = self._room("others", documents, np.uint8)
         unit_edges = self._room("unit edges", documents + 1, np.int64)
         signed = self._room("signatures", documents * num_perm, np.uint32)
         keys = self._room("keys", documents * bands, np.uint64)
         clear(others, stream)
         clear(signed, stream, 0xFF)  # `minhash.EMPTY`
-        self._sign(text, places, documents, stop, others, unit_edges, signed, stream)
+        self._sign(text, places, places_of_ends, documents, stop, others, unit_edges, signed, stream)
         grid = ceil_div(documents * bands, KEY_THREADS)
         FORM_KEYS.enqueue(
             (), grid, KEY_THREADS, stream, signed, documents, num_perm, bands, self._signing.rows, keys
@@ -89,11 +102,15 @@ class DeviceSigner:
             None if each is None else each.reshape(documents, num_perm),
         )
         if unsettled.any():
-            found = self._with_others(found, data, edges, np.flatnonzero(unsettled))
+            ends = edges[1:] if ends is None else ends
+            if data is None:
+                data = _downloaded(text, stop, stream)
+                stream.synchronize()
+            found = self._with_others(found, data, edges, ends, np.flatnonzero(unsettled))
         return found
 
     def _sign(
-        self, text: Any, edges: Any, documents: int, stop: int,
+        self, text: Any, edges: Any, ends: Any, documents: int, stop: int,
         others: Any, unit_edges: Any, signatures: Any, stream: Any,
     ) -> None:  # fmt: skip
         kind, tiles = self._signing.kind, ceil_div(stop, TILE)
@@ -105,7 +122,7 @@ class DeviceSigner:
             if tiles:
                 WALK.enqueue(
                     (*of, writes), tiles, THREADS, stream,
-                    *(text, edges, documents, stop, self._letters, self._numbers, self._folded),
+                    *(text, edges, ends, documents, stop, self._letters, self._numbers, self._folded),
                     *(sums, totals, others, out, places, unit_edges),
                 )  # fmt: skip
 
@@ -129,9 +146,11 @@ class DeviceSigner:
             *(self._signing.num_perm, signatures),
         )  # fmt: skip
 
-    def _with_others(self, found: Signs, data: np.ndarray, edges: np.ndarray, places: np.ndarray) -> Signs:
+    def _with_others(
+        self, found: Signs, data: np.ndarray, edges: np.ndarray, ends: np.ndarray, places: np.ndarray
+    ) -> Signs:
         """What was found, with these documents signed by the cores."""
-        parts = [data[edges[place] : edges[place + 1]] for place in places.tolist()]
+        parts = [data[edges[place] : ends[place]] for place in places.tolist()]
         lengths = np.cumsum([0, *map(len, parts)])
         wanted = found.signatures is not None
         theirs = sign_on_cores(np.concatenate(parts), lengths, self._signing, signatures=wanted)
