@@ -15,6 +15,7 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.duplicates.device_hashing import halves
+from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.duplicates.device_units import scanning
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.device_array import strided_view
@@ -92,23 +93,25 @@ class Newlines(NamedTuple):
     """bool: whether a carriage return stands before it."""
 
 
-def newlines_of(text: Any, stop: int, stream: Any) -> Newlines:
+def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any) -> Newlines:
     """The newlines among the first ``stop`` bytes of a text in device memory, uint8[n], n a multiple of 4, which the
-    stream brings there."""
+    stream brings there. rooms: for what it takes of the device's memory."""
     tiles = ceil_div(stop, TILE)
     if not tiles:
         return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
     words = as_words(text)
-    totals = cuda.device_array(tiles, np.int64, stream=stream)
+    totals = rooms.of("newlines of tiles", tiles, np.int64)
     LINES.enqueue((False,), tiles, THREADS, stream, words, stop, totals, totals)
-    found: np.ndarray = totals.copy_to_host(stream=stream)
+    found = downloaded(totals, tiles, stream)
     stream.synchronize()
     ends = found.cumsum()
-    totals.copy_to_device(ends - found, stream=stream)
-    places = cuda.device_array(max(1, int(ends[-1])), np.int64, stream=stream)
-    if ends[-1]:
-        LINES.enqueue((True,), tiles, THREADS, stream, words, stop, totals, places)
-    told: np.ndarray = places.copy_to_host(stream=stream)[: ends[-1]]
+    count = int(ends[-1])
+    if not count:
+        return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
+    rooms.uploaded("newlines of tiles", ends - found, stream)
+    places = rooms.of("newlines", count, np.int64)
+    LINES.enqueue((True,), tiles, THREADS, stream, words, stop, totals, places)
+    told = downloaded(places, count, stream)
     stream.synchronize()
     return Newlines(told >> 1, (told & 1).astype(np.bool_))
 

@@ -16,6 +16,7 @@ from tilewright.kernels.duplicates.device_folding import Folding, folding_of
 from tilewright.kernels.duplicates.device_hashing import SLACK
 from tilewright.kernels.duplicates.device_minhash import CHUNK, FORM_KEYS, KEY_THREADS, SIGN
 from tilewright.kernels.duplicates.device_minhash import THREADS as SIGNERS
+from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.duplicates.device_units import GAPS, OF_TEXT, SCAN, SCANNERS, THREADS, TILE, WALK
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.gpu.device_array import strided_view
@@ -42,17 +43,17 @@ class DeviceSigner:
             cuda.to_device(array)
             for array in (letters, folding.numbers, folding.folded, permutations.a, permutations.b)
         )
-        self._arrays: dict[str, Any] = {}
+        self._rooms = Rooms()
 
     @property
     def nbytes(self) -> int:
         """Memory of the device that it takes."""
         tables = (self._letters, self._numbers, self._folded, self._a, self._b)
-        return sum(array.size * array.dtype.itemsize for array in (*tables, *self._arrays.values()))
+        return sum(array.size * array.dtype.itemsize for array in tables) + self._rooms.nbytes
 
     def brought(self, data: np.ndarray, stream: Any) -> Any:
         """Documents that lie in no pinned memory, on the device until the next call."""
-        return self._uploaded("text", data, stream)
+        return self._rooms.uploaded("text", data, stream)
 
     def sign(
         self,
@@ -76,14 +77,14 @@ class DeviceSigner:
         if not documents:
             none = np.empty((0, num_perm), np.uint32) if signatures else None
             return Signs(np.empty(0, np.bool_), np.empty((bands, 0), np.uint64), none)
-        places = self._uploaded("edges", edges.astype(np.int64, copy=False), stream)
+        places = self._rooms.uploaded("edges", edges.astype(np.int64, copy=False), stream)
         places_of_ends = places[1 : documents + 1]
         if ends is not None:
-            places_of_ends = self._uploaded("ends", ends.astype(np.int64, copy=False), stream)
-        others = self._room("others", documents, np.uint8)
-        unit_edges = self._room("unit edges", documents + 1, np.int64)
-        signed = self._room("signatures", documents * num_perm, np.uint32)
-        keys = self._room("keys", documents * bands, np.uint64)
+            places_of_ends = self._rooms.uploaded("ends", ends.astype(np.int64, copy=False), stream)
+        others = self._rooms.of("others", documents, np.uint8)
+        unit_edges = self._rooms.of("unit edges", documents + 1, np.int64)
+        signed = self._rooms.of("signatures", documents * num_perm, np.uint32)
+        keys = self._rooms.of("keys", documents * bands, np.uint64)
         clear(others, stream)
         clear(signed, stream, 0xFF)  # `minhash.EMPTY`
         self._sign(text, places, places_of_ends, documents, stop, others, unit_edges, signed, stream)
@@ -91,10 +92,10 @@ class DeviceSigner:
         FORM_KEYS.enqueue(
             (), grid, KEY_THREADS, stream, signed, documents, num_perm, bands, self._signing.rows, keys
         )
-        begins = _downloaded(unit_edges, documents + 1, stream)
-        found_keys = _downloaded(keys, bands * documents, stream)
-        each = _downloaded(signed, documents * num_perm, stream) if signatures else None
-        unsettled = _downloaded(others, documents, stream) if self._folds else np.zeros(1, np.uint8)
+        begins = downloaded(unit_edges, documents + 1, stream)
+        found_keys = downloaded(keys, bands * documents, stream)
+        each = downloaded(signed, documents * num_perm, stream) if signatures else None
+        unsettled = downloaded(others, documents, stream) if self._folds else np.zeros(1, np.uint8)
         stream.synchronize()
         found = Signs(
             np.diff(begins) > 0,
@@ -104,7 +105,7 @@ class DeviceSigner:
         if unsettled.any():
             ends = edges[1:] if ends is None else ends
             if data is None:
-                data = _downloaded(text, stop, stream)
+                data = downloaded(text, stop, stream)
                 stream.synchronize()
             found = self._with_others(found, data, edges, ends, np.flatnonzero(unsettled))
         return found
@@ -114,8 +115,8 @@ class DeviceSigner:
         others: Any, unit_edges: Any, signatures: Any, stream: Any,
     ) -> None:  # fmt: skip
         kind, tiles = self._signing.kind, ceil_div(stop, TILE)
-        sums = self._room("sums", tiles * THREADS, np.uint32)
-        totals = self._room("totals", tiles + 1, np.uint64)
+        sums = self._rooms.of("sums", tiles * THREADS, np.uint32)
+        totals = self._rooms.of("totals", tiles + 1, np.uint64)
         of = (kind.unit, self._folds)
 
         def walk(writes: bool, out: Any, places: Any) -> None:
@@ -136,8 +137,8 @@ class DeviceSigner:
         if not units:
             clear(unit_edges, stream)
             return
-        words = self._room("words", ceil_div(nbytes + SLACK, WORD_NBYTES), np.uint32)
-        places = self._room("places", units + 1, np.uint32)
+        words = self._rooms.of("words", ceil_div(nbytes + SLACK, WORD_NBYTES), np.uint32)
+        places = self._rooms.of("places", units + 1, np.uint32)
         walk(True, _as_bytes(words), places)
         gap = GAPS[kind.unit]
         SIGN.enqueue(
@@ -158,26 +159,6 @@ class DeviceSigner:
         if found.signatures is not None:
             found.signatures[places] = theirs.signatures
         return Signs(found.shingled, found.keys, found.signatures, len(places))
-
-    def _room(self, name: str, size: int, dtype: Any) -> Any:
-        """An array of at least so many elements; what it held is not kept."""
-        array = self._arrays.get(name)
-        if array is None or array.size < size:
-            self._arrays.pop(name, None)
-            array = None  # freed before more is allocated
-            # A power of two, so that few are allocated: that makes the whole device wait.
-            array = self._arrays[name] = cuda.device_array(1 << max(0, size - 1).bit_length(), dtype)
-        return array
-
-    def _uploaded(self, name: str, values: np.ndarray, stream: Any) -> Any:
-        array = self._room(name, len(values), values.dtype)
-        array[: len(values)].copy_to_device(values, stream=stream)
-        return array
-
-
-def _downloaded(array: Any, size: int, stream: Any) -> np.ndarray:
-    found: np.ndarray = array[:size].copy_to_host(stream=stream)
-    return found
 
 
 def _as_bytes(words: Any) -> Any:

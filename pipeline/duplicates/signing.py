@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from tilewright.pipeline.text.corpus import Piece, reading_ahead
 from tilewright.pipeline.text.documents import Rows, are_files, joined, rows_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
-from tilewright.pipeline.text.pieces import run_shares, without_bad_files
+from tilewright.pipeline.text.pieces import run_shares, text_threads, without_bad_files
 from tilewright.pipeline.text.whole.documents import whole_shares
 from tilewright.pipeline.text.whole.texts import (
     AS_BYTES,
@@ -28,6 +29,7 @@ from tilewright.pipeline.text.whole.texts import (
     Texts,
     texts_of,
 )
+from tilewright.pipeline.threads import run_all
 
 if TYPE_CHECKING:
     from tilewright.kernels.duplicates.signing import Signs
@@ -99,6 +101,9 @@ class _Part:
     def add(self, texts: Texts, signs: Signs) -> None:
         self.digests.append(texts.digests)
         self.nbytes.append(np.diff(texts.edges))
+        self.add_signs(signs)
+
+    def add_signs(self, signs: Signs) -> None:
         self.shingled.append(signs.shingled)
         self.keys.append(signs.keys)
         self.others += signs.others
@@ -117,10 +122,42 @@ def _signed(
         from tilewright.pipeline.duplicates.on_gpu import prepare
 
         prepare(options.signing)
+        part = _lines_on_gpu(piece, options, reading, threads, check)
+        if part is not None:
+            return _joined(piece, options, [replace(piece, first=0)], [part], threads)
         shares = whole_shares(piece, threads)
-        reading = replace(reading, threads=max(1, threads // max(1, len(shares))))
+        # In large steps: between two of them the many threads that read take turns at the interpreter.
+        reading = replace(
+            reading, threads=max(1, threads // max(1, len(shares))), buffer_nbytes=LARGE_BLOCK_NBYTES
+        )
         parts = run_shares([partial(_on_gpu, share, options, reading) for share in shares], threads, check)
-    return _joined(piece, options, shares, parts)
+    return _joined(piece, options, shares, parts, threads)
+
+
+def _lines_on_gpu(
+    piece: Piece, options: Options, reading: Reading, threads: int, check: Callable[[], None]
+) -> _Part | None:
+    """What is found of a piece whose documents are lines of large plain files; None of any other, and where these have
+    to be read block by block."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    if not lines_on_gpu.fit(piece, reading):
+        return None
+    signed = lines_on_gpu.sign_lines(
+        piece, options.signing, text_threads(threads), threads, check, signatures=options.signatures
+    )
+    if signed is None:
+        return None
+    part = _Part(options)
+    part.found, chunks = signed
+    for chunk in chunks:
+        part.digests.append(chunk.digests)
+        part.nbytes.append(chunk.lengths)
+        for signs in chunk.signs:
+            part.add_signs(signs)
+        part.stages["read"] += chunk.reading
+        part.stages["sign"] += chunk.signing
+    return part
 
 
 def _on_cores(share: Piece, options: Options, reading: Reading, check: Callable[[], None]) -> _Part:
@@ -183,7 +220,7 @@ def _sign_all(part: _Part, blocks: Iterable[Texts], sign: Callable[[Texts], Sign
 
 
 def _joined(
-    piece: Piece, options: Options, shares: Sequence[Piece], parts: Sequence[_Part]
+    piece: Piece, options: Options, shares: Sequence[Piece], parts: Sequence[_Part], threads: int
 ) -> tuple[Signed, dict[str, float]]:
     """What was found of a piece, from what was of its shares."""
     remarks: Remarks = {}
@@ -203,7 +240,7 @@ def _joined(
             np.concatenate([each for part in parts for each in part.digests]),
             np.concatenate([each for part in parts for each in part.nbytes]),
             np.concatenate([each for part in parts for each in part.shingled]),
-            np.concatenate([each for part in parts for each in part.keys], axis=1),
+            _side_by_side([each for part in parts for each in part.keys], threads),
             np.concatenate(wanted) if options.signatures else None,
             remarks,
             left_out,
@@ -211,3 +248,23 @@ def _joined(
         ),
         {stage: sum(part.stages[stage] for part in parts) for stage in ("read", "sign")},
     )
+
+
+COPIED_NBYTES = 2**24
+"""Keys that one thread puts together at a time."""
+
+
+def _side_by_side(parts: Sequence[np.ndarray], threads: int) -> np.ndarray:
+    """Keys, uint64[(bands, documents)], one part beside the other, by so many threads: the system gives them their
+    memory page by page, which takes longer than to copy them."""
+    edges = np.cumsum([0, *(part.shape[1] for part in parts)]).tolist()
+    found = np.empty((len(parts[0]), edges[-1]), np.uint64)
+    if threads < 2 or found.nbytes < COPIED_NBYTES:
+        np.concatenate(parts, axis=1, out=found)
+        return found
+    calls = [
+        partial(np.copyto, found[:, begin:end], part)
+        for part, (begin, end) in zip(parts, itertools.pairwise(edges), strict=True)
+    ]
+    run_all(text_threads(threads), calls)
+    return found

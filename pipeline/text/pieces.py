@@ -205,7 +205,7 @@ def _count(
         if not per_document and _is_brought_whole(piece, reading):
             from tilewright.pipeline.text.gpu.texts import count_tokens
 
-            found = count_tokens(piece, kind, partial(run_all, _pool(threads)), threads, neighbours)
+            found = count_tokens(piece, kind, partial(run_all, text_threads(threads)), threads, neighbours)
             if found is not None:
                 part = _part_of(found, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
@@ -233,7 +233,9 @@ def _count(
         return _counts_of(piece, shares, parts, per_document, kind)
     with borrowed_tally(kind.bins) as tally:
         if _is_brought_whole(piece, reading):
-            counts = count_text(piece, kind, tally, partial(run_all, _pool(threads)), threads, neighbours)
+            counts = count_text(
+                piece, kind, tally, partial(run_all, text_threads(threads)), threads, neighbours
+            )
             if counts is not None:
                 part = _part_of(counts, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
@@ -404,13 +406,13 @@ def run_shares(
             raise
 
     try:
-        return run_all(_pool(threads), [partial(run, call) for call in calls])
+        return run_all(text_threads(threads), [partial(run, call) for call in calls])
     finally:
         failed.clear()  # an error in a cycle with its own traceback would keep files open
 
 
 @lru_cache(maxsize=2)
-def _pool(threads: int) -> ThreadPoolExecutor:
+def text_threads(threads: int) -> ThreadPoolExecutor:
     """Kept by a worker's process, so that its threads keep their buffers: one pool for plain and one for compressed
     pieces. The threads of a pool that is dropped end once nobody uses it."""
     return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text")

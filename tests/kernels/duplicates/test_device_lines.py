@@ -24,10 +24,11 @@ def assert_found(data: bytes, behind: bytes = b"\n\r\n\n") -> None:
     from numba import cuda
 
     from tilewright.kernels.duplicates.device_lines import newlines_of
+    from tilewright.kernels.duplicates.device_rooms import Rooms
 
     padded = data + behind + bytes(-len(data + behind) % 4)
     text = cuda.to_device(np.frombuffer(padded, np.uint8))
-    found = newlines_of(text, len(data), cuda.stream())
+    found = newlines_of(text, len(data), Rooms(), cuda.stream())
     places = [place for place, byte in enumerate(data) if byte == 0x0A]
     assert found.places.tolist() == places
     assert found.returns.tolist() == [place > 0 and data[place - 1] == 0x0D for place in places]
