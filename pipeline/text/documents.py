@@ -132,8 +132,8 @@ def are_files(rows: Rows, documents: int) -> bool:
 class Counts:
     """The nonzero counts of one piece."""
 
-    cells: np.ndarray
-    """int64: row × width + column; the row is the document's place in the piece, or in ``rows``, or 0."""
+    entries: np.ndarray | None
+    """`cells`; None where these are all ``tokens``, a list in order: a million of them need no places in it."""
     values: np.ndarray
     """Unsigned integers, more than 0, or int64."""
     nbytes: int
@@ -155,6 +155,11 @@ class Counts:
 
     tokens: Tokens | None = None
     """Where they are not known beforehand, what the columns are places in."""
+
+    @property
+    def cells(self) -> np.ndarray:
+        """int64: row × width + column; the row is the document's place in the piece, or in ``rows``, or 0."""
+        return np.arange(len(self.values)) if self.entries is None else self.entries
 
     def facts(self) -> dict[str, Any]:
         """What a record keeps of it beside counts and fingerprints, as JSON."""

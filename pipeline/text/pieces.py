@@ -241,7 +241,9 @@ def _count(
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
         parts = _run(_calls(partial(_tally_on_gpu, tally), shares), threads, task)
         tallied = tally.read()
-        np.subtract.at(tallied, np.concatenate([part.columns for part in parts]), 1)
+        for part in parts:
+            assert part.columns is not None
+            np.subtract.at(tallied, part.columns, 1)
         bins = np.flatnonzero(tallied)
         first = replace(parts[0], rows=np.zeros_like(bins), columns=bins, values=tallied[bins])
         nothing = NO_CELLS
@@ -292,11 +294,11 @@ class _Task:
 class _Part:
     """What one thread has counted."""
 
-    rows: np.ndarray
-    columns: np.ndarray
+    rows: np.ndarray | None
+    columns: np.ndarray | None
     values: np.ndarray
-    """int64: rows of the share, bins or places in ``tokens``, and counts. With a tally the columns are bins that
-    separators took part in, each entry one count too many, and there are no rows and values."""
+    """int64: rows of the share, bins or places in ``tokens``, and counts; None as of `Entries`. With a tally the columns
+    are bins that separators took part in, each entry one count too many, and there are no rows and values."""
     nbytes: int
     """The documents' length, decoded."""
     stages: dict[str, float]
@@ -436,19 +438,18 @@ def _counts_of(
     documents = found.documents
     if piece.is_part:
         documents = int(piece.stop == piece.documents[0].nbytes)
-    columns, tokens = [part.columns for part in parts], None
+    begins = found.begins if per_document else [0] * len(parts)
+    tokens = None
     if isinstance(kind, TokenKind):
-        lists = [part.tokens for part in parts if part.tokens is not None]
-        tokens = all_tokens(lists)
-        skips = np.cumsum([0, *(len(each) for each in lists)])
-        columns = [each + skip for each, skip in zip(columns, skips, strict=False)]
-    row = [
-        part.rows + (begin if per_document else 0) for part, begin in zip(parts, found.begins, strict=True)
-    ]
-    cells = np.concatenate(row) * width_of(kind, tokens) + np.concatenate(columns)
-    values = np.concatenate([part.values for part in parts])
+        tokens = all_tokens([part.tokens for part in parts if part.tokens is not None])
+    entries: np.ndarray | None
+    if len(parts) == 1 and parts[0].columns is None:
+        entries, values = None, parts[0].values
+    else:
+        entries, values = _entries(parts, begins, width_of(kind, tokens))
     if len(parts) > 1 and tokens is None:
-        cells, values = _added(cells, values)
+        assert entries is not None
+        entries, values = _added(entries, values)
     rows = None
     if per_document:
         together = joined(found.rows)
@@ -457,8 +458,19 @@ def _counts_of(
     prints = np.concatenate([part.prints for part in parts])
     nbytes = sum(part.nbytes for part in parts)
     values = values.astype(narrowest(values))  # millions of them travel
-    counts = Counts(cells, values, nbytes, prints, documents, lost, rows, remarks, left_out, tokens=tokens)
+    counts = Counts(entries, values, nbytes, prints, documents, lost, rows, remarks, left_out, tokens=tokens)
     return counts, stages
+
+
+def _entries(parts: Sequence[_Part], begins: Sequence[int], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The cells of a piece, int64, and their values. begins: the first row of each part; width: of the piece's rows."""
+    cells, skip = [], 0
+    for part, begin in zip(parts, begins, strict=True):
+        columns = np.arange(len(part.values)) if part.columns is None else part.columns
+        row = begin if part.rows is None else part.rows + begin
+        cells.append(row * width + skip + columns)
+        skip += 0 if part.tokens is None else len(part.tokens)
+    return np.concatenate(cells), np.concatenate([part.values for part in parts])
 
 
 class _Rows:

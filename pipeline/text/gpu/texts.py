@@ -4,6 +4,7 @@ go."""
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,6 +30,10 @@ from tilewright.pipeline.text.gpu.lanes import (
 from tilewright.pipeline.text.sparse_pieces import Entries
 
 logger = logging.getLogger(__name__)
+
+_bringing = threading.Lock()
+"""Texts whose tokens are counted come one after the other: while the GPU counts one, another is brought. Side by side
+they would be there at the same time, and the bus idle while both are counted."""
 
 Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """Makes calls on the threads of the process that read, and returns what each does."""
@@ -95,7 +100,8 @@ def count_tokens(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbou
 def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
     with borrowed_table(kind, run, threads) as tally, borrowed_text(piece, kind) as text:
         try:
-            moves = _brought(text, tally, run, threads, neighbours)
+            with _bringing:
+                moves = _brought(text, tally, run, threads, neighbours)
             clock = time.perf_counter()
             if moves is None:
                 return None
@@ -105,9 +111,8 @@ def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours
             seconds = _seconds(moves, clock)
         finally:
             tally.settle()
-    rows, columns = np.zeros(len(found.counts), np.int64), np.arange(len(found.counts))
     told = {0: lost} if lost else {}
-    return Entries(rows, columns, found.counts, found.tokens, nbytes, *seconds, told)
+    return Entries(None, None, found.counts, found.tokens, nbytes, *seconds, told)
 
 
 def _brought(
