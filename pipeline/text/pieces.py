@@ -297,7 +297,7 @@ class _Part:
     rows: np.ndarray | None
     columns: np.ndarray | None
     values: np.ndarray
-    """int64: rows of the share, bins or places in ``tokens``, and counts; None as of `Entries`. With a tally the columns
+    """int64: rows of the share, bins or places in ``tokens``, and counts; None as of `Entries`. With a tally columns
     are bins that separators took part in, each entry one count too many, and there are no rows and values."""
     nbytes: int
     """The documents' length, decoded."""
