@@ -233,6 +233,7 @@ class _ChunkSigner:
 
 
 _spare_signers: Spares[_ChunkSigner] = Spares(_ChunkSigner, pinned=False)
+_preparing = threading.Lock()
 _bringing = threading.Lock()
 """Chunks are brought one after the other, so that the first is there soon."""
 
@@ -255,10 +256,12 @@ def pool() -> ThreadPoolExecutor:
 
 
 def prepare() -> None:
-    """Compile and load the kernels beside those of `device_signing`, and the loop."""
-    file_upload.prepare()
-    device_lines.prepare()
-    device_digests.HASH_TEXTS.prepare()
+    """Compile and load the kernels beside those of `device_signing`, and the loop; one thread at a time does."""
+    with _preparing:
+        cuda.current_context()
+        file_upload.prepare()
+        device_lines.prepare()
+        device_digests.HASH_TEXTS.prepare()
 
 
 def sign_lines(
