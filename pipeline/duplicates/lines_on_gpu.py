@@ -48,16 +48,21 @@ from tilewright.pipeline.transfer.lane_blocks import move_nbytes
 
 logger = logging.getLogger(__name__)
 
-CHUNK_NBYTES = 2**27
-"""Text that is brought and signed at once. On an H100 it takes 3 ms to come and 6 to be signed: of smaller ones the
-interpreter would have too many to deal with."""
-CHUNKS = 4
-"""Chunks under way at the same time: one is brought, and where one waits for what it has to ask of the GPU, another
-keeps it at work. Each takes some eight times its length of the device's memory, of characters."""
 LEAST_NBYTES = 2**20
 """Of files that are shorter on average, opening them one by one to look at their first bytes would take longest."""
 MOST_LINE_NBYTES = 2**22
 """Of a longer line the digest would take longer than all others: it is formed byte after byte, by a few threads."""
+CHUNK_NBYTES = 2**27 - MOST_LINE_NBYTES
+"""Text that is brought and signed at once. On an H100 it takes 3 ms to come and 6 to be signed: of smaller ones the
+interpreter would have too many to deal with. What they take of the device's memory grows by powers of two, so they stay
+below one, though they end behind a line."""
+CHUNKS = 6
+"""Chunks under way at the same time, of which some are brought while others are signed: where one waits for what it has
+to ask of the GPU, another keeps it at work. Each takes some eight times its length of the device's memory, of
+characters."""
+READERS = 4
+"""Threads that bring a chunk together. With all threads for one chunk after the other, sixteen, each chunk took 8 ms to
+come: they had to be started anew, and each takes turns with the interpreter's lock for that."""
 MOST_DOCUMENTS = 2**18
 """Lines that are signed at once: of each its signature takes memory, however short the line is."""
 LOOK_NBYTES = 2**16
@@ -110,7 +115,7 @@ class SignedChunk:
     """Of all lines, one part behind the other."""
     reading: float
     signing: float
-    """Seconds that threads read, and that its bringing and signing took beside that."""
+    """Seconds that threads read, and that its signing took once all was read."""
 
 
 def fit(piece: Piece, reading: Reading) -> bool:
@@ -234,8 +239,6 @@ class _ChunkSigner:
 
 _spare_signers: Spares[_ChunkSigner] = Spares(_ChunkSigner, pinned=False)
 _preparing = threading.Lock()
-_bringing = threading.Lock()
-"""Chunks are brought one after the other, so that the first is there soon."""
 
 
 @contextmanager
@@ -324,26 +327,21 @@ def _all_signed(
 
 
 def _sign_chunk(
-    piece: Piece, signing: Signing, run: Run, threads: int, spans: list[Span], *, signatures: bool
+    piece: Piece, way: Signing, run: Run, threads: int, spans: list[Span], *, signatures: bool
 ) -> SignedChunk:
-    start = time.perf_counter()
     lengths = np.array([span.stop - span.start for span in spans], np.int64)
     nbytes = int(lengths.sum())
-    with borrowed_memory(nbytes + device_digests.SLACK) as text, _borrowed(signing) as signer:
-        with _bringing:
-            begun = time.perf_counter()
-            try:
-                reading = _bring(piece, spans, text, run, threads)
-            finally:
-                signer.follow_uploads()
-            brought = time.perf_counter() - begun
+    with borrowed_memory(nbytes + device_digests.SLACK) as text, _borrowed(way) as signer:
+        try:
+            reading = _bring(piece, spans, text, run, threads)
+        finally:
+            signer.follow_uploads()
+        brought = time.perf_counter()
         lines = signer.lines(text, lengths)
         digests = signer.digests(text, lines)
         signs = tuple(signer.signs(text, lines, signatures=signatures))
-    spent = time.perf_counter() - start
-    return SignedChunk(
-        lines.counts, lines.ends - lines.edges[:-1], digests, signs, reading, max(0.0, spent - brought)
-    )
+    signing = time.perf_counter() - brought
+    return SignedChunk(lines.counts, lines.ends - lines.edges[:-1], digests, signs, reading, signing)
 
 
 def _bring(piece: Piece, spans: Sequence[Span], text: Any, run: Run, threads: int) -> float:
@@ -357,8 +355,8 @@ def _bring(piece: Piece, spans: Sequence[Span], text: Any, run: Run, threads: in
         wanted.append(Rectangle(path, span.start, ANY_LENGTH, 1, length, length, base + place, length))
         place += length
     neighbours = max(1, usable_cores() // max(1, threads))
-    upload = Upload(wanted, move_nbytes(threads, neighbours), threads)
-    seconds = _moved(upload, run, min(threads, upload.blocks))
+    upload = Upload(wanted, move_nbytes(threads, neighbours), min(READERS, threads))
+    seconds = _moved(upload, run, min(READERS, threads, upload.blocks))
     if upload.failed():
         raise _NotRead
     return seconds

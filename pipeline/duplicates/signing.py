@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ from tilewright.pipeline.text.whole.texts import (
     Texts,
     texts_of,
 )
-from tilewright.pipeline.threads import run_all
 
 if TYPE_CHECKING:
     from tilewright.kernels.duplicates.signing import Signs
@@ -50,8 +48,9 @@ class Signed:
     """int64: the length of each text, decoded."""
     shingled: np.ndarray
     """bool: whether it has shingles."""
-    keys: np.ndarray
-    """uint64[(bands, documents)]: two documents agree in a band where its keys are the same."""
+    key_parts: tuple[np.ndarray, ...]
+    """uint64[(bands, documents of the part)], one part beside the other: two documents agree in a band where its keys
+    are the same. They are put together once, with those of all other pieces."""
     signatures: np.ndarray | None
     """uint32[(documents, num_perm)], where they are wanted."""
     remarks: Remarks
@@ -61,6 +60,11 @@ class Signed:
     """Documents that the cores signed though a GPU was to: it cannot fold all of their characters."""
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be read, by their places in the piece, and why; all else is of the piece without them."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """All ``key_parts``, uint64[(bands, documents)]."""
+        return np.concatenate(self.key_parts, axis=1)
 
 
 def sign_piece(
@@ -124,14 +128,14 @@ def _signed(
         prepare(options.signing)
         part = _lines_on_gpu(piece, options, reading, threads, check)
         if part is not None:
-            return _joined(piece, options, [replace(piece, first=0)], [part], threads)
+            return _joined(piece, options, [replace(piece, first=0)], [part])
         shares = whole_shares(piece, threads)
         # In large steps: between two of them the many threads that read take turns at the interpreter.
         reading = replace(
             reading, threads=max(1, threads // max(1, len(shares))), buffer_nbytes=LARGE_BLOCK_NBYTES
         )
         parts = run_shares([partial(_on_gpu, share, options, reading) for share in shares], threads, check)
-    return _joined(piece, options, shares, parts, threads)
+    return _joined(piece, options, shares, parts)
 
 
 def _lines_on_gpu(
@@ -220,7 +224,7 @@ def _sign_all(part: _Part, blocks: Iterable[Texts], sign: Callable[[Texts], Sign
 
 
 def _joined(
-    piece: Piece, options: Options, shares: Sequence[Piece], parts: Sequence[_Part], threads: int
+    piece: Piece, options: Options, shares: Sequence[Piece], parts: Sequence[_Part]
 ) -> tuple[Signed, dict[str, float]]:
     """What was found of a piece, from what was of its shares."""
     remarks: Remarks = {}
@@ -240,7 +244,7 @@ def _joined(
             np.concatenate([each for part in parts for each in part.digests]),
             np.concatenate([each for part in parts for each in part.nbytes]),
             np.concatenate([each for part in parts for each in part.shingled]),
-            _side_by_side([each for part in parts for each in part.keys], threads),
+            tuple(each for part in parts for each in part.keys),
             np.concatenate(wanted) if options.signatures else None,
             remarks,
             left_out,
@@ -248,23 +252,3 @@ def _joined(
         ),
         {stage: sum(part.stages[stage] for part in parts) for stage in ("read", "sign")},
     )
-
-
-COPIED_NBYTES = 2**24
-"""Keys that one thread puts together at a time."""
-
-
-def _side_by_side(parts: Sequence[np.ndarray], threads: int) -> np.ndarray:
-    """Keys, uint64[(bands, documents)], one part beside the other, by so many threads: the system gives them their
-    memory page by page, which takes longer than to copy them."""
-    edges = np.cumsum([0, *(part.shape[1] for part in parts)]).tolist()
-    found = np.empty((len(parts[0]), edges[-1]), np.uint64)
-    if threads < 2 or found.nbytes < COPIED_NBYTES:
-        np.concatenate(parts, axis=1, out=found)
-        return found
-    calls = [
-        partial(np.copyto, found[:, begin:end], part)
-        for part, (begin, end) in zip(parts, itertools.pairwise(edges), strict=True)
-    ]
-    run_all(text_threads(threads), calls)
-    return found
