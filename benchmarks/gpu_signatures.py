@@ -7,10 +7,10 @@ The text is that of `gpu_tokens.py`, in lines of about ``--document-nbytes``, wh
 they stay in the page cache.
 
 For each way to form signatures: the rate of the kernels alone, over a block in device memory, with the keys of bands
-brought back; the rate of the pass over all files (`sign_piece`), in which threads read and split them and the GPU signs
-them; and the seconds of the whole search, on the GPU (profile ``local``) and on all cores (profile ``cpu``, of a part
-of the files). Rates are the best of the rounds; the share of the floor is that of the bus. Signatures of the two
-devices are compared.
+brought back; the rate of the pass over all files (`sign_piece`), in which threads read them and the GPU splits and
+signs them (with ``--json-lines`` the threads split them, too); and the seconds of the whole search, on the GPU (profile
+``local``) and on all cores (profile ``cpu``, of a part of the files). Rates are the best of the rounds; the share of
+the floor is that of the bus. Signatures of the two devices are compared.
 """
 
 from __future__ import annotations

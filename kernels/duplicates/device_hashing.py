@@ -68,6 +68,11 @@ def _instructions() -> tuple[Any, Any, Any]:
     return four_bytes, swapped, _sha1_in_python
 
 
+def lowest_first() -> Any:
+    """Inside a kernel: ``four_bytes(low, high, first)``, four bytes of two words from a byte on, as they lie there."""
+    return _instructions()[0]
+
+
 def _sha1_in_python(state: tuple[int, ...], words: tuple[int, ...]) -> tuple[int, ...]:
     def rotated(value: int, bits: int) -> int:
         return (value << bits | value >> 32 - bits) & HALF
@@ -136,7 +141,7 @@ def _sha1_function() -> Any:
 
 def _xxh32_function() -> Any:
     half = halves()
-    lowest_first = _instructions()[0]
+    four_bytes = lowest_first()
     a0, b0, c0, d0 = _ACCUMULATORS
 
     @cuda.jit(device=True, inline="always")
@@ -146,7 +151,7 @@ def _xxh32_function() -> Any:
 
     @cuda.jit(device=True, inline="always")
     def word_at(text: Any, i: Any) -> Any:
-        return half(lowest_first(half(text[i >> 2]), half(text[(i >> 2) + 1]), i & 3))
+        return half(four_bytes(half(text[i >> 2]), half(text[(i >> 2) + 1]), i & 3))
 
     @cuda.jit(device=True, inline="always")
     def added(value: Any, word: Any) -> Any:

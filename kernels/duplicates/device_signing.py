@@ -16,6 +16,7 @@ from tilewright.kernels.duplicates.device_folding import Folding, folding_of
 from tilewright.kernels.duplicates.device_hashing import SLACK
 from tilewright.kernels.duplicates.device_minhash import CHUNK, FORM_KEYS, KEY_THREADS, SIGN
 from tilewright.kernels.duplicates.device_minhash import THREADS as SIGNERS
+from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.duplicates.device_units import GAPS, OF_TEXT, SCAN, SCANNERS, THREADS, TILE, WALK
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.gpu.device_array import strided_view
@@ -42,22 +43,32 @@ class DeviceSigner:
             cuda.to_device(array)
             for array in (letters, folding.numbers, folding.folded, permutations.a, permutations.b)
         )
-        self._arrays: dict[str, Any] = {}
+        self._rooms = Rooms()
 
     @property
     def nbytes(self) -> int:
         """Memory of the device that it takes."""
         tables = (self._letters, self._numbers, self._folded, self._a, self._b)
-        return sum(array.size * array.dtype.itemsize for array in (*tables, *self._arrays.values()))
+        return sum(array.size * array.dtype.itemsize for array in tables) + self._rooms.nbytes
 
     def brought(self, data: np.ndarray, stream: Any) -> Any:
         """Documents that lie in no pinned memory, on the device until the next call."""
-        return self._uploaded("text", data, stream)
+        return self._rooms.uploaded("text", data, stream)
 
-    def sign(self, text: Any, data: np.ndarray, edges: np.ndarray, stream: Any, *, signatures: bool) -> Signs:
+    def sign(
+        self,
+        text: Any,
+        data: np.ndarray | None,
+        edges: np.ndarray,
+        stream: Any,
+        *,
+        signatures: bool,
+        ends: np.ndarray | None = None,
+    ) -> Signs:
         """Sign documents, which begin at ``edges``, int64, the first at 0, and the last of which ends there.
 
-        text: uint8, device memory, that the stream brings them to. data: the same, on the host.
+        text: uint8, device memory, that the stream brings them to. data: the same, on the host, where it is there too.
+        ends: int64, where each document ends, if not at the next one's edge.
         """
         documents, stop = len(edges) - 1, int(edges[-1])
         if stop > MOST_NBYTES:
@@ -66,22 +77,25 @@ class DeviceSigner:
         if not documents:
             none = np.empty((0, num_perm), np.uint32) if signatures else None
             return Signs(np.empty(0, np.bool_), np.empty((bands, 0), np.uint64), none)
-        places = self._uploaded("edges", edges.astype(np.int64, copy=False), stream)
-        others = self._room("others", documents, np.uint8)
-        unit_edges = self._room("unit edges", documents + 1, np.int64)
-        signed = self._room("signatures", documents * num_perm, np.uint32)
-        keys = self._room("keys", documents * bands, np.uint64)
+        places = self._rooms.uploaded("edges", edges.astype(np.int64, copy=False), stream)
+        places_of_ends = places[1 : documents + 1]
+        if ends is not None:
+            places_of_ends = self._rooms.uploaded("ends", ends.astype(np.int64, copy=False), stream)
+        others = self._rooms.of("others", documents, np.uint8)
+        unit_edges = self._rooms.of("unit edges", documents + 1, np.int64)
+        signed = self._rooms.of("signatures", documents * num_perm, np.uint32)
+        keys = self._rooms.of("keys", documents * bands, np.uint64)
         clear(others, stream)
         clear(signed, stream, 0xFF)  # `minhash.EMPTY`
-        self._sign(text, places, documents, stop, others, unit_edges, signed, stream)
+        self._sign(text, places, places_of_ends, documents, stop, others, unit_edges, signed, stream)
         grid = ceil_div(documents * bands, KEY_THREADS)
         FORM_KEYS.enqueue(
             (), grid, KEY_THREADS, stream, signed, documents, num_perm, bands, self._signing.rows, keys
         )
-        begins = _downloaded(unit_edges, documents + 1, stream)
-        found_keys = _downloaded(keys, bands * documents, stream)
-        each = _downloaded(signed, documents * num_perm, stream) if signatures else None
-        unsettled = _downloaded(others, documents, stream) if self._folds else np.zeros(1, np.uint8)
+        begins = downloaded(unit_edges, documents + 1, stream)
+        found_keys = downloaded(keys, bands * documents, stream)
+        each = downloaded(signed, documents * num_perm, stream) if signatures else None
+        unsettled = downloaded(others, documents, stream) if self._folds else np.zeros(1, np.uint8)
         stream.synchronize()
         found = Signs(
             np.diff(begins) > 0,
@@ -89,23 +103,27 @@ class DeviceSigner:
             None if each is None else each.reshape(documents, num_perm),
         )
         if unsettled.any():
-            found = self._with_others(found, data, edges, np.flatnonzero(unsettled))
+            ends = edges[1:] if ends is None else ends
+            if data is None:
+                data = downloaded(text, stop, stream)
+                stream.synchronize()
+            found = self._with_others(found, data, edges, ends, np.flatnonzero(unsettled))
         return found
 
     def _sign(
-        self, text: Any, edges: Any, documents: int, stop: int,
+        self, text: Any, edges: Any, ends: Any, documents: int, stop: int,
         others: Any, unit_edges: Any, signatures: Any, stream: Any,
     ) -> None:  # fmt: skip
         kind, tiles = self._signing.kind, ceil_div(stop, TILE)
-        sums = self._room("sums", tiles * THREADS, np.uint32)
-        totals = self._room("totals", tiles + 1, np.uint64)
+        sums = self._rooms.of("sums", tiles * THREADS, np.uint32)
+        totals = self._rooms.of("totals", tiles + 1, np.uint64)
         of = (kind.unit, self._folds)
 
         def walk(writes: bool, out: Any, places: Any) -> None:
             if tiles:
                 WALK.enqueue(
                     (*of, writes), tiles, THREADS, stream,
-                    *(text, edges, documents, stop, self._letters, self._numbers, self._folded),
+                    *(text, edges, ends, documents, stop, self._letters, self._numbers, self._folded),
                     *(sums, totals, others, out, places, unit_edges),
                 )  # fmt: skip
 
@@ -119,8 +137,8 @@ class DeviceSigner:
         if not units:
             clear(unit_edges, stream)
             return
-        words = self._room("words", ceil_div(nbytes + SLACK, WORD_NBYTES), np.uint32)
-        places = self._room("places", units + 1, np.uint32)
+        words = self._rooms.of("words", ceil_div(nbytes + SLACK, WORD_NBYTES), np.uint32)
+        places = self._rooms.of("places", units + 1, np.uint32)
         walk(True, _as_bytes(words), places)
         gap = GAPS[kind.unit]
         SIGN.enqueue(
@@ -129,9 +147,11 @@ class DeviceSigner:
             *(self._signing.num_perm, signatures),
         )  # fmt: skip
 
-    def _with_others(self, found: Signs, data: np.ndarray, edges: np.ndarray, places: np.ndarray) -> Signs:
+    def _with_others(
+        self, found: Signs, data: np.ndarray, edges: np.ndarray, ends: np.ndarray, places: np.ndarray
+    ) -> Signs:
         """What was found, with these documents signed by the cores."""
-        parts = [data[edges[place] : edges[place + 1]] for place in places.tolist()]
+        parts = [data[edges[place] : ends[place]] for place in places.tolist()]
         lengths = np.cumsum([0, *map(len, parts)])
         wanted = found.signatures is not None
         theirs = sign_on_cores(np.concatenate(parts), lengths, self._signing, signatures=wanted)
@@ -139,26 +159,6 @@ class DeviceSigner:
         if found.signatures is not None:
             found.signatures[places] = theirs.signatures
         return Signs(found.shingled, found.keys, found.signatures, len(places))
-
-    def _room(self, name: str, size: int, dtype: Any) -> Any:
-        """An array of at least so many elements; what it held is not kept."""
-        array = self._arrays.get(name)
-        if array is None or array.size < size:
-            self._arrays.pop(name, None)
-            array = None  # freed before more is allocated
-            # A power of two, so that few are allocated: that makes the whole device wait.
-            array = self._arrays[name] = cuda.device_array(1 << max(0, size - 1).bit_length(), dtype)
-        return array
-
-    def _uploaded(self, name: str, values: np.ndarray, stream: Any) -> Any:
-        array = self._room(name, len(values), values.dtype)
-        array[: len(values)].copy_to_device(values, stream=stream)
-        return array
-
-
-def _downloaded(array: Any, size: int, stream: Any) -> np.ndarray:
-    found: np.ndarray = array[:size].copy_to_host(stream=stream)
-    return found
 
 
 def _as_bytes(words: Any) -> Any:

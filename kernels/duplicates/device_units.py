@@ -55,7 +55,7 @@ def between_function() -> Any:
     return between
 
 
-def _scanned(threads: int) -> Any:
+def scanning(threads: int) -> Any:
     """Inside a kernel: ``scanned(sums, thread, value)``, the sum of the values of this thread and those before it;
     afterwards ``sums``, shared memory, has those of all threads."""
 
@@ -79,22 +79,23 @@ def _scanned(threads: int) -> Any:
 def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
     """The plain function of the kernel that goes over documents.
 
-    data: uint8, of which documents take the first ``stop`` bytes. edges: int64[documents + 1], where each begins and
-    the last ends. letters: `word_table`, of words alone. numbers, folded: `Folding`, where texts are folded. sums:
-    uint32[blocks * THREADS], of each thread what becomes of those of its tile before it; totals: uint64[blocks], of
-    each tile. Without ``writes`` these two are written, and ``others``, uint8[documents], is set to 1 where a document
-    has a character that is `UNSETTLED`. With ``writes``, ``totals`` is as `SCAN` leaves it, and written are out,
-    uint8, the units; places, uint32, where each begins, and one more would; unit_edges, int64, which is the first of a
-    document that begins before ``stop``. Block: THREADS, a tile each; shared memory: 2 KiB.
+    data: uint8, of which documents take the first ``stop`` bytes. edges: int64[documents + 1], where each begins, and
+    ``stop``; ends: int64[documents], where each ends, at the next one's edge or before it. letters: `word_table`, of
+    words alone. numbers, folded: `Folding`, where texts are folded. sums: uint32[blocks * THREADS], of each thread what
+    becomes of those of its tile before it; totals: uint64[blocks], of each tile. Without ``writes`` these two are
+    written, and ``others``, uint8[documents], is set to 1 where a document has a character that is `UNSETTLED`. With
+    ``writes``, ``totals`` is as `SCAN` leaves it, and written are out, uint8, the units; places, uint32, where each
+    begins, and one more would; unit_edges, int64, which is the first of a document that begins before ``stop``. Block:
+    THREADS, a tile each; shared memory: 2 KiB.
     """
     word, _, whole = arithmetic()
     step_from, is_letter, follows_letter, _ = reading()
     character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
-    between, scanned = between_function(), _scanned(THREADS)
+    between, scanned = between_function(), scanning(THREADS)
     of_words = unit == "word"
 
     def walk(
-        data: Any, edges: Any, documents: Any, stop: Any, letters: Any, numbers: Any, folded: Any,
+        data: Any, edges: Any, ends: Any, documents: Any, stop: Any, letters: Any, numbers: Any, folded: Any,
         sums: Any, totals: Any, others: Any, out: Any, places: Any, unit_edges: Any,
     ) -> None:  # fmt: skip
         found = cuda.shared.array(2, numba.int64)
@@ -127,7 +128,7 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
                     empty -= 1
         i = a
         while i < b:
-            lo, hi = whole(edges[word(document)]), whole(edges[word(document + 1)])
+            lo, hi = whole(edges[word(document)]), whole(ends[word(document)])
             if writes and lo == i and lo > a:
                 unit_edges[word(document)] = units
             end = min(b, hi)
@@ -178,8 +179,8 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
                         units += count
                     nbytes += size
                 i += length
-            i = max(i, end)
             document += 1
+            i = max(i, whole(edges[word(document)]))  # what ends a document is passed over
         if not writes:
             mine = numba.uint32(nbytes << OF_TILE | units)
             through = scanned(added, thread, mine)
@@ -201,7 +202,7 @@ def scan_function() -> Callable[..., None]:
     SCANNERS; shared memory: 8 KiB.
     """
     word, _, whole = arithmetic()
-    scanned = _scanned(SCANNERS)
+    scanned = scanning(SCANNERS)
 
     def scan(totals: Any, tiles: Any, edges: Any, documents: Any, stop: Any, unit_edges: Any) -> None:
         added = cuda.shared.array(SCANNERS, numba.uint64)
@@ -233,7 +234,8 @@ _NUMBERS, _NUMBER = numba.types.Array(numba.uint16, 1, "C"), numba.int64
 WALK = Launcher(
     walk_function,
     lambda unit, folds, writes: numba.void(
-        BYTES, PLACES, _NUMBER, _NUMBER, BYTES, _NUMBERS, SUMS, WORDS, SUMS, BYTES, BYTES, WORDS, PLACES
+        *(BYTES, PLACES, PLACES, _NUMBER, _NUMBER, BYTES, _NUMBERS, SUMS),
+        *(WORDS, SUMS, BYTES, BYTES, WORDS, PLACES),
     ),
 )
 SCAN = Launcher(scan_function, lambda: numba.void(SUMS, _NUMBER, PLACES, _NUMBER, _NUMBER, PLACES))

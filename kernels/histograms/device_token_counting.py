@@ -47,7 +47,7 @@ from tilewright.kernels.histograms.tables.device_table import (
 )
 from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts, as_counted
 from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
-from tilewright.kernels.histograms.token_lists import Tokens, joined
+from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_order import in_order, merged
 from tilewright.kernels.numbers import ceil_div
 
@@ -235,8 +235,7 @@ class DeviceCounter:
             for found, _ in lists:
                 self._add(found)
         elif lists:
-            tokens = joined([found.tokens for found, _ in lists])
-            self._add(TokenCounts(tokens, np.concatenate([found.counts for found, _ in lists])))
+            self._add(_behind_one_another([found for found, _ in lists], self._run))
 
     def _count_long(self, more: Callable[[int], np.ndarray]) -> None:
         if self._others is None:
@@ -253,6 +252,26 @@ class DeviceCounter:
     def _merge_last(self) -> None:
         a, b = self._taken[-2:]
         self._taken[-2:] = [TokenCounts(*merged(a.tokens, a.counts, b.tokens, b.counts))]
+
+
+def _behind_one_another(lists: Sequence[TokenCounts], run: Run) -> TokenCounts:
+    """Lists as one, by a call for each: millions of tokens are copied to memory that the system clears first."""
+    if len(lists) == 1:
+        return lists[0]
+    firsts = np.cumsum([0, *(len(each.counts) for each in lists)]).tolist()
+    begins = np.cumsum([0, *(len(each.tokens.data) for each in lists)]).tolist()
+    data, counts = np.empty(begins[-1], np.uint8), np.empty(firsts[-1], np.int64)
+    offsets = np.zeros(firsts[-1] + 1, np.int64)
+
+    def copy(number: int) -> None:
+        each, first, begin = lists[number], firsts[number], begins[number]
+        last = firsts[number + 1]
+        data[begin : begins[number + 1]] = each.tokens.data
+        counts[first:last] = each.counts
+        np.add(each.tokens.offsets[1:], begin, out=offsets[first + 1 : last + 1])
+
+    run([partial(copy, number) for number in range(len(lists))])
+    return TokenCounts(Tokens(data, offsets), counts)
 
 
 def _one_by_one(calls: Sequence[Callable[[], Any]]) -> list[Any]:

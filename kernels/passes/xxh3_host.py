@@ -56,10 +56,10 @@ def _both(first: int, second: int) -> int:
     return _word_at(first) ^ _word_at(second)
 
 
-_FEW_LOW = int.from_bytes(SECRET[:4], "little") ^ int.from_bytes(SECRET[4:8], "little")
-_FEW_HIGH = int.from_bytes(SECRET[8:12], "little") ^ int.from_bytes(SECRET[12:16], "little")
-_EMPTY_LOW, _EMPTY_HIGH = _both(64, 72), _both(80, 88)
-_EIGHT, _SIXTEEN_LOW, _SIXTEEN_HIGH = _both(16, 24), _both(32, 40), _both(48, 56)
+FEW_LOW = int.from_bytes(SECRET[:4], "little") ^ int.from_bytes(SECRET[4:8], "little")
+FEW_HIGH = int.from_bytes(SECRET[8:12], "little") ^ int.from_bytes(SECRET[12:16], "little")
+EMPTY_LOW, EMPTY_HIGH = _both(64, 72), _both(80, 88)
+EIGHT, SIXTEEN_LOW, SIXTEEN_HIGH = _both(16, 24), _both(32, 40), _both(48, 56)
 
 
 @intrinsic
@@ -148,16 +148,16 @@ def _of_16(text, n):  # type: ignore[no-untyped-def]
     """The halves of the hash of up to 16 bytes, the low one first."""
     if n > 8:
         first, last = load_word(text), load_word(text + n - 8)
-        low, high = _product(first ^ last ^ uint64(_SIXTEEN_LOW), uint64(PRIME64_1))
+        low, high = _product(first ^ last ^ uint64(SIXTEEN_LOW), uint64(PRIME64_1))
         low = uint64(low + (uint64(n - 1) << uint64(54)))
-        last = last ^ uint64(_SIXTEEN_HIGH)
+        last = last ^ uint64(SIXTEEN_HIGH)
         high = uint64(high + last + (last & uint64(0xFFFFFFFF)) * uint64(PRIME32_2 - 1))
         low = low ^ _swapped(high)
         first, last = _product(low, uint64(PRIME64_2))
         return _avalanche(first), _avalanche(uint64(last + uint64(high * uint64(PRIME64_2))))
     if n >= 4:
         word = uint64(load_half(text)) | uint64(load_half(text + n - 4)) << uint64(32)
-        low, high = _product(word ^ uint64(_EIGHT), uint64(uint64(PRIME64_1) + uint64(n << 2)))
+        low, high = _product(word ^ uint64(EIGHT), uint64(uint64(PRIME64_1) + uint64(n << 2)))
         high = uint64(high + (low << uint64(1)))
         low = low ^ (high >> uint64(3))
         low = uint64((low ^ (low >> uint64(35))) * uint64(PRIME_FEW))
@@ -168,10 +168,10 @@ def _of_16(text, n):  # type: ignore[no-untyped-def]
         swapped = uint32(_swapped(uint64(word)) >> uint64(32))
         turned = uint32(swapped << uint32(13) | swapped >> uint32(19))
         return (
-            _older_avalanche(uint64(word) ^ uint64(_FEW_LOW)),
-            _older_avalanche(uint64(turned) ^ uint64(_FEW_HIGH)),
+            _older_avalanche(uint64(word) ^ uint64(FEW_LOW)),
+            _older_avalanche(uint64(turned) ^ uint64(FEW_HIGH)),
         )
-    return _older_avalanche(uint64(_EMPTY_LOW)), _older_avalanche(uint64(_EMPTY_HIGH))
+    return _older_avalanche(uint64(EMPTY_LOW)), _older_avalanche(uint64(EMPTY_HIGH))
 
 
 @njit(nogil=True)

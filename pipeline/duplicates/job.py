@@ -77,7 +77,9 @@ def _documents(arrival: Arrival[Signed], corpus: Corpus, bands: int) -> _Documen
         tuple(ordered.ids) if ordered.ids is not None and corpus.reading.id_field else None,
         where,
         np.concatenate([np.empty(0, np.bool_), *(part.shingled for part in parts)])[places],
-        np.concatenate([np.empty((bands, 0), np.uint64), *(part.keys for part in parts)], axis=1)[:, places],
+        np.concatenate(
+            [np.empty((bands, 0), np.uint64), *(each for part in parts for each in part.key_parts)], axis=1
+        )[:, places],
         np.concatenate(wanted)[places] if wanted else None,
     )
 

@@ -18,7 +18,7 @@ from tilewright.pipeline.text.corpus import Piece, reading_ahead
 from tilewright.pipeline.text.documents import Rows, are_files, joined, rows_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
-from tilewright.pipeline.text.pieces import run_shares, without_bad_files
+from tilewright.pipeline.text.pieces import run_shares, text_threads, without_bad_files
 from tilewright.pipeline.text.whole.documents import whole_shares
 from tilewright.pipeline.text.whole.texts import (
     AS_BYTES,
@@ -48,8 +48,9 @@ class Signed:
     """int64: the length of each text, decoded."""
     shingled: np.ndarray
     """bool: whether it has shingles."""
-    keys: np.ndarray
-    """uint64[(bands, documents)]: two documents agree in a band where its keys are the same."""
+    key_parts: tuple[np.ndarray, ...]
+    """uint64[(bands, documents of the part)], one part beside the other: two documents agree in a band where its keys
+    are the same. They are put together once, with those of all other pieces."""
     signatures: np.ndarray | None
     """uint32[(documents, num_perm)], where they are wanted."""
     remarks: Remarks
@@ -59,6 +60,11 @@ class Signed:
     """Documents that the cores signed though a GPU was to: it cannot fold all of their characters."""
     bad: dict[int, str] = field(default_factory=dict)
     """Files that cannot be read, by their places in the piece, and why; all else is of the piece without them."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """All ``key_parts``, uint64[(bands, documents)]."""
+        return np.concatenate(self.key_parts, axis=1)
 
 
 def sign_piece(
@@ -99,6 +105,9 @@ class _Part:
     def add(self, texts: Texts, signs: Signs) -> None:
         self.digests.append(texts.digests)
         self.nbytes.append(np.diff(texts.edges))
+        self.add_signs(signs)
+
+    def add_signs(self, signs: Signs) -> None:
         self.shingled.append(signs.shingled)
         self.keys.append(signs.keys)
         self.others += signs.others
@@ -117,10 +126,42 @@ def _signed(
         from tilewright.pipeline.duplicates.on_gpu import prepare
 
         prepare(options.signing)
+        part = _lines_on_gpu(piece, options, reading, threads, check)
+        if part is not None:
+            return _joined(piece, options, [replace(piece, first=0)], [part])
         shares = whole_shares(piece, threads)
-        reading = replace(reading, threads=max(1, threads // max(1, len(shares))))
+        # In large steps: between two of them the many threads that read take turns at the interpreter.
+        reading = replace(
+            reading, threads=max(1, threads // max(1, len(shares))), buffer_nbytes=LARGE_BLOCK_NBYTES
+        )
         parts = run_shares([partial(_on_gpu, share, options, reading) for share in shares], threads, check)
     return _joined(piece, options, shares, parts)
+
+
+def _lines_on_gpu(
+    piece: Piece, options: Options, reading: Reading, threads: int, check: Callable[[], None]
+) -> _Part | None:
+    """What is found of a piece whose documents are lines of large plain files; None of any other, and where these have
+    to be read block by block."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    if not lines_on_gpu.fit(piece, reading):
+        return None
+    signed = lines_on_gpu.sign_lines(
+        piece, options.signing, text_threads(threads), threads, check, signatures=options.signatures
+    )
+    if signed is None:
+        return None
+    part = _Part(options)
+    part.found, chunks = signed
+    for chunk in chunks:
+        part.digests.append(chunk.digests)
+        part.nbytes.append(chunk.lengths)
+        for signs in chunk.signs:
+            part.add_signs(signs)
+        part.stages["read"] += chunk.reading
+        part.stages["sign"] += chunk.signing
+    return part
 
 
 def _on_cores(share: Piece, options: Options, reading: Reading, check: Callable[[], None]) -> _Part:
@@ -203,7 +244,7 @@ def _joined(
             np.concatenate([each for part in parts for each in part.digests]),
             np.concatenate([each for part in parts for each in part.nbytes]),
             np.concatenate([each for part in parts for each in part.shingled]),
-            np.concatenate([each for part in parts for each in part.keys], axis=1),
+            tuple(each for part in parts for each in part.keys),
             np.concatenate(wanted) if options.signatures else None,
             remarks,
             left_out,

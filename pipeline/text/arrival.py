@@ -14,7 +14,7 @@ from tilewright.pipeline.text.corpus import Corpus, Piece
 from tilewright.pipeline.text.documents import Counts, Listing, width_of
 from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks
 from tilewright.pipeline.text.kept_counts import Again, counts_in, entry_of
-from tilewright.pipeline.text.totals import Total
+from tilewright.pipeline.text.totals import TokenTotal, Total
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,25 @@ class Arrival:
                 self._add(each, places)
 
     def _add(self, part: Counts, places: np.ndarray) -> None:
-        rows_of = self.listing.rows_of(part.rows, places) if self._per_document else None
-        for cells, values in _steps(part, width_of(self._kind, part.tokens)):
-            rows, columns = np.divmod(cells, width_of(self._kind, part.tokens))
-            self._total.add(
-                rows if rows_of is None else rows_of[rows], columns, values.astype(np.int64), part.tokens
-            )
+        if part.entries is None and isinstance(self._total, TokenTotal):
+            assert part.tokens is not None
+            self._total.add_list(part.tokens, part.values.astype(np.int64))
+        else:
+            self._add_cells(part, places)
         self.nbytes += part.nbytes
         self.counted += int(part.values.sum())
         self.documents += part.documents
         self.lost = None if self.lost is None or part.lost is None else self.lost + part.lost
         add_remarks(self.remarks, part.remarks)
         self.left_out |= {int(places[at]): each for at, each in part.left_out.items()}
+
+    def _add_cells(self, part: Counts, places: np.ndarray) -> None:
+        rows_of = self.listing.rows_of(part.rows, places) if self._per_document else None
+        for cells, values in _steps(part, width_of(self._kind, part.tokens)):
+            rows, columns = np.divmod(cells, width_of(self._kind, part.tokens))
+            self._total.add(
+                rows if rows_of is None else rows_of[rows], columns, values.astype(np.int64), part.tokens
+            )
 
 
 STEP = 2**20

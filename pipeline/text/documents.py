@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from tilewright.pipeline.text.fingerprints import NONE
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remark, Remarks
 from tilewright.pipeline.text.names import Ids, Names, Part, part_of
 
+Text = TypeVar("Text", str, str | None)
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -24,13 +26,15 @@ class Rows:
 
     places: np.ndarray
     """int64: the place in the piece of each document's file."""
-    members: list[str]
-    """Within an archive, or the number of a record; empty for a file's own text."""
+    members: list[str] | None
+    """Within an archive, or the number of a record; empty for a file's own text. None where it is empty of all: a
+    million lines have no list of as many."""
     numbers: np.ndarray
     """int64: its line, row or passage, counted from 1; 0 for a whole text."""
-    fields: list[str | None]
-    """Where several are counted."""
-    ids: list[str | None]
+    fields: list[str | None] | None
+    """Where several are counted; None where they are of none."""
+    ids: list[str | None] | None
+    """None where no document has one."""
     lost: np.ndarray
     """int64: how many U+FFFD stand for what could not be decoded."""
 
@@ -40,10 +44,10 @@ class Rows:
     def to_json(self) -> dict[str, Any]:
         return {
             "places": packed(self.places),
-            "members": self.members if any(self.members) else None,
+            "members": self.members if any(self.members or ()) else None,
             "numbers": packed(self.numbers),
-            "fields": self.fields if any(self.fields) else None,
-            "ids": self.ids if any(each is not None for each in self.ids) else None,
+            "fields": self.fields if any(self.fields or ()) else None,
+            "ids": self.ids if any(each is not None for each in self.ids or ()) else None,
             "lost": packed(self.lost),
         }
 
@@ -52,15 +56,7 @@ class Rows:
         places, numbers, lost = (
             unpacked(entry[name]).astype(np.int64) for name in ("places", "numbers", "lost")
         )
-        count = len(places)
-        return cls(
-            places,
-            entry["members"] or [""] * count,
-            numbers,
-            entry["fields"] or [None] * count,
-            entry["ids"] or [None] * count,
-            lost,
-        )
+        return cls(places, entry["members"], numbers, entry["fields"], entry["ids"], lost)
 
 
 def no_rows() -> Rows:
@@ -70,14 +66,23 @@ def no_rows() -> Rows:
 def joined(rows: Sequence[Rows]) -> Rows:
     """Rows behind one another."""
     none = np.empty(0, np.int64)
+    lengths = [len(each) for each in rows]
     return Rows(
         np.concatenate([none, *(each.places for each in rows)]),
-        list(chain.from_iterable(each.members for each in rows)),
+        _together([each.members for each in rows], lengths, ""),
         np.concatenate([none, *(each.numbers for each in rows)]),
-        list(chain.from_iterable(each.fields for each in rows)),
-        list(chain.from_iterable(each.ids for each in rows)),
+        _together([each.fields for each in rows], lengths, None),
+        _together([each.ids for each in rows], lengths, None),
         np.concatenate([none, *(each.lost for each in rows)]),
     )
+
+
+def _together(parts: Sequence[list[Text] | None], lengths: Sequence[int], nothing: Text) -> list[Text] | None:
+    """Lists behind one another, of which None stands for one of nothing else."""
+    if all(part is None for part in parts):
+        return None
+    pairs = zip(parts, lengths, strict=True)
+    return list(chain.from_iterable(repeat(nothing, n) if part is None else part for part, n in pairs))
 
 
 def rows_of(found: Found, first: int, lost: dict[int, int]) -> Rows:
@@ -85,32 +90,40 @@ def rows_of(found: Found, first: int, lost: dict[int, int]) -> Rows:
 
     first: the place in the piece of the share's first file. lost: what counting says of rows, to be added.
     """
-    parts = []
-    for row in found.rows:
-        count = 1 if row.numbers is None else len(row.numbers)
-        parts.append(
-            Rows(
-                np.full(count, first + row.place, np.int64),
-                [row.member] * count,
-                np.zeros(count, np.int64) if row.numbers is None else row.numbers.astype(np.int64),
-                [None] * count if row.fields is None else list(row.fields),
-                [None] * count if row.ids is None else list(row.ids),
-                np.broadcast_to(np.asarray(row.lost, np.int64), count).copy(),
-            )
-        )
-    rows = joined(parts)
+    counts = [1 if row.numbers is None else len(row.numbers) for row in found.rows]
+    places = first + np.fromiter((row.place for row in found.rows), np.int64, len(counts))
+    numbers = [
+        np.zeros(1, np.int64) if row.numbers is None else row.numbers.astype(np.int64, copy=False)
+        for row in found.rows
+    ]
+    pairs = list(zip(found.rows, counts, strict=True))
+    rows = Rows(
+        np.repeat(places, counts),
+        _together([[row.member] * n if row.member else None for row, n in pairs], counts, ""),
+        np.concatenate([np.empty(0, np.int64), *numbers]),
+        _together([None if row.fields is None else list(row.fields) for row in found.rows], counts, None),
+        _together([None if row.ids is None else list(row.ids) for row in found.rows], counts, None),
+        np.concatenate([np.empty(0, np.int64), *(_each(row.lost, n) for row, n in pairs)]),
+    )
     if lost:
         np.add.at(rows.lost, list(lost), list(lost.values()))
     return rows
+
+
+def _each(lost: np.ndarray | int, count: int) -> np.ndarray:
+    """`Row.lost` of each of so many documents."""
+    if isinstance(lost, np.ndarray) and len(lost) == count:
+        return lost
+    return np.broadcast_to(np.asarray(lost, np.int64), count)
 
 
 def are_files(rows: Rows, documents: int) -> bool:
     """Whether the rows are the piece's files themselves, with nothing else to be said of them."""
     return (
         len(rows) == documents
-        and not any(rows.members)
+        and not any(rows.members or ())
         and not rows.numbers.any()
-        and not any(each is not None for each in rows.ids)
+        and not any(each is not None for each in rows.ids or ())
         and bool((rows.places == np.arange(documents)).all())
     )
 
@@ -119,8 +132,8 @@ def are_files(rows: Rows, documents: int) -> bool:
 class Counts:
     """The nonzero counts of one piece."""
 
-    cells: np.ndarray
-    """int64: row × width + column; the row is the document's place in the piece, or in ``rows``, or 0."""
+    entries: np.ndarray | None
+    """`cells`; None where these are all ``tokens``, a list in order: a million of them need no places in it."""
     values: np.ndarray
     """Unsigned integers, more than 0, or int64."""
     nbytes: int
@@ -142,6 +155,11 @@ class Counts:
 
     tokens: Tokens | None = None
     """Where they are not known beforehand, what the columns are places in."""
+
+    @property
+    def cells(self) -> np.ndarray:
+        """int64: row × width + column; the row is the document's place in the piece, or in ``rows``, or 0."""
+        return np.arange(len(self.values)) if self.entries is None else self.entries
 
     def facts(self) -> dict[str, Any]:
         """What a record keeps of it beside counts and fingerprints, as JSON."""

@@ -51,18 +51,18 @@ class Part(NamedTuple):
 
 def part_of(
     places: np.ndarray,
-    members: Sequence[str],
+    members: Sequence[str] | None,
     numbers: np.ndarray,
-    fields: Sequence[str | None],
-    ids: Sequence[str | None],
+    fields: Sequence[str | None] | None,
+    ids: Sequence[str | None] | None,
 ) -> Part:
     """All of a piece's documents, in less memory."""
     return Part(
         places,
-        Texts.of(members) if any(members) else None,
+        Texts.of(members) if members and any(members) else None,
         numbers.astype(np.min_scalar_type(numbers.max())) if numbers.any() else None,
-        Texts.of(fields) if any(fields) else None,
-        Texts.of(ids) if any(each is not None for each in ids) else None,
+        Texts.of(fields) if fields and any(fields) else None,
+        Texts.of(ids) if ids and any(each is not None for each in ids) else None,
     )
 
 

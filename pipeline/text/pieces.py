@@ -205,7 +205,7 @@ def _count(
         if not per_document and _is_brought_whole(piece, reading):
             from tilewright.pipeline.text.gpu.texts import count_tokens
 
-            found = count_tokens(piece, kind, partial(run_all, _pool(threads)), threads, neighbours)
+            found = count_tokens(piece, kind, partial(run_all, text_threads(threads)), threads, neighbours)
             if found is not None:
                 part = _part_of(found, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
@@ -233,13 +233,17 @@ def _count(
         return _counts_of(piece, shares, parts, per_document, kind)
     with borrowed_tally(kind.bins) as tally:
         if _is_brought_whole(piece, reading):
-            counts = count_text(piece, kind, tally, partial(run_all, _pool(threads)), threads, neighbours)
+            counts = count_text(
+                piece, kind, tally, partial(run_all, text_threads(threads)), threads, neighbours
+            )
             if counts is not None:
                 part = _part_of(counts, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
         parts = _run(_calls(partial(_tally_on_gpu, tally), shares), threads, task)
         tallied = tally.read()
-        np.subtract.at(tallied, np.concatenate([part.columns for part in parts]), 1)
+        for part in parts:
+            assert part.columns is not None
+            np.subtract.at(tallied, part.columns, 1)
         bins = np.flatnonzero(tallied)
         first = replace(parts[0], rows=np.zeros_like(bins), columns=bins, values=tallied[bins])
         nothing = NO_CELLS
@@ -290,11 +294,11 @@ class _Task:
 class _Part:
     """What one thread has counted."""
 
-    rows: np.ndarray
-    columns: np.ndarray
+    rows: np.ndarray | None
+    columns: np.ndarray | None
     values: np.ndarray
-    """int64: rows of the share, bins or places in ``tokens``, and counts. With a tally the columns are bins that
-    separators took part in, each entry one count too many, and there are no rows and values."""
+    """int64: rows of the share, bins or places in ``tokens``, and counts; None as of `Entries`. With a tally columns
+    are bins that separators took part in, each entry one count too many, and there are no rows and values."""
     nbytes: int
     """The documents' length, decoded."""
     stages: dict[str, float]
@@ -404,13 +408,13 @@ def run_shares(
             raise
 
     try:
-        return run_all(_pool(threads), [partial(run, call) for call in calls])
+        return run_all(text_threads(threads), [partial(run, call) for call in calls])
     finally:
         failed.clear()  # an error in a cycle with its own traceback would keep files open
 
 
 @lru_cache(maxsize=2)
-def _pool(threads: int) -> ThreadPoolExecutor:
+def text_threads(threads: int) -> ThreadPoolExecutor:
     """Kept by a worker's process, so that its threads keep their buffers: one pool for plain and one for compressed
     pieces. The threads of a pool that is dropped end once nobody uses it."""
     return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text")
@@ -434,19 +438,18 @@ def _counts_of(
     documents = found.documents
     if piece.is_part:
         documents = int(piece.stop == piece.documents[0].nbytes)
-    columns, tokens = [part.columns for part in parts], None
+    begins = found.begins if per_document else [0] * len(parts)
+    tokens = None
     if isinstance(kind, TokenKind):
-        lists = [part.tokens for part in parts if part.tokens is not None]
-        tokens = all_tokens(lists)
-        skips = np.cumsum([0, *(len(each) for each in lists)])
-        columns = [each + skip for each, skip in zip(columns, skips, strict=False)]
-    row = [
-        part.rows + (begin if per_document else 0) for part, begin in zip(parts, found.begins, strict=True)
-    ]
-    cells = np.concatenate(row) * width_of(kind, tokens) + np.concatenate(columns)
-    values = np.concatenate([part.values for part in parts])
+        tokens = all_tokens([part.tokens for part in parts if part.tokens is not None])
+    entries: np.ndarray | None
+    if len(parts) == 1 and parts[0].columns is None:
+        entries, values = None, parts[0].values
+    else:
+        entries, values = _entries(parts, begins, width_of(kind, tokens))
     if len(parts) > 1 and tokens is None:
-        cells, values = _added(cells, values)
+        assert entries is not None
+        entries, values = _added(entries, values)
     rows = None
     if per_document:
         together = joined(found.rows)
@@ -455,8 +458,19 @@ def _counts_of(
     prints = np.concatenate([part.prints for part in parts])
     nbytes = sum(part.nbytes for part in parts)
     values = values.astype(narrowest(values))  # millions of them travel
-    counts = Counts(cells, values, nbytes, prints, documents, lost, rows, remarks, left_out, tokens=tokens)
+    counts = Counts(entries, values, nbytes, prints, documents, lost, rows, remarks, left_out, tokens=tokens)
     return counts, stages
+
+
+def _entries(parts: Sequence[_Part], begins: Sequence[int], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The cells of a piece, int64, and their values. begins: the first row of each part; width: of the piece's rows."""
+    cells, skip = [], 0
+    for part, begin in zip(parts, begins, strict=True):
+        columns = np.arange(len(part.values)) if part.columns is None else part.columns
+        row = begin if part.rows is None else part.rows + begin
+        cells.append(row * width + skip + columns)
+        skip += 0 if part.tokens is None else len(part.tokens)
+    return np.concatenate(cells), np.concatenate([part.values for part in parts])
 
 
 class _Rows:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class Entries:
     """Counts that are not zero."""
 
-    rows: np.ndarray
-    """int64: which document of the share, or 0 for all."""
-    columns: np.ndarray
-    """int64: bins, or places in ``tokens``."""
+    rows: np.ndarray | None
+    """int64: which document of the share, or 0 for all; None for 0 throughout."""
+    columns: np.ndarray | None
+    """int64: bins, or places in ``tokens``; None where these are all of them, a list in order."""
     values: np.ndarray
     """int64."""
     tokens: Tokens | None
@@ -131,7 +131,7 @@ def _entries(counter: TokenCounter, per_document: bool, nbytes: int, clock: _Clo
     else:
         counts = counter.take()
         tokens, values = counts.tokens, counts.counts
-        rows, columns = np.zeros(len(values), np.int64), np.arange(len(values))
+        rows, columns = None, None
     clock.count += clock.lap()
     return Entries(rows, columns, values, tokens, nbytes, clock.read, clock.count)
 

@@ -123,6 +123,8 @@ class TokenTotal:
 
     def add_list(self, tokens: Tokens, counts: np.ndarray) -> None:
         """Add a list that is in order."""
+        if not len(tokens):
+            return
         before = self._room.spilled
         kept = Tokens(self._room.kept(tokens.data), self._room.kept(tokens.offsets))
         kept_counts = self._room.kept(counts)

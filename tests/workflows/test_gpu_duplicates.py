@@ -38,6 +38,36 @@ def corpus(folder: Path, rng: np.random.Generator) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("shingle", ["word", "character"])
+def test_lines_of_large_files_are_signed_as_they_lie_there(
+    shingle: str, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several chunks at a time, and files that are cut behind lines."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    words = np.array([f"wörd{number:x}".encode() for number in range(5_000)])
+    ends, taken = (b"\n", b"\r\n", b"\n\n"), []
+    for number in range(3):
+        lines = [b" ".join(rng.choice(words, n)) + ends[n % 3] for n in rng.integers(1, 300, 3_000).tolist()]
+        (tmp_path / f"{number}.txt").write_bytes(b"".join(lines) + b"the last one\r"[: 6 * number])
+    sign = lines_on_gpu.sign_lines
+
+    def sign_lines(*given: Any, **named: Any) -> Any:
+        found = sign(*given, **named)
+        taken.append(found)
+        return found
+
+    monkeypatch.setattr(lines_on_gpu, "sign_lines", sign_lines)
+    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", 300_000)
+    options: dict[str, Any] = {"split_on": "line", "shingle": shingle, "ngram": 3, "signatures": True}
+    found = tw.duplicates(tmp_path, device="cuda", **options)
+    wanted = tw.duplicates(tmp_path, device="cpu", **options)
+    assert taken
+    assert all(each is not None for each in taken)
+    assert same(found, wanted)
+    np.testing.assert_array_equal(found.signatures, wanted.signatures)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -283,15 +283,21 @@ def prepare(kind: Kind | TokenKind) -> None:
 @contextmanager
 def borrowed_text(piece: Piece, kind: Kind | TokenKind) -> Iterator[Text]:
     """Device memory for the text of a piece of plain documents."""
-    cuda.current_context()
     begin, end, place = _spans(piece, kind)[-1]
-    nbytes = max(1, place + end - begin)
+    with borrowed_memory(place + end - begin) as memory:
+        yield Text(piece, kind, memory)
+
+
+@contextmanager
+def borrowed_memory(nbytes: int) -> Iterator[Any]:
+    """Device memory of this process for a text of so many bytes, uint8, of a multiple of `TEXT_STEP_NBYTES`."""
+    cuda.current_context()
     memory = _spare_texts.take()
     if memory is None or memory.size < nbytes:
         memory = None  # freed before more is allocated
-        memory = cuda.device_array(round_up(nbytes, TEXT_STEP_NBYTES), np.uint8)
+        memory = cuda.device_array(round_up(max(1, nbytes), TEXT_STEP_NBYTES), np.uint8)
     try:
-        yield Text(piece, kind, memory)
+        yield memory
     finally:
         _spare_texts.put(memory)
 

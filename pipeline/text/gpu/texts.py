@@ -4,13 +4,17 @@ go."""
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
@@ -27,8 +31,13 @@ from tilewright.pipeline.text.gpu.lanes import (
     prepare,
 )
 from tilewright.pipeline.text.sparse_pieces import Entries
+from tilewright.pipeline.threads import run_all
 
 logger = logging.getLogger(__name__)
+
+_bringing = threading.Lock()
+"""Texts whose tokens are counted come one after the other: while the GPU counts one, another is brought. Side by side
+they would be there at the same time, and the bus idle while both are counted."""
 
 Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """Makes calls on the threads of the process that read, and returns what each does."""
@@ -71,7 +80,7 @@ def count_text(
 
 
 def count_tokens(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
-    """Count the tokens of a piece, whose lists threads put in order.
+    """Count the tokens of a piece, whose lists as many threads put in order as there are cores for each neighbour.
 
     Returns None where not all could be read, and where the GPU has no room for it: then the cores count it, or say what
     is wrong.
@@ -93,9 +102,12 @@ def count_tokens(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbou
 
 
 def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
-    with borrowed_table(kind, run, threads) as tally, borrowed_text(piece, kind) as text:
+    cores = max(1, usable_cores() // neighbours)
+    order = partial(run_all, _ordering_threads(cores))
+    with borrowed_table(kind, order, cores) as tally, borrowed_text(piece, kind) as text:
         try:
-            moves = _brought(text, tally, run, threads, neighbours)
+            with _bringing:
+                moves = _brought(text, tally, run, threads, neighbours)
             clock = time.perf_counter()
             if moves is None:
                 return None
@@ -105,9 +117,14 @@ def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours
             seconds = _seconds(moves, clock)
         finally:
             tally.settle()
-    rows, columns = np.zeros(len(found.counts), np.int64), np.arange(len(found.counts))
     told = {0: lost} if lost else {}
-    return Entries(rows, columns, found.counts, found.tokens, nbytes, *seconds, told)
+    return Entries(None, None, found.counts, found.tokens, nbytes, *seconds, told)
+
+
+@lru_cache(maxsize=1)
+def _ordering_threads(count: int) -> ThreadPoolExecutor:
+    """Threads that put lists of tokens in order: not those that read, which bring the next text meanwhile."""
+    return ThreadPoolExecutor(count, thread_name_prefix="tilewright-text-order")
 
 
 def _brought(

@@ -170,6 +170,30 @@ def test_a_signer_is_used_again_for_more_and_for_fewer(device: str) -> None:
     assert signer.nbytes > 0
 
 
+@pytest_device
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
+@given(documents=documents_of, signing=signings, gaps=st.lists(st.sampled_from([0, 1, 2]), min_size=5))
+def test_what_stands_between_documents_is_of_none(
+    device: str, documents: list[bytes], signing: Signing, gaps: list[int]
+) -> None:
+    """The documents are only on the device; behind each stand so many bytes that are of no document."""
+    from numba import cuda
+
+    from tilewright.kernels.duplicates.device_signing import DeviceSigner
+
+    behind = [b"\r\n"[2 - gap :] for gap in gaps[: len(documents)]]
+    data = np.frombuffer(b"".join(each + end for each, end in zip(documents, behind, strict=True)), np.uint8)
+    lengths = [len(each) + len(end) for each, end in zip(documents, behind, strict=True)]
+    edges = np.cumsum([0, *lengths])
+    ends = edges[:-1] + [len(each) for each in documents]
+    text = cuda.to_device(np.append(data, np.uint8(0)))
+    found = DeviceSigner(signing).sign(text, None, edges, cuda.stream(), signatures=True, ends=ends)
+    edges = np.cumsum([0, *map(len, documents)])
+    wanted = sign_on_cores(np.frombuffer(b"".join(documents), np.uint8), edges, signing, signatures=True)
+    for name in ("shingled", "keys", "signatures"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
+
+
 @pytest.mark.parametrize("casefold", [False, True])
 @pytest.mark.parametrize("form", [None, *FORMS])
 def test_what_is_folded_by_a_table_is_what_python_folds(

@@ -213,8 +213,8 @@ def test_the_threads_of_other_settings_end_and_those_in_use_do_not() -> None:
         return run_all(pool, [threading.current_thread] * 3)
 
     try:
-        idle, used = threads_of(pieces._pool(2)), pieces._pool(3)
-        kept = [threads_of(pieces._pool(count)) for count in (4, 5)]
+        idle, used = threads_of(pieces.text_threads(2)), pieces.text_threads(3)
+        kept = [threads_of(pieces.text_threads(count)) for count in (4, 5)]
         for thread in idle:
             thread.join(60)
             assert not thread.is_alive()
@@ -226,4 +226,4 @@ def test_the_threads_of_other_settings_end_and_those_in_use_do_not() -> None:
             thread.join(60)
             assert not thread.is_alive()
     finally:
-        pieces._pool.cache_clear()
+        pieces.text_threads.cache_clear()

@@ -288,7 +288,7 @@ def test_documents_are_signed_through_lanes_as_by_cores(
         monkeypatch.setattr(module, "LARGE_BLOCK_NBYTES", lane_nbytes)
     monkeypatch.setattr(lanes, "_spare_lanes", Spares(lanes.CountingLane))
     pool = ThreadPoolExecutor(1)
-    monkeypatch.setattr(pieces, "_pool", lambda threads: pool)
+    monkeypatch.setattr(pieces, "text_threads", lambda threads: pool)
     monkeypatch.setattr(whole_documents, "LEAST_SHARE_NBYTES", 1)
     for split_on in (None, "line"):
         reading = Reading(split_on=split_on)
@@ -304,6 +304,74 @@ def test_documents_are_signed_through_lanes_as_by_cores(
         if found.rows is not None and wanted.rows is not None:
             assert found.rows.to_json() == wanted.rows.to_json()
         assert (found.others, wanted.others) == (1, 0)
+    pool.shutdown()
+
+
+LINES_OF_FILES = (
+    b"One two three four five six seven\r\nTWO three four\n\n" * 3,
+    b"no newline, and a return\r",
+    b"\nwhich is not of this line\r\r\n",
+    b"",
+    "e\u0301n deux trois\n".encode() + b"x" * 200 + b" y z\n\r\n",
+    b"\n",
+    b"a b c d e f g",
+)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("shingle", ["word", "character"])
+@pytest.mark.parametrize(("chunk_nbytes", "look_nbytes"), [(1, 3), (50, 7), (2**20, 2**16)])
+def test_lines_of_large_files_are_signed_as_by_cores(
+    shingle: str, chunk_nbytes: int, look_nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are cut behind lines, some in chunks with others; batches of few lines; what no table folds."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    driver, brought = Driver(), []
+    piece = written(tmp_path, [(data, False) for data in LINES_OF_FILES])
+    pool = ThreadPoolExecutor(1)
+
+    def moved(upload: Upload, run_on_threads: object, threads: int) -> float:
+        run(upload, 2)
+        brought.append(upload.blocks)
+        return 0.0
+
+    monkeypatch.setattr(lines_on_gpu.file_upload, "available", lambda: True)
+    monkeypatch.setattr(lines_on_gpu, "_moved", moved)
+    monkeypatch.setattr(
+        lines_on_gpu, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
+    )
+    monkeypatch.setattr(lines_on_gpu, "pool", lambda: pool)
+    monkeypatch.setattr(lines_on_gpu, "CHUNKS", 1)
+    monkeypatch.setattr(lines_on_gpu, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(lines_on_gpu, "LOOK_NBYTES", look_nbytes)
+    monkeypatch.setattr(lines_on_gpu, "MOST_DOCUMENTS", 4)
+    asked = options_of(
+        threshold=0.8, shingle=shingle, ngram=2, casefold=True, normalise="NFC", num_perm=6, bands=2, rows=3,
+        seed=1, hash="xxh32", scheme="affine32", pairs="all", signatures=True,
+    )  # fmt: skip
+    reading = Reading(split_on="line")
+    found, stages = signing.sign_piece(piece, asked, reading, "stop", "cuda", 2)
+    wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
+    assert brought
+    assert set(stages) == {"read", "sign"}
+    for name in ("digests", "nbytes", "shingled", "keys", "signatures"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
+    assert found.rows is not None
+    assert wanted.rows is not None
+    assert found.rows.to_json() == wanted.rows.to_json()
+    assert (found.others, wanted.others) == (1, 0)
+    # A line that is too long, and a file that cannot be read any more, are for those who read block by block.
+    brought.clear()
+    monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 100)
+    again, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+    np.testing.assert_array_equal(again.digests, wanted.digests)
+    np.testing.assert_array_equal(again.keys, wanted.keys)
+    monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 2**22)
+    os.truncate(tmp_path / "000", 10)
+    with pytest.raises(CorpusError, match="000 shrank"):
+        signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     pool.shutdown()
 
 
