@@ -61,6 +61,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.sampling import EXAMPLES, THOROUGH_EXAMPLES, sample  # noqa: E402
+from tilewright.kernels.numbers import ceil_div  # noqa: E402
 
 # Compilation makes the first example slow, so a deadline would measure the compiler.
 settings.register_profile(
@@ -109,6 +110,20 @@ def asks_for_gpu(expression: str) -> bool:
     names = "|".join(NEEDS)
     left = re.sub(rf"\bnot\s+({names})\b", "", expression)
     return re.search(rf"\b({names})\b", left) is not None
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which need not be there
+def pytest_xdist_auto_num_workers() -> int | None:
+    """With ``-n auto``, a quarter more processes than cores: a fifth of the time no thread of a process has anything to
+    do, since its test waits for another process, or for a time to pass.
+
+    Those of the simulator wait for nothing, and have a core each.
+    """
+    if SIMULATOR or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # as xdist has it
+    from tilewright.kernels.cpu.loops import usable_cores
+
+    return ceil_div(5 * usable_cores(), 4)
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are left out by their markers

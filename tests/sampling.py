@@ -34,15 +34,16 @@ def sample(cases: Sequence[Mapping[str, Hashable]], size: int | None) -> set[int
     Offutt, "Introduction to Software Testing", 2nd ed., 2016, section 6.3); the others are spread evenly.
     """
     chosen: list[int] = []
-    covered: set[tuple[str, Hashable]] = set()
-    while len(chosen) < min(len(cases) if size is None else size, len(cases)):
-        left = [number for number in range(len(cases)) if number not in chosen]
-        distances = {number: min((abs(number - other) for other in chosen), default=0) for number in left}
-        best = max(
-            left, key=lambda number: (len(set(cases[number].items()) - covered), distances[number], -number)
-        )
-        if size is None and covered.issuperset(cases[best].items()):
+    # Of each case that is left, the values that none of the chosen has, and how far the nearest of these is.
+    new = {number: set(case.items()) for number, case in enumerate(cases)}
+    distances = dict.fromkeys(new, len(cases))
+    while new and (size is None or len(chosen) < size):
+        best = max(new, key=lambda number: (len(new[number]), distances[number], -number))
+        if size is None and not new[best]:
             break
         chosen.append(best)
-        covered |= set(cases[best].items())
+        covered = new.pop(best)
+        for number, values in new.items():
+            values -= covered
+            distances[number] = min(distances[number], abs(number - best))
     return set(chosen)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest
 from tests.conftest import asks_for_gpu
 from tests.sampling import sample
+from tilewright.kernels.cpu import loops
 
 ROOT = Path(__file__).parents[1]
 
@@ -134,6 +136,21 @@ def test_each_test_has_a_limit_where_the_plugin_for_it_is_there(
     result = run_pytest(tmp_path, "-s", *strictly, *options, "test_limited.py")
     assert result.returncode == 0, result.stdout + result.stderr
     assert " ".join(re.findall(r"limits: (.*?); ", result.stdout)) == limits
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 2), (2, 3), (4, 5), (16, 20)])
+def test_auto_means_more_processes_than_cores_but_in_the_simulator(
+    cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    monkeypatch.setattr(loops, "usable_cores", lambda: cores)
+    monkeypatch.setattr(conftest, "SIMULATOR", False)
+    assert conftest.pytest_xdist_auto_num_workers() == processes
+    monkeypatch.setattr(conftest, "SIMULATOR", True)
+    assert conftest.pytest_xdist_auto_num_workers() is None
+    monkeypatch.setattr(conftest, "SIMULATOR", False)
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "7")
+    assert conftest.pytest_xdist_auto_num_workers() is None
 
 
 def test_a_sample_has_every_value_before_it_has_one_twice() -> None:

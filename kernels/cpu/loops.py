@@ -57,6 +57,14 @@ def by_memory(array: np.ndarray) -> np.ndarray:
     return array.T if abs(array.strides[0]) < abs(array.strides[1]) else array
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The same elements, not to be written to. A loop that only reads takes them so, since Numba would compile it once
+    more for memory that may be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def source_type(dtype: np.dtype) -> Any:
     """The Numba type that every matrix of a dtype converts to: any strides, read-only, even unaligned."""
     return numba.types.Array(numba.from_dtype(dtype), 2, "A", readonly=True, aligned=False)

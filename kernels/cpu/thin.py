@@ -118,7 +118,10 @@ def add_thin_product(
     elif of_floats and not column_squares.size:
         _add_by_columns(lines, vectors, out, norm_vectors, norm_out)
     else:
-        _loop(_add_thin_product)(lines, turned, vectors, out, norm_vectors, norm_out, column_squares)
+        lengths: Any = (norm_vectors, norm_out, column_squares)
+        if out.dtype.kind == "i" and not norm_vectors.size and not column_squares.size:
+            lengths = (None, None, None)  # for which Numba compiles none of their code
+        _loop(_add_thin_product)(lines, turned, vectors, out, *lengths)
 
 
 def _add_by_rows(
@@ -315,7 +318,9 @@ def _add_thin_product(
     together = vectors.shape[0] - vectors.shape[0] % VECTORS_AT_ONCE
     parts = np.empty(BLOCK_COLUMNS, np.float64)
     terms = np.empty(BLOCK_COLUMNS + 1, np.float64)  # one more for the norm so far
-    part_count = max(out.itemsize // 8, 1) if norm_vectors.shape[0] + column_squares.shape[0] > 0 else 0
+    part_count = 0
+    if norm_vectors is not None and norm_vectors.shape[0] + column_squares.shape[0] > 0:
+        part_count = max(out.itemsize // 8, 1)
     for top in range(0, rows, BLOCK_ROWS):
         height = min(BLOCK_ROWS, rows - top)
         for left in range(0, columns, BLOCK_COLUMNS):
@@ -349,59 +354,60 @@ def _add_thin_product(
                     for j in range(width):
                         total += row[j] * vector[j]
                     out[top + i, t] += total
-                for part in range(part_count):  # real and imaginary parts count as elements of their own
-                    if part == 0:
-                        for j in range(width):
-                            parts[j] = abs(row[j].real)
-                    else:
-                        for j in range(width):
-                            parts[j] = abs(row[j].imag)
-                    if column_squares.shape[0] > 0:
-                        square = column_squares[left : left + width]
-                        for j in range(width):
-                            square[j] += parts[j] * parts[j]
-                    for t in range(norm_vectors.shape[0]):
-                        norm = norm_out[top + i, t]
-                        if not math.isfinite(norm):
-                            continue
-                        weights = norm_vectors[t, left : left + width]
-                        squares = 0.0
-                        for j in range(width):
-                            term = parts[j] * weights[j]
-                            # Never true; but it keeps the compiler, which may reassociate, from multiplying the
-                            # squares of the factors instead: these may overflow or underflow where products do not.
-                            term = 0.0 if term < 0.0 else term
-                            squares += term * term
-                        if math.isnan(squares):  # no sum of squares is one unless a product is
-                            norm_out[top + i, t] = squares
-                            continue
-                        before = norm * norm
-                        if LEAST_SQUARES <= squares <= MOST_SQUARES and before <= MOST_SQUARES:
-                            norm_out[top + i, t] = math.sqrt(before + squares)
-                            continue
-                        size = 0.0
-                        for j in range(width):
-                            terms[j] = parts[j] * weights[j]
-                            size += terms[j]
-                        if size == 0.0:
-                            continue
-                        terms[width] = norm
-                        largest = 0.0
-                        for j in range(width + 1):
-                            if terms[j] > largest:
-                                largest = terms[j]
-                                if largest == math.inf:
-                                    break
-                        if math.isfinite(largest):
-                            # 2^1000 already lifts the smallest number to where its square is one.
-                            scale = math.ldexp(1.0, min(-math.frexp(largest)[1], 1000))
-                            for j in range(width + 1):
-                                terms[j] *= scale
+                if norm_vectors is not None:
+                    for part in range(part_count):  # real and imaginary parts count as elements of their own
+                        if part == 0:
+                            for j in range(width):
+                                parts[j] = abs(row[j].real)
+                        else:
+                            for j in range(width):
+                                parts[j] = abs(row[j].imag)
+                        if column_squares.shape[0] > 0:
+                            square = column_squares[left : left + width]
+                            for j in range(width):
+                                square[j] += parts[j] * parts[j]
+                        for t in range(norm_vectors.shape[0]):
+                            norm = norm_out[top + i, t]
+                            if not math.isfinite(norm):
+                                continue
+                            weights = norm_vectors[t, left : left + width]
                             squares = 0.0
+                            for j in range(width):
+                                term = parts[j] * weights[j]
+                                # Never true; but it keeps the compiler, which may reassociate, from multiplying the
+                                # squares of the factors instead: these may overflow or underflow where products do not.
+                                term = 0.0 if term < 0.0 else term
+                                squares += term * term
+                            if math.isnan(squares):  # no sum of squares is one unless a product is
+                                norm_out[top + i, t] = squares
+                                continue
+                            before = norm * norm
+                            if LEAST_SQUARES <= squares <= MOST_SQUARES and before <= MOST_SQUARES:
+                                norm_out[top + i, t] = math.sqrt(before + squares)
+                                continue
+                            size = 0.0
+                            for j in range(width):
+                                terms[j] = parts[j] * weights[j]
+                                size += terms[j]
+                            if size == 0.0:
+                                continue
+                            terms[width] = norm
+                            largest = 0.0
                             for j in range(width + 1):
-                                squares += terms[j] * terms[j]
-                            largest = math.sqrt(squares) / scale
-                        norm_out[top + i, t] = largest
+                                if terms[j] > largest:
+                                    largest = terms[j]
+                                    if largest == math.inf:
+                                        break
+                            if math.isfinite(largest):
+                                # 2^1000 already lifts the smallest number to where its square is one.
+                                scale = math.ldexp(1.0, min(-math.frexp(largest)[1], 1000))
+                                for j in range(width + 1):
+                                    terms[j] *= scale
+                                squares = 0.0
+                                for j in range(width + 1):
+                                    squares += terms[j] * terms[j]
+                                largest = math.sqrt(squares) / scale
+                            norm_out[top + i, t] = largest
 
 
 def _add_rows(

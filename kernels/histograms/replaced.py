@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.loops import kept, read_only
 from tilewright.kernels.cpu.vectors import LANES
 from tilewright.kernels.histograms.host import character_at, whole_characters
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT, Kind
@@ -125,7 +125,7 @@ def malformed_of_documents(data: np.ndarray, edges: np.ndarray, first: int) -> d
     """How many U+FFFD ``errors="replace"`` puts into each document of a block, as far as there are any, by rows from
     ``first`` on. data, edges: uint8, and int64, where each begins and the last ends."""
     found = np.zeros(len(edges) - 1, np.int64)
-    if not _of_documents(data, np.ascontiguousarray(edges, np.int64), found):
+    if not _of_documents(read_only(data), np.ascontiguousarray(edges, np.int64), found):
         return {}
     return {first + row: int(found[row]) for row in np.flatnonzero(found).tolist()}
 
@@ -147,7 +147,7 @@ class MalformedText:
         stretch of a text that does not begin there; final: whether nothing follows."""
         if self.is_cut:
             data, start = np.concatenate([self._cut, data[start:]]), 0
-        _of_text(data, start, final, self._out)
+        _of_text(read_only(data), start, final, self._out)
         count, end = self._out.tolist()
         self._cut = data[end:].copy()
         return count

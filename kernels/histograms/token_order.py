@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit, uint64
 
-from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.loops import kept, read_only
 from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import (
     copy_16,
@@ -480,12 +480,13 @@ def merged_by_parts(
     if len(a) < len(b):
         a, a_counts, b, b_counts = b, b_counts, a, a_counts
     parts = max(1, min(parts, len(a)))
+    of_a, of_b = read_only(a.data), read_only(b.data)
     ranges = list(itertools.pairwise(_cuts(a, b, parts)))
     sizes: list[Any] = [(len(a) + len(b), len(a.data) + len(b.data))]
     if parts > 1:
         sizes = run(
             [
-                partial(_merged_size, a.data, a.offsets[i : k + 1], b.data, b.offsets[j : m + 1])
+                partial(_merged_size, of_a, a.offsets[i : k + 1], of_b, b.offsets[j : m + 1])
                 for (i, j), (k, m) in ranges
             ]
         )
@@ -499,7 +500,7 @@ def merged_by_parts(
         (first, begin), (last, end) = ends[part : part + 2]
         places = offsets[first : last + 1] if not part else np.empty(last - first + 1, np.int64)
         found: tuple[int, int] = merge_lists(
-            a.data, a.offsets[i : k + 1], a_counts[i:k], b.data, b.offsets[j : m + 1], b_counts[j:m],
+            of_a, a.offsets[i : k + 1], a_counts[i:k], of_b, b.offsets[j : m + 1], b_counts[j:m],
             data[begin:end], places, counts[first:last],
         )  # fmt: skip
         if part:  # the first place is the last of the part before

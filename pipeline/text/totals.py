@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tilewright.kernels.cpu.loops import usable_cores
+from tilewright.kernels.cpu.loops import read_only, usable_cores
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import PlanError
@@ -112,7 +112,7 @@ class TokenTotal:
         # A worker's threads give a list each, one behind the other.
         first, many = 0, 0
         while first < len(tokens):
-            last = rising(tokens.data, tokens.offsets, first)
+            last = rising(read_only(tokens.data), tokens.offsets, first)
             many += 1
             if many > MOST_RUNS:
                 tokens, counts = _sorted(tokens.between(first, len(tokens)), counts[first:])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilewright.kernels.cpu.loops import read_only
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.text.formats.decompress import Fill
@@ -117,7 +118,7 @@ class JsonLines:
         ids = np.empty(window.stop - window.start if self._reading.id_field else 0, np.uint8)
         fields, begin = self._reading.fields, window.start
         loop.texts_of_lines(
-            window.data, window.start, window.stop, window.final,
+            read_only(window.data), window.start, window.stop, window.final,
             self._keys, self._edges, len(fields), target, gap, SEPARATOR, most,
             ends, numbers, lost, ids, id_ends, self._spans, self._stack, self._scratch, self._without, state,
         )  # fmt: skip

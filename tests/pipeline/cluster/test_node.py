@@ -166,7 +166,7 @@ def test_a_cluster_on_this_host_keeps_to_its_ports(
     [
         ({"worker_port": 40000}, "worker_port: 40000 has 1 port, and 2 workers need 2; give it 2 or more, such as '40"),
         ({"nanny_port": "40000:40001", "worker_port": "40000:40001"}, "have 2 ports together, and 2 workers and the "),
-        ({"metrics_port": "40000:40001", "worker_class": "distributed.Nanny"}, "says metrics_port and worker_class"),
+        ({"metrics_port": "20000:20001", "worker_class": "distributed.Nanny"}, "says metrics_port and worker_class"),
         ({"kind": "local", "n_workers": 1, "metrics_port": 40000}, "does not go with kind local, whose worker"),
         ({"local_directory": "$NO_SUCH"}, "local_directory: '$NO_SUCH' means $NO_SUCH on "),
     ],
