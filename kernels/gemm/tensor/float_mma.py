@@ -64,7 +64,11 @@ def _options(c_type: Any, k_major_a: bool, k_major_b: bool) -> dict[str, Any]:
 
 
 def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool, c_by_columns: bool) -> Config:
-    return config_here(kind, kind, c_type, **_options(c_type, k_major_a, k_major_b))
+    options = _options(c_type, k_major_a, k_major_b)
+    if kind == "tf32" and not k_major_a and not k_major_b:
+        # Words of both operands are read one by one: with deeper stages their addresses do not fit the registers.
+        return Config(kind, kind, c_type, tile=SMALL_SHARED, **options)
+    return config_here(kind, kind, c_type, **options)
 
 
 def _split_config(form: str, m_major_a: bool, n_major_b: bool) -> Config:

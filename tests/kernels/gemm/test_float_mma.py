@@ -14,6 +14,7 @@ if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)
 
 from numba import cuda
+from numba.cuda import types
 
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels.bfloat16 import BFLOAT16
@@ -138,6 +139,16 @@ def test_all_products_that_float32_can_notice_are_formed_once() -> None:
     products = [*float_mma.SMALL_PRODUCTS, (0, 0)]
     assert sorted(products) == [(i, j) for i in range(3) for j in range(3) if i + j < 3]
     assert [sum(product) for product in products] == [2, 2, 2, 1, 1, 0], "from the least on"
+
+
+def test_stages_are_shallow_where_all_words_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mma_launch, "_tile", lambda device: mma.LARGEST_SHARED)
+    monkeypatch.setattr(mma_launch, "current_device", lambda: 0)
+    for kind in ("tf32", "f16"):
+        for k_major_a, k_major_b in ((True, True), (True, False), (False, True), (False, False)):
+            shallow = kind == "tf32" and not (k_major_a or k_major_b)
+            tile = float_mma._config(kind, types.float32, k_major_a, k_major_b, False).tile
+            assert tile is (mma.SMALL_SHARED if shallow else mma.LARGEST_SHARED)
 
 
 def cases() -> list[object]:
