@@ -130,6 +130,17 @@ class Allowance(NamedTuple):
     """Of products of lengths the half of which is more, nothing is known: the search could not sum them."""
 
 
+@njit(nogil=True)
+def _next_to_go(least, columns):  # type: ignore[no-untyped-def]
+    """Where the least of some keys is, and of equal ones the last item's."""
+    place = 0
+    for other in range(1, len(least)):
+        key, bar = least[other], least[place]
+        if key < bar or (key == bar and columns[other] > columns[place]):
+            place = other
+    return place
+
+
 @kept
 @njit(nogil=True)
 def _keep(  # type: ignore[no-untyped-def]
@@ -139,7 +150,7 @@ def _keep(  # type: ignore[no-untyped-def]
     lengths_b = np.sqrt(squares_b)
     for one in range(sums.shape[0]):
         length_a, size_a = math.sqrt(squares_a[one]), math.sqrt(elements * squares_a[one])
-        place = least[one].argmin()
+        place = _next_to_go(least[one], columns[one])
         bar = least[one, place]
         for item in range(sums.shape[1]):
             value, length = sums[one, item], length_a * lengths_b[item]
@@ -155,7 +166,7 @@ def _keep(  # type: ignore[no-untyped-def]
                 allowed = rounding * both + 2 * allowed
             if value - allowed > bar:
                 least[one, place], columns[one, place] = value - allowed, first + item
-                place = least[one].argmin()
+                place = _next_to_go(least[one], columns[one])
                 bar = least[one, place]
 
 
@@ -196,7 +207,7 @@ def keep_nearest(
     """
     sampled = np.ascontiguousarray(sampled, np.float64)
     turned, squares_a = np.ascontiguousarray(sampled.T), np.einsum("ij,ij->i", sampled, sampled)
-    step = _together(items)
+    step = min(_together(items), max(1, len(items)), max(TOGETHER, WIDE_NBYTES // (8 * max(1, len(sampled)))))
     # Memory that is asked for and given back for each few items costs threads more than their sums.
     wide, sums, squares = np.empty((step, items.shape[1])), np.empty((len(sampled), step)), np.empty(step)
     for part in blocks(len(items), step) if len(items) else ():

@@ -97,7 +97,13 @@ def candidates_in(
         found = list(pool.map(look, blocks(len(items), step)))
     columns, least = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
     order = np.lexsort((columns, -least))[:, : wanted + 1]
-    return _with_keys(work, sampled, items, first, np.take_along_axis(columns, order, axis=1))
+    columns = np.take_along_axis(columns, order, axis=1)
+    for row in np.flatnonzero((columns < 0).any(1)):
+        # Of an item whose keys are not known to be finite a search reports the first ones.
+        others = np.setdiff1d(np.arange(first, first + min(len(items), columns.shape[1])), columns[row])
+        free = np.flatnonzero(columns[row] < 0)[: len(others)]
+        columns[row, free] = others[: len(free)]
+    return _with_keys(work, sampled, items, first, columns)
 
 
 def _with_keys(

@@ -276,8 +276,8 @@ def planned_on(
     """What the workers are told, and the plan, on one kind of device. density_of: of pairs, the share that is wanted.
     Raises PlanError where memory does not do."""
     threads = max(fact.threads for fact in facts)
-    # Tasks of a GPU take turns, and its host's cores are there for the one whose turn it is.
-    cores = share_of_each(facts) if kind == "cuda" else min(fact.cores for fact in facts) // threads
+    # Dask gives a GPU's process one core for its products, which are not computed there.
+    cores = share_of_each(facts) if kind == "cuda" else min(fact.cores for fact in facts)
     limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
     bound = None if request.k is not None else bound_of(request, sides) or _nothing(sides)
     work = Work(
@@ -296,7 +296,7 @@ def planned_on(
         depth=max(1, sides.width),
         holds_b=False,
         device=kind,
-        threads=max(1, cores),
+        threads=max(1, cores // threads),
         key=f"{request.work}-{uuid.uuid4().hex}",
     )
     density = 0.0 if request.k is not None else density_of(work)
@@ -332,7 +332,8 @@ def planned_on(
             " device='cpu' (--device cpu)"
         )
     work = replace(work, panel_rows=plan.panel_rows, depth=max(1, plan.depth), holds_b=plan.holds_b)
-    work = replace(work, mutual=plan.triangle and plan.k is not None)
+    if plan.triangle and plan.k is not None:  # a worker has one task
+        work = replace(work, mutual=True, threads=max(1, cores))
     return work, plan
 
 
@@ -564,7 +565,12 @@ def _checked(
     reported = list(_reported(pieces, finished, items))
     check = None if candidates is None else check_early(work, reported, candidates)
     if check is None:
-        check = check_reported(client, work, reported, plan.threads, request.listener)
+        each = (
+            replace(work, threads=max(1, work.threads * plan.workers // plan.threads))
+            if work.mutual
+            else work
+        )
+        check = check_reported(client, each, reported, plan.threads, request.listener)
     if not check.passed:
         raise VerificationError(
             f"output: {request.work} of {name_of(work.a)} failed the check: {check.cause}; run it again, and see that"

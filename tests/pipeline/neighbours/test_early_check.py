@@ -81,6 +81,22 @@ def test_what_is_right_passes_and_nothing_else(
             assert checked(indices, values) is None, fault
 
 
+@pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
+def test_many_ties_and_infinity_are_checked_early_too(
+    metric: Any, without_dask: Any, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    items = np.zeros((ITEMS, 8), "f4")
+    for row in items:
+        row[rng.choice(8, 2, replace=False)] = 1
+    if metric == "l2":
+        items[rng.choice(np.setdiff1d(np.arange(ITEMS), SAMPLED), 9, replace=False), 0] = np.inf
+        items[SAMPLED[1], 2] = np.inf
+    work = work_of(items, tmp_path / "x.zarr", without_dask, metric=metric)
+    found = tw.topk(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu", metric=metric, verify=False)
+    reports = [Reported(i, found.indices[i], found.values[i]) for i in SAMPLED]
+    assert check_early(work, reports, candidates_of(work, items)) is not None
+
+
 def test_a_nearer_one_that_is_not_reported_is_seen(
     without_dask: Any, rng: np.random.Generator, tmp_path: Path
 ) -> None:
@@ -105,7 +121,7 @@ def test_what_was_begun_early_and_given_up_is_checked_by_the_same_items(
     found = tw.topk(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu", metric="dot")
     sample_of(work, work.sampled)  # as a task does
     request = NeighbourRequest(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu").checked()
-    plan: Any = SimpleNamespace(m=ITEMS, threads=1)
+    plan: Any = SimpleNamespace(m=ITEMS, threads=1, workers=1)
     kept: Any = SimpleNamespace(arrays=lambda piece: {"indices": found.indices, "values": found.values})
     check = job._checked(without_dask, request, work, plan, kept, [Piece(0, ITEMS, ITEMS * K, 0)], None)
     assert (check.passed, check.rows) == (True, len(SAMPLED))

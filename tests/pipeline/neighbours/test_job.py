@@ -77,11 +77,14 @@ def test_items_that_no_tensor_core_takes_are_not_read_in_bands(
     assert [piece[:2] for piece in finished] == [(0, 50_000), (50_000, 100_000)]
 
 
-@pytest.mark.parametrize(("kind", "threads"), [("cuda", 16), ("cpu", 1)])
-def test_a_gpus_task_has_the_cores_of_its_worker_where_dask_says_one(
-    kind: Any, threads: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "rows", "mutual", "threads"),
+    [("cuda", 200_000, True, 16), ("cuda", 200, False, 4), ("cpu", 200, False, 1)],
+)
+def test_tasks_of_a_gpus_worker_have_its_cores_where_dask_says_one(
+    kind: Any, rows: int, mutual: bool, threads: int, tmp_path: Path
 ) -> None:
-    zarr.create_array(tmp_path / "x.zarr", data=np.ones((200, 8), np.float16))
+    zarr.create_array(tmp_path / "x.zarr", shape=(rows, 8), dtype=np.float16)
     request = NeighbourRequest(tmp_path / "x.zarr", k=3).checked()
     facts = [
         WorkerFacts(
@@ -98,4 +101,4 @@ def test_a_gpus_task_has_the_cores_of_its_worker_where_dask_says_one(
         for port in range(4)
     ]
     work, _ = job.planned_on(kind, facts, request, open_sides(request), lambda work: 0.0)
-    assert work.threads == threads
+    assert (work.mutual, work.threads) == (mutual, threads)
