@@ -93,14 +93,19 @@ def found_wrap(
     )
 
 
-def finished_wrap(result: np.dtype, ends: tuple[int, int], of: str) -> str | None:
-    """One sentence where what becomes of sums wraps in C's dtype, else None. ends: the least and the largest of it. of:
-    the sums, in words."""
+def finished_wrap(result: np.dtype, ends: tuple[int, int], of: str, a: np.dtype, b: np.dtype) -> str | None:
+    """One sentence where what becomes of sums of products of types a and b wraps in C's dtype, else None. ends: the
+    least and the largest of it. of: the sums, in words."""
     limits = np.iinfo(result)
     if limits.min <= ends[0] and ends[1] <= limits.max:
         return None
+    signed = "i" in (a.kind, b.kind)  # such factors cast to no unsigned type
     wide = (
-        dtype for dtype in SUM_DTYPES if np.iinfo(dtype).min <= ends[0] and ends[1] <= np.iinfo(dtype).max
+        dtype
+        for dtype in SUM_DTYPES
+        if not (signed and dtype.kind == "u")
+        and np.iinfo(dtype).min <= ends[0]
+        and ends[1] <= np.iinfo(dtype).max
     )
     safe = next(wide, None)
     remedy = (

@@ -127,7 +127,7 @@ def wrap_note(factors: Factors) -> str | None:
     if told is not None or not _may_leave(factors):
         return told
     products = f"sums of {counted(factors.k, 'product')} of {a} by {b}"
-    return finished_wrap(factors.dtype, _reach(factors, largest_sum_of(a, b, factors.k)), products)
+    return finished_wrap(factors.dtype, _reach(factors, largest_sum_of(a, b, factors.k)), products, a, b)
 
 
 def few_tiles_note(plan: MatmulPlan, past: Past | None = None) -> str | None:
@@ -162,7 +162,7 @@ def _may_leave(factors: Factors) -> bool:
     if epilogue is None or factors.dtype.kind not in "iu" or not is_integral(epilogue):
         return False
     ends = _reach(factors, largest_sum_of(*factors.operands, factors.k))
-    return finished_wrap(factors.dtype, ends, "") is not None
+    return finished_wrap(factors.dtype, ends, "", *factors.operands) is not None
 
 
 def _reach(factors: Factors, most: int) -> tuple[int, int]:
@@ -232,7 +232,7 @@ def _wraps(factors: Factors, found: Found) -> str | None:
         return told
     ends = _reach(factors, largest_sum(factors.k, one, other))
     what = f"sums of {counted(factors.k, 'product')} of numbers up to {one} by such up to {other}"
-    return finished_wrap(factors.dtype, ends, what)
+    return finished_wrap(factors.dtype, ends, what, *factors.operands)
 
 
 def _largest(contents: Contents) -> int | None:

@@ -87,9 +87,24 @@ def _vector(vector: Any, length: int, dtype: np.dtype, name: str) -> np.ndarray:
     return np.ascontiguousarray(found, dtype)
 
 
+def _check_range(name: str, found: np.ndarray, result: np.dtype) -> None:
+    """Raise DTypeError for integers that C's type does not hold: they would wrap before anything is made of them."""
+    limits = np.iinfo(result)
+    least, most = (int(found.min()), int(found.max())) if found.size else (0, 0)
+    if least < limits.min or most > limits.max:
+        raise DTypeError(
+            f"{name} holds integers from {least} to {most}, and C, {result}, those from {int(limits.min)} to"
+            f" {int(limits.max)}; pass a dtype that holds them, or dtype='float64', which rounds"
+        )
+
+
 def _check_finite(name: str, value: Any) -> None:
     number = isinstance(value, int | float | complex | np.number) and not isinstance(value, bool)
-    if not number or not (math.isfinite(value.real) and math.isfinite(value.imag)):
+    try:
+        finite = number and math.isfinite(value.real) and math.isfinite(value.imag)
+    except OverflowError:  # an integer beyond all floats
+        finite = False
+    if not finite:
         raise OptionError(f"{name}={shown(value)}: it must be a finite number")
 
 
@@ -115,8 +130,8 @@ def checked_epilogue(
         if result.kind in "iu":
             if found.dtype.kind not in "iu":
                 raise DTypeError(f"{told} holds {found.dtype}, and C {result}; {INTEGERS_BY}")
-            with np.errstate(all="ignore"):
-                found = found.astype(result)  # which wraps, as sums do
+            _check_range(told, found, result)
+            found = found.astype(result)
         held[name] = _vector(found, shape[0 if name.startswith("row") else 1], np.dtype(kind), told)
     for name in NUMBERS:
         value = getattr(epilogue, name)

@@ -251,6 +251,7 @@ def test_integers_stay_integers_where_all_is_integers(
         ("u1", {"alpha": 3, "column_offset": [2**31, 0]}, "int64", False),
         ("u1", {"alpha": -3}, "int32", False),
         ("i1", {"alpha": 10**9, "dtype": "int32"}, "int32", True),
+        ("i1", {"row_offset": [2**31 - 1, 0, 0], "dtype": "int32"}, "int32", True),
         ("u2", {"alpha": 2**62}, "int64", True),
     ],
 )
@@ -273,6 +274,7 @@ def test_integers_have_a_type_that_holds_what_becomes_of_them(
         True
     ] * wraps
     if wraps:
+        assert "uint" not in said[0] or np.dtype(dtype).kind == "u", "signed factors cast to no unsigned type"
         return
     rows, columns, down, across = (
         given_options.get(name, np.array(absent))
@@ -430,11 +432,32 @@ def test_wrong_requests_are_refused_before_the_first_tile(client: Client, tmp_pa
             "row_scale holds float64, and C int32",
             {"row_scale": np.ones(6), "dtype": "i4", "b": 1},
         ),
+        (
+            new,
+            DTypeError,
+            "row_scale holds integers from 4294967296 to 4294967296, and C, int32, those from -2147483648",
+            {"row_scale": np.full(6, 2**32), "dtype": "i4", "b": 1},
+        ),
+        (
+            new,
+            DTypeError,
+            "column_offset holds integers from -1 to -1, and C, uint8, those from 0 to 255; pass a dtype",
+            {"column_offset": np.full(6, -1), "dtype": "u1", "b": 2},
+        ),
+        (
+            new,
+            DTypeError,
+            "row_offset holds integers from 18446744073709551615 .*, and C, int64,",
+            {"row_offset": np.full(6, 2**64 - 1, "u8"), "b": 1},
+        ),
+        (new, OptionError, "alpha=1000.*: it must be a finite number", {"alpha": 10**400, "b": 1}),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
     for out, error, match, asked in cases:
         integer = asked.pop("b", 0)
-        left, right = (h, put(tmp_path / "i", whole.T)) if integer else (f, g)
+        left, right = (f, g) if not integer else (h, put(tmp_path / "i", whole.T))
+        if integer == 2:
+            left = right = put(tmp_path / "i", np.ones((6, 6), np.uint8), overwrite=True)
         with pytest.raises(error, match=match) as raised:
             tw.matmul(left, right, out, cluster=client, device="cpu", **asked)
         assert "\n" not in str(raised.value)
