@@ -18,9 +18,15 @@ from tilewright.kernels.words import in_one_line
 
 ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 """libzstd's words for it (``ZSTD_getErrorName``)."""
+RMM_OUT_OF_MEMORY = "out_of_memory"
+"""In the words of RAPIDS' memory manager (``rmm::out_of_memory``), which raises MemoryError for a GPU's memory."""
+PINNING = "cuMemHost"
+"""Begins the names of the driver's calls for pinned memory, which is the host's."""
 NO_THREAD = "can't start new thread"
 """Python's words for it, and for too many threads."""
 
+_BY_DRIVER = "CudaAPIError", "CUDAError"
+"""Names of errors: neither class can be imported where there is no GPU, nor where a release moves it."""
 ADDRESS_LIMIT = "(ulimit -v)"
 """In the message of an error: a limit on addresses kept the process from memory that was free."""
 
@@ -54,13 +60,20 @@ def is_out_of_memory(error: BaseException) -> bool:
         return allowed_nbytes() is not None  # a thread's stack has no room
     if isinstance(error, DriverError):
         return error.code == OUT_OF_MEMORY
-    # By their names: neither class can be imported where there is no GPU, nor where a release moves it.
-    if type(error).__name__ not in ("CudaAPIError", "CUDAError"):
+    if type(error).__name__ not in _BY_DRIVER:
         return False
     code = getattr(error, "code", None)
     if code is not None and str(code).isdigit():
         return int(code) == OUT_OF_MEMORY
     return "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+
+
+def memory_that_ran_out(error: BaseException) -> str:
+    """Whose memory an error says ran out (`is_out_of_memory`), "GPU" or "host", and in brackets its own words."""
+    words = in_one_line(str(error))
+    by_driver = isinstance(error, DriverError) or type(error).__name__ in _BY_DRIVER
+    on_gpu = PINNING not in words if by_driver else RMM_OUT_OF_MEMORY in words
+    return f"{'GPU' if on_gpu else 'host'} ({words or type(error).__name__})"
 
 
 def is_address_limit(error: BaseException) -> bool:

@@ -30,7 +30,7 @@ from tilewright.kernels.duplicates.device_signing import DeviceSigner
 from tilewright.kernels.duplicates.signing import Signing, Signs
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
-from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
 from tilewright.kernels.gpu.transfer import upload_stream
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.text.corpus import Document, Piece, check_as_listed, read_range
@@ -38,12 +38,12 @@ from tilewright.pipeline.text.formats.listing import TEXT, head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import container_named, recognised, unopened
 from tilewright.pipeline.text.formats.sources import Found
-from tilewright.pipeline.text.gpu.lanes import borrowed_lane, borrowed_memory
+from tilewright.pipeline.text.gpu.lanes import borrowed_lane, borrowed_memory, free_texts
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
-from tilewright.pipeline.transfer.lane import Spares, untimed_event
+from tilewright.pipeline.transfer.lane import Spares, forgotten_with_memory, untimed_event
 from tilewright.pipeline.transfer.lane_blocks import move_nbytes
 
 logger = logging.getLogger(__name__)
@@ -239,6 +239,10 @@ class _ChunkSigner:
 
 _spare_signers: Spares[_ChunkSigner] = Spares(_ChunkSigner, pinned=False)
 _preparing = threading.Lock()
+_no_room = threading.Event()
+"""There was no room for chunks: the pieces of this job are read block by block, and those of another try again."""
+_telling = threading.Lock()
+forgotten_with_memory(_no_room.clear)
 
 
 @contextmanager
@@ -279,26 +283,48 @@ def sign_lines(
     """Sign all lines of a piece that is `fit`. readers: a pool of so many threads that read. check: is called for each
     chunk, and may end it.
 
-    Returns None where a line is too long, where not all could be read, and where the GPU has no room for it: reading
-    block by block then works and takes longer, or says what is wrong.
+    Returns None where a line is too long, where not all could be read, and where the GPU or the host has no room, then
+    for all further pieces of the job: reading block by block works and takes longer, or says what is wrong. What spare
+    chunks took of the device's memory is free by then.
     """
+    if _no_room.is_set():
+        return None
     prepare()
     try:
         chunks = list(chunks_of(piece.documents, CHUNK_NBYTES))
         sign = partial(_sign_chunk, piece, signing, partial(run_all, readers), threads, signatures=signatures)
         found = _all_signed(chunks, sign, check)
         check_as_listed(piece.documents)
+        return _found_in(piece, chunks, found), found
     except (_TooLong, _NotRead):
-        return None
+        pass
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        logger.warning(
-            "the GPU has no room to sign lines by chunks of %s: they are read block by block",
-            format_nbytes(CHUNK_NBYTES),
-        )
-        return None
-    return _found_in(piece, chunks, found), found
+        _tell_once(memory_that_ran_out(error))
+    # Here, and not above: the frames of an error hold the memory of its chunk.
+    _free_spares()
+    return None
+
+
+def _tell_once(where: str) -> None:
+    """Remember, for this job, that there was no room, and say so unless another piece has."""
+    with _telling:
+        if _no_room.is_set():
+            return
+        _no_room.set()
+    logger.warning(
+        "no room to sign lines by chunks of %s in the memory of the %s: they are read block by block",
+        format_nbytes(CHUNK_NBYTES),
+        where,
+    )
+
+
+def _free_spares() -> None:
+    """Free what chunks took of the device's memory: whoever reads block by block needs some of it."""
+    _spare_signers.free()
+    free_texts()
+    cuda.current_context().memory_manager.deallocations.clear()  # Numba only queues what is to be freed
 
 
 def _all_signed(

@@ -121,6 +121,15 @@ class Spares(Generic[T]):
 _of_this_process: list[Spares[Any]] = []
 
 
+_forgetting: list[Callable[[], None]] = []
+
+
+def forgotten_with_memory(forget: Callable[[], None]) -> None:
+    """Have this called each time another job has spare memory of the device freed: what was found out of that memory
+    holds no longer."""
+    _forgetting.append(forget)
+
+
 def free_pinned(own: Spares[Any], count: int) -> None:
     """Free all spare things with pinned memory but ``count`` of one's own: the plan of a product counts no others."""
     others = [spares for spares in _of_this_process if spares.pinned and spares is not own]
@@ -133,3 +142,5 @@ def free_device_memory() -> None:
     for spares in _of_this_process:
         if not spares.pinned:
             spares.free()
+    for forget in _forgetting:
+        forget()

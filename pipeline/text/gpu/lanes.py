@@ -302,6 +302,11 @@ def borrowed_memory(nbytes: int) -> Iterator[Any]:
         _spare_texts.put(memory)
 
 
+def free_texts() -> None:
+    """Free the memory of texts that no task has in hand, once Numba frees what it has queued."""
+    _spare_texts.free()
+
+
 _spare_texts: Spares[Any] = Spares(lambda: None, pinned=False)
 _spare_lanes = Spares(CountingLane)
 _spare_tallies = Spares(Tally)

@@ -19,7 +19,7 @@ from tilewright.kernels.errors import DeviceMemoryError, TilewrightError
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gpu import memory
 from tilewright.kernels.gpu.driver_error import DriverError, driver_error
-from tilewright.kernels.gpu.memory import allocating, is_out_of_memory
+from tilewright.kernels.gpu.memory import allocating, is_out_of_memory, memory_that_ran_out
 from tilewright.kernels.gpu.streams import PER_THREAD_DEFAULT_STREAM
 
 
@@ -76,6 +76,30 @@ def test_other_errors_pass_as_they_are(error: BaseException) -> None:
         raise error
     assert caught.value is error
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "host (MemoryError)"),
+        (MemoryError("Unable to allocate\n2 GiB"), "host (Unable to allocate 2 GiB)"),
+        (
+            MemoryError("std::bad_alloc: out_of_memory: CUDA error"),
+            "GPU (std::bad_alloc: out_of_memory: CUDA error)",
+        ),
+        (
+            cuda_error(2, "CUDA_ERROR_OUT_OF_MEMORY"),
+            "GPU ([2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY)",
+        ),
+        (CUDAError("CUDA_ERROR_OUT_OF_MEMORY: no"), "GPU (CUDA_ERROR_OUT_OF_MEMORY: no)"),
+        (driver_error("launching", 2), "GPU (launching: CUDA_ERROR_OUT_OF_MEMORY)"),
+        (driver_error("cuMemHostAlloc", 2), "host (cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY)"),
+    ],
+    ids=repr,
+)
+def test_whose_memory_ran_out(error: Exception, told: str) -> None:
+    assert is_out_of_memory(error)
+    assert memory_that_ran_out(error) == told
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")], ids=repr)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +27,7 @@ from tests.sampling import examples
 from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
 from tilewright.pipeline.duplicates import signing
-from tilewright.pipeline.duplicates.options import options_of
+from tilewright.pipeline.duplicates.options import Options, options_of
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text import pieces
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
@@ -31,7 +36,7 @@ from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.pieces import _of_separators, count_piece
 from tilewright.pipeline.text.whole import documents as whole_documents
 from tilewright.pipeline.transfer.file_upload import Upload
-from tilewright.pipeline.transfer.lane import Spares
+from tilewright.pipeline.transfer.lane import Spares, free_device_memory
 
 
 def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
@@ -318,43 +323,95 @@ LINES_OF_FILES = (
 )
 
 
-@pytest.mark.simulator
-@pytest.mark.parametrize("shingle", ["word", "character"])
-@pytest.mark.parametrize(("chunk_nbytes", "look_nbytes"), [(1, 3), (50, 7), (2**20, 2**16)])
-def test_lines_of_large_files_are_signed_as_by_cores(
-    shingle: str, chunk_nbytes: int, look_nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files that are cut behind lines, some in chunks with others; batches of few lines; what no table folds."""
-    from tilewright.pipeline.duplicates import lines_on_gpu
+@dataclass(eq=False)
+class Chunks:
+    """What is seen of lines that are signed by chunks."""
 
-    driver, brought = Driver(), []
-    piece = written(tmp_path, [(data, False) for data in LINES_OF_FILES])
-    pool = ThreadPoolExecutor(1)
+    taken: list[object] = field(default_factory=list)
+    """What `sign_lines` has returned."""
+    brought: list[int] = field(default_factory=list)
+    """The blocks of each chunk that was brought."""
+    cleared: list[list[object]] = field(default_factory=list)
+    """Which of ``signers`` still lived, each time that Numba was to free what it had queued."""
+    signers: list[weakref.ref[Any]] = field(default_factory=list)
+    """That the test has put here."""
+
+    def kept(self, asked: Options) -> tuple[int, int]:
+        """How many signers and texts are spare."""
+        from tilewright.pipeline.duplicates import lines_on_gpu
+        from tilewright.pipeline.text.gpu import lanes
+
+        return len(lines_on_gpu._spare_signers.kept(asked.signing)), len(lanes._spare_texts.kept())
+
+
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
+    """Lines go by chunks, one at a time, to memory that a pretended driver copies to."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import lanes
+
+    driver, seen, sign_lines = Driver(), Chunks(), lines_on_gpu.sign_lines
 
     def moved(upload: Upload, run_on_threads: object, threads: int) -> float:
         run(upload, 2)
-        brought.append(upload.blocks)
+        seen.brought.append(upload.blocks)
         return 0.0
 
+    def signed(*given: Any, **named: Any) -> Any:
+        seen.taken.append(sign_lines(*given, **named))
+        return seen.taken[-1]
+
+    def clear() -> None:
+        seen.cleared.append([each for each in seen.signers if each() is not None])
+
+    memory = SimpleNamespace(deallocations=SimpleNamespace(clear=clear))
+    monkeypatch.setattr(type(lanes.cuda.current_context()), "memory_manager", memory, raising=False)
+    monkeypatch.setattr(lanes._spare_texts, "_kept", {})
+    monkeypatch.setattr(lines_on_gpu._spare_signers, "_kept", {})
     monkeypatch.setattr(lines_on_gpu.file_upload, "available", lambda: True)
+    monkeypatch.setattr(lines_on_gpu, "sign_lines", signed)
     monkeypatch.setattr(lines_on_gpu, "_moved", moved)
     monkeypatch.setattr(
         lines_on_gpu, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
     )
-    monkeypatch.setattr(lines_on_gpu, "pool", lambda: pool)
     monkeypatch.setattr(lines_on_gpu, "CHUNKS", 1)
     monkeypatch.setattr(lines_on_gpu, "LEAST_NBYTES", 1)
-    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", chunk_nbytes)
-    monkeypatch.setattr(lines_on_gpu, "LOOK_NBYTES", look_nbytes)
     monkeypatch.setattr(lines_on_gpu, "MOST_DOCUMENTS", 4)
-    asked = options_of(
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(lines_on_gpu, "pool", lambda: pool)
+        yield seen
+    lines_on_gpu._no_room.clear()
+
+
+def by_lines(shingle: str = "word") -> Options:
+    return options_of(
         threshold=0.8, shingle=shingle, ngram=2, casefold=True, normalise="NFC", num_perm=6, bands=2, rows=3,
         seed=1, hash="xxh32", scheme="affine32", pairs="all", signatures=True,
     )  # fmt: skip
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("shingle", ["word", "character"])
+@pytest.mark.parametrize(("chunk_nbytes", "look_nbytes"), [(1, 3), (50, 7), (2**20, 2**16)])
+def test_lines_of_large_files_are_signed_as_by_cores(
+    shingle: str,
+    chunk_nbytes: int,
+    look_nbytes: int,
+    tmp_path: Path,
+    chunks: Chunks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files that are cut behind lines, some in chunks with others; batches of few lines; what no table folds."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    piece = written(tmp_path, [(data, False) for data in LINES_OF_FILES])
+    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(lines_on_gpu, "LOOK_NBYTES", look_nbytes)
+    asked = by_lines(shingle)
     reading = Reading(split_on="line")
     found, stages = signing.sign_piece(piece, asked, reading, "stop", "cuda", 2)
     wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
-    assert brought
+    assert chunks.brought
     assert set(stages) == {"read", "sign"}
     for name in ("digests", "nbytes", "shingled", "keys", "signatures"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
@@ -363,7 +420,6 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     assert found.rows.to_json() == wanted.rows.to_json()
     assert (found.others, wanted.others) == (1, 0)
     # A line that is too long, and a file that cannot be read any more, are for those who read block by block.
-    brought.clear()
     monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 100)
     again, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     np.testing.assert_array_equal(again.digests, wanted.digests)
@@ -372,7 +428,42 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     os.truncate(tmp_path / "000", 10)
     with pytest.raises(CorpusError, match="000 shrank"):
         signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
-    pool.shutdown()
+
+
+@pytest.mark.simulator
+def test_lines_for_which_there_is_no_room_leave_none_of_it_taken(
+    tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those who read block by block find it free, and it is said once in a job."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    def no_room(signer: object, text: object, lines: object) -> None:
+        chunks.signers.append(weakref.ref(signer))
+        raise MemoryError("no room\nfor digests")
+
+    piece, asked, reading = (
+        written(tmp_path, [(b"one two\nthree four\n", False)]),
+        by_lines(),
+        Reading(split_on="line"),
+    )
+    wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
+    signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+    assert chunks.kept(asked) == (1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(lines_on_gpu._ChunkSigner, "digests", no_room)
+        for _ in range(2):
+            found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+            np.testing.assert_array_equal(found.signatures, wanted.signatures)
+            np.testing.assert_array_equal(found.digests, wanted.digests)
+            assert chunks.kept(asked) == (0, 0)
+    assert chunks.taken[1:] == [None, None]
+    assert len(chunks.signers) == 1, "the second piece has not tried"
+    assert chunks.cleared == [[]], "nothing held the memory of the chunk any more"
+    (told,) = (each.message for each in caplog.records if "no room" in each.message)
+    assert "in the memory of the host (no room for digests): they are read block by block" in told
+    free_device_memory()  # another job
+    signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+    assert chunks.taken[-1] is not None
 
 
 @pytest.mark.simulator

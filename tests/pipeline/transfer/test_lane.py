@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from tilewright.pipeline.transfer import lane as module
-from tilewright.pipeline.transfer.lane import Lane, Spares, free_device_memory, free_pinned
+from tilewright.pipeline.transfer.lane import (
+    Lane,
+    Spares,
+    forgotten_with_memory,
+    free_device_memory,
+    free_pinned,
+)
 
 
 class Thing:
@@ -36,6 +42,7 @@ def cleared(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     context = Context()
     context.memory_manager = context.deallocations = context
     monkeypatch.setattr(module, "_of_this_process", [])
+    monkeypatch.setattr(module, "_forgetting", [])
     monkeypatch.setattr(module.cuda, "current_context", lambda: context, raising=False)
     return times
 
@@ -77,6 +84,16 @@ def test_another_job_frees_what_is_spare_on_the_device() -> None:
     free_device_memory()
     assert texts.kept() == []
     assert len(pinned.kept()) == 1
+
+
+def test_another_job_forgets_what_was_found_out_of_that_memory() -> None:
+    texts, kept = Spares(lambda: "text", pinned=False), []
+    texts.put("text")
+    forgotten_with_memory(lambda: kept.append(texts.kept()))
+    texts.free()
+    assert kept == [], "it is this job that frees"
+    free_device_memory()
+    assert kept == [[]]
 
 
 class Event:
