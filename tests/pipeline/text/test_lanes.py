@@ -420,14 +420,53 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     assert found.rows.to_json() == wanted.rows.to_json()
     assert (found.others, wanted.others) == (1, 0)
     # A line that is too long, and a file that cannot be read any more, are for those who read block by block.
+    assert chunks.taken.pop() is not None
     monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 100)
     again, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+    assert chunks.taken == [None]
+    assert chunks.kept(asked) == (0, 0)
+    assert len(chunks.cleared) == 1
     np.testing.assert_array_equal(again.digests, wanted.digests)
     np.testing.assert_array_equal(again.keys, wanted.keys)
     monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 2**22)
     os.truncate(tmp_path / "000", 10)
     with pytest.raises(CorpusError, match="000 shrank"):
         signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+
+
+@pytest.mark.simulator
+def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
+    tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends before its second chunk, and nothing is read block by block."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    checks = 0
+
+    def give_up() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 2:
+            raise CancelledError("for the test")
+
+    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", 1)
+    piece = written(tmp_path, [(b"one two\nthree four\nfive six\n", False)])
+    asked, reading = by_lines(), Reading(split_on="line")
+    with monkeypatch.context() as patch:
+        patch.setattr(signing, "end_if_given_up", lambda: give_up)
+        with pytest.raises(CancelledError, match="for the test"):
+            signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+    assert (checks, len(chunks.brought)) == (2, 1)
+    assert chunks.taken == []
+    assert chunks.kept(asked) == (1, 1)
+    assert chunks.cleared == []
+    found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+    wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
+    np.testing.assert_array_equal(found.digests, wanted.digests)
+    np.testing.assert_array_equal(found.signatures, wanted.signatures)
+    assert len(chunks.taken) == 1
+    assert chunks.taken[0] is not None
+    assert chunks.kept(asked) == (1, 1)
 
 
 @pytest.mark.simulator
