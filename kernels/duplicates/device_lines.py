@@ -93,9 +93,10 @@ class Newlines(NamedTuple):
     """bool: whether a carriage return stands before it."""
 
 
-def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any) -> Newlines:
+def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any, most: int) -> Newlines | None:
     """The newlines among the first ``stop`` bytes of a text in device memory, uint8[n], n a multiple of 4, which the
-    stream brings there. rooms: for what it takes of the device's memory."""
+    stream brings there. rooms: for what it takes of the device's memory. None where there are more than ``most``: then
+    no memory is taken for them."""
     tiles = ceil_div(stop, TILE)
     if not tiles:
         return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
@@ -108,6 +109,8 @@ def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any) -> Newlines:
     count = int(ends[-1])
     if not count:
         return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
+    if count > most:
+        return None
     rooms.uploaded("newlines of tiles", ends - found, stream)
     places = rooms.of("newlines", count, np.int64)
     LINES.enqueue((True,), tiles, THREADS, stream, words, stop, totals, places)

@@ -59,12 +59,16 @@ below one, though they end behind a line."""
 CHUNKS = 6
 """Chunks under way at the same time, of which some are brought while others are signed: where one waits for what it has
 to ask of the GPU, another keeps it at work. Each takes some eight times its length of the device's memory, of
-characters."""
+characters; nine if it has `MOST_LINES`, nearly all of them empty, beside long ones."""
 READERS = 4
 """Threads that bring a chunk together. With all threads for one chunk after the other, sixteen, each chunk took 8 ms to
 come: they had to be started anew, and each takes turns with the interpreter's lock for that."""
 MOST_DOCUMENTS = 2**18
 """Lines that are signed at once: of each its signature takes memory, however short the line is."""
+MOST_LINES = 2**22
+"""Lines of a chunk. Newline, edge, end and digest of each take 40 bytes of the device's memory, together 160 MiB, and
+about as much of the host's; a chunk of newlines alone would take 5 GiB of each. With lines of 32 bytes, of which a
+chunk has as many, it takes four times its length with all else, since few of its characters are signed at once."""
 LOOK_NBYTES = 2**16
 """What is read at a time to find the end of a line at which a file may be cut."""
 
@@ -74,6 +78,10 @@ Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 class _TooLong(Exception):
     """There is a line of more than `MOST_LINE_NBYTES`."""
+
+
+class _TooMany(Exception):
+    """There are more lines in a chunk than `MOST_LINES`."""
 
 
 class _NotRead(Exception):
@@ -210,7 +218,12 @@ class _ChunkSigner:
 
     def lines(self, text: Any, lengths: np.ndarray) -> Lines:
         """The lines of spans that lie in device memory, uint8, one behind the other."""
-        found = lines_of(newlines_of(text, int(lengths.sum()), self._rooms, self.stream), lengths)
+        newlines = newlines_of(text, int(lengths.sum()), self._rooms, self.stream, MOST_LINES)
+        if newlines is None:
+            raise _TooMany
+        found = lines_of(newlines, lengths)
+        if len(found.ends) > MOST_LINES:  # the last one of a file needs no newline
+            raise _TooMany
         if (found.ends - found.edges[:-1]).max(initial=0) > MOST_LINE_NBYTES:
             raise _TooLong
         return found
@@ -283,9 +296,9 @@ def sign_lines(
     """Sign all lines of a piece that is `fit`. readers: a pool of so many threads that read. check: is called for each
     chunk, and may end it.
 
-    Returns None where a line is too long, where not all could be read, and where the GPU or the host has no room, then
-    for all further pieces of the job: reading block by block works and takes longer, or says what is wrong. What spare
-    chunks took of the device's memory is free by then.
+    Returns None where a line is too long, where a chunk has too many, where not all could be read, and where the GPU or
+    the host has no room, then for all further pieces of the job: reading block by block works and takes longer, or says
+    what is wrong. What spare chunks took of the device's memory is free by then.
     """
     if _no_room.is_set():
         return None
@@ -296,7 +309,7 @@ def sign_lines(
         found = _all_signed(chunks, sign, check)
         check_as_listed(piece.documents)
         return _found_in(piece, chunks, found), found
-    except (_TooLong, _NotRead):
+    except (_TooLong, _TooMany, _NotRead):
         pass
     except Exception as error:
         if not is_out_of_memory(error):

@@ -28,8 +28,9 @@ def assert_found(data: bytes, behind: bytes = b"\n\r\n\n") -> None:
 
     padded = data + behind + bytes(-len(data + behind) % 4)
     text = cuda.to_device(np.frombuffer(padded, np.uint8))
-    found = newlines_of(text, len(data), Rooms(), cuda.stream())
     places = [place for place, byte in enumerate(data) if byte == 0x0A]
+    found = newlines_of(text, len(data), Rooms(), cuda.stream(), len(places))
+    assert found is not None
     assert found.places.tolist() == places
     assert found.returns.tolist() == [place > 0 and data[place - 1] == 0x0D for place in places]
 
@@ -50,6 +51,23 @@ def test_texts_beyond_tiles(device: str, rng: np.random.Generator) -> None:
         assert_found(data)
         assert_found(b"\n" * length)
         assert_found(b"a" * length)
+
+
+@pytest_device
+def test_more_than_wanted_take_no_memory(device: str) -> None:
+    from numba import cuda
+
+    from tilewright.kernels.duplicates.device_lines import TILE, newlines_of
+    from tilewright.kernels.duplicates.device_rooms import Rooms
+
+    rooms, length = Rooms(), 4 * TILE
+    text = cuda.to_device(np.full(length, ord("\n"), np.uint8))
+    assert newlines_of(text, length, rooms, cuda.stream(), length - 1) is None
+    assert rooms.nbytes == 4 * 8, "a number for each tile"
+    found = newlines_of(text, length, rooms, cuda.stream(), length)
+    assert found is not None
+    assert len(found.places) == length
+    assert rooms.nbytes == (4 + length) * 8
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")

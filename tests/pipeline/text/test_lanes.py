@@ -435,6 +435,25 @@ def test_lines_of_large_files_are_signed_as_by_cores(
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize(("most", "refused"), [(3, False), (2, True), (1, True)])
+def test_chunks_of_too_many_lines_are_read_block_by_block(
+    most: int, refused: bool, tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two newlines, and a line that needs none."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
+
+    monkeypatch.setattr(lines_on_gpu, "MOST_LINES", most)
+    piece = written(tmp_path, [(b"one two\n\nfive six", False)])
+    asked, reading = by_lines(), Reading(split_on="line")
+    found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+    wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
+    assert [each is None for each in chunks.taken] == [refused]
+    assert chunks.kept(asked) == ((0, 0) if refused else (1, 1))
+    np.testing.assert_array_equal(found.digests, wanted.digests)
+    np.testing.assert_array_equal(found.signatures, wanted.signatures)
+
+
+@pytest.mark.simulator
 def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
     tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
