@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import PRECISIONS, PrecisionName
 from tilewright.pipeline import config
-from tilewright.pipeline.check.band import verify_band
+from tilewright.pipeline.check.band import verify_band, verify_outside
 from tilewright.pipeline.check.sides import StoredSide
 from tilewright.pipeline.check.verify import (
     Verification,
@@ -25,7 +25,8 @@ from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.product.audit import band_of, check_is_product, record_of
-from tilewright.pipeline.store.arrays import Input, open_array, open_matrix
+from tilewright.pipeline.product.banded import piece_region, stored_outside
+from tilewright.pipeline.store.arrays import Input, open_array, open_matrix, write_unit
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
@@ -142,6 +143,12 @@ def verify(
             check_shapes(given[2], *sides)
             check_plain(*given, precision)
             found = verify_band(client, *given, band, transposed=transposed, **options)
+            whole, unit = given[2], write_unit(given[2])
+            outside = {
+                whole.metadata.encode_chunk_key(place): piece_region(place, unit, whole.shape)
+                for place in stored_outside(whole, band, "C")
+            }
+            found = verify_outside(client, whole, found, outside, listener=listener)
     if not found.passed:
         remedy = "compare it with its checksums (tilewright audit), or compute it anew, which checks it"
         check_is_product(product, record, remedy)

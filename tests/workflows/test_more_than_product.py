@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,39 @@ def test_a_band_is_checked_as_one(path: Path, tmp_path: Path, client: Client) ->
     assert not found.passed
     assert found.worst is not None
     assert found.worst[0] == 20
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i4"])
+def test_numbers_beside_a_band_are_found(
+    dtype: str, tmp_path: Path, client: Client, rng: np.random.Generator
+) -> None:
+    numbers = rng.integers(-9, 9, (30, 40)).astype(dtype)
+    x, c = naive.put(tmp_path / "x.zarr", numbers, (10, 16)), tmp_path / "c.zarr"
+    tw.gram(x, c, window=(2, 2), chunks=8, cluster=client, device="cpu")
+    held = zarr.open_array(c, mode="r+")
+    checked = partial(tw.verify, x, x, c, transpose_a=True, cluster=client)
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        zarr.open_array(c, mode="r+")[24:32, :8] = 0
+    assert (c / "c" / "3" / "0").is_file()
+    assert checked().passed
+    values = [50] if dtype == "i4" else [50, np.nan]
+    for value in values:
+        held[3, 39] = value
+        found = checked()
+        assert not found.passed
+        assert found.cause == "c/0/4, outside the band, is not all 0"
+        assert found.worst == (3, 32, 40)
+        assert "verification failed" in str(found)
+    held[8:16, 32:] = 1
+    assert checked().cause == "c/0/4, outside the band, is not all 0; c/1/4, outside the band, is not all 0"
+    held[0:16, 24:32] = 1
+    assert checked().cause.endswith("; c/1/3, outside the band, is not all 0; and so it is with 1 more")
+    held[0:16, 24:] = 0
+    assert checked().passed
+    (c / "c" / "4" / "0").write_bytes(b"no chunk")
+    found = checked()
+    assert not found.passed
+    assert found.cause == "c/4/0, outside the band, cannot be decoded"
+    assert found.worst == (32, 0, 8)
+    held[36, 36] += 1
+    assert checked().worst == (36, 34, 39)
