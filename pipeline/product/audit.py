@@ -19,6 +19,7 @@ from tilewright.pipeline.errors import DamagedProductError, OptionError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import StoredObject
+from tilewright.pipeline.plan.transform import Epilogue
 from tilewright.pipeline.product.banded import WINDOW, piece_region, stored_outside
 from tilewright.pipeline.product.kept import with_their_groups
 from tilewright.pipeline.product.ledger import (
@@ -39,8 +40,15 @@ from tilewright.pipeline.store.region import StoredArray, chunks_in
 if TYPE_CHECKING:
     from distributed import Client
 
+GRAM = "gram"
+"""What the record of a Gram matrix calls what is in it."""
+
 MORE_THAN_PRODUCT = ("fused", "before")
 """What the record of a product calls the transforms of its factors and sums, and the C that these were added to."""
+
+LINES_ADDED = ["", "", Epilogue(beta=1).digest()]
+"""What ``fused`` is of a Gram matrix to which plain sums over more lines were added, and nothing else was made of
+them."""
 
 MOST_TOLD = 20
 """Bad objects that a text names."""
@@ -194,16 +202,25 @@ def band_of(record: Past) -> Band | None:
 
 def check_is_product(array: zarr.Array[Any], record: Past | None, remedy: str) -> None:
     """Raise OptionError where C, which is not the product of two matrices, is more than that by its record: then that
-    says nothing of what it should hold. (Sums to which later rows were added are, by their record, and are the product
-    all the same.)
+    says nothing of what it should hold. Plain sums of `gram` to which later lines were added are the product all the
+    same.
 
     remedy: what to do then, in words.
     """
-    if record is not None and any(record.request.get(name) for name in MORE_THAN_PRODUCT):
+    if record is None or _has_lines_added(record):
+        return
+    if any(record.request.get(name) for name in MORE_THAN_PRODUCT):
         raise OptionError(
             f"C, {name_of(array)}, is more than the product of A and B: it was computed with means, weights, scales,"
             f" offsets or other transforms, or added to what it held, and checked with these then; {remedy}"
         )
+
+
+def _has_lines_added(record: Past) -> bool:
+    """Whether C is a Gram matrix of plain sums, to which those over more lines were added. All lines were made alike:
+    `gram` adds none to a C that was made by other options."""
+    known = record.request.get(GRAM) or {}
+    return bool(known.get("sums")) and record.request.get("fused") == LINES_ADDED
 
 
 def _wanted(array: zarr.Array[Any], unit: tuple[int, ...], band: Band | None) -> Iterator[tuple[int, ...]]:

@@ -49,8 +49,33 @@ def test_a_product_that_lines_were_added_to_is_one(path: Path, tmp_path: Path, c
     tw.gram(path, tmp_path / "c.zarr", **here)
     zarr.open_array(path, mode="r+").append(np.ones((7, 40), "f4"))
     assert tw.gram(path, tmp_path / "c.zarr", **here).plan.k == 7
-    assert tw.verify(path, path, tmp_path / "c.zarr", transpose_a=True, cluster=client).passed
-    assert tw.audit(tmp_path / "c.zarr", path, path, transpose_a=True, cluster=client).passed
+    asked: dict[str, Any] = {"transpose_a": True, "cluster": client}
+    assert tw.verify(path, path, tmp_path / "c.zarr", **asked).passed
+    assert tw.audit(tmp_path / "c.zarr", path, path, **asked).passed
+    c = zarr.open_array(tmp_path / "c.zarr", mode="r+")
+    c[3, 4] += 100
+    found = tw.verify(path, path, tmp_path / "c.zarr", **asked)
+    assert not found.passed
+    assert found.worst is not None
+    assert found.worst[0] == 3
+    bad = tw.audit(tmp_path / "c.zarr", path, path, **asked).bad
+    assert [one.reason for one in bad] == ["its numbers are not those of A times B"]
+
+
+@pytest.mark.parametrize("divide", [None, 2])
+def test_only_plain_sums_with_lines_added_are_a_product(
+    divide: float | None, path: Path, tmp_path: Path, client: Client
+) -> None:
+    here: dict[str, Any] = {"cluster": client, "device": "cpu"}
+    if divide is None:  # A times B, twice
+        for beta in (0, 1):
+            tw.matmul(path, path, tmp_path / "c.zarr", transpose_a=True, beta=beta, **here)
+    else:
+        tw.gram(path, tmp_path / "c.zarr", append=True, divide=divide, **here)
+        zarr.open_array(path, mode="r+").append(np.ones((7, 40), "f4"))
+        tw.gram(path, tmp_path / "c.zarr", append=True, divide=divide, **here)
+    with pytest.raises(tw.OptionError, match=MORE):
+        tw.verify(path, path, tmp_path / "c.zarr", transpose_a=True, cluster=client)
 
 
 def test_a_band_is_checked_as_one(path: Path, tmp_path: Path, client: Client) -> None:
