@@ -14,6 +14,7 @@ from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.neighbours.audit import audit_neighbours
 from tilewright.pipeline.neighbours.group import description_at
 from tilewright.pipeline.product.audit import (
+    UNDECODABLE,
     Audit,
     audit_by_checksums,
     audit_by_products,
@@ -142,7 +143,8 @@ def audit(
             rounds=config.get("verify-rounds"),
             precision=precision,
         )
-    if not found.passed:
+    undecodable = any(one.reason == UNDECODABLE for one in found.bad)
+    if not found.passed and not undecodable:  # that is damage, whatever C should hold
         check_is_product(product, record, without)
     return found
 

@@ -50,6 +50,9 @@ LINES_ADDED = ["", "", Epilogue(beta=1).digest()]
 """What ``fused`` is of a Gram matrix to which plain sums over more lines were added, and nothing else was made of
 them."""
 
+UNDECODABLE = "it cannot be decoded"
+"""What is wrong with a chunk that nothing can be compared with, whatever C should hold."""
+
 MOST_TOLD = 20
 """Bad objects that a text names."""
 
@@ -302,7 +305,7 @@ def audit_by_products(
         # What cannot be decoded cannot be compared: name all such chunks first.
         regions = [piece_region(place, unit, c.shape) for place in pieces]
         bad = [
-            _bad(c, unit, pieces[place], "it cannot be decoded")
+            _bad(c, unit, pieces[place], UNDECODABLE)
             for place in find_damaged(client, c, regions, listener=listener)
         ]
         if not bad:

@@ -78,6 +78,19 @@ def test_only_plain_sums_with_lines_added_are_a_product(
         tw.verify(path, path, tmp_path / "c.zarr", transpose_a=True, cluster=client)
 
 
+def test_a_chunk_that_cannot_be_decoded_is_named_whatever_c_is(
+    path: Path, tmp_path: Path, client: Client
+) -> None:
+    c = tmp_path / "c.zarr"
+    tw.matmul(path, path, c, transpose_a=True, alpha=2, cluster=client, device="cpu")
+    (c / "c" / "0" / "0").write_bytes(b"no chunk")
+    found = tw.audit(c, path, path, transpose_a=True, cluster=client)
+    assert not found.passed
+    assert [(one.file, one.reason) for one in found.bad] == [("c/0/0", "it cannot be decoded")]
+    with pytest.raises(tw.StoreError, match="c/0/0"):
+        tw.verify(path, path, c, transpose_a=True, cluster=client)
+
+
 def test_a_band_is_checked_as_one(path: Path, tmp_path: Path, client: Client) -> None:
     tw.gram(path, tmp_path / "c.zarr", window=(2, 5), chunks=8, cluster=client, device="cpu")
     asked: dict[str, Any] = {"transpose_a": True, "cluster": client}
