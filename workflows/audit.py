@@ -21,6 +21,7 @@ from tilewright.pipeline.product.audit import (
     band_of,
     check_is_product,
     record_of,
+    record_to_compare,
 )
 from tilewright.pipeline.store.arrays import (
     Input,
@@ -123,7 +124,7 @@ def audit(
             )
         return audit_by_checksums(product, record, listener, finished=finished)
     without = "audit it without A and B, by its checksums"
-    record, _ = record_of(product)
+    record = record_to_compare(product, listener)
     if record is not None and band_of(record) is not None:
         raise OptionError(
             f"C: {name_of(product)} is a band of the product of A and B, by its record, and 0 beside it; {without}, or"

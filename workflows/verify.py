@@ -24,7 +24,7 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.product.audit import band_of, check_is_product, record_of
+from tilewright.pipeline.product.audit import band_of, check_is_product, record_to_compare
 from tilewright.pipeline.product.banded import piece_region, stored_outside
 from tilewright.pipeline.store.arrays import Input, open_array, open_matrix, write_unit
 from tilewright.pipeline.store.attributes import packing_notice
@@ -72,7 +72,8 @@ def verify(
 ) -> Verification:
     """Check that C (m × n) = op(A) (m × k) op(B) (k × n) by Freivalds' test.
 
-    Of a C of which only a band was computed, as its record says, the band is checked, and that 0 stands beside it.
+    Of a C of which only a band was computed, as its record says, the band is checked, and that 0 stands beside it. A
+    record that cannot be read is told of, and C is checked as a whole product.
 
     Each task reads rows of an array, so A and C are read once, and B once, or partly twice where it holds NaN or
     infinity. But a chunk whose rows are those of several tasks is decoded for each of them: A's may be, where C's
@@ -120,7 +121,7 @@ def verify(
     check_callable("listener", listener)
     left, right = open_matrix(a, "A"), open_matrix(b, "B")
     product = open_array(c, ndim=2, role="C")
-    record, _ = record_of(product)
+    record = record_to_compare(product, listener)
     band = None if record is None else band_of(record)
     arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
     for role, array in arrays.items():

@@ -15,8 +15,8 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.check.locate import wrong_blocks
 from tilewright.pipeline.check.verify import find_damaged
-from tilewright.pipeline.errors import DamagedProductError, OptionError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.errors import DamagedProductError, OptionError, StoreError
+from tilewright.pipeline.events import Caution, Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import StoredObject
 from tilewright.pipeline.plan.transform import Epilogue
@@ -143,6 +143,26 @@ def record_of(array: zarr.Array[Any]) -> tuple[Past | None, bool]:
     objects = objects_of(array)
     data = objects.get(CHECKSUMS_NAME) if objects is not None else None
     return None if data is None else parsed(data), True
+
+
+def record_to_compare(array: zarr.Array[Any], listener: Listener) -> Past | None:
+    """The record of a C that is compared with its factors, which needs none; None also where it cannot be read, of
+    which the listener is told."""
+    try:
+        return record_of(array)[0]
+    except StoreError as error:
+        why = error.__cause__ or error
+        told = (
+            why.strerror if isinstance(why, OSError) and why.strerror else str(why).removeprefix("output: ")
+        )
+        listener(
+            Caution(
+                f"the record beside C, {name_of(array)}, cannot be read ({told}): C is compared as the whole product of"
+                " A and B; were it a band of that, or more than it, only the record would say so, and a right C may be"
+                " called wrong"
+            )
+        )
+        return None
 
 
 def changed_metadata(array: zarr.Array[Any], record: Past) -> str:

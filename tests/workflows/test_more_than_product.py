@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from distributed import Client
 
 import tilewright as tw
 from tests.pipeline.gram import naive
+from tilewright.pipeline.events import Caution, Event
+from tilewright.pipeline.product.ledger import FILE_NAME
+from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.workflows.cli import cli
 
 MORE = r"c\.zarr, is more than the product of A and B: .*(tilewright audit|by its checksums)"
@@ -141,3 +145,25 @@ def test_numbers_beside_a_band_are_found(
     assert found.worst == (32, 0, 8)
     held[36, 36] += 1
     assert checked().worst == (36, 34, 39)
+
+
+@pytest.mark.parametrize("name", [CHECKSUMS_NAME, FILE_NAME])
+def test_a_record_that_cannot_be_read_is_told_of(
+    name: str, path: Path, tmp_path: Path, client: Client, events: list[Event]
+) -> None:
+    c = tmp_path / "c.zarr"
+    tw.matmul(path, path, c, transpose_a=True, cluster=client, device="cpu")
+    (c / name).unlink(missing_ok=True)
+    (c / name).mkdir()
+    asked: dict[str, Any] = {"transpose_a": True, "cluster": client, "listener": events.append}
+    for passed in (True, False):
+        assert tw.verify(path, path, c, **asked).passed is passed
+        assert tw.audit(c, path, path, **asked).passed is passed
+        told = [event.message for event in events if isinstance(event, Caution)]
+        assert len(told) == 2
+        for each in told:
+            assert re.match(
+                r"the record beside C, .*c\.zarr, cannot be read \(Is a directory\): C is compared", each
+            )
+        events.clear()
+        zarr.open_array(c, mode="r+")[5, 6] += 100
