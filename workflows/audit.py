@@ -14,12 +14,14 @@ from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.neighbours.audit import audit_neighbours
 from tilewright.pipeline.neighbours.group import description_at
 from tilewright.pipeline.product.audit import (
+    UNDECODABLE,
     Audit,
     audit_by_checksums,
     audit_by_products,
     band_of,
     check_is_product,
     record_of,
+    record_to_compare,
 )
 from tilewright.pipeline.store.arrays import (
     Input,
@@ -122,7 +124,7 @@ def audit(
             )
         return audit_by_checksums(product, record, listener, finished=finished)
     without = "audit it without A and B, by its checksums"
-    record, _ = record_of(product)
+    record = record_to_compare(product, listener)
     if record is not None and band_of(record) is not None:
         raise OptionError(
             f"C: {name_of(product)} is a band of the product of A and B, by its record, and 0 beside it; {without}, or"
@@ -142,7 +144,8 @@ def audit(
             rounds=config.get("verify-rounds"),
             precision=precision,
         )
-    if not found.passed:
+    undecodable = any(one.reason == UNDECODABLE for one in found.bad)
+    if not found.passed and not undecodable:  # that is damage, whatever C should hold
         check_is_product(product, record, without)
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import PRECISIONS, PrecisionName
 from tilewright.pipeline import config
-from tilewright.pipeline.check.band import verify_band
+from tilewright.pipeline.check.band import verify_band, verify_outside
 from tilewright.pipeline.check.sides import StoredSide
 from tilewright.pipeline.check.verify import (
     Verification,
@@ -24,8 +24,9 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.product.audit import band_of, check_is_product, record_of
-from tilewright.pipeline.store.arrays import Input, open_array, open_matrix
+from tilewright.pipeline.product.audit import band_of, check_is_product, record_to_compare
+from tilewright.pipeline.product.banded import piece_region, stored_outside
+from tilewright.pipeline.store.arrays import Input, open_array, open_matrix, write_unit
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
@@ -71,7 +72,8 @@ def verify(
 ) -> Verification:
     """Check that C (m × n) = op(A) (m × k) op(B) (k × n) by Freivalds' test.
 
-    Of a C of which only a band was computed, as its record says, the band is checked, and that 0 stands beside it.
+    Of a C of which only a band was computed, as its record says, the band is checked, and that 0 stands beside it. A
+    record that cannot be read is told of, and C is checked as a whole product.
 
     Each task reads rows of an array, so A and C are read once, and B once, or partly twice where it holds NaN or
     infinity. But a chunk whose rows are those of several tasks is decoded for each of them: A's may be, where C's
@@ -119,7 +121,7 @@ def verify(
     check_callable("listener", listener)
     left, right = open_matrix(a, "A"), open_matrix(b, "B")
     product = open_array(c, ndim=2, role="C")
-    record, _ = record_of(product)
+    record = record_to_compare(product, listener)
     band = None if record is None else band_of(record)
     arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
     for role, array in arrays.items():
@@ -142,6 +144,12 @@ def verify(
             check_shapes(given[2], *sides)
             check_plain(*given, precision)
             found = verify_band(client, *given, band, transposed=transposed, **options)
+            whole, unit = given[2], write_unit(given[2])
+            outside = {
+                whole.metadata.encode_chunk_key(place): piece_region(place, unit, whole.shape)
+                for place in stored_outside(whole, band, "C")
+            }
+            found = verify_outside(client, whole, found, outside, listener=listener)
     if not found.passed:
         remedy = "compare it with its checksums (tilewright audit), or compute it anew, which checks it"
         check_is_product(product, record, remedy)

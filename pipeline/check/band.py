@@ -8,15 +8,15 @@ give these, and nothing is subtracted, which would cost digits. The sum of |op(B
 alike, and is what rounding errors are compared with. So each row is a group of its own in the sense of `freivalds.py`,
 which has the tolerances; what escapes is what `vectors.py` says.
 
-What lies outside the band in a stored piece must be 0. Pieces that the band does not touch are not looked at: an audit
-says where there are any.
+What lies outside the band in a stored piece must be 0. Pieces that the band does not touch are as a rule not stored;
+those that are, `verify_outside` reads.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,11 @@ from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.plan.transform import NOT_FUSED, Fused
+from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region_read import region_reads
+from tilewright.pipeline.store.waiting import reading_while
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -54,6 +57,9 @@ BLOCK_NBYTES = 2**25
 
 DEEP = 64
 """Rows of B whose sums are formed at once: what is made of them stays in a core's cache."""
+
+MOST_NAMED = 3
+"""Pieces outside the band that a text names."""
 
 COPIES = 6
 """What a task holds of a block besides it, while sums are formed: as read, weighed, and summed from both edges."""
@@ -130,6 +136,60 @@ def verify_band(
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     return replace(_verification(outcomes, job, (m, n)), rounds=rounds, seconds=seconds)
+
+
+def verify_outside(
+    client: Client,
+    c: zarr.Array[Any],
+    found: Verification,
+    regions: Mapping[str, tuple[slice, slice]],
+    *,
+    listener: Listener = log_notices,
+) -> Verification:
+    """What `verify_band` found of C, and whether stored pieces that the band does not touch hold nothing but 0.
+
+    regions: theirs, by their names. A piece that cannot be decoded fails the check, which names it.
+    """
+    start = time.perf_counter()
+    calls = ((c, region) for region in regions.values())
+    causes, worst, wrong = [], None, 0
+    with closing(ClientTasks(client, listener).run(_not_zero, calls, (), 0, "outside")) as looked:
+        held = dict(looked)
+    for place, (name, (rows, columns)) in enumerate(regions.items()):
+        lines = held[place]
+        if lines is not None and not lines.size:
+            continue
+        causes.append(f"{name}, outside the band, {'cannot be decoded' if lines is None else 'is not all 0'}")
+        first = rows.start if lines is None else rows.start + int(lines[0])
+        worst = worst or (first, columns.start, columns.stop)
+        wrong += 1 if lines is None else lines.size
+    found = replace(found, seconds=found.seconds + time.perf_counter() - start)
+    if not causes:
+        return found
+    if len(causes) > MOST_NAMED:
+        causes[MOST_NAMED:] = [f"and so it is with {len(causes) - MOST_NAMED} more"]
+    return replace(
+        found,
+        passed=False,
+        conclusive=True,
+        largest_error=math.inf if found.modulus_bits is None else found.largest_error + wrong,
+        worst=found.worst if found.conclusive and not found.passed else worst,
+        cause="; ".join(filter(None, [found.cause, *causes])),
+    )
+
+
+def _not_zero(c: zarr.Array[Any], region: tuple[slice, slice]) -> np.ndarray | None:
+    """The rows of a region, counted from its first, that hold anything but 0; None where it cannot be decoded."""
+    lines = np.zeros(region[0].stop - region[0].start, bool)
+    try:
+        with reading_while(end_if_given_up()):
+            for part in region_reads(c, region):
+                block = np.empty(part.shape, c.dtype.newbyteorder("="))
+                part.read(block)
+                lines[part.target[0]] |= (block != 0).any(axis=1)
+    except DamagedError:
+        return None
+    return np.flatnonzero(lines)
 
 
 def _row_pieces(m: int, n: int, band: Band, unit: int) -> list[slice]:

@@ -23,7 +23,7 @@ from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, Sha
 from tilewright.pipeline.gram.options import GramRequest, Matrices, axis_of
 from tilewright.pipeline.gram.transforms import Made
 from tilewright.pipeline.plan.transform import Epilogue, Transform
-from tilewright.pipeline.product.audit import record_of
+from tilewright.pipeline.product.audit import GRAM, record_of
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import is_array_folder
 from tilewright.pipeline.product.request import Request
@@ -31,9 +31,6 @@ from tilewright.pipeline.store.arrays import local_path, name_of, open_array
 from tilewright.pipeline.store.content import content_hash
 from tilewright.pipeline.store.region import Section, StoredArray
 from tilewright.pipeline.store.region_read import read_region
-
-GRAM = "gram"
-"""What the record of a Gram matrix calls what is in it."""
 
 COMPARED_PARTS = 8
 """Parts of the lines that are in C already whose numbers are compared with what was read then."""

@@ -15,10 +15,11 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.check.locate import wrong_blocks
 from tilewright.pipeline.check.verify import find_damaged
-from tilewright.pipeline.errors import DamagedProductError, OptionError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.errors import DamagedProductError, OptionError, StoreError
+from tilewright.pipeline.events import Caution, Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.told import StoredObject
+from tilewright.pipeline.plan.transform import Epilogue
 from tilewright.pipeline.product.banded import WINDOW, piece_region, stored_outside
 from tilewright.pipeline.product.kept import with_their_groups
 from tilewright.pipeline.product.ledger import (
@@ -39,8 +40,18 @@ from tilewright.pipeline.store.region import StoredArray, chunks_in
 if TYPE_CHECKING:
     from distributed import Client
 
+GRAM = "gram"
+"""What the record of a Gram matrix calls what is in it."""
+
 MORE_THAN_PRODUCT = ("fused", "before")
 """What the record of a product calls the transforms of its factors and sums, and the C that these were added to."""
+
+LINES_ADDED = ["", "", Epilogue(beta=1).digest()]
+"""What ``fused`` is of a Gram matrix to which plain sums over more lines were added, and nothing else was made of
+them."""
+
+UNDECODABLE = "it cannot be decoded"
+"""What is wrong with a chunk that nothing can be compared with, whatever C should hold."""
 
 MOST_TOLD = 20
 """Bad objects that a text names."""
@@ -134,6 +145,26 @@ def record_of(array: zarr.Array[Any]) -> tuple[Past | None, bool]:
     return None if data is None else parsed(data), True
 
 
+def record_to_compare(array: zarr.Array[Any], listener: Listener) -> Past | None:
+    """The record of a C that is compared with its factors, which needs none; None also where it cannot be read, of
+    which the listener is told."""
+    try:
+        return record_of(array)[0]
+    except StoreError as error:
+        why = error.__cause__ or error
+        told = (
+            why.strerror if isinstance(why, OSError) and why.strerror else str(why).removeprefix("output: ")
+        )
+        listener(
+            Caution(
+                f"the record beside C, {name_of(array)}, cannot be read ({told}): C is compared as the whole product of"
+                " A and B; were it a band of that, or more than it, only the record would say so, and a right C may be"
+                " called wrong"
+            )
+        )
+        return None
+
+
 def changed_metadata(array: zarr.Array[Any], record: Past) -> str:
     """What of C's metadata is not as it was when its record was begun; empty where all is."""
     found = array_facts(array)
@@ -194,16 +225,25 @@ def band_of(record: Past) -> Band | None:
 
 def check_is_product(array: zarr.Array[Any], record: Past | None, remedy: str) -> None:
     """Raise OptionError where C, which is not the product of two matrices, is more than that by its record: then that
-    says nothing of what it should hold. (Sums to which later rows were added are, by their record, and are the product
-    all the same.)
+    says nothing of what it should hold. Plain sums of `gram` to which later lines were added are the product all the
+    same.
 
     remedy: what to do then, in words.
     """
-    if record is not None and any(record.request.get(name) for name in MORE_THAN_PRODUCT):
+    if record is None or _has_lines_added(record):
+        return
+    if any(record.request.get(name) for name in MORE_THAN_PRODUCT):
         raise OptionError(
             f"C, {name_of(array)}, is more than the product of A and B: it was computed with means, weights, scales,"
             f" offsets or other transforms, or added to what it held, and checked with these then; {remedy}"
         )
+
+
+def _has_lines_added(record: Past) -> bool:
+    """Whether C is a Gram matrix of plain sums, to which those over more lines were added. All lines were made alike:
+    `gram` adds none to a C that was made by other options."""
+    known = record.request.get(GRAM) or {}
+    return bool(known.get("sums")) and record.request.get("fused") == LINES_ADDED
 
 
 def _wanted(array: zarr.Array[Any], unit: tuple[int, ...], band: Band | None) -> Iterator[tuple[int, ...]]:
@@ -285,7 +325,7 @@ def audit_by_products(
         # What cannot be decoded cannot be compared: name all such chunks first.
         regions = [piece_region(place, unit, c.shape) for place in pieces]
         bad = [
-            _bad(c, unit, pieces[place], "it cannot be decoded")
+            _bad(c, unit, pieces[place], UNDECODABLE)
             for place in find_damaged(client, c, regions, listener=listener)
         ]
         if not bad:

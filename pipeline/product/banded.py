@@ -70,8 +70,9 @@ def check_given_band(array: zarr.Array[Any], band: Band) -> None:
         )
 
 
-def stored_outside(array: zarr.Array[Any], band: Band) -> list[tuple[int, int]]:
-    """The places of an array's stored objects that a band does not touch, in row order. Raises StoreError."""
+def stored_outside(array: zarr.Array[Any], band: Band, role: str = "output") -> list[tuple[int, int]]:
+    """The places of an array's stored objects that a band does not touch, in row order. role: what it is, for errors.
+    Raises StoreError."""
     unit = write_unit(array)
     start = f"{array.path}/" if array.path else ""
 
@@ -81,7 +82,7 @@ def stored_outside(array: zarr.Array[Any], band: Band) -> list[tuple[int, int]]:
     try:
         found = answer_of(names(), name_of(array))
     except Exception as error:  # a server's library may raise anything
-        raise StoreError(f"output: cannot list what {name_of(array)} holds: {error}") from error
+        raise StoreError(f"{role}: cannot list what {name_of(array)} holds: {error}") from error
     places = {_place_of(array, name.removeprefix(start)) for name in found} - {None}
     return sorted(
         place
