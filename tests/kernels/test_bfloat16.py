@@ -267,7 +267,9 @@ def test_nan_and_infinity_come_through() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("side", "least"), [(96, "tiled"), (192, "bfloat16-wgmma"), (1024, "bfloat16-wgmma")])
+@pytest.mark.parametrize(
+    ("side", "least"), [(96, "tiled"), (192, "bfloat16-wgmma"), (1024, "bfloat16-wgmma")]
+)
 @pytest.mark.parametrize("transpose", [False, True])
 def test_pytorch_tensors(side: int, least: str, transpose: bool) -> None:
     torch = pytest.importorskip("torch")
