@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import pkgutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -265,35 +265,36 @@ def _copy_part(shared: int, address: int, nbytes: int) -> None:
         arrive()
 
 
-def _load_matrices(registers: np.ndarray, first: int, shared: int) -> None:
-    """``ldmatrix.x4``: lanes meet, and each takes its words of the lines whose addresses they gave."""
+def _lines_of_the_warp(shared: int) -> Iterator[tuple[int, list[int]]]:
+    """The number of each of four matrices, and the addresses of its eight lines, which lanes give as they meet. They
+    meet once more behind the last."""
     block, thread = _current.block, _current.thread
     assert shared % 16 == 0, "a line that is not aligned to its size"
     block.operands[thread] = shared
     block.pause(thread, "warp")
-    lanes, lane = thread // WARP * WARP, thread % WARP
+    lanes = thread // WARP * WARP
     for i in range(4):
         lines = block.operands[lanes + 8 * i : lanes + 8 * i + 8]
         assert len({line // 16 % 8 for line in lines}) == 8, f"a bank conflict: {lines}"
+        yield i, lines
+    block.pause(thread, "warp")
+
+
+def _load_matrices(registers: np.ndarray, first: int, shared: int) -> None:
+    """``ldmatrix.x4``: each lane takes its words of the lines whose addresses all gave."""
+    block, lane = _current.block, _current.thread % WARP
+    for i, lines in _lines_of_the_warp(shared):
         place = lines[lane // 4] + 4 * (lane % 4)
         registers[first + i] = int(block.shared[place : place + 4].view(np.uint32)[0])
-    block.pause(thread, "warp")
 
 
 def _load_turned(registers: np.ndarray, first: int, shared: int) -> None:
     """``ldmatrix.x4.trans``: the same, of which each takes an element of 16 bits of two neighbouring lines."""
-    block, thread = _current.block, _current.thread
-    assert shared % 16 == 0, "a line that is not aligned to its size"
-    block.operands[thread] = shared
-    block.pause(thread, "warp")
-    lanes, lane = thread // WARP * WARP, thread % WARP
-    for i in range(4):
-        lines = block.operands[lanes + 8 * i : lanes + 8 * i + 8]
-        assert len({line // 16 % 8 for line in lines}) == 8, f"a bank conflict: {lines}"
+    block, lane = _current.block, _current.thread % WARP
+    for i, lines in _lines_of_the_warp(shared):
         places = [line + 2 * (lane // 4) for line in lines[2 * (lane % 4) : 2 * (lane % 4) + 2]]
         low, high = (int(block.shared[place : place + 2].view(np.uint16)[0]) for place in places)
         registers[first + i] = high << 16 | low
-    block.pause(thread, "warp")
 
 
 def _load_shared_word(shared: int) -> int:
