@@ -223,7 +223,10 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Draw) -> None:
         band = Band(*(draw(st.integers(0, count - 1)) for count in (variables[0], variables[-1])))
         case.given["window"] = tuple(band)
     if draw(st.booleans(), label="chunks of C"):
-        case.given["chunks"] = draw(st.integers(2, 20))
+        side = case.given["chunks"] = draw(st.integers(2, 20))
+        if draw(st.booleans(), label="shards of C"):
+            case.given["shards"] = side * draw(st.integers(1, 3))
+    case.given["codec"] = draw(st.sampled_from([None, "none", "zstd:3", "gzip"]), label="codec of C")
     with pytest.MonkeyPatch.context() as patched:
         if draw(st.booleans(), label="masks are read in chunks"):
             patched.setattr(masks, "HELD_ELEMENTS", 0)
