@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+IN_TURN: dict[str, Any] = {"pure": False, "fifo_timeout": 0}
+"""How every task is submitted. Dask takes those that come within a tenth of a second for equally urgent, and a worker
+then begins them in any order; but they are submitted in the order in which they find what earlier ones left there."""
+
 Feed = Callable[[Counter[str | None]], Iterable[tuple[int, tuple[Any, ...], str | None]]]
 """Gives the calls to submit now: place, arguments, and the worker each is meant for, if any. Its argument is its own
 copy of how many calls are under way, by the worker they were meant for: it has to add those that it gives."""
@@ -339,7 +343,7 @@ class TasksUnderWay(Generic[Result]):
         self._losses.look_back()
 
     def _submit(self, task: _Task, name: str, **where: Any) -> None:
-        options = {"key": name, "pure": False, "retries": self._retries} | where
+        options = IN_TURN | {"key": name, "retries": self._retries} | where
         with cluster_errors(self._client):
             packed, futures = self._pack(self._function, task.call)
             future = self._client.submit(tried, code_asked_by(self._client), packed, *futures, **options)
@@ -576,7 +580,7 @@ def run_combined(
 
     def submit_group(place: int, name: str, **where: Any) -> Future:
         head, calls = groups[place]
-        options = {"pure": False, "retries": retries} | where
+        options = IN_TURN | {"retries": retries} | where
         with cluster_errors(client):
             parts = [
                 submit(function, call, f"{key}-{place}-{name}{part}", **options)

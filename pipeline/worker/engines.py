@@ -44,11 +44,13 @@ _ended: deque[str] = deque(maxlen=256)
 _sums: dict[str, list[Product]] = {}
 """For each run its product, once for every sum being stored there now. No engine does that, and ending the run waits
 for it."""
+_turns: dict[str, deque[Turn]] = {}
+"""For each run the tasks that have come and have not queued their tile yet, in the order in which they came."""
 _making: dict[str, Product] = {}
 """Runs whose first task is making the engine. Other tasks wait for it, and so does ending such a run."""
 _engines_lock = threading.Lock()
 _changed = threading.Condition(_engines_lock)
-"""Notified when a run ends, a sum is stored, or making an engine has succeeded or failed."""
+"""Notified when a run ends, a sum is stored, a turn ends, or making an engine has succeeded or failed."""
 _closing: dict[str, TileEngine] = {}
 """Engines being closed: their last tiles may still be written."""
 _stopped: dict[str, TileEngine] = {}
@@ -59,17 +61,54 @@ _leftovers = False
 """Whether tiles have failed, or were abandoned, since `collect_leftovers`."""
 
 
+class Turn:
+    """A task's place among those of its run: they queue their tiles in the order in which they came, as the placement
+    chose it, and not as the system happens to wake their threads. A tile out of its turn finds neither its own earlier
+    panels nor those of the workers that share them.
+
+    To be taken before the task makes room for the next one. It ends with its block at the latest.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        with _engines_lock:
+            _turns.setdefault(run, deque()).append(self)
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def has_come(self) -> bool:
+        """Whether no task that came earlier has its tile still to queue; to be asked with the lock held."""
+        return _turns[self.run][0] is self
+
+    def end(self) -> None:
+        """Let the next one go on, since this one's tile is queued, or will not be."""
+        with _engines_lock:
+            turns = _turns.get(self.run)
+            if turns is None or self not in turns:
+                return
+            turns.remove(self)
+            if not turns:
+                del _turns[self.run]
+            _changed.notify_all()
+
+
 @contextmanager
-def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Iterator[TileEngine]:
+def engine_for(
+    product: Product, worker: str, peers: Peers | None = None, turn: Turn | None = None
+) -> Iterator[TileEngine]:
     """This process's engine for the product's run, made on first use; ``worker`` is this worker's name.
 
     Until the block ends the engine does not count as idle. If making it fails, the next task tries again. peers: the
-    connection to workers that share panels with this one, if any do.
+    connection to workers that share panels with this one, if any do. turn: waited for first.
     """
     with _engines_lock:
         _users[product.run] += 1
     try:
-        yield _found_or_made(product, worker, peers)
+        yield _found_or_made(product, worker, peers, turn)
     finally:
         with _engines_lock:
             _users[product.run] -= 1
@@ -77,10 +116,10 @@ def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Ite
                 del _users[product.run]
 
 
-def _found_or_made(product: Product, worker: str, peers: Peers | None) -> TileEngine:
+def _found_or_made(product: Product, worker: str, peers: Peers | None, turn: Turn | None) -> TileEngine:
     run = product.run
     with _engines_lock:
-        _changed.wait_for(lambda: run in _ended or run not in _making)
+        _changed.wait_for(lambda: run in _ended or (run not in _making and (turn is None or turn.has_come())))
         _check_goes_on(product)
         if run in _engines:
             return _engines[run]

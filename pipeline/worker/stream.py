@@ -82,11 +82,17 @@ class TileEngine:
             self.free()
             raise
 
-    def multiply(self, tile: Tile, part: int = 0, sharers: Sharers | None = None) -> TileReport:
+    def multiply(
+        self,
+        tile: Tile,
+        part: int = 0,
+        sharers: Sharers | None = None,
+        queued: Callable[[], object] = lambda: None,
+    ) -> TileReport:
         """Compute and store one tile, or return its sum over one part of k when the plan has several.
 
-        sharers: workers that need the same panels and may have them already. Returns when the tile is stored. Raises
-        what the failing stage raised.
+        sharers: workers that need the same panels and may have them already. queued: called once the tile has its place
+        behind earlier ones. Returns when the tile is stored. Raises what the failing stage raised.
         """
         job = TileJob(tile, part, sharers or Sharers())
         with self._entrance:
@@ -94,6 +100,7 @@ class TileEngine:
                 raise CancelledError("this worker's part in the run is over")
             self.load.expect(tile)
             self._jobs.put(job)
+        queued()
         try:
             return job.done.result()
         finally:

@@ -24,6 +24,7 @@ from tilewright.pipeline.plan.transform import Fused
 from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import (
+    Turn,
     close_engine,
     close_engines_writing,
     ending,
@@ -51,18 +52,19 @@ def multiply_tile(
     fused: what the product lacks, where that was sent apart, here and below.
     """
     product = _whole(product, fused)
-    if product.device == "cuda":
-        make_room(TILES_UNDER_WAY)
 
     def work(worker: str) -> TileReport:
         peers = WorkerPeers(current_worker()) if product.sharing else None
-        with engine_for(product, worker, peers) as engine:
-            report = engine.multiply(tile, sharers=sharers.reached_from(worker))
+        with engine_for(product, worker, peers, turn) as engine:
+            report = engine.multiply(tile, sharers=sharers.reached_from(worker), queued=turn.end)
         _count(report, tiles=1, write_nbytes=product.plan.tile_write_nbytes(tile),
                operations=product.plan.tile_operations(tile))  # fmt: skip
         return report
 
-    return _unless_memory_is_short(product, work, f"tile {tile.index}")
+    with Turn(product.run) as turn:
+        if product.device == "cuda":
+            make_room(TILES_UNDER_WAY)
+        return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
 
 def multiply_part(
@@ -72,12 +74,13 @@ def multiply_part(
     product = _whole(product, fused)
 
     def work(worker: str) -> TileReport:
-        with engine_for(product, worker) as engine:
-            report = engine.multiply(tile, part)
+        with engine_for(product, worker, turn=turn) as engine:
+            report = engine.multiply(tile, part, queued=turn.end)
         _count(report, operations=product.plan.tile_operations(tile) // product.plan.k_tasks)
         return report
 
-    return _unless_memory_is_short(product, work, f"tile {tile.index}")
+    with Turn(product.run) as turn:
+        return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
 
 def add_parts(

@@ -781,6 +781,26 @@ def busy(own_client: Client) -> Iterator[Client]:
     wait(other)
 
 
+BEGAN: list[int] = []
+
+
+def begin(number: int) -> None:
+    BEGAN.append(number)
+
+
+def test_tasks_begin_in_the_order_in_which_they_are_given_out(
+    busy: Client, brief_looks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else tiles come out of the order in which they share panels. A worker begins tasks of equal priority, which those
+    of a tenth of a second have by Dask's default, in any order."""
+    BEGAN.clear()
+    monkeypatch.setattr(watch.Workers, "threads", lambda workers: {"a worker": 30})
+    calls = [(number,) for number in range(30)]
+    results = run_bounded(busy, begin, calls, key="order", waiting=lambda text: FREE.set())
+    assert len(list(results)) == 30
+    assert [number for (number,) in calls] == BEGAN
+
+
 WAITS_FOR_BUSY = (
     r"no result has come for \d+ s, and no worker runs a task of it: those at {} are busy with other tasks, or paused;"
     " it goes on when one has time"

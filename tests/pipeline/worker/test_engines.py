@@ -19,6 +19,7 @@ import pytest
 
 from tests.pipeline.worker.test_stream import FakeWorker, engine, factors
 from tilewright.kernels.gpu import device_choice
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_write import RegionWrite
@@ -127,7 +128,7 @@ def made(product: Product) -> TileEngine:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this test alone: no engine, and no run that has ended."""
-    for name in ("_engines", "_making", "_closing", "_stopped"):
+    for name in ("_engines", "_making", "_closing", "_stopped", "_turns"):
         monkeypatch.setattr(engines, name, {})
     monkeypatch.setattr(engines, "_ended", deque())
     monkeypatch.setattr(engines, "_users", Counter())
@@ -184,6 +185,39 @@ def test_while_an_engine_is_made_only_its_own_run_waits_for_it(
         assert first.result(10) is second.result(10)
     assert making.count == 1
     assert not engines._making
+    engines.close_engine(product.run)
+
+
+def test_tiles_are_queued_in_the_order_in_which_their_tasks_came(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever thread wakes first once the engine is made, and although one of them fails."""
+    product = engine(10**6)[0].product
+    tiles = list(product.plan.tiles())
+    assert len(tiles) > 4
+    waiting, order = told_of_waiting(monkeypatch), []
+
+    def task(tile: Tile, turn: engines.Turn) -> None:
+        def queued() -> None:
+            order.append(tile.index)
+            turn.end()
+
+        with turn:
+            if tile.index == 1:
+                raise RuntimeError("injected: a tile that is never queued")
+            with engines.engine_for(product, "here", turn=turn) as worker:
+                worker.multiply(tile, queued=queued)
+
+    turns = [engines.Turn(product.run) for _ in tiles]
+    with ThreadPoolExecutor(len(tiles)) as pool:
+        done = []
+        for tile in reversed(tiles):
+            done.append(pool.submit(task, tile, turns[tile.index]))
+            assert tile.index < 2 or waiting.acquire(timeout=10)
+        failed = [one for one in done if one.exception(10) is not None]
+    assert len(failed) == 1
+    assert order == [tile.index for tile in tiles if tile.index != 1]
+    assert not engines._turns
     engines.close_engine(product.run)
 
 
