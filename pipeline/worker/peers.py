@@ -173,6 +173,17 @@ class RemotePart:
     """Copies the part, given the handle and address of a worker that has it; returns when it is here."""
 
 
+@dataclass
+class _Pause:
+    """Panels of one place of A, or of B, that are read without asking others for them."""
+
+    place: int
+    panels: int = 0
+    """What ``left`` was last set to: doubled each time nobody had anything, 0 once somebody had."""
+    left: int = 0
+    """How many before asking again."""
+
+
 class Exchange:
     """What one worker copies from others in one run. Several threads may use it, each for its own panels."""
 
@@ -181,17 +192,20 @@ class Exchange:
         self._lock = threading.Lock()
         self.lost: frozenset[str] = frozenset()
         """Workers that did not answer or could not be copied from: not asked again in this run."""
-        self._rest = {"a": 0, "b": 0}
-        """Panels of each operand to read before asking again."""
-        self._pause = {"a": 0, "b": 0}
-        """What `_rest` was last set to: doubled each time nobody had anything, 0 once somebody had."""
+        self._pauses: dict[str, _Pause] = {}
+        """Of the lines of A and of B that panels were last loaded of."""
 
-    def asks(self, operand: str) -> bool:
-        """Whether to ask others for the next panel of A or B. Where they are elsewhere in k each question only costs
-        time, so it is asked less and less often until somebody has something again."""
+    def asks(self, key: PanelKey) -> bool:
+        """Whether to ask others for a panel. Where they are elsewhere in k each question only costs time, so it is
+        asked less and less often until somebody has something again, or other lines are begun, which others may have
+        loaded long before."""
+        operand, place, _ = key
         with self._lock:
-            if self._rest[operand]:
-                self._rest[operand] -= 1
+            pause = self._pauses.get(operand)
+            if pause is None or pause.place != place:
+                pause = self._pauses[operand] = _Pause(place)
+            if pause.left:
+                pause.left -= 1
                 return False
             return True
 
@@ -230,10 +244,14 @@ class Exchange:
         until = time.monotonic() + PATIENCE_SECONDS
         left += [one for one, peer, answer in copied if not self._answer(peer, answer, until)]
         with self._lock:
-            for operand in {one.key[0] for one in wanted}:
-                had = any(one.key[0] == operand and one not in left for one in wanted)
-                self._pause[operand] = 0 if had else min(MOST_PANELS_UNASKED, 2 * self._pause[operand] or 1)
-                self._rest[operand] = self._pause[operand]
+            for line in {one.key[:2] for one in wanted}:
+                had = any(one.key[:2] == line and one not in left for one in wanted)
+                pause = self._pauses.get(line[0])
+                if (
+                    pause is not None and pause.place == line[1]
+                ):  # else its lines are loaded, and others begun
+                    pause.panels = 0 if had else min(MOST_PANELS_UNASKED, 2 * pause.panels or 1)
+                    pause.left = pause.panels
         return left
 
     def _ask(self, peer: str, question: str, key: PanelKey, what: Any) -> Future[Any] | None:
@@ -310,7 +328,7 @@ class PanelSharing:
         exported = self._exported(panel.flat)
         if exported is None:
             return whole, []
-        if not self.exchange.asks(key[0]):
+        if not self.exchange.asks(key):
             arrival.own, arrival.exported = whole, exported
             return whole, []
         own: PanelPart | None = None

@@ -293,19 +293,24 @@ def test_what_is_not_expected_is_not_waited_for() -> None:
     assert asyncio.run(look(iter(()))) is arrival, "begun, and so nothing more is asked"
 
 
+class Silent:
+    """Workers that never have anything; notes how long they were to wait."""
+
+    def __init__(self, asked: list[float]) -> None:
+        self.asked = asked
+
+    def ask(self, peer: str, question: str, run: str, key: panels.PanelKey, what: Any) -> Future[Any]:
+        self.asked.append(what[1])
+        answer: Future[Any] = Future()
+        answer.set_result(None)
+        return answer
+
+
 def test_a_worker_with_nothing_to_multiply_waits_less_for_another() -> None:
     asked: list[float] = []
-
-    class Silent:
-        def ask(self, peer: str, question: str, run: str, key: panels.PanelKey, what: Any) -> Future[Any]:
-            asked.append(what[1])
-            answer: Future[Any] = Future()
-            answer.set_result(None)
-            return answer
-
     part = RemotePart(WORKERS[1], ("a", 0, 0), (0, 1, 0, 1), 8, lambda exported, peer: None)
     for reading in (0.0, 0.05, 3.0, None):
-        assert Exchange(Silent(), "run").take([part], reading) == [part]
+        assert Exchange(Silent(asked), "run").take([part], reading) == [part]
     assert asked == [peers.HUNGRY_SECONDS, 0.05, peers.BEGIN_SECONDS, peers.BEGIN_SECONDS]
 
 
@@ -391,6 +396,25 @@ def test_who_finds_nothing_asks_less_and_less_often(job: Any) -> None:
     asked = work.peers.asked.count((WORKERS[1], "offer"))
     assert 3 * panels == 27
     assert 2 <= asked <= 12, "a few at a time, that are under way, and then longer and longer none"
+
+
+def test_who_begins_other_lines_asks_for_them_at_once() -> None:
+    """Another may have loaded all of them, whatever nobody had of the lines before."""
+    exchange = Exchange(Silent([]), "run")
+
+    def found_nothing(key: panels.PanelKey) -> None:
+        part = RemotePart(WORKERS[1], key, (0, 1, 0, 1), 8, lambda exported, peer: None)
+        assert exchange.take([part]) == [part]
+
+    for start in range(4):
+        if exchange.asks(("a", 0, start)):
+            found_nothing(("a", 0, start))
+    assert not exchange.asks(("a", 0, 4))
+    assert exchange.asks(("a", 1, 0))
+    found_nothing(("a", 0, 3))  # an answer that is late
+    assert exchange.asks(("a", 1, 1))
+    found_nothing(("a", 1, 1))
+    assert not exchange.asks(("a", 1, 2))
 
 
 def test_what_one_has_not_begun_comes_from_another_that_has_it_all(job: Any) -> None:
