@@ -367,7 +367,7 @@ class LoadStage:
             if own_nbytes and self._handed_on <= PAIRS_MULTIPLIED:
                 # As fast as its own parts were read just now, from whatever store.
                 reading = seconds * sum(part.nbytes for part in remote) / own_nbytes
-            left = self.sharing.exchange.take(list(remote), reading)
+            left = self.sharing.exchange.take(list(remote), reading, loads.begun)
             if left:
                 self.sharing.close_unreached(job.sharers)
             if self._abandoned:
@@ -378,8 +378,7 @@ class LoadStage:
             read = sum(part.nbytes for part in left)
             shared = sum(part.nbytes for part in remote) - read
         for panel in missing:
-            tell(panel.arrival.own_there, True)
-            tell(panel.arrival.whole, True)
+            panel.arrival.all_there()
         return _Brought(moves, read, shared)
 
     def _hand_on(self, coming: _Coming, loaded: SimpleQueue[Loaded | None]) -> None:

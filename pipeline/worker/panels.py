@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -85,6 +87,19 @@ class Arrival:
     number: int = field(default_factory=_numbers.__next__)
     own_there: Future[bool] = field(default_factory=Future)
     whole: Future[bool] = field(default_factory=Future)
+    since: float = math.inf
+    """When ``whole`` was set, by `time.perf_counter`."""
+
+    def all_there(self) -> None:
+        """Tell that all of the panel is here, unless that was told."""
+        if not self.whole.done():
+            self.since = time.perf_counter()
+        tell(self.own_there, True)
+        tell(self.whole, True)
+
+    def held_seconds(self) -> float | None:
+        """For how long all of the panel has been here; None where it is not."""
+        return time.perf_counter() - self.since if self.whole.done() and self.whole.result() else None
 
 
 def tell(there: Future[bool], value: bool) -> None:

@@ -5,7 +5,8 @@ Workers whose tiles lie in the same row of C need the same panels of A, and in t
 is cut into a part for each of them. A worker reads its own part, then asks the others for theirs: what another has, or
 is reading just now, is copied from GPU to GPU; the rest is read from files. What another is about to begin is waited
 for a little, so that workers which begin at different moments come together. So no worker waits long for one that may
-be waiting for it, and one that falls behind finds what it needs with those ahead, and catches up.
+be waiting for it. One that falls behind finds what it needs with those ahead: where another had a panel before this
+worker began it, or has that of lines that are begun here, whole panels come from there and nothing is read.
 
 Nothing is lent. A panel's buffer may be refilled while another worker copies from it; so that worker asks again after
 the copy, and discards what it copied if the panel has changed.
@@ -16,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +49,9 @@ HUNGRY_SECONDS = 0.02
 
 LOOK_SECONDS = 0.002
 
+HOLDS_SECONDS = 0.02
+"""How long a worker waits to hear whether others have panels of lines that it begins: several times what that takes."""
+
 MOST_PANELS_UNASKED = 16
 """The most panels that a worker reads in a row without asking others, after they have had nothing for long."""
 
@@ -70,8 +76,9 @@ def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[P
     return found
 
 
-async def offer(arrival: Arrival | None, part: PanelPart) -> tuple[bytes, int, bool] | None:
-    """A panel's handle, its number, and whether all of it is there, once ``part`` is there; None where it will not be.
+async def offer(arrival: Arrival | None, part: PanelPart) -> tuple[bytes, int, float | None] | None:
+    """A panel's handle, its number, and for how many seconds all of it has been there (None where it is not), once
+    ``part`` is there; None where it will not be.
 
     Does not wait for a part that this worker has not begun or gets from yet another worker.
     """
@@ -86,7 +93,7 @@ async def offer(arrival: Arrival | None, part: PanelPart) -> tuple[bytes, int, b
     done, _ = await asyncio.wait([asyncio.wrap_future(there)], timeout=PATIENCE_SECONDS)
     if not any(future.result() for future in done):
         return None
-    return arrival.exported, arrival.number, arrival.whole.done() and arrival.whole.result()
+    return arrival.exported, arrival.number, arrival.held_seconds()
 
 
 async def begun(
@@ -103,6 +110,11 @@ async def begun(
     return arrival
 
 
+def holds(arrival: Arrival | None) -> bool:
+    """Whether all of a panel is there, and can be copied."""
+    return arrival is not None and arrival.exported is not None and arrival.held_seconds() is not None
+
+
 def _covers(part: PanelPart, other: PanelPart) -> bool:
     top, bottom, left, right = part
     return top <= other[0] and other[1] <= bottom and left <= other[2] and other[3] <= right
@@ -112,8 +124,8 @@ class Peers(Protocol):
     """A connection to other workers."""
 
     def ask(self, peer: str, question: str, run: str, key: PanelKey, what: Any) -> Future[Any]:
-        """Ask a worker ``offer`` (what: a part, and how many seconds to wait until loading it begins) or ``still``
-        (what: a number) about a panel of a run."""
+        """Ask a worker ``offer`` (what: a part, and how many seconds to wait until loading it begins), ``still`` (what:
+        a number) or ``holds`` (what: nothing) about a panel of a run."""
 
 
 class WorkerPeers:
@@ -143,7 +155,7 @@ def answer_peers(
 
     async def answer_offer(
         run: str, key: Sequence[Any], what: tuple[Sequence[int], float]
-    ) -> tuple[bytes, int, bool] | None:
+    ) -> tuple[bytes, int, float | None] | None:
         (top, bottom, left, right), patience = what
         wanted = run, _key(key)
         arrival = await begun(partial(arrival_of, *wanted), partial(expects, *wanted), patience)
@@ -153,7 +165,12 @@ def answer_peers(
         arrival = arrival_of(run, _key(key))
         return arrival is not None and arrival.number == what
 
-    worker.handlers.update(tilewright_offer=answer_offer, tilewright_still=answer_still)
+    async def answer_holds(run: str, key: Sequence[Any], what: None) -> bool:
+        return holds(arrival_of(run, _key(key)))
+
+    worker.handlers.update(
+        tilewright_offer=answer_offer, tilewright_still=answer_still, tilewright_holds=answer_holds
+    )
 
 
 def _key(parts: Sequence[Any]) -> PanelKey:
@@ -174,14 +191,16 @@ class RemotePart:
 
 
 @dataclass
-class _Pause:
-    """Panels of one place of A, or of B, that are read without asking others for them."""
+class _Lines:
+    """Those of A, or of B, whose panels are being loaded: where in the grid, and what is known of others there."""
 
     place: int
-    panels: int = 0
-    """What ``left`` was last set to: doubled each time nobody had anything, 0 once somebody had."""
-    left: int = 0
-    """How many before asking again."""
+    ahead: str | None = None
+    """The worker that had a panel of theirs before it was begun here: it is asked for whole panels."""
+    pause: int = 0
+    """What ``unasked`` was last set to: doubled each time nobody had anything, 0 once somebody had."""
+    unasked: int = 0
+    """How many panels to read before asking again."""
 
 
 class Exchange:
@@ -192,31 +211,54 @@ class Exchange:
         self._lock = threading.Lock()
         self.lost: frozenset[str] = frozenset()
         """Workers that did not answer or could not be copied from: not asked again in this run."""
-        self._pauses: dict[str, _Pause] = {}
-        """Of the lines of A and of B that panels were last loaded of."""
+        self._lines: dict[str, _Lines] = {}
+        """Of A and of B those that panels were last begun of."""
 
-    def asks(self, key: PanelKey) -> bool:
-        """Whether to ask others for a panel. Where they are elsewhere in k each question only costs time, so it is
-        asked less and less often until somebody has something again, or other lines are begun, which others may have
-        loaded long before."""
+    def ahead(self, key: PanelKey, peers: Sequence[str]) -> str | None:
+        """The worker among ``peers`` that is ahead with the lines of this panel, which is begun next: all of the panel
+        is to be taken from there. None where none is known to be."""
         operand, place, _ = key
         with self._lock:
-            pause = self._pauses.get(operand)
-            if pause is None or pause.place != place:
-                pause = self._pauses[operand] = _Pause(place)
-            if pause.left:
-                pause.left -= 1
+            before = self._lines.get(operand)
+            if before is not None and before.place == place:
+                return before.ahead
+            lines = self._lines[operand] = _Lines(place)
+        if before is not None:  # at the start of a run nobody is ahead
+            lines.ahead = self._holder(key, peers)
+        return lines.ahead
+
+    def asks(self, operand: str) -> bool:
+        """Whether to ask others for their parts of a panel of these lines. Where they are elsewhere in k each question
+        only costs time, so it is asked less and less often until somebody has something again."""
+        with self._lock:
+            lines = self._lines[operand]
+            if lines.unasked:
+                lines.unasked -= 1
                 return False
             return True
 
-    def take(self, wanted: Sequence[RemotePart], reading: float | None = None) -> list[RemotePart]:
+    def _holder(self, key: PanelKey, peers: Sequence[str]) -> str | None:
+        answers = [(peer, self._ask(peer, "holds", key, None)) for peer in peers]
+        until = time.monotonic() + HOLDS_SECONDS
+        for peer, answer in answers:
+            # Who is slow to answer, or does not, may have it or not: that shows when it is asked for its part.
+            with suppress(Exception):
+                if answer is not None and answer.result(max(0.0, until - time.monotonic())):
+                    return peer
+        return None
+
+    def take(
+        self, wanted: Sequence[RemotePart], reading: float | None = None, begun: float = math.inf
+    ) -> list[RemotePart]:
         """Copy here what other workers have now, or begin to load soon; returns what has to be read instead. reading:
-        seconds that this would take, about, where nothing else waits here to be multiplied."""
+        seconds that this would take, about, where nothing else waits here to be multiplied. begun: when loading these
+        panels began here, by `time.perf_counter`."""
         patience = BEGIN_SECONDS if reading is None else min(max(reading, HUNGRY_SECONDS), BEGIN_SECONDS)
         asked = [(one, self._ask(one.peer, "offer", one.key, (one.part, patience))) for one in wanted]
         copied: list[tuple[RemotePart, str, Future[Any] | None]] = []
         left: list[RemotePart] = []
         whole: dict[PanelKey, tuple[str, bytes, int]] = {}
+        ahead: dict[tuple[str, int], str] = {}
         until = time.monotonic() + 2 * PATIENCE_SECONDS  # for all of them: they were asked at once
 
         def copy(one: RemotePart, peer: str, exported: bytes, number: int) -> None:
@@ -231,9 +273,11 @@ class Exchange:
             if offered is None:
                 missed.append(one)
                 continue
-            exported, number, all_of_it = offered
-            if all_of_it:
+            exported, number, held_seconds = offered
+            if held_seconds is not None:
                 whole[one.key] = one.peer, exported, number
+                if held_seconds > time.perf_counter() - begun:
+                    ahead[one.key[:2]] = one.peer
             copy(one, one.peer, exported, number)
         for one in missed:
             # The worker whose part this is has fallen behind, but another of those asked may have the whole panel.
@@ -244,14 +288,17 @@ class Exchange:
         until = time.monotonic() + PATIENCE_SECONDS
         left += [one for one, peer, answer in copied if not self._answer(peer, answer, until)]
         with self._lock:
-            for line in {one.key[:2] for one in wanted}:
-                had = any(one.key[:2] == line and one not in left for one in wanted)
-                pause = self._pauses.get(line[0])
-                if (
-                    pause is not None and pause.place == line[1]
-                ):  # else its lines are loaded, and others begun
-                    pause.panels = 0 if had else min(MOST_PANELS_UNASKED, 2 * pause.panels or 1)
-                    pause.left = pause.panels
+            for operand, place in {one.key[:2] for one in wanted}:
+                lines = self._lines.get(operand)
+                if lines is None or lines.place != place:  # others are begun meanwhile
+                    continue
+                had = any(one.key[:2] == (operand, place) and one not in left for one in wanted)
+                if had or lines.ahead is None:
+                    lines.pause = 0 if had else min(MOST_PANELS_UNASKED, 2 * lines.pause or 1)
+                    lines.unasked = lines.pause
+                    lines.ahead = ahead.get((operand, place), lines.ahead)
+                else:
+                    lines.ahead = None  # it has let go of its panels, or been caught up with
         return left
 
     def _ask(self, peer: str, question: str, key: PanelKey, what: Any) -> Future[Any] | None:
@@ -323,17 +370,22 @@ class PanelSharing:
         region: what the panel is of its stored operand; unit: as in `parts_of`.
         """
         whole = (0, panel.shape[0], 0, panel.shape[1])
-        if not any(peer != self._worker for peer in sharers):
+        peers = [peer for peer in sharers if peer != self._worker]
+        if not peers:
             return whole, []
         exported = self._exported(panel.flat)
         if exported is None:
             return whole, []
-        if not self.exchange.asks(key):
-            arrival.own, arrival.exported = whole, exported
-            return whole, []
+        parts: Iterable[tuple[str, PanelPart | None]]
+        if (ahead := self.exchange.ahead(key, peers)) in peers:
+            parts = [(ahead, whole)]
+        elif self.exchange.asks(key[0]):
+            parts = zip(sharers, parts_of(region, unit, len(sharers)), strict=True)
+        else:
+            parts = [(self._worker, whole)]
         own: PanelPart | None = None
         others: list[RemotePart] = []
-        for peer, part in zip(sharers, parts_of(region, unit, len(sharers)), strict=True):
+        for peer, part in parts:
             if part is not None and peer == self._worker:
                 own = part
             elif part is not None:

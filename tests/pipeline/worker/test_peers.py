@@ -40,6 +40,7 @@ from tilewright.pipeline.worker.peers import (
     WorkerPeers,
     answer_peers,
     begun,
+    holds,
     offer,
     parts_of,
 )
@@ -110,6 +111,8 @@ class DirectPeers:
                 find, expects = partial(engine.arrival, key), partial(engine.expects, key)
                 part, patience = what
                 return await offer(await begun(find, expects, patience), part)
+            if question == "holds":
+                return holds(self.engines[peer].arrival(key))
             self.before_still(peer)
             arrival = self.engines[peer].arrival(key)
             return arrival is not None and arrival.number == what
@@ -219,6 +222,13 @@ class Job:
         assert_contents(self.told, self.plan, self.factors)
         assert not self.symmetric or np.array_equal(c, c.T)
 
+    def assert_stored(self, reports: Sequence[TileReport]) -> None:
+        """The tiles of these reports, of a product that is not finished."""
+        tiles = list(self.plan.tiles())
+        for rows, columns in (tiles[report.index].region for report in reports):
+            a, b = np.asarray(self.factors[0][rows, :]), np.asarray(self.factors[1][:, columns])
+            np.testing.assert_allclose(np.asarray(self.c[rows, columns]), a @ b, rtol=1e-12, atol=1e-12)
+
     def close(self) -> None:
         for engine in self.peers.engines.values():
             engine.close()
@@ -246,7 +256,7 @@ def shared(reports: Sequence[TileReport]) -> tuple[int, int]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("compressors", [None, "auto"])
-def test_who_comes_second_reads_its_own_part_and_takes_the_rest(compressors: Any, job: Any) -> None:
+def test_who_comes_second_reads_next_to_nothing(compressors: Any, job: Any) -> None:
     work = job(compressors=compressors)
     for worker in WORKERS:
         work.start(worker)
@@ -256,10 +266,23 @@ def test_who_comes_second_reads_its_own_part_and_takes_the_rest(compressors: Any
     assert first[1] == 0, "nobody had anything"
     assert first[0] > b, "a share of A and all of B"
     assert sum(second) + first[0] == 8 * M * K + 2 * b
-    # Panels of B are 20 × 40 or 20 × 10 in chunks of 20 × 20: cut by rows where they lie plain, else between chunks,
-    # so that of those in the last column the first worker reads all. It asks for all but the first.
-    taken = b // 2 if compressors is None else 8 * K * 50
-    assert second[1] == taken
+    # Its own parts, of those begun before it was known that the other had them all.
+    assert b - load_stage.PANELS_COMING * 8 * 20 * 40 <= second[1] < b
+
+
+def test_two_workers_read_a_symmetric_factor_once(job: Any) -> None:
+    """Also where one comes to rows of tiles, whose panels serve both sides, that the other has long had."""
+    work = job(symmetric=True)
+    for worker in WORKERS:
+        work.start(worker)
+    walks = [shared(work.walk(worker, 4)) for worker in WORKERS]
+    work.assert_product()
+    assert len({place for tile in work.plan.tiles() for place in (tile.i, tile.j)}) == 4
+    # All but the last of four rows by one worker, and that one by the other, which has the rest from the first, but for
+    # halves of panels begun before it knew that.
+    read = [read for read, _ in walks]
+    assert read[0] == 8 * M * K * 3 // 4
+    assert 8 * M * K // 4 <= read[1] <= 8 * M * K // 4 + load_stage.PANELS_COMING * 8 * 20 * 20
 
 
 def test_workers_that_begin_at_different_moments_come_together(
@@ -402,19 +425,23 @@ def test_who_begins_other_lines_asks_for_them_at_once() -> None:
     """Another may have loaded all of them, whatever nobody had of the lines before."""
     exchange = Exchange(Silent([]), "run")
 
+    def asked(key: panels.PanelKey) -> bool:
+        assert exchange.ahead(key, WORKERS[1:]) is None
+        return exchange.asks(key[0])
+
     def found_nothing(key: panels.PanelKey) -> None:
         part = RemotePart(WORKERS[1], key, (0, 1, 0, 1), 8, lambda exported, peer: None)
         assert exchange.take([part]) == [part]
 
     for start in range(4):
-        if exchange.asks(("a", 0, start)):
+        if asked(("a", 0, start)):
             found_nothing(("a", 0, start))
-    assert not exchange.asks(("a", 0, 4))
-    assert exchange.asks(("a", 1, 0))
+    assert not asked(("a", 0, 4))
+    assert asked(("a", 1, 0))
     found_nothing(("a", 0, 3))  # an answer that is late
-    assert exchange.asks(("a", 1, 1))
+    assert asked(("a", 1, 1))
     found_nothing(("a", 1, 1))
-    assert not exchange.asks(("a", 1, 2))
+    assert not asked(("a", 1, 2))
 
 
 def test_what_one_has_not_begun_comes_from_another_that_has_it_all(job: Any) -> None:
@@ -428,12 +455,28 @@ def test_what_one_has_not_begun_comes_from_another_that_has_it_all(job: Any) -> 
         work.peers.engines[ahead].multiply(tile, sharers=Sharers((), names))
     work.peers.asked.clear()
     reports = [work.peers.engines[names[2]].multiply(tile, sharers=Sharers((), names)) for tile in tiles]
-    panels = 2 * work.plan.panel_count
-    # A third of each is read here, the others' two thirds copied from the one who has them. Panels are cut between
-    # rows: 7, 6 and 7 of 20.
-    assert shared(reports)[1] == sum(8 * 13 * tile.columns * work.plan.panel_count for tile in tiles)
-    assert work.peers.asked.count((ahead, "still")) == 2 * panels
+    # Of each panel begun before it was known who had it, a third is read here, between rows: at most 7 of 20.
+    everything = sum(8 * 20 * tile.columns * work.plan.panel_count for tile in tiles)
+    assert everything - load_stage.PANELS_COMING * 8 * 7 * 40 <= shared(reports)[1] < everything
+    assert work.peers.asked.count((behind, "offer")) <= load_stage.PANELS_COMING
     assert (behind, "still") not in work.peers.asked
+
+
+def test_a_worker_that_is_ahead_no_longer_is_left_alone(job: Any) -> None:
+    work = job()
+    for worker in WORKERS:
+        work.start(worker)
+    first, second = (work.peers.engines[worker] for worker in WORKERS)
+    tiles = list(work.plan.tiles())[:3]
+    sharers = Sharers((), tuple(WORKERS))
+    for tile in tiles[:2]:
+        first.multiply(tile, sharers=sharers)
+    find = first.arrival
+    first.arrival = lambda key: find(key) if key[2] < 100 else None  # it lets go of the later ones
+    reports = [second.multiply(tile, sharers=sharers) for tile in tiles]
+    work.assert_stored(reports)
+    held = sum(8 * 100 * tile.columns for tile in tiles[:2])
+    assert held - load_stage.PANELS_COMING * 8 * 20 * 40 <= shared(reports)[1] <= held
 
 
 def test_a_panel_that_was_replaced_while_it_was_copied_is_read(job: Any) -> None:
@@ -875,12 +918,18 @@ def test_what_is_offered() -> None:
         asyncio.get_running_loop().call_later(0.05, panels.tell, arrival.own_there, True)
         return await offer(arrival, own)
 
-    assert asyncio.run(later()) == (b"handle", arrival.number, False)
-    assert asyncio.run(offered(arrival, (1, 4, 0, 9))) == (b"handle", arrival.number, False)
+    assert asyncio.run(later()) == (b"handle", arrival.number, None)
+    assert asyncio.run(offered(arrival, (1, 4, 0, 9))) == (b"handle", arrival.number, None)
     assert asyncio.run(offered(arrival, other)) is None
-    panels.tell(arrival.whole, True)
+    assert not holds(arrival)
+    arrival.all_there()
     panels.tell(arrival.whole, False)  # the first word counts
-    assert asyncio.run(offered(arrival, other)) == (b"handle", arrival.number, True)
+    exported, number, held = asyncio.run(offered(arrival, other))
+    assert (exported, number) == (b"handle", arrival.number)
+    arrival.all_there()
+    assert asyncio.run(offered(arrival, other))[2] > held > 0, "since the first word"
+    assert holds(arrival)
+    assert not holds(None)
     failed = Arrival(own, b"handle")
     panels.tell(failed.own_there, False)
     assert asyncio.run(offered(failed, own)) is None
@@ -888,7 +937,7 @@ def test_what_is_offered() -> None:
 
 def test_workers_ask_each_other_over_dask() -> None:
     arrival = Arrival((0, 5, 0, 9), b"\x00handle\xff")
-    panels.tell(arrival.whole, True)
+    arrival.all_there()
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),
@@ -904,12 +953,15 @@ def test_workers_ask_each_other_over_dask() -> None:
             way = WorkerPeers(asking)
             return way.ask(answering.address, question, run, ("b", 3, 40), what).result(30)
 
-        exported, number, whole = ask("offer", "run", ((0, 2, 0, 9), 0.0))
-        assert (exported, number, whole) == (b"\x00handle\xff", arrival.number, True)
+        exported, number, held_seconds = ask("offer", "run", ((0, 2, 0, 9), 0.0))
+        assert (exported, number) == (b"\x00handle\xff", arrival.number)
+        assert held_seconds > 0
         assert ask("offer", "another", ((0, 2, 0, 9), 0.0)) is None
         assert ask("still", "run", number) is True
         assert ask("still", "run", number + 1) is False
         assert ask("still", "another", number) is False
+        assert ask("holds", "run", None) is True
+        assert ask("holds", "another", None) is False
         lost = WorkerPeers(asking).ask("tcp://127.0.0.1:1", "offer", "run", ("b", 3, 40), ())
         with pytest.raises(
             TimeoutError
