@@ -1,9 +1,14 @@
 """Encoded chunks on their way from files to a GPU, decoded there in batches and by the cores at the same time.
 
-This is the one place that says who decodes a chunk. Chunks are dealt out from one list: a thread that finds a slot of
-the GPU free, and the GPU soon enough (`pace.py`), takes a batch for it: it looks at the headers, and all threads bring
-the stored bytes over the bus as they bring plain ones (`file_upload.py`). A thread that finds no slot free decodes one
-chunk itself, in the way that chunks take where no GPU decodes.
+Chunks are dealt out from one list (`CodedUpload.run`). A thread that finds a slot of the GPU free, and the GPU soon
+enough, takes a batch for it: it looks at the headers, and all threads bring the stored bytes over the bus as they bring
+plain ones (`transfer/file_upload.py`). Any other thread decodes one chunk itself, in the way that chunks take where no
+GPU decodes, or waits.
+
+Who decodes a chunk is decided in several places. Before the run, `choice.decoding_for` says whether GPUs decode at all
+and what nvCOMP may decode. `CudaUnit._coding_of` (`worker/gpu_unit.py`) says of an array whether its chunks come here.
+Here `Pace.choice` says of the next chunks whether the GPU or a core takes them, and `decoders.by_nvcomp` of a block in
+a GPU's batch whether nvCOMP or a kernel of ours decodes it.
 
 What a GPU could not decode, or decodes to something else than it should, is named by `CodedUpload.failed`, as what
 loops could not move: the caller's ordinary way reads it again, and says what is wrong.

@@ -35,8 +35,9 @@ FEW_TO_COMPARE = 64
 """Up to this many tiles it matters how well whole cells fill them: several sides of cells are tried."""
 
 SIDES_APART = 512
-"""Of sides of tiles that differ by less than one part in so many, not all are tried where C has more tiles than that
-along a side, of more units than that each: they read about as much. A side of up to 262,144 units is never so long."""
+"""Where a side of C is cut into this many tiles or more, of more units than this each, lengths of a tile that differ by
+less than about one part in so many read about as much, and not all of them are tried. So all are tried on any side of
+up to 262,144 units, the square of this number."""
 
 CELL_COST = 1.04
 """Reading this many times as much is accepted for larger cells or deeper panels: kernels are slow on small ones."""
@@ -194,8 +195,10 @@ def _depth_aimed_at(
         unit = longer
     if unit >= k:
         unit = k
-    # The likely side of a tile: what half the memory holds, or what cuts C into the wanted number of tiles, where
-    # memory holds several of those. In that case more than panels is held, and panels are smaller.
+    # The likely side of a tile. ``held`` is that of the largest one that half the memory has room for, ``wanted`` that
+    # of C cut into the wanted number of tiles. If that half has room for no more than two of the wanted tiles, memory
+    # is short, and tiles are expected to be as large as it allows. Else tiles of the wanted side leave room for more
+    # of them and for panels that later tiles need again, and the panels that are being loaded are made smaller.
     held = math.isqrt(max(1, limits.device_nbytes // (2 * items[2] * fused.sums)))
     wanted = math.isqrt(max(1, a.rows * b.columns // limits.tiles))
     short = held * held <= 2 * wanted * wanted

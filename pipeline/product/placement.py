@@ -1,8 +1,9 @@
 """Which worker computes which tile: each gets a share of C, chosen so that workers read little in common.
 
 A worker reads the rows of A and the columns of B that its tiles need. If tiles were dealt out one by one to whichever
-worker is free, every worker would need nearly all of both; shares of whole rows, or of blocks of the grid, need as
-little as a grid of workers has to read.
+worker is free, every worker would need nearly all of both. So a share is a stretch of a walk through the grid: row by
+row through all of C, or through bands of its columns, one after the other. It may begin and end within a row, so that
+shares have about the same work.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class _Places(NamedTuple):
 def _deal(plan: MatmulPlan, places: _Places, workers: int, bands: int) -> np.ndarray:
     """The owner of each tile if the grid is cut into ``bands`` bands: int64[tiles], worker numbers."""
     band = places.j * bands // max(1, plan.grid[1])
-    down = np.where(band % 2, -places.i, places.i)  # every second band upwards: the walk stays in its row
+    # Every second band is walked upwards, so that it begins in the row of tiles in which the one before it ends.
+    down = np.where(band % 2, -places.i, places.i)
     walk = np.lexsort((places.j, down, band))
     done = np.cumsum(places.work[walk])
     # A tile belongs to the share that its midpoint in the walk falls into. All is doubled so that midpoints are
