@@ -60,9 +60,10 @@ class Pace:
     def choice(self, left: int, at_once: int, threads: int, *, room: bool) -> Choice:
         """Who takes next of ``left`` chunks: both sides so that all are done soonest.
 
-        at_once: chunks that all slots hold together. threads: the cores that decode. room: whether a slot is free. A
-        batch goes to the GPU if it is back before the cores were done with everything; a core that finds no slot
-        free takes a chunk if it is done before the GPU would be.
+        at_once: chunks that all slots hold together. threads: the cores that decode. room: whether a slot is free. If
+        one is, the GPU takes a batch if it is expected to finish that before the cores could finish all that is left;
+        else a core takes a chunk. If none is, a core takes a chunk if it is expected to finish that before the GPU
+        could finish all that is left; else its thread waits.
         """
         if room:
             on_cores = ceil_div(left, max(1, threads)) * self.core_seconds

@@ -5,8 +5,11 @@ Workers whose tiles lie in the same row of C need the same panels of A, and in t
 is cut into a part for each of them. A worker reads its own part, then asks the others for theirs: what another has, or
 is reading just now, is copied from GPU to GPU; the rest is read from files. What another is about to begin is waited
 for a little, so that workers which begin at different moments come together. So no worker waits long for one that may
-be waiting for it. One that falls behind finds what it needs with those ahead: where another had a panel before this
-worker began it, or has that of lines that are begun here, whole panels come from there and nothing is read.
+be waiting for it.
+
+A worker may be behind another. That shows where the other had all of a panel before loading it began here, or where the
+other has the first panel of a row or column (its *lines*, below) when loading that begins here. Then whole panels of
+these lines come from the other, and this worker reads nothing of them, until the other lacks one that is asked for.
 
 Nothing is lent. A panel's buffer may be refilled while another worker copies from it; so that worker asks again after
 the copy, and discards what it copied if the panel has changed.
