@@ -60,8 +60,9 @@ from tilewright.kernels.numbers import round_up
 
 PLAN_NBYTES, PLAN_WORD_NBYTES = 256, 8
 LINES_UNIT = 256
-LEAST_HALVES_WORK = 1 << 33
-"""m n k of a product from which on two parts pay, although numbers are looked at first."""
+LEAST_HALVES_WORK = 1 << 35
+"""m n k of a panel from which on two parts pay, although numbers are looked at first: at 2**33 they are a tenth slower,
+at 2**36 faster by seven tenths."""
 LEAST_HALVES_DEPTH = 512
 """k from which on what two parts lose is far below what float32 rounds off."""
 RANGES_NBYTES, POWER_NBYTES = 8, 4
