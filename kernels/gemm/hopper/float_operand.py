@@ -309,7 +309,7 @@ def _line_pass(name: str) -> Launchable:
 
 def find_powers(a: FloatOperand, b: FloatOperand, plan: int, ranges: int, powers: int, stream: Any) -> None:
     """Enqueue what finds the powers of two of the lines of both operands (int32 at ``powers``), and whether all lines
-    can be scaled. ranges: scratch memory of 8 bytes a line."""
+    can be scaled. ranges: scratch memory of 8 bytes a line, which is free again then."""
     count = a.outer + b.outer
     most, least = ranges, ranges + 4 * count
     blocks = ceil_div(count, line_powers.THREADS)

@@ -65,8 +65,8 @@ LEAST_HALVES_WORK = 1 << 35
 at 2**36 faster by seven tenths."""
 LEAST_HALVES_DEPTH = 512
 """k from which on what two parts lose is far below what float32 rounds off."""
-RANGES_NBYTES, POWER_NBYTES = 8, 4
-"""Of each line: the largest and the least of its absolute values, and the power of two that scales it."""
+POWER_NBYTES = 4
+"""Of the power of two that scales a line."""
 
 
 def _product(m_major_a: bool, n_major_b: bool) -> Config:
@@ -145,17 +145,16 @@ def multiply(
         left, right = right, left
     majors = not left.k_major, not right.k_major
     pieces = cut(left, right, "split")
-    halves = engine.halves and _halves_pay(left.outer, right.outer, pieces.depth)
+    halves = engine.halves and _halves_pay(left.outer, right.outer, min(pieces.depth, left.depth))
     forms = [(form, engine.config(form, *majors)) for form in ("halves", "split", "signs")[not halves :]]
-    lines_nbytes = _lines_nbytes(*pieces.lines)
+    lines_nbytes = _lines_nbytes(*pieces.lines, halves=halves)
     room = [
         planes_nbytes(operand.stretch(0, lines), pieces.depth, "split")
         for operand, lines in zip((left, right), pieces.lines, strict=True)
     ]
     with borrowed(PLAN_NBYTES + lines_nbytes + sum(room), stream) as plan:
         powers = plan + PLAN_NBYTES
-        ranges = powers + POWER_NBYTES * sum(pieces.lines)
-        flags = ranges + RANGES_NBYTES * sum(pieces.lines)
+        flags = powers + (POWER_NBYTES * sum(pieces.lines) if halves else 0)
         targets = powers + lines_nbytes, powers + lines_nbytes + room[0]
         for rows, columns, part in pieces.stretches(left, right, output):
             marks = flags, flags + rows.outer
@@ -166,7 +165,7 @@ def multiply(
                 panels = rows.panel(first, length), columns.panel(first, length)
                 reset_flags(plan, flags, rows.outer + columns.outer, stream)
                 if halves:
-                    find_powers(*panels, plan, ranges, powers, stream)
+                    find_powers(*panels, plan, targets[0], powers, stream)  # where no planes are yet
                 for form, config in forms:
                     planes = [
                         make_planes(
@@ -209,15 +208,15 @@ def _halves_pay(m: int, n: int, depth: int) -> bool:
     return depth >= LEAST_HALVES_DEPTH and m * n * depth >= LEAST_HALVES_WORK
 
 
-def _lines_nbytes(m: int, n: int) -> int:
-    """Of each row and column: its power of two, its range, and a byte that says whether there is an infinity or NaN in
-    it."""
-    return round_up((POWER_NBYTES + RANGES_NBYTES + 1) * (m + n), LINES_UNIT)
+def _lines_nbytes(m: int, n: int, *, halves: bool) -> int:
+    """Of each row and column: a byte that says whether there is an infinity or NaN in it, and its power of two."""
+    return round_up((1 + POWER_NBYTES * halves) * (m + n), LINES_UNIT)
 
 
 def most_nbytes(m: int, n: int, k: int) -> int:
     """An upper bound for the scratch memory of a product of these sides or smaller ones, whatever its layouts."""
-    return PLAN_NBYTES + _lines_nbytes(m, n) + float_operand.most_nbytes(m, n, k, "split")
+    lines = _lines_nbytes(m, n, halves=_halves_pay(m, n, k))
+    return PLAN_NBYTES + lines + float_operand.most_nbytes(m, n, k, "split")
 
 
 def supports(problem: Problem) -> bool:

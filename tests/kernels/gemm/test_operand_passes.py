@@ -209,7 +209,7 @@ def test_turned(
     memories += [memory, target]
     side = float_planes.TURN_SIDE
     blocks = -(-lines // side) * -(-width // side)
-    arguments = (address, 1, pitch, lines, width, target.address, line_nbytes // 4, 0, 0, 0, 1)
+    arguments = (address, 1, pitch, lines, width, target.address, line_nbytes // 4, 0, 0, 0, 1, 0)
     lane_by_lane.run(
         float_planes.turn_function(),
         (blocks, 1),
