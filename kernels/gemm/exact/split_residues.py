@@ -83,8 +83,8 @@ PLANES_NBYTES = 4 << 30
 """What the residues of both operands of one panel of k may take: more than those of integers, since a panel more means
 that all of C is put together once more."""
 LEAST_WORK = {FLOAT64: 1 << 35}
-"""m n k below which passes and launches cost more than is saved, of the dtypes that are multiplied so. float32, which
-pays from 2^37 on, is none of them before its results on a GPU were compared with those of its twin."""
+"""m n k below which passes and launches cost more than is saved, of the dtypes that are multiplied so. float32 is none
+of them: two float16 parts are faster (`hopper.split_float`)."""
 FAST_FLOAT64: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0))
 """Where float64 units are fast enough that putting float32 products together by them pays."""
 LEAST_SIDE = 1024

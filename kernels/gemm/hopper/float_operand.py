@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.gemm.base import PLANES_NBYTES, Operand
-from tilewright.kernels.gemm.hopper import float_planes
+from tilewright.kernels.gemm.hopper import float_planes, line_powers
 from tilewright.kernels.gemm.hopper.wgmma_launch import Launchable, Output, Planes, compile_launchable
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_array import address
@@ -42,6 +42,8 @@ SUMS_SHARE = 1 / 4
 LINE_UNIT_NBYTES = 128
 SUM_NBYTES = 4
 """A sum in float32."""
+LINE_STRETCHES = 4
+"""How often a block that looks for the range of a line goes through its elements: 8192 of them."""
 BLOCKS_PER_MULTIPROCESSOR = 32
 """Blocks of a pass that takes segments: several times as many as run at once, so that all multiprocessors end at about
 the same time."""
@@ -130,7 +132,7 @@ def line_nbytes(width: int, form: str) -> int:
 
 def _count(form: str) -> int:
     """Planes of an operand."""
-    return 3 if form == "split" else 1
+    return {"split": 3, "halves": 2}.get(form, 1)
 
 
 def turned(operand: FloatOperand, form: str) -> bool:
@@ -291,8 +293,61 @@ def reset_flags(plan: int, flags: int, count: int, stream: Any) -> None:
     _reset().launch(ceil_div(count, float_planes.THREADS), stream, plan, flags, count)
 
 
+@functools.cache
+def _line_pass(name: str) -> Launchable:
+    functions: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "begin": (line_powers.begin_function(), line_powers.BEGIN_ARGUMENTS),
+        "along": (line_powers.range_function(turned=False), line_powers.RANGE_ARGUMENTS),
+        "across": (line_powers.range_function(turned=True), line_powers.RANGE_ARGUMENTS),
+        "power": (line_powers.power_function(), line_powers.POWER_ARGUMENTS),
+    }
+    function, arguments = functions[name]
+    return compile_launchable(
+        function, arguments, threads=line_powers.THREADS, blocks_per_multiprocessor=RESIDENT_BLOCKS
+    )
+
+
+def find_powers(a: FloatOperand, b: FloatOperand, plan: int, ranges: int, powers: int, stream: Any) -> None:
+    """Enqueue what finds the powers of two of the lines of both operands (int32 at ``powers``), and whether all lines
+    can be scaled. ranges: scratch memory of 8 bytes a line, which is free again then."""
+    count = a.outer + b.outer
+    most, least = ranges, ranges + 4 * count
+    blocks = ceil_div(count, line_powers.THREADS)
+    _line_pass("begin").launch(blocks, stream, plan, most, least, count)
+    for operand, before in ((a, 0), (b, a.outer)):
+        if operand.k_major:
+            stretch = line_powers.THREADS * line_powers.BATCH * LINE_STRETCHES
+            name, grid = "along", (operand.outer, ceil_div(operand.depth, stretch))
+        else:
+            name = "across"
+            grid = (
+                ceil_div(operand.outer, line_powers.THREADS),
+                ceil_div(operand.depth, line_powers.DEPTH),
+            )
+        _line_pass(name).launch(
+            grid,
+            stream,
+            operand.address,
+            operand.outer_stride,
+            operand.k_stride,
+            operand.outer,
+            operand.depth,
+            most + 4 * before,
+            least + 4 * before,
+        )
+    _line_pass("power").launch(blocks, stream, plan, most, least, powers, count)
+
+
 def make_planes(
-    operand: FloatOperand, form: str, kind: str, target: int, stream: Any, *, plan: int = 0, flags: int = 0
+    operand: FloatOperand,
+    form: str,
+    kind: str,
+    target: int,
+    stream: Any,
+    *,
+    plan: int = 0,
+    flags: int = 0,
+    powers: int = 0,
 ) -> Planes:
     """Enqueue the pass that writes the planes of ``operand`` at ``target``, and say how they lie there."""
     turn = turned(operand, form)
@@ -322,5 +377,6 @@ def make_planes(
         plan,
         flags,
         int(by_outer),
+        powers,
     )
     return Planes(target, width, lines, _count(form), nbytes, lines * nbytes, kind)

@@ -15,6 +15,7 @@ from numba.cuda import types
 from tilewright.kernels.float8 import PTX_KINDS
 from tilewright.kernels.gemm.exact.residues import PLAN_KIND, PLAN_PLANES
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
+from tilewright.kernels.gemm.hopper.wgmma_config import LOW_SHIFT
 from tilewright.kernels.ptx import floats, memory
 from tilewright.kernels.ptx.unroll import unroll
 
@@ -30,6 +31,10 @@ TURN_BAND = 32
 """Such tiles below each other before the walk moves on to the next places."""
 NONFINITE = 1
 """The plan kind that says that there is an infinity or a NaN."""
+PARTS_PLAN = 16
+"""Where in the plan, in words, a second one begins: its kind says which parts float32 numbers are split into."""
+HALVES, THIRDS = 2, 3
+"""Kinds of that: two float16 parts of scaled numbers, or three bfloat16 parts of numbers as they are."""
 EXPONENT = 0x7F800000
 ONE = 0x3F80
 """1.0 as a bfloat16."""
@@ -45,7 +50,8 @@ ARGUMENTS = (
     types.int64,  # plane: elements from plane to plane
     types.uint64,  # plan
     types.uint64,  # flags: one byte a line (or place) of the matrix
-    types.int32,  # flag_lines: whether flags count lines, not places
+    types.int32,  # flag_lines: whether flags, and powers, count lines, not places
+    types.uint64,  # powers: int32 a line (or place); of "halves" alone
 )
 RESET_ARGUMENTS = (types.uint64, types.uint64, types.int32)
 
@@ -109,12 +115,14 @@ def pass_function(form: str) -> Callable[..., Any]:
 
     form: ``bf16``, ``f16``, ``tf32``: rounded to nearest. ``copy``: 16-bit elements as they are. ``e4m3``, ``e5m2``:
     float8 of that kind, widened to float16. ``split``: three
-    bfloat16 planes whose sum is the number. ``signs``: what decides how infinities and NaN come out of a product.
+    bfloat16 planes whose sum is the number. ``halves``: two float16 planes, of the number times 2**power of its line
+    and, times 2**LOW_SHIFT, of what is left of it. ``signs``: what decides how infinities and NaN come out of a
+    product.
 
     Source: float32, but 16-bit elements for ``copy``, and bytes for float8. Target: 16-bit elements, but 32-bit for
     ``tf32``; planes of lines, each beginning at a multiple of 16 bytes; up to three places after a line are written
-    too, and never read. ``split`` takes infinities and NaN as zero, flags their lines, and says NONFINITE in the plan;
-    ``signs`` runs only then.
+    too, and never read. ``split`` and ``halves`` run only where the plan says so (THIRDS, HALVES); they take infinities
+    and NaN as zero, flag their lines, and say NONFINITE in the plan; ``signs`` runs only then.
 
     A thread has BATCH quads of a segment under way at a time, read as vectors of 16 bytes where lines lie so, of float8
     as words.
@@ -122,7 +130,8 @@ def pass_function(form: str) -> Callable[..., Any]:
     """
     narrow = form in PTX_KINDS.values()
     element = types.uint8 if narrow else types.uint16 if form == "copy" else types.float32
-    split, signs, wide = form == "split", form == "signs", form == "tf32"
+    split, halves, signs, wide = form == "split", form == "halves", form == "signs", form == "tf32"
+    parted, parts_kind, low_scale = split or halves, THIRDS if split else HALVES, 2.0**LOW_SHIFT
     word = types.uint32 if wide else types.uint64
     vectors, registers, stretch = element == types.float32, QUAD * BATCH, QUAD * THREADS
     u8, i32, u32, u64, f32 = types.uint8, types.int32, types.uint32, types.uint64, types.float32
@@ -145,7 +154,19 @@ def pass_function(form: str) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def write_quad(  # type: ignore[no-untyped-def]
-        q, values, words, first, width, line_start, plane, settings, marks, line, flag_lines
+        q,
+        values,
+        words,
+        first,
+        width,
+        line_start,
+        plane,
+        settings,
+        marks,
+        line,
+        flag_lines,
+        powers,
+        line_power,
     ):
         place = first + q * stretch
         if place < width:
@@ -154,13 +175,20 @@ def pass_function(form: str) -> Callable[..., Any]:
             wide_words = cuda.local.array(QUAD, u32)
             for e in range(QUAD):
                 value = values[QUAD * q + e]
+                if parted and not is_finite(value):
+                    value = f32(0)
+                    settings[PLAN_KIND] = NONFINITE
+                    marks[line if flag_lines != 0 else min(place + e, width - 1)] = 1
                 if wide:
                     wide_words[e] = encoded(value)
+                elif halves:
+                    power = line_power if flag_lines != 0 else powers[min(place + e, width - 1)]
+                    value = f32(value * floats.bits_float(u32(i32(127) + power) << u32(23)))
+                    first_part = u32(floats.half_bits(value))
+                    rest = f32(f32(value - floats.half_value(first_part)) * f32(low_scale))
+                    high |= u64(first_part) << u64(16 * e)
+                    middle |= u64(floats.half_bits(rest)) << u64(16 * e)
                 elif split:
-                    if not is_finite(value):
-                        value = f32(0)
-                        settings[PLAN_KIND] = NONFINITE
-                        marks[line if flag_lines != 0 else min(place + e, width - 1)] = 1
                     first_part = bfloat16_bits(value)
                     rest = value - floats.bits_float(first_part << u32(16))
                     second_part = bfloat16_bits(rest)
@@ -174,19 +202,23 @@ def pass_function(form: str) -> Callable[..., Any]:
                 memory.store_vector(words, into, wide_words, 0)
             else:
                 words[into >> 2] = high
-            if split:
+            if parted:
                 words[(plane + into) >> 2] = middle
+            if split:
                 words[(2 * plane + into) >> 2] = low
 
     def convert(  # type: ignore[no-untyped-def]
-        source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines
+        source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines, powers
     ):
         elements = memory.global_array(source, element)
         words = memory.global_array(target, word)
         settings = memory.global_array(plan, types.int64)
         marks = memory.global_array(flags, types.uint8)
+        line_powers = memory.global_array(powers, types.int32)
         values = cuda.local.array(registers, element)
         if signs and settings[PLAN_KIND] != NONFINITE:
+            return
+        if parted and settings[PARTS_PLAN + PLAN_KIND] != parts_kind:
             return
         together = (source | u64(4 * line_stride)) & u64(15) == 0 and stride == 1 and width & 3 == 0
         in_words = (source | u64(line_stride)) & u64(3) == 0 and stride == 1 and width & 3 == 0
@@ -196,6 +228,7 @@ def pass_function(form: str) -> Callable[..., Any]:
             line = i32(u32(item) // segments)
             first = i32(item - line * segments) * SEGMENT + QUAD * cuda.threadIdx.x
             start = line * line_stride
+            line_power = line_powers[line] if halves and flag_lines != 0 else i32(0)
             # Nothing is read beyond the line: the last quad, or element, is read again instead, without a branch.
             if vectors and together:
                 for q in range(BATCH):
@@ -226,6 +259,8 @@ def pass_function(form: str) -> Callable[..., Any]:
                     marks,
                     line,
                     flag_lines,
+                    line_powers,
+                    line_power,
                 ),
             )
 
@@ -249,7 +284,7 @@ def turn_function() -> Callable[..., Any]:
     i32, i64, u32 = types.int32, types.int64, types.uint32
 
     def turn(  # type: ignore[no-untyped-def]
-        source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines
+        source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines, powers
     ):
         elements = memory.global_array(source, u32)
         words = memory.global_array(target, u32)
@@ -298,7 +333,7 @@ def turn_function() -> Callable[..., Any]:
 
 
 def reset_function() -> Callable[..., Any]:
-    """Clear the flags, and have the plan say that all is finite; any grid."""
+    """Clear the flags, and have the plan say that all is finite, and to be split into three parts; any grid."""
 
     def reset(plan, flags, count):  # type: ignore[no-untyped-def]
         marks = memory.global_array(flags, types.uint8)
@@ -307,6 +342,8 @@ def reset_function() -> Callable[..., Any]:
             settings = memory.global_array(plan, types.int64)
             settings[PLAN_KIND] = 0
             settings[PLAN_PLANES] = 1
+            settings[PARTS_PLAN + PLAN_KIND] = THIRDS
+            settings[PARTS_PLAN + PLAN_PLANES] = 1
         for i in range(first, count, cuda.gridsize(1)):
             marks[i] = 0
 

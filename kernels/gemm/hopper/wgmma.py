@@ -30,9 +30,16 @@ from tilewright.kernels.gemm.hopper.wgmma_config import (
     WARPGROUP,
     Config,
 )
-from tilewright.kernels.gemm.hopper.wgmma_epilogue import box_store, column_store, conversions, sum_store
+from tilewright.kernels.gemm.hopper.wgmma_epilogue import (
+    box_store,
+    column_store,
+    conversions,
+    line_scale,
+    sum_store,
+)
 from tilewright.kernels.gemm.hopper.wgmma_mainloop import (
     filler,
+    half_multiplier,
     part_multiplier,
     plane_multiplier,
     promoted_multiplier,
@@ -127,7 +134,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
     ``steps``: 0, or those of `lower_tiles`: then tiles are left out whose elements all lie in columns beyond their row
     + ``diagonal``. Where ``config.selection`` is set, C's arguments are what `selection` says.
-    ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written.
+    ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written;
+    m + n powers of two (int32) of lines in two parts.
 
     Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
     ``config.shared_nbytes``. Registers: 168 at entry, then 224 a consumer and 56 a producer, no spills.
@@ -142,7 +150,10 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     sum_type = types.int32 if config.integer else types.float32
     in_totals = parts != 1 or config.promoted > 0
     fill = filler(config)
-    multiply_parts = promoted_multiplier(config) if config.promoted else part_multiplier(config)
+    if config.promoted:
+        multiply_parts = promoted_multiplier(config)
+    else:
+        multiply_parts = half_multiplier(config) if parts == 2 else part_multiplier(config)
     in_registers, by_columns = config.a_in_registers, config.c_by_columns
     multiply_plane = register_multiplier(config) if in_registers else plane_multiplier(config)
     row_step, second_row = (2, 1) if in_registers else (1, 8)
@@ -155,6 +166,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row
         )
     store_boxes = box_store(config)
+    scaled, scale = parts == 2, line_scale(tile_n)
     selects = config.selection != ""
     select = selection(tile_n, config.selection, integer=config.integer, mutual=config.mutual)
     wait_stores = bulk_copy.bulk_wait(0, read=False)
@@ -303,6 +315,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 else:
                     whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
                     in_pairs = paired != 0 and whole
+                    if scaled:
+                        scale(totals, workspace, row, column, m, n)
                     store(
                         totals if in_totals else sums,
                         0,

@@ -21,6 +21,8 @@ C_BOX_LINES = 16
 """Rows of C that a warp holds."""
 C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
 OPERAND_NBYTES = {"s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "bf16": 2, "f16": 2, "tf32": 4}
+LOW_SHIFT = 11
+"""The low one of two float16 parts of a number is held times 2**11: as large as the high one can be."""
 INTEGER_KINDS = ("s8", "u8")
 
 
@@ -39,7 +41,8 @@ class Config:
     plan_kind: int = -1
     """If not negative: read the plan first, and return unless its kind is this."""
     parts: int = 1
-    """3: the operands are float32 numbers split into three bfloat16 planes each."""
+    """The operands are float32 numbers, split into three bfloat16 planes each (3), or into two of float16 (2), of lines
+    times powers of two that lie at ``workspace``."""
     promoted: int = 0
     """Stages after which the sums of the tensor cores, which keep few bits of those of float8, are added to totals in
     ordinary float32 arithmetic; 0: they add up all of k."""

@@ -14,6 +14,8 @@ from tilewright.kernels.ptx.unroll import unroll
 
 ADDED_TOGETHER = 4
 """Groups of eight columns of C that are read before the first is added to."""
+SCALED_TOGETHER = 4
+"""The same of sums that are scaled."""
 Conversions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 """Functions that convert a sum to an element of C, a sum to a term, and an element of C to a term."""
 
@@ -44,6 +46,41 @@ def conversions(config: Converted) -> Conversions:
         return floats.bits_float(types.uint32(element) << types.uint32(16))
 
     return narrow, types.float32, widened
+
+
+def line_scale(columns: int) -> Callable[..., Any]:
+    """``scale(sums, powers, row, column, m, n)``: a thread's sums of ``columns`` columns, as `sum_store` has them,
+    divided by the powers of two of their rows and columns; int32 at ``powers``, of the m rows and then of the columns.
+    """
+    pairs = columns // 8
+    i32, u32, f32 = types.int32, types.uint32, types.float32
+
+    @cuda.jit(device=True, inline="always")
+    def divided(value, power):  # type: ignore[no-untyped-def]
+        # In two steps: 2**power may be no float32. A result that is subnormal is rounded in the second alone.
+        half = power >> i32(1)
+        value = f32(value * floats.bits_float(u32(i32(127) - half) << u32(23)))
+        return f32(value * floats.bits_float(u32(i32(127) - (power - half)) << u32(23)))
+
+    @cuda.jit(device=True, inline="always")
+    def scale_pair(j, sums, powers, upper, lower, left):  # type: ignore[no-untyped-def]
+        for side in range(2):
+            across = powers[min(i32(8 * j + side), left)]
+            sums[4 * j + side] = divided(sums[4 * j + side], i32(upper + across))
+            sums[4 * j + 2 + side] = divided(sums[4 * j + 2 + side], i32(lower + across))
+        if j % SCALED_TOGETHER == SCALED_TOGETHER - 1:
+            cuda.syncwarp()  # the compiler would read all powers before it multiplies by one, and lack registers
+
+    @cuda.jit(device=True, inline="always")
+    def scale(sums, powers, row, column, m, n):  # type: ignore[no-untyped-def]
+        held = memory.global_array(powers, i32)
+        upper, lower = held[min(row, m - 1)], held[min(row + 8, m - 1)]
+        # Beyond C's last column its power is taken again.
+        first = min(column, n - 1)
+        of_columns = memory.global_array(types.uint64(powers) + types.uint64(4 * (m + first)), i32)
+        unroll(scale_pair, pairs, (sums, of_columns, upper, lower, i32(n - 1 - first)))
+
+    return scale
 
 
 def sum_store(

@@ -14,6 +14,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.hopper.wgmma_config import (
+    LOW_SHIFT,
     ROWS_PER_WARPGROUP,
     STAGE_DEPTH_NBYTES,
     STEP_NBYTES,
@@ -58,6 +59,7 @@ def filler(config: Config) -> Callable[..., Any]:
     boxes_b = share_n // depth if n_major_b else 1
     box_a_nbytes, box_b_nbytes = a_nbytes // boxes_a, share_nbytes // boxes_b
     everyone = (1 << cluster) - 1
+    order = tuple(reversed(range(parts)))  # the smaller parts first
     multicast = cluster > 1
     following = next_place(config)
     i32, u32 = types.int32, types.uint32
@@ -94,7 +96,7 @@ def filler(config: Config) -> Callable[..., Any]:
                     place, parity = following(place, parity)
         else:
             for step in range(k_steps):
-                for part in (2, 1, 0):
+                for part in order:
                     load(map_a, map_b, ring, row, column, i32(step * depth), part, rank, place, parity)
                     place, parity = following(place, parity)
         return place, parity
@@ -302,3 +304,62 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
         return place, parity
 
     return multiply_parts
+
+
+def half_multiplier(config: Config) -> Callable[..., Any]:
+    """A consumer's loop over one tile of float32 numbers in two float16 parts: afterwards ``totals`` holds the products
+    of numbers as they are scaled.
+
+    The low parts are 2**LOW_SHIFT times what they stand for. So products with them are added up by themselves, 64
+    elements of k at a time, and so are those of the high parts; both sums are added to ``totals`` in ordinary float32
+    arithmetic. Meanwhile the tensor cores have the products of the block's other consumer.
+    """
+    stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
+    tile_a, tile_b, multiply = _descriptors(config)
+    following = next_place(config)
+    wait_none = warpgroup_mma.wgmma_wait(0)
+    registers = config.tile_n // 2
+    low_scale = 2.0**-LOW_SHIFT
+    u32, f32 = types.uint32, types.float32
+
+    @cuda.jit(device=True, inline="always")
+    def clear(i, totals):  # type: ignore[no-untyped-def]
+        totals[i] = f32(0)
+
+    @cuda.jit(device=True, inline="always")
+    def add(i, totals, sums):  # type: ignore[no-untyped-def]
+        totals[i] += sums[i]
+
+    @cuda.jit(device=True, inline="always")
+    def add_low(i, totals, sums):  # type: ignore[no-untyped-def]
+        totals[i] += f32(sums[i] * f32(low_scale))
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_halves(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
+        full = ring + u32(stages * stage_nbytes)
+        empty = full + u32(8 * stages)
+        unroll(clear, registers, (totals,))
+        for _ in range(k_steps):
+            low = place
+            barriers.barrier_wait(full + u32(8) * low, parity)
+            high, parity = following(low, parity)
+            barriers.barrier_wait(full + u32(8) * high, parity)
+            place, parity = following(high, parity)
+            warpgroup_mma.wgmma_fence()
+            multiply(sums, tile_a(ring, low, warpgroup), tile_b(ring, high), 0)
+            multiply(sums, tile_a(ring, high, warpgroup), tile_b(ring, low), 1)
+            warpgroup_mma.wgmma_commit()
+            wait_none()
+            if lane < cluster:
+                barriers.barrier_arrive(empty + u32(8) * low, lane)
+            unroll(add_low, registers, (totals, sums))
+            warpgroup_mma.wgmma_fence()
+            multiply(sums, tile_a(ring, high, warpgroup), tile_b(ring, high), 0)
+            warpgroup_mma.wgmma_commit()
+            wait_none()
+            if lane < cluster:
+                barriers.barrier_arrive(empty + u32(8) * high, lane)
+            unroll(add, registers, (totals, sums))
+        return place, parity
+
+    return multiply_halves

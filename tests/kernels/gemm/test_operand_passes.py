@@ -19,7 +19,8 @@ if SIMULATOR:
 from tests.kernels.gemm import lane_by_lane
 from tilewright.kernels.gemm.exact import byte_planes, residues, scaled_residues
 from tilewright.kernels.gemm.exact.residues import PLAN_KIND
-from tilewright.kernels.gemm.hopper import float_operand, float_planes, wgmma
+from tilewright.kernels.gemm.hopper import float_operand, float_planes, line_powers, wgmma
+from tilewright.kernels.gemm.hopper.wgmma_config import LOW_SHIFT
 
 SENTINEL = 0xA5
 
@@ -119,6 +120,7 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
         bits_float=bits_float,
         word_float=bits_float,
         half_bits=lambda value: int(np.float16(value).view(np.uint16)),
+        half_value=lambda word: np.float32(np.uint16(word).view(np.float16)),
         tf32_bits=lambda value: (float_bits(value) + 0x1000) & 0xFFFFE000,
         byte_permute=byte_permute,
     )
@@ -207,7 +209,7 @@ def test_turned(
     memories += [memory, target]
     side = float_planes.TURN_SIDE
     blocks = -(-lines // side) * -(-width // side)
-    arguments = (address, 1, pitch, lines, width, target.address, line_nbytes // 4, 0, 0, 0, 1)
+    arguments = (address, 1, pitch, lines, width, target.address, line_nbytes // 4, 0, 0, 0, 1, 0)
     lane_by_lane.run(
         float_planes.turn_function(),
         (blocks, 1),
@@ -296,6 +298,7 @@ def run_pass(
     blocks: int,
     plan: int = 0,
     flags: int = 0,
+    powers: int = 0,
 ) -> tuple[Memory, int]:
     """The target and its bytes a line, of ``source`` held as (pitch, stride, shift) says."""
     lines, width = source.shape
@@ -305,7 +308,7 @@ def run_pass(
     memory, address = held(spread, pitch, shift)
     line_nbytes = float_operand.line_nbytes(width, form)
     itemsize = float_planes.itemsize(form)
-    target = Memory((3 if form == "split" else 1) * lines * line_nbytes)
+    target = Memory({"split": 3, "halves": 2}.get(form, 1) * lines * line_nbytes)
     memories += [memory, target]
     arguments = (
         address,
@@ -319,6 +322,7 @@ def run_pass(
         plan,
         flags,
         1,
+        powers,
     )
     function = float_planes.pass_function(form)
     lane_by_lane.run(function, (blocks, 1), float_planes.THREADS, 0, np.uint32, arguments, late=False)
@@ -379,6 +383,143 @@ def test_rounded(
     np.testing.assert_array_equal(found, expected)
 
 
+def planned(kind: int) -> Memory:
+    """A plan that says which parts numbers are split into."""
+    plan = Memory(256)
+    plan.bytes[:] = 0
+    plan.bytes.view(np.int64)[float_planes.PARTS_PLAN + PLAN_KIND] = kind
+    return plan
+
+
+@pytest.mark.sample(2)
+@pytest.mark.usefixtures("shared_accesses")
+@pytest.mark.parametrize(("lines", "width", "pitch", "stride", "shift"), LAYOUTS)
+def test_halves(
+    lines: int,
+    width: int,
+    pitch: int,
+    stride: int,
+    shift: int,
+    memories: list[Memory],
+    rng: np.random.Generator,
+) -> None:
+    """Two float16 parts of what is scaled hold it to within 2**-23; what is not finite is as in `test_split`."""
+    source = (rng.standard_normal((lines, width)) * 1e-9).astype(np.float32)
+    source[1, width - 1], source[1, 2] = np.inf, np.nan
+    finite = np.where(np.isfinite(source), source, np.float32(0))
+    tops = np.floor(np.log2(np.abs(finite).max(axis=1))).astype(np.int32)
+    plan, flags, powers = planned(float_planes.HALVES), Memory(lines), Memory(4 * lines)
+    flags.bytes[:] = 0
+    powers.bytes.view(np.int32)[:] = line_powers.TOP - tops
+    memories += [plan, flags, powers]
+    target, line_nbytes = run_pass(
+        "halves", source, (pitch, stride, shift), memories, 3, plan.address, flags.address, powers.address
+    )
+    high, low = (
+        lines_of(target, lines, width, line_nbytes, np.float16, plane).astype(np.float64)
+        for plane in range(2)
+    )
+    scaled = finite * 2.0 ** (line_powers.TOP - tops[:, None])
+    np.testing.assert_array_equal(high, scaled.astype(np.float16))
+    assert (np.abs(high + low * 2.0**-LOW_SHIFT - scaled) <= 2.0**-23 * np.abs(scaled)).all()
+    assert flags.bytes.tolist() == [line == 1 for line in range(lines)]
+    assert plan.bytes.view(np.int64)[PLAN_KIND] == float_planes.NONFINITE
+
+
+@pytest.mark.parametrize(("form", "kind"), [("halves", float_planes.THIRDS), ("split", float_planes.HALVES)])
+@pytest.mark.usefixtures("shared_accesses")
+def test_parts_that_are_not_wanted_are_not_made(form: str, kind: int, memories: list[Memory]) -> None:
+    plan, flags, powers = planned(kind), Memory(3), Memory(12)
+    memories += [plan, flags, powers]
+    target, _ = run_pass(
+        form,
+        np.ones((3, 8), np.float32),
+        (8, 1, 0),
+        memories,
+        1,
+        plan.address,
+        flags.address,
+        powers.address,
+    )
+    assert (target.bytes == SENTINEL).all()
+
+
+class Ranging(lane_by_lane._IntegerCuda):
+    """The device for passes over lines: with atomic operations, one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = SimpleNamespace(
+            array=lambda shape, dtype: lane_by_lane._current.block.shared.reshape(shape)
+        )
+        self.atomic = SimpleNamespace(max=self._most, min=self._least)
+
+    @staticmethod
+    def _most(array: Any, index: int, value: int) -> None:
+        array[index] = max(array[index], value)
+
+    @staticmethod
+    def _least(array: Any, index: int, value: int) -> None:
+        array[index] = min(array[index], value)
+
+    def grid(self, dimensions: int) -> int:
+        return lane_by_lane._current.place[0] * line_powers.THREADS + lane_by_lane._current.thread
+
+    def gridsize(self, dimensions: int) -> int:
+        return lane_by_lane._current.grid[0] * line_powers.THREADS
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["lines of k", "lines side by side"])
+@pytest.mark.parametrize("wide", [None, "apart", "small"])
+def test_powers_of_lines(
+    turned: bool, wide: str | None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Each brings its line's largest number to [2**14, 2**15); where one cannot, the plan says so."""
+    lines, depth = 5, 2500
+    source = (rng.standard_normal((lines, depth)) * 10.0 ** np.arange(-8, 12, 4)[:, None]).astype(np.float32)
+    source[np.abs(source) < 1e-4 * np.abs(source).max(axis=1, keepdims=True)] = 0
+    source[0, 7], source[1, 9], source[2] = np.inf, np.nan, 0
+    source[3, 4] = (
+        np.abs(source[3]).max() * np.float32(2.0**-line_powers.MOST_APART) * 2
+    )  # as small as may be
+    if wide == "apart":
+        source[3, 5] = source[3, 4] / 4
+    elif wide == "small":
+        source[0] *= np.float32(2.0**-80)
+    held_as = np.ascontiguousarray(source.T) if turned else source
+    most, least, powers, plan = (np.zeros(size, np.int32) for size in (lines, lines, lines, 64))
+    strides = (1, lines) if turned else (depth, 1)
+    types = SimpleNamespace(**lane_by_lane.INTEGER_TYPES.__dict__)
+    monkeypatch.setattr(line_powers, "cuda", Ranging())
+    monkeypatch.setattr(line_powers, "types", types)
+    instructions = SimpleNamespace(
+        global_array=lane_by_lane._FlatIntegers,
+        bits_float=lambda bits: np.uint32(bits).view(np.float32),
+    )
+    lane_by_lane.replace_instructions(monkeypatch, line_powers, instructions)
+
+    def run(function: Any, grid: tuple[int, int], *arguments: Any) -> None:
+        given = tuple(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments)
+        nbytes = 2 * line_powers.THREADS // WARP * 4
+        lane_by_lane.run(function, grid, line_powers.THREADS, nbytes, np.int32, given, late=False)
+
+    run(line_powers.begin_function(), (1, 1), plan, most, least, lines)
+    grid = (1, -(-depth // line_powers.DEPTH)) if turned else (lines, 1)
+    run(line_powers.range_function(turned=turned), grid, held_as, *strides, lines, depth, most, least)
+    run(line_powers.power_function(), (1, 1), plan, most, least, powers, lines)
+    finite = np.abs(np.where(np.isfinite(source), source, 0))
+    np.testing.assert_array_equal(most.view(np.float32), finite.max(axis=1))
+    some = [0, 1, 3, 4]
+    smallest = np.where(finite > 0, finite, np.inf).min(axis=1)
+    np.testing.assert_array_equal(least.view(np.float32)[some], smallest[some])
+    kind = plan.view(np.int64)[float_planes.PARTS_PLAN + PLAN_KIND]
+    assert kind == (float_planes.HALVES if wide is None else float_planes.THIRDS)
+    if wide is None:
+        scaled = finite.max(axis=1) * 2.0**powers
+        assert ((scaled[some] >= 2.0**14) & (scaled[some] < 2.0**15)).all()
+        assert powers[2] == 0
+
+
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("shared_accesses")
 @pytest.mark.parametrize(("lines", "width", "pitch", "stride", "shift"), LAYOUTS)
@@ -394,8 +535,8 @@ def test_split(
     """Three parts add up to the number; what is not finite is zero, its line flagged, and the plan says so."""
     source = rng.standard_normal((lines, width)).astype(np.float32)
     source[1, width - 1], source[1, 2] = np.inf, np.nan
-    plan, flags = Memory(256), Memory(lines)
-    plan.bytes[:], flags.bytes[:] = 0, 0
+    plan, flags = planned(float_planes.THIRDS), Memory(lines)
+    flags.bytes[:] = 0
     memories += [plan, flags]
     target, line_nbytes = run_pass(
         "split", source, (pitch, stride, shift), memories, 3, plan.address, flags.address

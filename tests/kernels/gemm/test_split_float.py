@@ -67,7 +67,21 @@ def wild_exponents(rng: np.random.Generator, n: int, k: int) -> Pair:
     return a * np.exp(4 * rng.standard_normal(a.shape)), b * np.exp(4 * rng.standard_normal(b.shape))
 
 
-MATRICES = [normal, positive, graded_along_k, graded_rows, cancelling, wild_exponents]
+def scaled_far(rng: np.random.Generator, n: int, k: int) -> Pair:
+    a, b = normal(rng, n, k)
+    return a * 1e-25, b * 1e20
+
+
+MATRICES = [normal, positive, graded_along_k, graded_rows, cancelling, wild_exponents, scaled_far]
+
+
+@pytest.fixture(params=["halves", "thirds"])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Two parts wherever the numbers allow it, or three of every number."""
+    chosen = request.param
+    monkeypatch.setattr(split_float, "LEAST_HALVES_WORK", 0 if chosen == "halves" else 1 << 62)
+    monkeypatch.setattr(split_float, "LEAST_HALVES_DEPTH", 1)
+    return str(chosen)
 
 
 def split_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -78,9 +92,16 @@ def split_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("matrices", MATRICES)
-@pytest.mark.parametrize(("n", "k"), [(512, 64), (2048, 512), (2048, 4096)])
+@pytest.mark.parametrize(
+    ("n", "k", "parts"),
+    [
+        (512, 64, "thirds"),
+        *((2048, k, parts) for k in (split_float.LEAST_HALVES_DEPTH, 4096) for parts in ("thirds", "halves")),
+    ],
+    indirect=["parts"],
+)
 def test_no_larger_error_than_float32(
-    matrices: Callable[..., Pair], n: int, k: int, rng: np.random.Generator
+    matrices: Callable[..., Pair], n: int, k: int, parts: str, rng: np.random.Generator
 ) -> None:
     """Against the float32 kernel, where it adds up k in one piece: the largest and the root-mean-square
     error."""
@@ -105,7 +126,9 @@ def test_no_larger_error_than_float32(
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 40])
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_infinities_and_nan(count: int, by_columns: bool, accumulate: bool, rng: np.random.Generator) -> None:
+def test_infinities_and_nan(
+    count: int, by_columns: bool, accumulate: bool, parts: str, rng: np.random.Generator
+) -> None:
     m, n, k = 300, 333, 400
     a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
     for x in (a, b):
@@ -133,7 +156,9 @@ def test_infinities_and_nan(count: int, by_columns: bool, accumulate: bool, rng:
 
 
 @pytest.mark.gpu
-def test_infinity_in_one_panel_only(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_infinity_in_one_panel_only(
+    parts: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     from tilewright.kernels.gemm.hopper import float_operand
 
     monkeypatch.setattr(float_operand, "PLANES_NBYTES", 1 << 20)
@@ -160,3 +185,61 @@ def test_range(largest: float, rng: np.random.Generator) -> None:
     b = rng.uniform(0.5, 1, (128, 256)).astype(np.float32) * np.float32(largest)
     b[0, 0] = largest
     np.testing.assert_array_equal(split_product(np.eye(128, dtype=np.float32), b), b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layouts", ["rr", "rc", "cr", "cc"])
+@pytest.mark.parametrize("sides", [(300, 515, 700), (129, 193, 65), (1000, 777, 4097), (64, 4096, 1024)])
+def test_two_parts_in_every_layout(
+    layouts: str, sides: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Lines of different sizes, ragged sides, and a C that is added to. Elements err by less than 3 eps |a| |b|."""
+    monkeypatch.setattr(split_float, "LEAST_HALVES_WORK", 0)
+    monkeypatch.setattr(split_float, "LEAST_HALVES_DEPTH", 1)
+    m, n, k = sides
+    # Of whole numbers up to 1023 no two in a line are too far apart, and parts hold them exactly.
+    a = (rng.integers(-1023, 1024, (m, k)) * 2.0 ** rng.integers(-30, 30, (m, 1))).astype(np.float32)
+    b = (rng.integers(-1023, 1024, (k, n)) * 2.0 ** rng.integers(-30, 30, (1, n))).astype(np.float32)
+    a[m // 2], b[:, n // 3] = 0, 0
+    exact, scale = a.astype(np.float64) @ b, np.abs(a.astype(np.float64)) @ np.abs(b)
+    given = [
+        cuda.to_device(np.asarray(x, order=order))
+        for x, order in zip((a, b), ("F" if each == "c" else "C" for each in layouts), strict=True)
+    ]
+    for added in (0.0, 5.0):
+        c = cuda.to_device(np.full((m, n), added, np.float32))
+        split_float.launch(*given, c, added != 0, 0)
+        found = c.copy_to_host().astype(np.float64)
+        assert (np.abs(found - exact - added) <= 3 * 2.0**-23 * (scale + added)).all()
+
+
+@pytest.mark.gpu
+def test_numbers_too_far_apart_are_multiplied_in_three_parts(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """To the bit as if two parts were never tried; one such line is enough, of either matrix."""
+    monkeypatch.setattr(split_float, "LEAST_HALVES_DEPTH", 1)
+    a, b = (rng.uniform(1, 2, (512, 512)).astype(np.float32) for _ in range(2))
+
+    def product(work: int) -> np.ndarray:
+        monkeypatch.setattr(split_float, "LEAST_HALVES_WORK", work)
+        return split_product(a, b)
+
+    assert not np.array_equal(product(0), product(1 << 62))
+    for matrix, place in ((a, (100, 7)), (b, (3, 400))):
+        kept, matrix[place] = matrix[place], 2.0**-29
+        np.testing.assert_array_equal(product(0), product(1 << 62))
+        matrix[place] = kept
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("largest", [3.4028234e38, 1e38, 1.0, 1e-25])
+def test_range_of_two_parts(
+    largest: float, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Times the identity, a number comes out to within 2**-23, from the largest down."""
+    monkeypatch.setattr(split_float, "LEAST_HALVES_WORK", 0)
+    monkeypatch.setattr(split_float, "LEAST_HALVES_DEPTH", 1)
+    b = rng.uniform(0.5, 1, (128, 256)).astype(np.float32) * np.float32(largest)
+    b[0, 0] = largest
+    np.testing.assert_allclose(split_product(np.eye(128, dtype=np.float32), b), b, rtol=2.0**-23, atol=0)

@@ -70,6 +70,7 @@ def test_every_tile_is_visited_once(tiles_m: int, tiles_n: int, group: int) -> N
         half_tensor_core._config("f16", types.float16, True, False),
         half_tensor_core._config("bf16", types.uint16, False, True),
         split_float._product(False, True),
+        split_float._halves(False, False),
     ],
 )
 def test_shared_memory_and_registers_fit(config: Config) -> None:
@@ -110,11 +111,17 @@ SAMPLES = {
     "to tf32, turned",
     "to split",
     "split, m-major by n-major",
+    "to halves",
+    "halves, k-major by k-major",
+    "halves, m-major by n-major",
+    "ranges",
+    "ranges, turned",
+    "powers",
     "repair",
 }
 """Variants that differ in what they ask of the compiler; tests of the whole ladder compile more."""
-QUICK = {"float16 to float16, m-major by n-major", "to split", "bytes turned by vectors"}
-"""Those that are compiled in every run: of products, which take five seconds each, one, and two passes."""
+QUICK = {"float16 to float16, m-major by n-major", "to split", "ranges", "bytes turned by vectors"}
+"""Those that are compiled in every run: of products, which take five seconds each, one, and three passes."""
 FOUND = [variant for kernel in KERNELS for variant in kernel.variants() if variant.name in SAMPLES]
 
 
