@@ -100,8 +100,8 @@ def test_a_small_c_is_summed_over_parts_of_k_in_order(
     turn, came, sums = threading.Condition(), list[int](), dict[int, np.ndarray]()
     multiply = stream.TileEngine.multiply
 
-    def in_turn(engine: stream.TileEngine, tile: Any, part: int, wanted: list[int]) -> Any:
-        report = multiply(engine, tile, part)
+    def in_turn(engine: stream.TileEngine, tile: Any, part: int, wanted: list[int], **more: Any) -> Any:
+        report = multiply(engine, tile, part, **more)
         assert report.partial is not None
         with turn:
             if wanted:
@@ -191,11 +191,11 @@ def test_a_failing_part_or_sum_of_parts_is_tried_again_to_the_same_bits(
     multiply, store_sum = stream.TileEngine.multiply, engines.store_sum
     tries: Counter[str] = Counter()
 
-    def counted(engine: stream.TileEngine, tile: Any, part: int) -> Any:
+    def counted(engine: stream.TileEngine, tile: Any, part: int, **more: Any) -> Any:
         tries[f"part {part}"] += 1
         if failing == "part" and tries["part 1"] == part == 1:
             raise StoreError("injected: the disk had a moment")
-        return multiply(engine, tile, part)
+        return multiply(engine, tile, part, **more)
 
     def counted_sum(of: Product, tile: Any, parts: Any) -> int:
         tries["sum"] += 1
