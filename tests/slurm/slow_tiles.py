@@ -15,7 +15,8 @@ from tilewright.pipeline.worker.stream import TileEngine
 def slowed(multiply: Callable[..., Any]) -> Callable[..., Any]:
     pace = Path(os.environ["TILE_PACE"])
 
-    def slowly(*arguments: Any, **options: Any) -> Any:
+    def slowly(*arguments: Any, queued: Callable[[], object], **options: Any) -> Any:
+        queued()  # the next tile is not to wait for this one
         begun = time.monotonic()
         while time.monotonic() - begun < float(pace.read_text()):
             time.sleep(0.05)
