@@ -37,6 +37,7 @@ from tilewright.kernels.neighbours.order import (
     value_dtype,
     values_of_keys,
 )
+from tilewright.kernels.neighbours.ranges import Ranges, multiply_by_powers
 from tilewright.kernels.numbers import ceil_div, round_up
 
 STRIP_PANELS = 8
@@ -333,12 +334,15 @@ class DenseSums:
         self._sums = np.zeros((rows, columns), sums)
         squares = INTEGER if sums == INTEGER else DOUBLE
         self._squares = np.zeros(m, squares), np.zeros(n, squares)
+        self._ranges = Ranges(m, sums), Ranges(n, sums)
 
     def add(self, a: np.ndarray, b: np.ndarray) -> None:
         """Add the products of the next elements of all rows: a (m, some), b (n, some)."""
         if not self._m or not self._n or not a.shape[1]:
             return
         a, b = _numbers(a, self._dtype), _numbers(b, self._dtype)
+        if self._metric == "cosine":
+            a, b = self._in_range(a, b)
         with _pool(self._threads) as pool:
             if self._metric != "dot":
                 for block, totals in zip((a, b), self._squares, strict=True):
@@ -350,9 +354,18 @@ class DenseSums:
             right = ordered_floats.packed(b, self._shape.columns(self._dtype), pool)
             on_threads(pool, _add_strips, ceil_div(len(left), STRIP_PANELS), left, right, self._sums)
 
+    def _in_range(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The next elements by the powers of two that `ranges` divides items by, and the sums so far by the same."""
+        taken = [ranges.take(part) for ranges, part in zip(self._ranges, (a, b), strict=True)]
+        for (_, change), totals, sums in zip(taken, self._squares, (self.sums, self.sums.T), strict=True):
+            if change is not None:
+                multiply_by_powers(totals, 2 * change)
+                multiply_by_powers(sums, change[:, np.newaxis])
+        return taken[0][0], taken[1][0]
+
     @property
     def sums(self) -> np.ndarray:
-        """(m, n)."""
+        """(m, n); for cosine those of items that are in range, as `ranges` brings them."""
         return self._sums[: self._m, : self._n]
 
     @property
@@ -472,9 +485,9 @@ class Nearest(_Rows):
            [1, 2],
            [2, 0]])
 
-    a: (m, d), bool, integers or floats (`order.is_known`). k >= 1. b_dtype: of B, where it is not that of A. first_row:
-    which row of the whole A is the block's first, for ``exclude_self``, by which row i has no neighbour i. factors:
-    (m,), `factors_of` the block, where they are known.
+    a: (m, d), bool, integers or floats (`order.is_known`); for cosines all in range, as those of B (`ranges.py`).
+    k >= 1. b_dtype: of B, where it is not that of A. first_row: which row of the whole A is the block's first, for
+    ``exclude_self``, by which row i has no neighbour i. factors: (m,), `factors_of` the block, where they are known.
     """
 
     def __init__(

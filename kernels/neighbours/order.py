@@ -17,6 +17,9 @@ another. All are symmetric in a and b, so that a pair has one value whichever of
 * Of two pairs of a row, that with the larger key is the nearer, and of equal keys that with the smaller index. For l2
   that is the squared distance: roots of two different ones may be rounded to one value.
 * A row of zeros has the cosine 0 with every row. It takes part like any other.
+* For cosines a row of floats whose largest element is very small or very large is first divided by a power of two
+  (`ranges.bring_into_range`), so that no sum leaves its dtype's range. That rounds nothing; other rows stay as they
+  are.
 * A pair whose value is NaN is no neighbour and no pair beyond a threshold: a row with NaN has none. Where a row has
   fewer than k neighbours, the rest of its indices are `NO_INDEX` and of its values NaN.
 * Floats of at most 32 bits have sums, factors and values of float32, float64 has float64. Sums of integers are exact,

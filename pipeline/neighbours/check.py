@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.kernels.choices import PrecisionName
 from tilewright.kernels.cpu.loops import blocks
 from tilewright.kernels.neighbours.order import NO_INDEX, MetricName
+from tilewright.kernels.neighbours.ranges import Ranges, multiply_by_powers
 from tilewright.kernels.neighbours.sampled import Allowance, add_sampled_sums
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
@@ -272,12 +273,19 @@ def keys_of(
     sums = np.zeros((len(items), count))
     of_a, of_b = np.zeros(len(items)), np.zeros(count)
     sizes_a, sizes_b = np.zeros(len(items)), np.zeros(count)
+    ranges = Ranges(len(items), work.sums), Ranges(count, work.sums)
     with np.errstate(all="ignore"):
         for element in range(0, work.width, max(1, work.depth)):
             elements = slice(element, min(element + work.depth, work.width))
-            a = items.part(elements)
+            a, b = items.part(elements), read(elements)
+            if work.metric == "cosine":  # as the search has them, so that its rounding is judged
+                (a, changed_a), (b, changed_b) = (
+                    each.take(part) for each, part in zip(ranges, (a, b), strict=True)
+                )
+                _change((sums, of_a, sizes_a), changed_a)
+                _change((sums.T, of_b, sizes_b), changed_b)
             squares_a, squares_b = np.einsum("ij,ij->i", a, a), np.zeros(count)
-            add_sampled_sums(a, read(elements), sums, squares_b)
+            add_sampled_sums(a, b, sums, squares_b)
             of_a += squares_a
             of_b += squares_b
             # No less than the sums of their elements' sizes, by Cauchy and Schwarz, and without a pass for each.
@@ -303,6 +311,17 @@ def keys_of(
     if work.bound is not None and work.bound.farther:
         keys = -keys
     return keys, allowed
+
+
+def _change(totals: tuple[np.ndarray, np.ndarray, np.ndarray], change: np.ndarray | None) -> None:
+    """Multiply what was added up of items, (items, any), (items,) and (items,), by powers of two: sums of products,
+    squares and sizes."""
+    if change is None:
+        return
+    sums, squares, sizes = totals
+    multiply_by_powers(sums, change[:, None])
+    multiply_by_powers(squares, 2 * change)
+    multiply_by_powers(sizes, change)
 
 
 def allowance_of(work: Work) -> Allowance:

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.kernels.cpu.loops import blocks
+from tilewright.kernels.neighbours.ranges import Ranges
 from tilewright.kernels.neighbours.sampled import keep_nearest
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.neighbours.check import (
@@ -66,12 +67,14 @@ def candidates_in(
 ) -> Candidates:
     """The nearest of some items, (count, elements), to each of the sampled ones, in double precision.
 
-    first: the number of the first of the items. given_up: raises where nobody
-    needs them any more.
+    items: as a search takes them (`tasks.searched_items`). first: the number of the first of them. given_up: raises
+    where nobody needs them any more.
     """
     assert work.k is not None
     wanted = work.k + 1 + SPARE
     mine, allowance = sampled.part(slice(0, work.width)), allowance_of(work)
+    if work.metric == "cosine":
+        mine, _ = Ranges(len(sampled), work.sums).take(mine)
 
     def look(part: slice) -> tuple[np.ndarray, np.ndarray]:
         # One more, since an item is found among others, too.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilewright.pipeline.events import Listener
-from tilewright.pipeline.neighbours.tasks import Work, items_of
+from tilewright.pipeline.neighbours.tasks import Work, searched_items
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def count_in_sample(
 
     begin = time.perf_counter()
     assert work.bound is not None, "pairs have one"
-    block = items_of(work.a, work.of, first, stop)
+    block = searched_items(work, work.a, first, stop)
     found = looked = 0
     search = Beyond(
         block,
@@ -73,7 +73,7 @@ def count_in_sample(
         threads=work.threads,
     )
     for start, end in columns:
-        search.update(items_of(work.b, work.of, start, end), start)
+        search.update(searched_items(work, work.b, start, end), start)
         looked += (stop - first) * (end - start)
         if work.one:
             looked -= max(0, min(stop, end) - max(first, start))

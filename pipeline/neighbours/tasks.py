@@ -17,6 +17,7 @@ from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_for
 from tilewright.kernels.neighbours.nan_items import items_with_nan
 from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
+from tilewright.kernels.neighbours.ranges import bring_into_range
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.plan import LINE_NBYTES
 from tilewright.pipeline.reduce import end_if_given_up
@@ -127,6 +128,22 @@ def items_of(
     return block if axis == 0 else block.T
 
 
+def searched_items(
+    work: Work,
+    array: StoredArray,
+    first: int,
+    stop: int,
+    *,
+    threads: int = 1,
+    check: Callable[[], None] | None = None,
+) -> np.ndarray:
+    """Whole items as a search takes them: as `items_of`, and for cosines all in range (`ranges.bring_into_range`)."""
+    items = items_of(array, work.of, first, stop, threads=threads, check=check)
+    if work.metric == "cosine":
+        bring_into_range(items, work.sums, work.threads)
+    return items
+
+
 WORDS = "words"
 """The array of a band of items that were compared with those before them."""
 
@@ -222,7 +239,7 @@ class _Panels:
 
         def read() -> Any:
             stop = min(start + work.panel_rows, work.n)
-            found = items_of(work.b, work.of, start, stop, threads=work.threads, check=check)
+            found = searched_items(work, work.b, start, stop, threads=work.threads, check=check)
             self.read_nbytes += found.nbytes
             return _placed(work, found)
 
@@ -237,7 +254,7 @@ def find_in_block(
     if work.depth < work.width:
         return _find_in_parts(work, first, stop)
     begin = time.perf_counter()
-    block = items_of(work.a, work.of, 0 if work.mutual else first, stop, threads=work.threads)
+    block = searched_items(work, work.a, 0 if work.mutual else first, stop, threads=work.threads)
     read = time.perf_counter() - begin
     nan_rows = int(items_with_nan(block[first:] if work.mutual else block, work.threads).sum())
     if work.mutual:

@@ -104,6 +104,78 @@ def test_the_answer_depends_neither_on_workers_nor_on_memory(
     assert narrow.depth < narrow.width, "items were read in parts"
 
 
+def of_any_length(x: np.ndarray, rng: np.random.Generator, most: int) -> np.ndarray:
+    """Numbers near 1, of which each row is multiplied by a power of two, so that all stay normal numbers."""
+    exponents = rng.integers(-most, most + 1, len(x))
+    exponents[::3] = 0
+    return np.ldexp(x, exponents[:, np.newaxis].astype(np.int32)).astype(x.dtype)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("dtype", "most"), [("f4", 100), ("f8", 950)])
+@pytest.mark.parametrize("of", ["rows", "columns"])
+@pytest.mark.parametrize("memory", [None, "100KiB"])
+def test_lengths_do_not_matter_to_cosines(
+    client: Client,
+    rng: np.random.Generator,
+    tmp_path: Path,
+    dtype: str,
+    most: int,
+    of: Any,
+    memory: str | None,
+) -> None:
+    """To the bit, whether items are read as a whole or in parts; their products leave the range of the dtype."""
+    x, y = (rng.standard_normal((rows, 60)).astype(dtype) for rows in (300, 70))
+    x[5] = 0
+    turned = (lambda array: array.T) if of == "columns" else (lambda array: array)
+    paths = {
+        name: put(tmp_path / name, np.ascontiguousarray(turned(array)), chunks=(60, 60))
+        for name, array in {
+            "x": x, "y": y, "long x": of_any_length(x, rng, most), "long y": of_any_length(y, rng, most),
+        }.items()
+    }  # fmt: skip
+    options: dict[str, Any] = {"metric": "cosine", "of": of, "cluster": client, "device": "cpu"}
+    wanted = tw.topk(paths["x"], paths["y"], k=6, **options)
+    found = tw.topk(paths["long x"], paths["long y"], k=6, device_memory=memory, **options)
+    assert_array_equal(found.indices, wanted.indices)
+    assert found.values.tobytes() == wanted.values.tobytes()
+    near = tw.pairs(paths["x"], above=0.2, **options)
+    run = tw.pairs(paths["long x"], out=tmp_path / "p.zarr", above=0.2, device_memory=memory, **options)
+    assert run.verification is not None
+    assert run.verification.passed
+    assert run.verification.unchecked == 0
+    pairs = xr.open_zarr(tmp_path / "p.zarr")
+    assert len(near.row) > 100
+    for name in ("row", "column", "value"):
+        assert pairs[name].to_numpy().tobytes() == getattr(near, name).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length"),
+    [
+        *(("f2", length) for length in (1e-7, 1e-3, 3e4)),
+        *(("f4", length) for length in (1e-44, 1e-40, 1e-21, 1e-19, 1e19, 1e38)),
+        *(("f8", length) for length in (1e-322, 1e-300, 1e-155, 1e154, 1e308)),
+    ],
+)
+def test_cosines_of_items_of_any_length(
+    client: Client, rng: np.random.Generator, dtype: str, length: float
+) -> None:
+    """Subnormal ones too: the cosines are those of the numbers as they are stored, beside items of length 1 as well."""
+    x = rng.uniform(-1, 1, (40, 9))
+    x[::2] *= length
+    x = x.astype(dtype)
+    wide = np.asarray(x, np.longdouble)
+    wide /= np.maximum(np.abs(wide).max(1, keepdims=True), np.finfo(np.longdouble).tiny)
+    sizes = np.sqrt((wide**2).sum(1, keepdims=True))
+    wide /= np.where(sizes == 0, 1, sizes)
+    exact = np.asarray(wide @ wide.T, np.float64)
+    found = tw.topk(x, k=40, metric="cosine", cluster=client, device="cpu")
+    at = np.take_along_axis(exact, found.indices, axis=1)
+    np.testing.assert_allclose(found.values, at, rtol=0, atol=1e-6 if dtype != "f8" else 1e-15)
+    assert (np.sort(found.indices) == np.arange(40)).all()
+
+
 def test_without_out_arrays_come_back(client: Client, rng: np.random.Generator) -> None:
     x = whole_numbers(rng, "float32", 90)
     keys, values = naive.exact_keys(x, x, "cosine")

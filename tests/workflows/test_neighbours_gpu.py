@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 import tilewright as tw
 from tests.kernels.neighbours import naive
 from tests.workflows.products import put
-from tests.workflows.test_neighbours import whole_numbers
+from tests.workflows.test_neighbours import of_any_length, whole_numbers
 from tilewright.kernels.neighbours import order
 from tilewright.pipeline.events import Notice
 from tilewright.pipeline.neighbours import job
@@ -47,6 +47,35 @@ def test_neighbours_are_those_of_all_values(
     wanted_pairs = naive.pairs(values, above, None, True)
     assert_array_equal(pairs.row, wanted_pairs.row)
     assert_array_equal(pairs.column, wanted_pairs.column)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["full", "tf32", "bf16"])
+@pytest.mark.parametrize("rows", [700, 40_000])
+def test_lengths_do_not_matter_to_cosines(
+    client: Client, tmp_path: Path, rng: np.random.Generator, precision: Any, rows: int
+) -> None:
+    """To the bit, of many rows compared once each pair too, since powers of two round nothing."""
+    x = rng.standard_normal((rows, 64)).astype(np.float32)
+    x[5] = 0
+    paths = [
+        put(tmp_path / name, array, chunks=(4096, 64))
+        for name, array in (("x", x), ("long", of_any_length(x, rng, 100)))
+    ]
+    options: dict[str, Any] = {
+        "metric": "cosine",
+        "cluster": client,
+        "device": "cuda",
+        "precision": precision,
+    }
+    wanted, found = (tw.topk(path, k=5, exclude_self=True, **options) for path in paths)
+    assert_array_equal(found.indices, wanted.indices)
+    assert found.values.tobytes() == wanted.values.tobytes()
+    above = float(np.quantile(wanted.values, 0.9))
+    near, pairs = (tw.pairs(path, above=above, **options) for path in paths)
+    assert len(near.row)
+    for one, other in zip(pairs, near, strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ def test_panels_are_waited_for_as_long_as_their_task_is_needed(monkeypatch: pyte
 
     monkeypatch.setattr(tasks, "read_region", read)
     work = SimpleNamespace(
-        b=np.ones((5, 3)), of="rows", n=5, panel_rows=2, holds_b=False, threads=1, device="cpu"
+        b=np.ones((5, 3)), of="rows", n=5, panel_rows=2, holds_b=False, threads=1, device="cpu", metric="dot"
     )
 
     def go() -> list[int]:
