@@ -76,6 +76,7 @@ def cautions(
     ]
     if isinstance(out, zarr.Array):
         found.append(packing_notice("output", out, written=True))
+    found.append(_note_on_held(factors))
     path = local_path(out) if out is not None else None
     if facts and facts[0].device == "cpu" and precision != "full":
         found.append(
@@ -84,6 +85,19 @@ def cautions(
     if path is not None and plan is not None:
         found.append(_note_on_space(path, plan, finished, replaced, factors.names.c))
     return [sentence for sentence in found if sentence]
+
+
+def _note_on_held(factors: Factors) -> str | None:
+    """One sentence where C is to be of a type of integers that does not hold all that its own did, and these are added
+    to."""
+    before = factors.before
+    if before is None or factors.dtype.kind not in "iu" or np.can_cast(before.dtype, factors.dtype, "safe"):
+        return None
+    limits = np.iinfo(factors.dtype)
+    return (
+        f"output: {name_of(before)} holds {before.dtype}, and is added to as {factors.dtype}, as asked for: numbers"
+        f" that are not from {limits.min} to {limits.max} wrap modulo 2^{limits.bits}"
+    )
 
 
 def _note_on_space(

@@ -203,7 +203,7 @@ def sums_of(
 
     Integers are summed exactly, in the type that holds their sums, whatever floats C holds; which it does by default
     where the epilogue is not of integers alone. Where it is, C holds by default what that makes of any sums. Raises
-    DTypeError.
+    DTypeError, or OutputError where no type of integers holds both what C held and what is added to it.
     """
     natural = check.result_dtype(*operands, None, names, NUMPY_ELEMENTS, k=k)
     if epilogue is not None and wanted is None and before is not None and epilogue.beta:
@@ -229,7 +229,8 @@ def _holding(
     before: zarr.Array[Any] | None,
 ) -> np.dtype:
     """The smallest type, of no fewer numbers than that of the sums, that holds all that an epilogue of integers makes
-    of them; the widest of its kind where none does. before: integers that are added."""
+    of them; the widest of its kind where none does, or that of what C held if the factors cast to it. before: integers
+    that are added. Raises OutputError where that type would not hold them by themselves."""
     most = largest_sum_of(*operands, k)
     least, most = reach(epilogue, -most if "i" in (operands[0].kind, operands[1].kind) else 0, most)
     if epilogue.beta and before is not None:
@@ -243,7 +244,17 @@ def _holding(
         and np.iinfo(dtype).min <= least
         and most <= np.iinfo(dtype).max
     )
-    return next(wide, np.dtype(f"{natural.kind}8"))
+    widest = np.dtype(f"{natural.kind}8")
+    found = next(wide, widest)
+    if before is None or not epilogue.beta or np.can_cast(before.dtype, found, "safe"):
+        return found
+    if all(np.can_cast(operand, before.dtype, "same_kind") for operand in operands):
+        return before.dtype.newbyteorder("=")
+    raise OutputError(
+        f"output: {store.name_of(before)} holds {before.dtype}, and no type of integers holds that and sums of products"
+        f" of {operands[0]} by {operands[1]}, which may be negative; pass dtype={widest.name!r} if none of its numbers"
+        f" exceeds {np.iinfo(widest).max}, or dtype='float64', which rounds"
+    )
 
 
 def is_integral(epilogue: Epilogue) -> bool:

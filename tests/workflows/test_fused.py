@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tests.workflows.products import numbers, put, stop_after, stop_at
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError, StoreError
-from tilewright.pipeline.events import Caution, Event, UnitDone
+from tilewright.pipeline.events import Caution, Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.transform import Epilogue, Transform, finished, transformed
 from tilewright.pipeline.product import execute
@@ -288,6 +288,34 @@ def test_integers_have_a_type_that_holds_what_becomes_of_them(
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...].astype(object), exact)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "asked", "expected", "told"),
+    [
+        ("u1", None, "uint64", False),
+        ("u8", None, "uint64", False),
+        ("i1", "int64", "int64", True),
+        ("u1", "float64", "float64", False),
+    ],
+)
+def test_a_c_of_uint64_stays_one_or_is_told_of(
+    dtype: str, asked: str | None, expected: str, told: bool, client: Client, tmp_path: Path
+) -> None:
+    """Products of signed factors, of which no type holds the sums and it, need a type that is asked for."""
+    a = np.array([[1, 2], [3, 4]], dtype)
+    held = np.full((2, 2), 2**63 if expected == "uint64" else 2**40, np.uint64)
+    path, out = put(tmp_path / "a", a), put(tmp_path / "c", held)
+    said: list[Event] = []
+    run = tw.matmul(path, path, out, beta=1, dtype=asked, cluster=client, device="cpu", listener=said.append)
+    assert run.wraps == "no"
+    c = zarr.open_array(out)[...]
+    assert c.dtype == expected
+    np.testing.assert_array_equal(c.astype(object), a.astype(object) @ a + held.astype(object))
+    about = [event.message for event in said if isinstance(event, Notice) and "output: " in event.message]
+    assert len(about) == told
+    if told:
+        assert "holds uint64, and is added to as int64, as asked for: numbers that are not from" in about[0]
+
+
 @pytest.mark.parametrize(("k", "memory"), [(40, TIGHT), (0, TIGHT)])
 def test_empty_sums_are_finished_too(k: int, memory: int, client: Client, tmp_path: Path) -> None:
     a, b = np.ones((50, k), "f4"), np.ones((k, 60), "f4")
@@ -397,6 +425,7 @@ def test_wrong_requests_are_refused_before_the_first_tile(client: Client, tmp_pa
     c, narrow = put(tmp_path / "c", np.ones((6, 6), "f4")), put(tmp_path / "narrow", np.ones((6, 5), "f4"))
     integers = put(tmp_path / "integers", np.ones((6, 6), "i4"))
     waves = put(tmp_path / "waves", np.ones((6, 6), "c8"))
+    unsigned = put(tmp_path / "unsigned", np.ones((6, 6), "u8"))
     new = tmp_path / "new"
     cases: list[tuple[Any, type[Exception], str, dict[str, Any]]] = [
         (new, ShapeError, "row_scale has 5 elements; it needs one dimension of 6", {"row_scale": np.ones(5)}),
@@ -416,6 +445,12 @@ def test_wrong_requests_are_refused_before_the_first_tile(client: Client, tmp_pa
             OptionError,
             "beta=0.5 is a fraction, and C int32",
             {"beta": 0.5, "b": 1},
+        ),
+        (
+            unsigned,
+            OutputError,
+            "holds uint64, and no type .* products of int8 by int8, .*; pass dtype='int64' if none of its",
+            {"beta": 1, "b": 1},
         ),
         (waves, OutputError, "holds complex64, which does not cast to float32", {"beta": 1, "dtype": "f4"}),
         (zarr.open_array(c, mode="r+"), OutputError, "written in place", {"beta": 1}),
