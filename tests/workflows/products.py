@@ -15,7 +15,7 @@ from zarr.storage import ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.store.stored_arrays import CODECS, encoded
-from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
+from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store import region_write
 from tilewright.pipeline.worker import engines, write_stage
@@ -50,6 +50,22 @@ def assert_product(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
     if c.dtype == np.float16:
         bound = bound + np.finfo(np.float16).eps * np.abs(exact) + 1e-7
     assert (np.abs(c - exact) <= bound).all()
+
+
+def check_precision(run: tw.MatmulRun, precision: str, refused: bool, told: list[Event] | None) -> None:
+    """One that narrows factors is for products of floats that have it; a CPU does not need it, and says so. told: what
+    a CPU said."""
+    sums = np.dtype(run.plan.sum_dtype)
+    formed = sums if sums.kind in "iu" else np.dtype(run.plan.c_dtype)
+    allowed = {"full": "*", "split": ("f4", "f8")}.get(precision, ("f4",))
+    assert refused != (allowed == "*" or formed in [np.dtype(name) for name in allowed])
+    if told is not None:
+        said = [
+            event.message
+            for event in told
+            if isinstance(event, Notice) and "for tensor cores" in event.message
+        ]
+        assert bool(said) == (precision != "full" and not refused), said
 
 
 def stored_somehow(draw: Callable[..., Any], path: Path, data: np.ndarray, most: int) -> zarr.Array[Any]:

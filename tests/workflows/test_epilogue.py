@@ -3,6 +3,7 @@ against NumPy, for any dtype, chunks and number of workers."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tests.workflows.products import put
+from tests.workflows.labels import drawn_labels, others_along, put_labelled
+from tests.workflows.products import check_precision, put
+from tilewright.kernels.choices import PRECISIONS
+from tilewright.pipeline.events import Event
 
 DTYPES = ["i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
+HELD = {"i8": ["i4", "u4", "i8", "u8"], "f8": ["f4", "f8"], "c16": ["c16"]}
+"""What C may hold that is added to, by what NumPy forms it in."""
 VECTORS = {"row_scale": 0, "column_scale": 1, "row_offset": 0, "column_offset": 1}
 """The axis of C along which each has its numbers."""
 
@@ -26,6 +32,18 @@ def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.
     kind = np.dtype(dtype).kind
     values = rng.integers(0 if kind == "u" else -3, 4, shape)
     return (values + 1j * rng.integers(-3, 4, shape) if kind == "c" else values).astype(dtype)
+
+
+def refused_for(held_as: str, dtype: str, k: int, lowest: int) -> tuple[type[Exception], str] | None:
+    """The error of integers, factors of a dtype or the least number of a vector, that no type holds beside a C that is
+    added to; None of those that one does. held_as: C's dtype, empty where it is not added to."""
+    signed = np.dtype(dtype).kind == "i"
+    if held_as == "u8" and signed:
+        return tw.OutputError, "no type of integers holds that and sums of products"
+    stays = held_as == "u8" or (held_as == "u4" and dtype == "u2" and k == 1)  # whose products it holds
+    if stays and lowest < 0:
+        return tw.DTypeError, "holds integers from -.*, and C, uint.*; pass a dtype that holds them"
+    return None
 
 
 def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
@@ -40,9 +58,19 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
         transposed[1], n = not transposed[0], m
     left, right = numbers(rng, (m, k), dtype), numbers(rng, (k, n), dtype)
     right = left.T if own else right
+    of_a = drawn_labels(draw, k) if k and draw(st.booleans(), label="coordinates") else None
+    of_b, same = (None, True) if of_a is None or own else others_along(draw, of_a)
     paths = [
-        put(folder / name, np.ascontiguousarray(one.T if turned else one), chunks)
-        for name, one, turned, chunks in zip("ab", (left, right), transposed, ((9, 11), (7, 13)), strict=True)
+        put_labelled(
+            folder / name,
+            np.ascontiguousarray(one.T if turned else one),
+            chunks,
+            ("k", name) if turned == (name == "a") else (name, "k"),
+            {0 if turned == (name == "a") else 1: labels},
+        )
+        for name, one, turned, chunks, labels in zip(
+            "ab", (left, right), transposed, ((9, 11), (7, 13)), (of_a, of_b), strict=True
+        )
         if name == "a" or not own
     ]
 
@@ -53,6 +81,7 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
         return complex(found, 0.5) if kind == "c16" and draw(st.booleans()) else found
 
     options: dict[str, Any] = {}
+    lowest: Any = 0
     exact = left.astype("c16" if kind == "c16" else "f8") @ right
     size = np.abs(left).astype("f8") @ np.abs(right)
     if draw(st.booleans(), label="with alpha"):
@@ -67,6 +96,7 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
         how = draw(st.sampled_from(["array", "list", "path", "open array", "narrow"]), label=f"{name} as")
         if how == "narrow":
             vector = vector.astype("i2" if integral else "f4")
+        lowest = min(lowest, vector.min()) if integral else 0
         laid = vector.astype("f8")[:, np.newaxis] if axis == 0 else vector.astype("f8")
         if name.endswith("scale"):
             exact, size = exact * laid, size * np.abs(laid)
@@ -75,20 +105,18 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
         stored = put(folder / name, vector, (7,)) if how in ("path", "open array") else vector
         stored = vector.tolist() if how == "list" else stored
         options[name] = zarr.open_array(stored) if how == "open array" else stored
-    out = folder / "c"
+    out, held_as = folder / "c", ""
     if draw(st.booleans(), label="with beta"):
         options["beta"] = number("beta", 1)
-        wide = (
-            "i8"
-            if integral
-            else "c16"
-            if kind == "c16"
-            else draw(st.sampled_from(["f4", "f8"]), label="C holds")
-        )
+        wide = draw(st.sampled_from(HELD[kind]), label="C holds")
         held = numbers(rng, (m, n), wide)
         put(out, held, (6, 8))
-        exact, size = exact + options["beta"] * held, size + abs(options["beta"]) * np.abs(held)
-    run = tw.matmul(
+        exact, size = exact + options["beta"] * held.astype(kind), size + abs(options["beta"]) * np.abs(held)
+        held_as = wide
+    precision = draw(st.sampled_from(PRECISIONS), label="precision")
+    told: list[Event] = []
+    multiply = partial(
+        tw.matmul,
         paths[0],
         paths[-1],
         out,
@@ -97,17 +125,32 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
         cluster=clusters[draw(st.integers(1, 3), label="workers")],
         device="cpu",
         device_memory=draw(st.sampled_from(["60KB", "1MB"]), label="memory"),
-        listener=lambda event: None,
-        **options,
+        listener=told.append,
     )
+    if not same:
+        with pytest.raises(tw.OptionError, match=r"^the coordinates k, the inner side, .*align='position'"):
+            multiply(**options)
+        options["align"] = "position"
+    if (error := refused_for(held_as, dtype, k, lowest)) is not None:
+        with pytest.raises(error[0], match=error[1]):
+            multiply(**options)
+        options["dtype"] = "i8"
+    try:
+        run, refused = multiply(precision=precision, **options), False
+    except tw.OptionError as error:
+        if not str(error).startswith(f"precision={precision!r} is a choice for"):
+            raise
+        run, refused = multiply(**options), True
+    check_precision(run, precision, refused, told)
     assert run.verification is not None
     assert run.verification.passed
-    assert run.wraps == "no"
     c = zarr.open_array(out)[...]
+    negative = c.dtype.kind == "u" and (exact < 0).any()
+    assert run.wraps == "possible" if negative else run.wraps == "no" or c.dtype.kind == "u"
     assert tw.audit(out).passed
     assert not integral or c.dtype.kind in "iu"
     if c.dtype.kind in "iu":
-        np.testing.assert_array_equal(c, exact)
+        np.testing.assert_array_equal(c, exact.astype("i8").astype(c.dtype))
         return
     eps = np.finfo(c.dtype).eps
     assert (np.abs(c - exact) <= (k + 12) * eps * size).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tests.pipeline.gram import naive
 from tests.pipeline.plan.test_band import mask as band_mask
+from tests.workflows.labels import KINDS, Labels, drawn_labels, others_along, put_labelled
+from tests.workflows.products import check_precision
+from tilewright.kernels.choices import PRECISIONS
+from tilewright.kernels.tolerance import operand_roundoff
+from tilewright.pipeline.events import Event
 from tilewright.pipeline.gram import masks
 from tilewright.pipeline.plan.band import Band
 
@@ -139,8 +145,14 @@ def drawn_case(draw: Draw, rng: np.random.Generator, name: str) -> Case:
     )
     assert x is not None
     case = Case(x, y, of)
+    alleles = name == "gram" and y is None and dtype.kind != "c" and draw(st.booleans(), label="dosages")
+    if alleles:
+        case.x = dosages(draw, rng, x.shape, dtype)
     if draw(st.booleans(), label="gaps"):
         with_gaps(draw, rng, case)
+    if alleles:
+        with_alleles(draw, rng, case)
+        return case
     counted = "missing" in case.given and dtype.kind != "c"
     pairwise = counted and draw(st.booleans(), label="pairwise")
     if pairwise:
@@ -163,14 +175,40 @@ def drawn_case(draw: Draw, rng: np.random.Generator, name: str) -> Case:
     return case
 
 
-def with_odd_variables(draw: Draw, case: Case) -> None:
+def dosages(draw: Draw, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Of alleles, from 0 to 2: counted, or as imputation has them."""
+    found: Any = rng.binomial(2, 0.2 + 0.6 * rng.random(), shape)
+    if dtype.kind == "f" and draw(st.booleans(), label="imputed"):
+        found = np.clip(found + 0.3 * rng.standard_normal(shape), 0, 2)
+    found = found.astype(dtype)
+    found[1, 1] = 2  # so that these are no haplotypes
+    return np.asarray(found)
+
+
+def with_alleles(draw: Draw, rng: np.random.Generator, case: Case) -> None:
+    """What a relationship matrix may be asked for besides its divisor."""
+    case.both(center=case.summed, divide="2pq")
+    scale = draw(st.sampled_from([False, case.summed, "values"]), label="scale")
+    if scale == "values":
+        given_values(draw, rng, case, "scale")
+    else:
+        case.both(scale=scale)
+    if scale == case.summed:  # alleles that all have, or none
+        case.both(constant="zero")
+    else:
+        with_odd_variables(draw, case, 1)
+    if draw(st.booleans(), label="double precision"):
+        case.given["dtype"] = "f8"
+
+
+def with_odd_variables(draw: Draw, case: Case, constant: int = CODE + 1) -> None:
     """One that is constant, and one without any number, where these may be."""
     made = case.asked["center"] is not False or case.asked["scale"] is not False
     if not made or not draw(st.booleans(), label="odd variables"):
         return
     case.both(constant=draw(st.sampled_from(["zero", "nan"]), label="constant"))
     lines = case.x.T if case.of == "rows" else case.x
-    lines[:, 0] = CODE + 1
+    lines[:, 0] = constant
     missing = case.given.get("missing")
     if isinstance(missing, str | int):
         lines[:, -1] = np.nan if missing == "nan" else CODE
@@ -187,35 +225,92 @@ def as_axes(case: Case, matrix: np.ndarray) -> tuple[tuple[int, ...], list[int]]
     return (matrix.shape[0], factor, lines // factor), [1, 2]
 
 
-def check_case(clusters: dict[int, Client], folder: Path, draw: Draw) -> None:
+def with_labels(draw: Draw, rng: np.random.Generator, case: Case, axes: Axes) -> dict[int, Labels]:
+    """Coordinates of X along axes that are summed over, by which latitudes may be weights."""
+    by_axes = case.asked.get("weights") is not None and draw(st.booleans(), label="weights by axes")
+    if not by_axes and not draw(st.booleans(), label="coordinates"):
+        return {}
+    found = {}
+    weights: dict[str | int, Any] = {}
+    broadcast = np.ones(())
+    for axis in axes.summed:
+        cosines = by_axes and (not weights or draw(st.booleans(), label="cosines"))
+        kinds = ("latitudes", "radians") if cosines else KINDS
+        found[axis] = drawn_labels(draw, axes.shape[axis], kinds)
+        values = found[axis].cosines if cosines else rng.random(axes.shape[axis]) + 0.1
+        key = draw(st.sampled_from([axis, axes.names[axis]]), label="axis of weights")
+        if cosines or (by_axes and draw(st.booleans(), label="weights of an axis")):
+            weights[key] = "cos" if cosines else values
+        else:
+            values = np.ones(axes.shape[axis])
+        broadcast = np.multiply.outer(broadcast, values)
+    if by_axes:
+        case.given["weights"], case.asked["weights"] = weights, broadcast.ravel()
+    return found
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Those of a matrix as it is stored."""
+
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    summed: list[int]
+    """The numbers of those that are summed over."""
+
+    @classmethod
+    def of(cls, case: Case, role: str, flattened: bool) -> Axes:
+        matrix = case.matrices[role]
+        if flattened:
+            shape, summed = as_axes(case, matrix)
+        else:
+            shape, summed = matrix.shape, [0 if case.of == "columns" else 1]
+        names = [role.lower()] * len(shape)
+        for axis, name in zip(summed, "st", strict=False):
+            names[axis] = name
+        return cls(shape, tuple(names), summed)
+
+
+def check_case(clusters: dict[int, Client], folder: Path, draw: Draw, device: Any = "cpu") -> None:
     rng = np.random.default_rng(draw(st.integers(0, 2**32), label="seed"))
     name = draw(st.sampled_from(["gram", "gram", "cov", "corr"]), label="function")
     case = drawn_case(draw, rng, name)
     missing = case.given.get("missing")
     flattened = draw(st.booleans(), label="three axes")
+    axes_of = {role: Axes.of(case, role, flattened) for role in case.matrices}
+    of_x = with_labels(draw, rng, case, axes_of["X"])
+    differ = False
     paths = []
+
+    def others() -> dict[int, Labels | None]:
+        nonlocal differ
+        found = {axis: others_along(draw, labels) for axis, labels in of_x.items()}
+        differ |= not all(same for _, same in found.values())
+        return {axis: labels for axis, (labels, _) in found.items()}
+
     for role, matrix in case.matrices.items():
-        shape: tuple[int, ...] = matrix.shape
-        if flattened:
-            shape, case.given["sum_over"] = as_axes(case, matrix)
-        chunks = tuple(draw(st.integers(1 + length // 8, length + 3)) for length in shape)
-        stored = naive.put(
-            folder / f"{role}.zarr", matrix.reshape(shape), chunks, attributes=case.attributes,
-            compressors=draw(st.sampled_from([None, "auto"])),
+        axes = axes_of[role]
+        chunks = tuple(draw(st.integers(1 + length // 8, length + 3)) for length in axes.shape)
+        stored = put_labelled(
+            folder / role, matrix.reshape(axes.shape), chunks, axes.names, of_x if role == "X" else others(),
+            attributes=case.attributes, compressors=draw(st.sampled_from([None, "auto"])),
         )  # fmt: skip
         paths.append(stored)
         mask = missing.get(role) if isinstance(missing, dict) else missing
         if isinstance(mask, np.ndarray):
-            laid = (
-                mask.reshape(shape) if mask.ndim == 2 else np.broadcast_to(mask, matrix.shape).reshape(shape)
-            )
-            given_mask: Any = laid
+            whole = mask if mask.ndim == 2 else np.broadcast_to(mask, matrix.shape)
+            given_mask: Any = whole.reshape(axes.shape)
             if draw(st.booleans(), label="a stored mask"):
-                given_mask = naive.put(folder / f"{role} mask.zarr", laid, chunks)
+                along = others() if role == "X" else {}
+                given_mask = put_labelled(folder / f"{role} mask", given_mask, chunks, axes.names, along)
             case.given["missing"] = (
                 {**case.given["missing"], role: given_mask} if case.y is not None else given_mask
             )
-    if not flattened:
+    if flattened:
+        case.given["sum_over"] = [
+            draw(st.sampled_from([axis, axes_of["X"].names[axis]])) for axis in axes_of["X"].summed
+        ]
+    else:
         case.given["of"] = case.of
     band = None
     if draw(st.booleans(), label="a band"):
@@ -227,26 +322,49 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Draw) -> None:
         if draw(st.booleans(), label="shards of C"):
             case.given["shards"] = side * draw(st.integers(1, 3))
     case.given["codec"] = draw(st.sampled_from([None, "none", "zstd:3", "gzip"]), label="codec of C")
+    precision = draw(st.sampled_from(PRECISIONS), label="precision")
+    told: list[Event] = []
+    compute = partial(
+        getattr(tw, name),
+        *paths,
+        folder / "c.zarr",
+        cluster=clusters[draw(st.sampled_from([1, 2, 3]), label="workers")],
+        device=device,
+        device_memory=draw(st.sampled_from([None, "100KiB" if device == "cpu" else "400KiB"])),
+        listener=told.append,
+    )
+    if differ:
+        with pytest.raises(
+            tw.OptionError, match=r"^the coordinates [st],.* are not the same in X .*'position'"
+        ):
+            compute(**case.given)
+        case.given["align"] = "position"
     with pytest.MonkeyPatch.context() as patched:
         if draw(st.booleans(), label="masks are read in chunks"):
             patched.setattr(masks, "HELD_ELEMENTS", 0)
-        run = getattr(tw, name)(
-            *paths,
-            folder / "c.zarr",
-            cluster=clusters[draw(st.sampled_from([1, 2, 3]), label="workers")],
-            device="cpu",
-            device_memory=draw(st.sampled_from([None, "100KiB"])),
-            listener=lambda event: None,
-            **case.given,
-        )
+        try:
+            run, refused = compute(precision=precision, **case.given), False
+        except tw.OptionError as error:
+            if not str(error).startswith(f"precision={precision!r} is a choice for"):
+                raise
+            run, refused = compute(**case.given), True
+    check_precision(run, precision, refused, told if device == "cpu" else None)
     assert run.verification is not None
     assert run.verification.passed, run.verification
     assert run.plan.symmetric == (case.y is None and (band is None or band.before == band.after))
-    compare(zarr.open_array(folder / "c.zarr")[...], case, band)
+    narrow = precision if device != "cpu" and not refused else "full"
+    compare(zarr.open_array(folder / "c.zarr")[...], case, band, narrow)
     assert tw.audit(folder / "c.zarr").passed
+    if case.asked["divide"] == "2pq":
+        beyond = case.x.copy()
+        beyond[1, 1] = 5
+        zarr.open_array(paths[0])[...] = beyond.reshape(axes_of["X"].shape)
+        with pytest.raises(tw.OptionError, match="that are not from 0 to 2, as dosages"):
+            tw.gram(paths[0], folder / "d.zarr", cluster=clusters[1], device=device, **case.given)
 
 
-def compare(found: np.ndarray, case: Case, band: Band | None) -> None:
+def compare(found: np.ndarray, case: Case, band: Band | None, precision: str) -> None:
+    """precision: that of the products."""
     asked = naive.Asked(of=case.of, **case.asked)
     expected, size = naive.gram_and_size(case.x, case.y, asked)
     inside = np.ones(found.shape, bool) if band is None else band_mask(*found.shape, band)
@@ -258,12 +376,12 @@ def compare(found: np.ndarray, case: Case, band: Band | None) -> None:
         return
     lines = case.x.shape[0 if case.of == "columns" else 1]
     eps = np.finfo(found.dtype).eps
-    bound = (lines + 20) * eps * np.nan_to_num(size)
+    bound = ((lines + 20) * eps + 4 * operand_roundoff(precision, found.dtype)) * np.nan_to_num(size)
     if asked.missing_as == "pairwise" and asked.scaled == case.of:
         there = [naive.present(each, masked(asked.missing, role)) for role, each in case.matrices.items()]
         left, *_, right = [each if case.of == "columns" else each.T for each in (there[0], there[-1])]
         inside &= left.T.astype(int) @ right >= FEWEST_PAIRS
-        bound = np.full(found.shape, 2e4 * eps)
+        bound = np.full(found.shape, 2e4 * eps if precision == "full" else np.inf)
     np.testing.assert_array_equal(np.isnan(found[inside]), np.isnan(expected[inside]))
     apart = np.abs(found - expected)
     assert (np.nan_to_num(apart) <= bound)[inside].all(), (case.given, np.nanmax(apart[inside]))
@@ -273,7 +391,7 @@ def masked(missing: Any, role: str) -> Any:
     return missing[role] if isinstance(missing, dict) else missing
 
 
-@settings(max_examples=8)
+@settings(max_examples=24)
 @given(data=st.data())
 def test_all_options_at_once(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -288,6 +406,15 @@ def test_all_options_at_once_many_times_over(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     check_case(clusters, tmp_path_factory.mktemp("gram"), data.draw)
+
+
+@pytest.mark.gpu
+@settings(max_examples=40)
+@given(data=st.data())
+def test_all_options_at_once_on_a_gpu(
+    clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_case(clusters, tmp_path_factory.mktemp("gram"), data.draw, "cuda")
 
 
 def check_added(clusters: dict[int, Client], folder: Path, draw: Draw) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,8 @@ def gram(x: np.ndarray, *, y: np.ndarray | None = None, **options: Any) -> np.nd
 def gram_and_size(x: np.ndarray, y: np.ndarray | None, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     """The same, and what its rounding errors are measured by: the sums of the sizes of all that is multiplied and
     subtracted."""
+    if asked.divide == "2pq":
+        asked = replace(asked, divide=alleles(x, asked))
     factors = [_factor(x, "X", asked)]
     factors.append(factors[0] if y is None else _factor(y, "Y", asked))
     left, right = factors
@@ -101,6 +103,14 @@ def gram_and_size(x: np.ndarray, y: np.ndarray | None, asked: Asked) -> tuple[np
     if asked.constant == "nan" and asked.missing_as == "mean" and asked.divide != "pairs":
         result = np.where(left.nothing[:, np.newaxis] | right.nothing, np.nan, result)
     return result, size
+
+
+def alleles(x: np.ndarray, asked: Asked) -> float:
+    """The sum of 2p(1 - p) over the lines of the side that is summed over, whose means are 2p."""
+    there = present(x, asked.missing["X"] if isinstance(asked.missing, Mapping) else asked.missing)
+    wide = np.where(there, x, 0).astype(np.float64)
+    p = mean(wide, there, 1 - asked.along, np.ones(x.shape[1 - asked.along])) / 2
+    return float((2 * p * (1 - p)).sum())
 
 
 def _divisor(asked: Asked, heavy: np.ndarray, pairs: np.ndarray) -> Any:
