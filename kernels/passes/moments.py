@@ -1,7 +1,8 @@
 """Means and centred second moments of many lines at once, merged from parts.
 
 Parts of a sum are merged as Chan, Golub and LeVeque (1983) do, by the difference of their means, so that no digits are
-lost where the mean is large beside the deviations. Sums of integers are exact.
+lost where the mean is large beside the deviations. That difference needs more digits of means than double precision
+has: what rounding takes of each is kept beside it. Sums of integers are exact.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Moments:
     high: np.ndarray
     """Of integers without weights, the exact sum is ``high * 2**32 + low``; int64."""
     low: np.ndarray
+    rest: np.ndarray
+    """What the mean is more than ``mean`` says, of the same dtype."""
 
     @classmethod
     def of_nothing(cls, lines: int, dtype: np.dtype) -> Moments:
@@ -70,6 +73,7 @@ class Moments:
             np.full(lines, least, dtype),
             np.zeros(lines, np.int64),
             np.zeros(lines, np.int64),
+            np.zeros(lines, np.complex128 if dtype.kind == "c" else np.float64),
         )
 
     def part(self, lines: slice) -> Moments:
@@ -81,10 +85,13 @@ class Moments:
         total = self.weight + more.weight
         share = np.divide(more.weight, total, out=np.zeros_like(total), where=total > 0)
         with np.errstate(invalid="ignore", over="ignore"):  # infinities of the matrix, or far numbers
-            apart, both = more.mean - self.mean, self.weight * share
+            apart, beside = _sum_and_rest(more.mean, -self.mean)
+            beside, both = beside + (more.rest - self.rest), self.weight * share
             self.second[:] += more.second
-            self.second[:] += np.multiply(_squared(apart), both, out=np.zeros_like(both), where=both > 0)
-            self.mean[:] += apart * share
+            squares = _squared(apart + beside)
+            self.second[:] += np.multiply(squares, both, out=np.zeros_like(both), where=both > 0)
+            mean, lost = _sum_and_rest(self.mean, apart * share)
+            self.mean[:], self.rest[:] = _sum_and_rest(mean, self.rest + lost + beside * share)
         self.weight[:] = total
         self.count[:] += more.count
         self.high[:] += more.high
@@ -164,6 +171,7 @@ def _of_cell(cell: np.ndarray, missing: Any, weights: np.ndarray | None) -> Mome
         found = replace(
             real,
             mean=_of_parts(real.mean, imaginary.mean),
+            rest=_of_parts(real.rest, imaginary.rest),
             second=real.second + imaginary.second,
             least=_of_parts(real.least, imaginary.least),
             most=_of_parts(real.most, imaginary.most),
@@ -265,7 +273,7 @@ def _of_reals(cell: np.ndarray, there: np.ndarray, weights: np.ndarray) -> Momen
         loop = _compiled_loop()
     wide = np.ascontiguousarray(cell, np.float64)
     ends = found.least, found.most, found.negative
-    vectors = found.count, found.weight, found.mean, found.second, *ends
+    vectors = found.count, found.weight, found.mean, found.rest, found.second, *ends
     loop(wide, there, np.ascontiguousarray(weights), *vectors)
     if cell.dtype.kind in "iu" and cell.dtype.itemsize < 8:
         info = np.iinfo(cell.dtype)
@@ -287,7 +295,7 @@ def _compiled_loop() -> Any:
     vector = numba.types.Array(numba.types.float64, 1, "C")
     counts = numba.types.Array(numba.types.int64, 1, "C")
     mask = numba.types.Array(numba.types.boolean, 2, "C")
-    return compiled(_columns, matrix, mask, vector, counts, *[vector] * 6)
+    return compiled(_columns, matrix, mask, vector, counts, *[vector] * 7)
 
 
 def _columns(
@@ -297,12 +305,13 @@ def _columns(
     count: Any,
     weight: Any,
     mean: Any,
+    rest: Any,
     second: Any,
     least: Any,
     most: Any,
     negative: Any,
 ) -> Any:
-    """Fill the seven vectors, which come as of no elements; the means are found first, and corrected by what they leave
+    """Fill the eight vectors, which come as of no elements; the means are found first, and corrected by what they leave
     of the sum of the distances."""
     rows, columns = cell.shape
     for i in range(rows):
@@ -331,7 +340,10 @@ def _columns(
     for j in range(columns):
         if weight[j] > 0:
             left[j] /= weight[j]
-            mean[j] += left[j]
+            whole = mean[j] + left[j]
+            if second[j] < np.inf:
+                rest[j] = left[j] - (whole - mean[j])
+            mean[j] = whole
             if second[j] < np.inf:
                 second[j] -= left[j] * left[j] * weight[j]
             if second[j] < 0:
@@ -345,6 +357,14 @@ def _exact_sums(cell: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.nda
         return np.zeros(cell.shape[1], np.int64), held.sum(0, dtype=np.int64)
     high = (held >> HALF_BITS).sum(0, dtype=np.int64)
     return high, (held & held.dtype.type(2**HALF_BITS - 1)).sum(0, dtype=np.int64)
+
+
+def _sum_and_rest(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``one + other`` rounded, and what rounding took (Knuth's TwoSum); 0 where that is not finite."""
+    whole = one + other
+    share = whole - one
+    rest = (one - (whole - share)) + (other - share)
+    return whole, np.where(np.isfinite(rest), rest, 0)
 
 
 def _squared(values: np.ndarray) -> np.ndarray:

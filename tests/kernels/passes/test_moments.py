@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -123,3 +124,23 @@ def test_a_missing_number_that_a_dtype_does_not_hold_is_never_there(missing: flo
 def test_numbers_that_are_not_finite_make_no_line_constant() -> None:
     x = np.array([[1, np.inf, 2], [1, 1, 2], [np.nan, 1, 2]], np.float32)
     assert moments_of(x, 0).constant.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("far", [0.0, 1e4, 1e8, 1e12])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_mean_far_from_0_costs_no_digits_of_the_second_moment(
+    far: float, weighted: bool, rng: np.random.Generator
+) -> None:
+    """Of parts that are merged, too, whose means differ by less than double precision tells of them."""
+    x = far + rng.standard_normal((1200, 2))
+    weights = rng.random(1200) if weighted else None
+    heavy = [Fraction(1)] * 1200 if weights is None else [Fraction(one) for one in weights.tolist()]
+    found = Moments.of_nothing(2, x.dtype)
+    for rows in (slice(0, 700), slice(700, 703), slice(703, 1200)):
+        found.add(moments_of(x[rows], 0, weights=None if weights is None else weights[rows]))
+    for j in range(2):
+        column = [Fraction(one) for one in x[:, j].tolist()]
+        mean = sum(w * one for w, one in zip(heavy, column, strict=True)) / sum(heavy)
+        second = sum(w * (one - mean) ** 2 for w, one in zip(heavy, column, strict=True))
+        assert found.second[j] == pytest.approx(float(second), rel=1e-13)
+        assert abs(Fraction(found.mean[j]) + Fraction(found.rest[j]) - mean) < 1e-14
