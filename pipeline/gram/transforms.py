@@ -431,6 +431,8 @@ def made_transformed(
         epilogue = Epilogue(alpha=1 / (divisor or 1), diagonal=diagonal)
     formed = np.result_type(dtype, np.float32)
     each = {role: _transform(matrices, role, found.get(role, {}), formed) for role in matrices.arrays}
+    if not any(each.values()) and all(array.dtype.kind in "iu" for array in matrices.arrays.values()):
+        each = dict.fromkeys(each, Transform(formed))  # sums of integers might wrap
     roles = tuple(matrices.arrays)
     left, right = each[roles[0]], each[roles[-1]]
     if formed.kind == "c":  # C is known to be Hermitian where both are alike but for that

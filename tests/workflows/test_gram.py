@@ -18,7 +18,7 @@ from distributed import Client
 import tilewright as tw
 from tests.pipeline.gram import naive
 from tests.workflows.products import Stopped, stop_after
-from tilewright.pipeline.events import Caution, Event, UnitDone, WorkPlanned
+from tilewright.pipeline.events import Caution, Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.gram.statistics import STATISTICS
 from tilewright.pipeline.product.output import partial_path
 from tilewright.workflows.cli import cli
@@ -236,6 +236,29 @@ def test_integers_that_cannot_be_centred_afterwards_are_told_of(
     np.testing.assert_allclose(zarr.open_array(tmp_path / "c.zarr")[...], np.cov(x - 2**40, rowvar=False))
     assert any("the integers are too large" in str(event) for event in events)
     assert not any(isinstance(event, Caution) for event in events)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize("divide", ["n", 7.5])
+def test_sums_of_integers_that_would_wrap_are_of_floats(
+    dtype: str, divide: Any, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = rng.integers(2**60, 2**62, (12, 5)).astype(dtype)
+    told: list[Event] = []
+    run = tw.gram(
+        naive.put(tmp_path / "x", x),
+        tmp_path / "g",
+        divide=divide,
+        cluster=client,
+        device="cpu",
+        listener=told.append,
+    )
+    assert run.wraps == "no"
+    exact = x.T.astype("f8") @ x.astype("f8") / (12 if divide == "n" else divide)
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "g")[...], exact, rtol=1e-14)
+    assert any(
+        "they are multiplied as float64" in event.message for event in told if isinstance(event, Notice)
+    )
 
 
 class TestCommands:
