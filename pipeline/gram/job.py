@@ -48,6 +48,7 @@ from tilewright.pipeline.gram.transforms import (
     wanted_of,
     with_divisor,
     with_nan,
+    with_rest_of_means,
 )
 from tilewright.pipeline.gram.widening import (
     Widening,
@@ -321,6 +322,7 @@ def _made(
         return made_of_pairs(matrices, found, np.dtype(dtype), request.constant)
     if form == "transformed":
         made = made_transformed(matrices, found, np.dtype(dtype), request.conjugated)
+        made = with_rest_of_means(made, matrices, found)
     else:
         made = made_exact(matrices, found, thin or _no_pass)
     return with_nan(made, matrices, found) if request.constant == "nan" else made

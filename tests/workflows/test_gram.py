@@ -238,6 +238,39 @@ def test_integers_that_cannot_be_centred_afterwards_are_told_of(
     assert not any(isinstance(event, Caution) for event in events)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_mean_that_is_large_beside_the_deviations_costs_no_digits(
+    weighted: bool, client: Client, rng: np.random.Generator
+) -> None:
+    """A million times as large: float32 has 0.06 as the next number, and the mean is none of its numbers."""
+    x, y = ((1e6 + rng.standard_normal((400, width))).astype("f4") for width in (12, 7))
+    weights = rng.random(400) if weighted else None
+    options: dict[str, Any] = {"weights": weights, "cluster": client, "device": "cpu"}
+    both = np.cov(np.hstack([x, y]).astype("f8"), rowvar=False, aweights=weights)
+    deviations = np.sqrt(np.diag(both))
+    correlations = both / np.outer(deviations, deviations)
+    sums = np.cov(x.astype("f8"), rowvar=False, aweights=weights, ddof=0)
+    sums *= 400 if weights is None else weights.sum()
+    for found, expected in (
+        (tw.cov(x, **options), both[:12, :12]),
+        (tw.cov(x, y, **options), both[:12, 12:]),
+        (tw.corr(x, missing="nan", **options), correlations[:12, :12]),
+        (tw.corr(x, y, **options), correlations[:12, 12:]),
+        (tw.gram(x, center=True, **options), sums),
+    ):
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+    x[rng.random(x.shape) < 0.1] = np.nan
+    with pytest.raises(
+        tw.OptionError, match=r"^scale: means of .* are so large .* in float32, .*dtype='float64'"
+    ):
+        tw.corr(x, missing="nan", **options)
+    # The squares of float64 have the digits that its deviations are 1 by, which the check insists on.
+    wide = tw.corr(x, missing="nan", dtype="float64", **options)
+    asked = naive.Asked(center=True, scale=True, divide="n-1", missing="nan", weights=weights)
+    np.testing.assert_allclose(wide, naive.gram_and_size(x, None, asked)[0], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", ["i8", "u8"])
 @pytest.mark.parametrize("divide", ["n", 7.5])
 def test_sums_of_integers_that_would_wrap_are_of_floats(
