@@ -116,6 +116,15 @@ class Moments:
         return max(abs(self.least[there].min().item()), abs(self.most[there].max().item()))
 
     @property
+    def spread(self) -> np.ndarray:
+        """How far the smallest and the largest element of each line are apart as double precision has them, float64; of
+        complex numbers the smallest and largest parts. Of no elements 0."""
+        wide = np.complex128 if self.least.dtype.kind == "c" else np.float64
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = np.abs(self.most.astype(wide) - self.least.astype(wide))
+        return np.where(self.count > 0, apart, 0.0)
+
+    @property
     def constant(self) -> np.ndarray:
         """Whether a line has no two different elements, or no variance that double precision can hold."""
         alike = (self.least == self.most) & ~np.isnan(self.second)

@@ -280,7 +280,7 @@ class Matrices:
         if self.weights is None or not ddof:
             return terms(self.length, self.weights) - ddof
         whole = float(self.weights.sum())
-        return whole - ddof * float((self.weights**2).sum()) / whole
+        return whole - ddof * float((self.weights * (self.weights / whole)).sum())
 
 
 def empty_caution(matrices: Matrices) -> str | None:

@@ -51,6 +51,9 @@ SINGLE_COUNTS = 2**24
 ZERO, NAN = "constant='zero' (--constant zero)", "constant='nan' (--constant nan)"
 """How it is asked for what lines without any number, or without variance, count as, in words."""
 
+LEAST_SPREAD = 2.0**-480
+"""Of numbers that are less apart the squares underflow, or have few digits, in double precision."""
+
 SHOWN = 5
 """Lines that a message names."""
 
@@ -198,6 +201,12 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: Cons
         raise OptionError(
             f"scale: the squares of {_named(far, treatment.scaled)} of {name} exceed double precision; multiply {role}"
             " by a small number first, or give factors"
+        )
+    near = np.flatnonzero((moments.spread > 0) & (moments.spread < LEAST_SPREAD))
+    if len(near):
+        raise OptionError(
+            f"scale: the squares of {_named(near, treatment.scaled)} of {name} are below double precision; multiply"
+            f" {role} by a large number first, or give factors"
         )
     alike = np.flatnonzero(moments.constant)
     if len(alike) and not _passes(treatment.scaled, matrices, constant):

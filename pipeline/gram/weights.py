@@ -178,6 +178,11 @@ def weights_of_lines(
         raise OptionError(
             f"{called}: number {bad[0]} is {found[bad[0]]}; weights must be finite numbers of 0 or more"
         )
-    if not found.sum() > 0 or not np.isfinite(found.sum()):
-        raise OptionError(f"{called}: they add up to {found.sum()}; their sum must be finite and more than 0")
+    whole = found.sum()
+    if not whole > 0 or not np.isfinite(whole):
+        raise OptionError(f"{called}: they add up to {whole}; their sum must be finite and more than 0")
+    if whole < np.finfo(np.float64).tiny:
+        raise OptionError(
+            f"{called}: they add up to {whole}, which is below double precision; multiply them by a number"
+        )
     return found

@@ -514,9 +514,14 @@ def _check_varies(anomalies: Anomalies, matrices: Matrices, moments: Moments) ->
     varies = not matrices.treatments["X"].centered or bool(
         (moments.least != moments.most)[moments.count > 0].any()
     )
+    x, kind = matrices.arrays["X"], np.finfo(anomalies.transform.dtype)
+    if varies and moments.spread.any() and anomalies.total < kind.tiny:
+        raise OptionError(
+            f"X: the squares of what varies in {name_of(x)}, {anomalies.total:.3g}, are below what {kind.dtype} tells"
+            " from 0: multiply X by a large number first, or ask for a wider dtype (dtype='float64', --dtype float64)"
+        )
     if anomalies.total > 0 and varies:
         return
-    x = matrices.arrays["X"]
     there, all_ = int(moments.count.sum()), math.prod(x.shape)
     if is_beside_mask(x):
         why = (

@@ -221,6 +221,22 @@ def test_more_eigenpairs_are_those_of_numpy(
     check_eigenpairs(clusters, tmp_path_factory.mktemp("g"), data.draw)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("f4", 1e-30), ("f8", 1e-300)])
+def test_squares_that_underflow_are_told_of(
+    dtype: str, size: float, client: Client, rng: np.random.Generator
+) -> None:
+    """In place of an eigenvalue of 0, or of what nothing varies in."""
+    x = (size * rng.standard_normal((12, 5))).astype(dtype)
+    with pytest.raises(
+        tw.OptionError, match=f"squares of what varies in .* below what {np.dtype(dtype)} tells from 0"
+    ):
+        tw.eofs(x, k=2, cluster=client, device="cpu")
+    if dtype == "f4":
+        values = tw.eofs(x, k=2, dtype="f8", cluster=client, device="cpu").eigenvalues
+        expected = np.linalg.eigvalsh(np.cov(x.astype("f8"), rowvar=False))[:-3:-1]
+        np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
 def test_fewer_directions_than_eofs(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.standard_normal((6, 40)).astype("f4")  # of rank 5 once it is centred
     run = tw.eofs(put(tmp_path / "x.zarr", x, (4, 16)), tmp_path / "out.zarr", 6, cluster=client)

@@ -188,6 +188,25 @@ class TestRefusals:
         assert not found[[3, 5]].any()
         assert (np.delete(np.diag(found), [3, 5]) == 1).all()
 
+    def test_columns_whose_squares_underflow(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
+        tiny = 1e-300 * x.astype("f8")
+        naive.put(tmp_path / "x.zarr", tiny, (8, 8), overwrite=True)
+        match = (
+            "^scale: the squares of 10 columns .* are below double precision; multiply X by a large number"
+        )
+        for constant in ("error", "zero"):
+            asked: dict[str, Any] = {"scale": True, "center": True, "constant": constant}
+            self.check(tmp_path, client, tw.OptionError, match, True, **asked)
+
+    def test_weights_of_any_size(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
+        path = tmp_path / "x.zarr"
+        plain = tw.cov(path, out=None, cluster=client, device="cpu")
+        for weight in (1e-200, 1e200):
+            found = tw.cov(path, weights=np.full(20, weight), dtype="f8", cluster=client, device="cpu")
+            np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4)
+        match = "weights: they add up to .*, which is below double precision; multiply them by a number"
+        self.check(tmp_path, client, tw.OptionError, match, False, weights=np.full(20, 1e-320), divide="n")
+
     def test_lines_without_a_number(self, client: Client, tmp_path: Path, x: np.ndarray) -> None:
         match = r"missing=2\.0: 2 columns \(3, 5\) of .*x.zarr have no element that is present"
         self.check(tmp_path, client, tw.OptionError, match, True, center=True, missing=2)

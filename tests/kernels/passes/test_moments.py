@@ -144,3 +144,11 @@ def test_a_mean_far_from_0_costs_no_digits_of_the_second_moment(
         second = sum(w * (one - mean) ** 2 for w, one in zip(heavy, column, strict=True))
         assert found.second[j] == pytest.approx(float(second), rel=1e-13)
         assert abs(Fraction(found.mean[j]) + Fraction(found.rest[j]) - mean) < 1e-14
+
+
+def test_how_far_elements_are_apart() -> None:
+    x = np.array([[1, 2**60, 5], [4, 2**60 + 3, 5]])
+    assert moments_of(x, 0).spread.tolist() == [3, 0, 0], "as double precision has them"
+    assert moments_of(x + 3j, 0).spread.tolist() == [3, 0, 0]
+    assert moments_of(np.full((2, 1), np.nan), 0, "nan").spread.tolist() == [0]
+    assert np.isnan(moments_of(np.array([[np.inf], [np.inf]]), 0).spread).all()
