@@ -95,6 +95,17 @@ def test_missing_numbers_on_a_gpu_are_as_the_mean(tmp_path: Path, dtype: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_a_large_mean_costs_no_digits_on_a_gpu(tmp_path: Path, dtype: str) -> None:
+    x = (1e6 + np.random.default_rng(5).standard_normal((700, 300))).astype(dtype)
+    path = naive.put(tmp_path / "x.zarr", x, (64, 64))
+    tw.corr(path, tmp_path / "c.zarr", device="cuda")
+    expected = np.corrcoef(x.astype("f8"), rowvar=False)
+    np.testing.assert_allclose(
+        zarr.open_array(tmp_path / "c.zarr")[...], expected, rtol=0, atol=1e-5 if dtype == "f4" else 1e-9
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("window", [None, (7, 90)])
 @pytest.mark.parametrize("memory", [None, "800KiB"])
 def test_pairs_are_counted_on_a_gpu(tmp_path: Path, dtype: str, window: Any, memory: str | None) -> None:
