@@ -63,10 +63,13 @@ def can_wrap_by_dtype(result: np.dtype, a: np.dtype, b: np.dtype, k: int) -> boo
     return is_integer(a, b) and can_wrap(result, largest_sum_of(a, b, k))
 
 
-def planned_wrap(what: str, result: np.dtype, a: np.dtype, b: np.dtype, k: int) -> str | None:
+def planned_wrap(
+    what: str, result: np.dtype, a: np.dtype, b: np.dtype, k: int, *, finished: bool = False
+) -> str | None:
     """One sentence where sums of k products can wrap in ``result`` for some values that a and b hold, else None.
 
-    what: what is made of the sums, such as ``C``.
+    what: what is made of the sums, such as ``C``. finished: whether the sums have an epilogue, for which they are of
+    integers whatever C holds.
     """
     if not can_wrap_by_dtype(result, a, b, k):
         return None
@@ -74,22 +77,32 @@ def planned_wrap(what: str, result: np.dtype, a: np.dtype, b: np.dtype, k: int) 
     return (
         f"{what} could wrap modulo {_modulus(result)}: {k} products of {a} by {b} reach"
         f" {_short(most)} at most, and {result} holds up to {_limit(result)}; that is a bound of the"
-        f" dtypes and k alone, and the run looks at the true ranges{_remedy(a, b, most)}"
+        f" dtypes and k alone, and the run looks at the true ranges"
+        f"{_remedy(a, b, most, finished)}"
     )
 
 
 def found_wrap(
-    what: str, result: np.dtype, a: np.dtype, b: np.dtype, k: int, most_a: int, most_b: int
+    what: str,
+    result: np.dtype,
+    a: np.dtype,
+    b: np.dtype,
+    k: int,
+    most_a: int,
+    most_b: int,
+    *,
+    finished: bool = False,
 ) -> str | None:
     """One sentence where sums of k products can wrap in ``result``, given that no element of the factors, of types a
-    and b, is larger in absolute value than most_a and most_b; else None: then no sum has wrapped."""
+    and b, is larger in absolute value than most_a and most_b; else None: then no sum has wrapped. finished: as for
+    `planned_wrap`."""
     most = largest_sum(k, most_a, most_b)
     if not can_wrap_by_dtype(result, a, b, k) or not can_wrap(result, most):
         return None
     return (
         f"{what} may have wrapped modulo {_modulus(result)}: with the largest absolute values found, {most_a} and"
         f" {most_b}, {counted(k, 'product')} can reach {_short(most)}, and {result} holds up to"
-        f" {_limit(result)}{_remedy(a, b, most)}"
+        f" {_limit(result)}{_remedy(a, b, most, finished)}"
     )
 
 
@@ -120,9 +133,11 @@ def finished_wrap(result: np.dtype, ends: tuple[int, int], of: str, a: np.dtype,
     )
 
 
-def _remedy(a: np.dtype, b: np.dtype, most: int) -> str:
+def _remedy(a: np.dtype, b: np.dtype, most: int, finished: bool) -> str:
     if (safe := safe_dtype(a, b, most)) is not None:
         return f"; --dtype {safe} (dtype={safe.name!r}) is safe"
+    if finished:
+        return "; no integer type is safe, and a factor of float64 (astype) gives rounded sums"
     return "; no integer type is safe, and --dtype float64 (dtype='float64') gives rounded sums"
 
 

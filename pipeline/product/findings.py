@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,13 @@ from tilewright.kernels.passes.masked import Masks
 from tilewright.kernels.widths import largest_sum, largest_sum_of
 from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
+from tilewright.pipeline.errors import VerificationError
 from tilewright.pipeline.plan.grid import triangle_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, finished_wrap, found_wrap, planned_wrap
 from tilewright.pipeline.plan.tiling import TILE_OPERATIONS
-from tilewright.pipeline.plan.told import Found
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found
 from tilewright.pipeline.plan.transform import missing_element, reach
 from tilewright.pipeline.product.fusing import is_integral
 from tilewright.pipeline.product.ledger import Past
@@ -137,7 +139,7 @@ def _stored_nbytes(folder: Path) -> int:
 def wrap_note(factors: Factors) -> str | None:
     """One sentence where the dtypes of the factors and k allow sums that wrap in C's, before any element is read."""
     a, b = factors.operands
-    told = planned_wrap(_what(factors), factors.sums, a, b, factors.k)
+    told = planned_wrap(_what(factors), factors.sums, a, b, factors.k, finished=_is_finished(factors))
     if told is not None or not _may_leave(factors):
         return told
     products = f"sums of {counted(factors.k, 'product')} of {a} by {b}"
@@ -188,7 +190,11 @@ def _reach(factors: Factors, most: int) -> tuple[int, int]:
 
 def _what(factors: Factors) -> str:
     """What of a product may wrap, for a message."""
-    return factors.names.c if factors.fused.epilogue is None else "the sums, before their epilogue,"
+    return "the sums, before their epilogue," if _is_finished(factors) else factors.names.c
+
+
+def _is_finished(factors: Factors) -> bool:
+    return factors.fused.epilogue is not None
 
 
 def sought_in(factors: Factors) -> tuple[Sought, Sought, Sought]:
@@ -223,6 +229,25 @@ def masks_in(factors: Factors) -> dict[str, Masks]:
     return found
 
 
+def found_of(factors: Factors, pieces: Iterable[Found]) -> Found:
+    """What was found of a product, by what was found of its tiles. At B, where that is A, nobody looked."""
+    found = reduce(Found.merged, pieces, NOTHING_FOUND)
+    return replace(found, b=found.a) if factors.symmetric else found
+
+
+@contextmanager
+def telling_of_wrapped_sums(factors: Factors, pieces: Callable[[], Iterable[Found]]) -> Iterator[None]:
+    """A block that checks C, of floats of which the check knows no sums that wrapped, as it does of integers: where C
+    fails it and they may have, that is said, and no memory suspected. pieces: as for `found_of`."""
+    try:
+        yield
+    except VerificationError as error:
+        told = _wraps(factors, found_of(factors, pieces())) if factors.dtype.kind in "fc" else None
+        if told is None:
+            raise
+        raise VerificationError(f"{factors.names.c} failed its check: {told}") from error
+
+
 def findings_of(factors: Factors, found: Found) -> Findings:
     """What was found in the factors, in words."""
     wraps = _wraps(factors, found)
@@ -241,7 +266,10 @@ def _wraps(factors: Factors, found: Found) -> str | None:
     if None in most:  # not looked at, since nothing that the types hold could wrap; or there is nothing in it
         return None
     one, other = (size or 0 for size in most)
-    told = found_wrap(_what(factors), factors.sums, *factors.operands, factors.k, one, other)
+    finished = _is_finished(factors)
+    told = found_wrap(
+        _what(factors), factors.sums, *factors.operands, factors.k, one, other, finished=finished
+    )
     if told is not None or not _may_leave(factors):
         return told
     ends = _reach(factors, largest_sum(factors.k, one, other))

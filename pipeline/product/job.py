@@ -39,7 +39,7 @@ from tilewright.pipeline.events import Teller, on_waiting
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.plan.inputs import WorkerFacts, most_neighbours
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, StoredObject, TileReport
+from tilewright.pipeline.plan.told import Found, Product, StoredObject, TileReport
 from tilewright.pipeline.product.audit import changed_metadata
 from tilewright.pipeline.product.banded import WINDOW
 from tilewright.pipeline.product.beside import (
@@ -57,8 +57,10 @@ from tilewright.pipeline.product.findings import (
     cautions,
     few_tiles_note,
     findings_of,
+    found_of,
     not_finite_caution,
     sought_in,
+    telling_of_wrapped_sums,
     wrap_note,
 )
 from tilewright.pipeline.product.fusing import check_not_added
@@ -510,14 +512,12 @@ def _fill(
         compute()
         verification = None
         if request.verify and not _as_written(job, ledger, kept):
-            verification = _verified(checked, plan, output, ledger, watch, compute)
+            with telling_of_wrapped_sums(factors, lambda: [found for _, found in computed]):
+                verification = _verified(checked, plan, output, ledger, watch, compute)
         watch.check_stayed()
         _check_before(job)
         run = reduce(MatmulRun.followed_by, (one for one, _ in computed))
-        found = computed[0][1]
-        if ledger is not None:
-            found = reduce(Found.merged, (stored.found for stored in ledger.tiles.values()), NOTHING_FOUND)
-        found = replace(found, b=found.a) if plan.symmetric else found  # nobody looked at B, which is A
+        found = found_of(factors, [computed[0][1]] if ledger is None else ledger.found)
         findings = findings_of(factors, found)
         for caution in findings.cautions:
             tell.warn(caution)

@@ -207,6 +207,11 @@ class Ledger:
             self._append([sealed({"withdrawn": index})], sync=True)
 
     @property
+    def found(self) -> list[Found]:
+        """What was found of each finished tile."""
+        return [stored.found for stored in self.tiles.values()]
+
+    @property
     def tiles(self) -> Mapping[int, Stored]:
         """All that is recorded, by the tile's index."""
         return self._tiles

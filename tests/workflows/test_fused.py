@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.workflows.products import numbers, put, stop_after, stop_at
-from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError, StoreError
+from tilewright.pipeline.errors import (
+    DTypeError,
+    OptionError,
+    OutputError,
+    PlanError,
+    ShapeError,
+    StoreError,
+    VerificationError,
+)
 from tilewright.pipeline.events import Caution, Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.transform import Epilogue, Transform, finished, transformed
@@ -286,6 +294,24 @@ def test_integers_have_a_type_that_holds_what_becomes_of_them(
         + across
     )
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...].astype(object), exact)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_floats_of_sums_that_wrapped_are_told_of(symmetric: bool, client: Client, tmp_path: Path) -> None:
+    """Their check finds them wrong; it is not the memory."""
+    a = np.full((3, 12), 2**60, np.int64)
+    a[0, 0] += 12345
+    path = put(tmp_path / "a", a)
+    other = path if symmetric else put(tmp_path / "b", a)
+    options: dict[str, Any] = {"transpose_b": True, "cluster": client, "device": "cpu", "alpha": 0.5}
+    told = "^C failed its check: the sums, before their epilogue, may have wrapped modulo 2.64: .* a factor of float64"
+    with pytest.raises(VerificationError, match=told):
+        tw.matmul(path, other, tmp_path / "c", **options)
+    wide = put(tmp_path / "w", a.astype("f8"))
+    tw.matmul(wide, wide if symmetric else other, tmp_path / "c", **options)
+    np.testing.assert_allclose(
+        zarr.open_array(tmp_path / "c")[...], 0.5 * (a.astype("f8") @ a.T.astype("f8"))
+    )
 
 
 @pytest.mark.parametrize(
