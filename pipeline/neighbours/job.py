@@ -8,7 +8,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,13 @@ import numpy as np
 
 from tilewright.kernels.choices import DeviceKind
 from tilewright.kernels.cpu.loops import usable_cores
-from tilewright.kernels.neighbours.capacity import mutual_nbytes
+from tilewright.kernels.neighbours.capacity import kept_of, mutual_nbytes
 from tilewright.kernels.neighbours.forms import compares_once, finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.cluster.watch import workers_held
@@ -40,6 +41,7 @@ from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.forecast.rates import remember_search
 from tilewright.pipeline.gram.job import unchanged
 from tilewright.pipeline.gram.options import axis_of
+from tilewright.pipeline.neighbours.band_words import BandWords
 from tilewright.pipeline.neighbours.check import (
     NeighbourCheck,
     Reported,
@@ -64,6 +66,7 @@ from tilewright.pipeline.neighbours.tasks import (
     Candidates,
     Found,
     Work,
+    find_in_band,
     find_in_block,
     free_held,
     of_neighbours,
@@ -340,7 +343,7 @@ def planned_on(
 def _mutual_nbytes(request: NeighbourRequest, sides: Sides, kind: DeviceKind) -> int:
     if kind != "cuda" or request.k is None or not sides.is_one:
         return 0
-    return mutual_nbytes(sides.m, request.k + int(request.exclude_self))
+    return mutual_nbytes(sides.m, kept_of(request.k, request.exclude_self))
 
 
 def _nothing(sides: Sides) -> Bound:
@@ -446,22 +449,28 @@ def _find(
         return replace(found, arrays={}, candidates=None)
 
     stages = _Stages(listener, total)
-    if work.mutual and not finished and plan.tasks > 1:
-        if compares_once(work.a.dtype.newbyteorder("="), work.precision):
+    step = plan.block_rows
+    if work.mutual and not finished:
+        if plan.tasks == 1 or compares_once(work.a.dtype.newbyteorder("="), work.precision):
             among = _found_by_bands(client, work, plan, stages)
             if among is not None:
                 keep(0, plan.m, among)
                 total.seconds = time.perf_counter() - start
                 return finished
             listener(Notice("too many items are equally near: each is compared with all"))
-        work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
         step = ceil_div(plan.m, plan.tasks)
-    else:
-        step = plan.block_rows
-        work = replace(work, mutual=work.mutual and not finished)  # what is left is compared with all
+    if work.mutual:  # what is left is compared with all
+        work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
     ranges = list(_gaps(finished, plan.m, step))
     _search(
-        client, work, ranges, stages, lambda place, found: keep(*ranges[place], found), pieces, total.resumed
+        client,
+        work,
+        find_in_block,
+        ranges,
+        stages,
+        lambda place, found: keep(*ranges[place], found),
+        pieces,
+        total.resumed,
     )
     total.seconds = time.perf_counter() - start
     return sorted(finished)
@@ -470,16 +479,17 @@ def _find(
 def _search(
     client: Client,
     work: Work,
-    ranges: list[tuple[int, int]],
+    find: Callable[..., tuple[Found, dict[str, float]]],
+    calls: Sequence[tuple[Any, ...]],
     listener: Listener,
     arrived: Callable[[int, Found], Found],
     pieces: Pieces | None = None,
     done: int = 0,
 ) -> None:
-    """Have ranges of items searched, each by a task."""
-    find = find_and_sample if work.mutual and work.sampled else find_in_block
+    """Have ranges of items searched, each by a task. calls: of ``find``, behind the work: first and last item, and what
+    else it takes."""
 
-    def nbytes(first: int, stop: int) -> int:
+    def nbytes(first: int, stop: int, *others: Any) -> int:
         rows = stop if work.mutual else stop - first
         if not (work.holds_b or work.mutual):
             rows += work.n - (first if work.once else 0)
@@ -488,8 +498,8 @@ def _search(
     reduce_pieces(
         client,
         taken_as_they_arrive("pairs" if work.k is None else "topk", find, LIGHTER),
-        [(work, first, stop) for first, stop in ranges],
-        [nbytes(first, stop) for first, stop in ranges],
+        [(work, *call) for call in calls],
+        [nbytes(*call) for call in calls],
         listener,
         arrived=arrived,
         done=done,
@@ -500,33 +510,39 @@ def _search(
 def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: Listener) -> Found | None:
     """The neighbours of all items, of which each worker has compared a band with all before them; None where one could
     not."""
-    from tilewright.kernels.neighbours.words import merge_words, neighbours_of
+    from tilewright.kernels.neighbours.words import neighbours_of_bands
 
     assert work.k is not None
-    best = np.zeros((plan.m, work.k), np.uint64)
+    bands = bands_of(plan.m, plan.workers, read_unit(work.a)[axis_of(work.of)])
+    stops = [stop for _, stop in bands]
     nan_rows, read_nbytes, could = 0, 0, True
     candidates: list[Candidates] = []
+    every: Found | None = None
 
-    def arrived(place: int, found: Found) -> Found:
-        nonlocal nan_rows, read_nbytes, could
+    def arrived(band: int, found: Found) -> Found:
+        nonlocal nan_rows, read_nbytes, could, every
         nan_rows += found.nan_rows
         read_nbytes += found.read_nbytes
         candidates.extend([found.candidates] if found.candidates is not None else [])
-        words = found.arrays.get(WORDS)
-        if words is None:
+        if "indices" in found.arrays:
+            every = found
+        elif WORDS in found.arrays:
+            held.put(band, found.arrays[WORDS])
+        elif not found.placed:
             could = False
-        else:
-            merge_words(best[: len(words)], words, usable_cores())
         return replace(found, arrays={}, candidates=None)
 
-    _search(
-        client, work, bands_of(plan.m, plan.workers, read_unit(work.a)[axis_of(work.of)]), listener, arrived
-    )
-    if not could:
-        return None
-    neighbours = neighbours_of(best, work.sums, work.metric, usable_cores())
-    found = of_neighbours(neighbours, nan_rows, read_nbytes)
-    return replace(found, candidates=nearest_of(candidates) if candidates else None)
+    with closing(BandWords(stops, kept_of(work.k, work.exclude_self), shared=not is_here(client))) as held:
+        find = find_and_sample if work.sampled else find_in_band
+        calls = [(*band, held.place(number)) for number, band in enumerate(bands)]
+        _search(client, work, find, calls, listener, arrived)
+        if not could:
+            return None
+        if every is None:
+            cores = usable_cores()
+            near = neighbours_of_bands(held.words, stops, work.k, work.sums, work.metric, cores)
+            every = of_neighbours(near, nan_rows, read_nbytes)
+    return replace(every, candidates=nearest_of(candidates) if candidates else None)
 
 
 class _Stages:

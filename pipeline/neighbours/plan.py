@@ -295,6 +295,15 @@ def bands_of(items: int, workers: int, unit: int) -> list[tuple[int, int]]:
     return [(first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
 
 
+def spare_elements(width: int, itemsize: int) -> int:
+    """Elements of 0 that an item of so many gets on a GPU.
+
+    >>> spare_elements(384, 2), spare_elements(385, 2)
+    (0, 7)
+    """
+    return -width % max(1, LINE_NBYTES // itemsize)
+
+
 def _all_pairs(asked: Asked) -> int:
     return asked.m * (asked.m - 1) // 2 if asked.one else asked.m * asked.n
 

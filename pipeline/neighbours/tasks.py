@@ -18,7 +18,8 @@ from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_f
 from tilewright.kernels.neighbours.nan_items import items_with_nan
 from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
 from tilewright.pipeline.gram.options import axis_of
-from tilewright.pipeline.neighbours.plan import LINE_NBYTES
+from tilewright.pipeline.neighbours.band_words import WordsPlace
+from tilewright.pipeline.neighbours.plan import spare_elements
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region, region_reads
@@ -90,7 +91,8 @@ class Found:
     """What a task has found of its block."""
 
     arrays: dict[str, np.ndarray]
-    """``indices`` and ``values``, or ``row``, ``column`` and ``value``; where pairs are only counted, nothing."""
+    """``indices`` and ``values``, or ``row``, ``column`` and ``value``; where pairs are only counted, nothing. Of a
+    band that was compared with what is before it `WORDS`, unless they are ``placed``."""
     count: int
     """Neighbours, or pairs."""
     nan_rows: int
@@ -98,6 +100,8 @@ class Found:
     read_nbytes: int
     candidates: Candidates | None = None
     """Of ``Work.sampled``, among the items of the block."""
+    placed: bool = False
+    """Whether its words are where the task was told to put them."""
 
 
 def items_of(
@@ -141,7 +145,7 @@ def _placed(work: Work, items: np.ndarray) -> Any:
 
     if items.dtype.kind == "b":
         items = items.view(np.uint8)
-    spare = -items.shape[1] % max(1, LINE_NBYTES // items.dtype.itemsize)
+    spare = spare_elements(items.shape[1], items.dtype.itemsize)
     lines = np.pad(items, ((0, 0), (0, spare))) if spare else np.ascontiguousarray(items)
     with allocating("items", lines.nbytes, on_gpu=True):
         return cuda.to_device(lines)
@@ -229,24 +233,14 @@ class _Panels:
         return _held.panel(work.key, start, read) if work.holds_b else read()
 
 
-def find_in_block(
-    work: Work, first: int, stop: int, beside: Callable[[np.ndarray], None] | None = None
-) -> tuple[Found, dict[str, float]]:
-    """What a task does: find the neighbours, or the pairs, of the items first to stop of A. beside: called of these
-    items, on another thread, while they are compared with those before them."""
+def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
+    """What a task does: find the neighbours, or the pairs, of the items first to stop of A."""
     if work.depth < work.width:
         return _find_in_parts(work, first, stop)
     begin = time.perf_counter()
-    block = items_of(work.a, work.of, 0 if work.mutual else first, stop, threads=work.threads)
+    block = items_of(work.a, work.of, first, stop, threads=work.threads)
     read = time.perf_counter() - begin
-    nan_rows = int(items_with_nan(block[first:] if work.mutual else block, work.threads).sum())
-    if work.mutual:
-        with ThreadPoolExecutor(1) as pool:
-            other = None if beside is None else pool.submit(beside, block[first:])
-            found = _found_mutually(work, block, first, nan_rows)
-            if other is not None:
-                other.result()
-        return found, {"read": read, "compute": time.perf_counter() - begin - read}
+    nan_rows = int(items_with_nan(block, work.threads).sum())
     panels = _Panels(work, first if work.once else 0)
     # On a GPU one after the other: each takes all of it, and reads while another computes.
     with _on_gpu if work.device == "cuda" else nullcontext():
@@ -258,22 +252,57 @@ def find_in_block(
     return found, {"read": read + panels.seconds, "compute": seconds}
 
 
-def _found_mutually(work: Work, block: np.ndarray, first: int, nan_rows: int) -> Found:
-    """What comparing the items from ``first`` on with all up to them says of each: of all items their neighbours, of a
-    band words (`kernels.neighbours.words`), or nothing where they are to be looked for otherwise."""
+def find_in_band(
+    work: Work,
+    first: int,
+    stop: int,
+    place: WordsPlace | None = None,
+    beside: Callable[[np.ndarray], None] = lambda items: None,
+) -> tuple[Found, dict[str, float]]:
+    """What a task of a mutual search does: compare the items first to stop of A with all before them, each pair once.
+
+    Returns what that says of each: words (`kernels.neighbours.words`), which go to ``place`` where that is memory of
+    this host; or of all items their neighbours, or of a band nothing, where they are to be looked for otherwise.
+    beside: called of these items, on another thread, while the GPU compares them.
+    """
+    begin = time.perf_counter()
+    mutual = mutual_for(work.device)
     options: dict[str, Any] = {
         "metric": work.metric,
         "exclude_self": work.exclude_self,
         "precision": work.precision,
     }
-    mutual = mutual_for(work.device)
-    with _on_gpu:
-        items = _placed(work, block)
-        if len(block) == work.n and not first:
-            found = mutual.nearest_of_itself(items, work.k, threads=work.threads, **options)
-            return of_neighbours(found, nan_rows, block.nbytes)
-        words = mutual.words_of_band(items, first, work.k, **options)
-    return Found({} if words is None else {WORDS: words}, 0, nan_rows, block.nbytes)
+    with _on_gpu, ThreadPoolExecutor(2) as pool:
+        opened = None if place is None else pool.submit(place.open)
+        block, items = sent_to_gpu(work, stop)
+        read = time.perf_counter() - begin
+
+        def look() -> int:
+            nan_rows = int(items_with_nan(block[first:], work.threads).sum())
+            beside(block[first:])
+            return nan_rows
+
+        looked = pool.submit(look)
+        target = None if opened is None else opened.result()
+        words = mutual.words_of_band(items, first, work.k, target=target, **options)
+        every = None
+        if words is None and not first and stop == work.n:
+            every = mutual.nearest_with_all(items, work.k, threads=work.threads, **options)
+        nan_rows = looked.result()
+    if every is not None:
+        found = of_neighbours(every, nan_rows, block.nbytes)
+    elif words is None:
+        found = Found({}, 0, nan_rows, block.nbytes)
+    else:
+        placed = words is target
+        found = Found({} if placed else {WORDS: words}, 0, nan_rows, block.nbytes, placed=placed)
+    return found, {"read": read, "compute": time.perf_counter() - begin - read}
+
+
+def sent_to_gpu(work: Work, stop: int) -> tuple[np.ndarray, Any]:
+    """The first items of A, here and on the GPU."""
+    block = items_of(work.a, work.of, 0, stop, threads=work.threads)
+    return block, _placed(work, block)
 
 
 def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:

@@ -221,13 +221,16 @@ def test_what_memory_held_before_changes_nothing(
 
 def by_bands(a: np.ndarray, k: int, *, metric: Any, exclude_self: bool) -> order.Neighbours:
     """The nearest of rows among themselves, by three bands that know nothing of each other."""
-    best = np.zeros((len(a), k), np.uint64)
     edges = [0, len(a) // 2, len(a) // 2 + 300, len(a)]
+    kept = k + int(exclude_self)
+    memory = np.full((sum(edges[1:]), kept), 2**64 - 1, np.uint64)  # of which all is overwritten
+    place = 0
     for first, stop in itertools.pairwise(edges):
-        found = mutual.words_of_band(to_device(a[:stop]), first, k, metric=metric, exclude_self=exclude_self)
-        assert found is not None
-        words.merge_words(best[:stop], found)
-    return words.neighbours_of(best, order.sum_dtype(a.dtype, a.dtype), metric)
+        options: dict[str, Any] = {"metric": metric, "exclude_self": exclude_self}
+        target = memory[place : place + stop]
+        assert mutual.words_of_band(to_device(a[:stop]), first, k, target=target, **options) is target
+        place += stop
+    return words.neighbours_of_bands(memory, edges[1:], k, order.sum_dtype(a.dtype, a.dtype), metric)
 
 
 @pytest.mark.gpu
