@@ -301,8 +301,9 @@ def find_in_band(
 
 def sent_to_gpu(work: Work, stop: int) -> tuple[np.ndarray, Any]:
     """The first items of A, here and on the GPU."""
-    block = items_of(work.a, work.of, 0, stop, threads=work.threads)
-    return block, _placed(work, block)
+    from tilewright.pipeline.neighbours.upload import items_read_and_sent
+
+    return items_read_and_sent(work.a, work.of, stop, threads=work.threads, check=end_if_given_up())
 
 
 def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
