@@ -51,12 +51,12 @@ def find_and_sample(
     work: Work, first: int, stop: int, place: WordsPlace | None = None
 ) -> tuple[Found, dict[str, float]]:
     """`find_in_band`, and meanwhile the candidates of ``work.sampled`` among these items."""
-    sampled = sample_of(work, work.sampled)
     given_up = end_if_given_up()
     found: list[Candidates] = []
 
     def beside(items: np.ndarray) -> None:
         begin = time.perf_counter()
+        sampled = sample_of(work, work.sampled, given_up)
         one = candidates_in(work, sampled, items, first, given_up)
         found.append(replace(one, seconds=time.perf_counter() - begin))
 
