@@ -92,9 +92,9 @@ def words_of_band(
     target: np.ndarray | None = None,
 ) -> np.ndarray | None:
     """What pairs of two rows, of which the later is no earlier than ``first``, say of the nearest of each row: words
-    (rows of a, `capacity.kept_of`) (`words`), of which those of several bands together (`words.neighbours_of_bands`) are the
-    nearest. None where they are to be looked for otherwise: too many rows are equally near, or no tensor core takes
-    them.
+    (rows of a, `capacity.kept_of`) (`words`), of which those of several bands together (`words.neighbours_of_bands`)
+    are the nearest. None where they are to be looked for otherwise: too many rows are equally near, or no tensor core
+    takes them.
 
     a: (n, d), a Numba device array of all rows up to the last of the band. target: for the words, uint64 and
     C-contiguous, which are then returned in it.

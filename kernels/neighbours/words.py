@@ -46,7 +46,9 @@ def neighbours_of(
 ) -> Neighbours:
     """The neighbours that the words of rows (rows, k) stand for, those of each in falling order. threads: that find
     out; by default `cpu_threads`."""
-    return neighbours_of_bands(np.ascontiguousarray(words), [len(words)], words.shape[1], sums, metric, threads)
+    return neighbours_of_bands(
+        np.ascontiguousarray(words), [len(words)], words.shape[1], sums, metric, threads
+    )
 
 
 def neighbours_of_bands(

@@ -47,9 +47,7 @@ class WordsPlace:
             logger.debug("words of a band are sent: %s", error)
             return None
         try:
-            pages = mmap.mmap(
-                descriptor, lead + nbytes, mmap.MAP_SHARED | POPULATE, offset=begin - lead
-            )
+            pages = mmap.mmap(descriptor, lead + nbytes, mmap.MAP_SHARED | POPULATE, offset=begin - lead)
         except OSError as error:
             logger.debug("words of a band are sent: %s", error)
             return None

@@ -198,7 +198,8 @@ def _writes(array: zarr.Array[Any], row: int, block: np.ndarray) -> list[Callabl
     step = array.chunks[0]
     parts = [slice(first, min(first + step, len(block))) for first in range(0, len(block), step)]
     return [
-        partial(write_region, array, [slice(row + part.start, row + part.stop)], block[part]) for part in parts
+        partial(write_region, array, [slice(row + part.start, row + part.stop)], block[part])
+        for part in parts
     ]
 
 

@@ -98,9 +98,7 @@ LIGHTER = "give tasks less memory (--device-memory), or run fewer at once (threa
 def topk(request: NeighbourRequest) -> TopkRun:
     """Store the nearest neighbours, as ``tilewright.topk`` says, and raise as it does."""
     searched = _searched(request)
-    lacking = searched.plan.m * (searched.plan.k or 0) - searched.total.count
-    short = 0 if not lacking else searched.incomplete
-    return TopkRun(**searched.common, incomplete_rows=short)
+    return TopkRun(**searched.common, incomplete_rows=searched.incomplete)
 
 
 def pairs(request: NeighbourRequest) -> PairsRun:
@@ -214,7 +212,7 @@ def _searched(request: NeighbourRequest) -> _Searched:
                 written = writer.submit(write_arrays, growing, request, sides, pieces, finished)
                 if request.verify:
                     check = _checked(client, request, work, plan, pieces, finished, total.candidates)
-                if request.k is not None:
+                if request.k is not None and total.count < plan.m * request.k:
                     incomplete = sum(
                         int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices")
                     )
@@ -419,6 +417,9 @@ def _growing(request: NeighbourRequest, path: Path, digest: str) -> Iterator[tup
         except (OptionError, VerificationError):
             pieces.drop()
             raise
+        except BaseException:
+            pieces.save_last()
+            raise
         finally:
             pieces.close()
         shutil.rmtree(pieces.folder)
@@ -439,9 +440,10 @@ def _find(
 
     def keep(first: int, stop: int, found: Found) -> Found:
         piece = Piece(first, stop, found.count, found.nan_rows)
-        if pieces is not None:
-            pieces.keep(piece, found.arrays)
         finished.append(piece)
+        if pieces is not None:
+            whole = sum(each.stop - each.first for each in finished) == plan.m
+            pieces.keep(piece, found.arrays, last=whole)
         total.count += found.count
         total.nan_rows += found.nan_rows
         total.read_nbytes += found.read_nbytes
@@ -581,6 +583,7 @@ def _checked(
     reported = list(_reported(pieces, finished, items))
     check = None if candidates is None else check_early(work, reported, candidates)
     if check is None:
+        pieces.save_last()
         each = (
             replace(work, threads=max(1, work.threads * plan.workers // plan.threads))
             if work.mutual

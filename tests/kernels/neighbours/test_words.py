@@ -38,7 +38,10 @@ def test_words_of_bands_are_the_nearest_rows(
     data: st.DataObject, rows: int, k: int, more: int, metric: Any
 ) -> None:
     """Also where they have more of each row than are wanted, and some are in two bands."""
-    seed, edges = data.draw(st.integers(0, 999)), sorted(data.draw(st.lists(st.integers(0, rows), max_size=3)))
+    seed, edges = (
+        data.draw(st.integers(0, 999)),
+        sorted(data.draw(st.lists(st.integers(0, rows), max_size=3))),
+    )
     a = np.random.default_rng(seed).integers(-2, 3, (rows, 3)).astype(np.float32)
     bands = [(first, stop) for first, stop in itertools.pairwise([0, *edges, rows])]
     bands += bands[-1:]
@@ -52,7 +55,9 @@ def test_words_of_bands_are_the_nearest_rows(
 
 @given(st.integers(0, 999), st.integers(1, 40), st.sampled_from([order.FLOAT, order.INTEGER]))
 def test_words_are_taken_apart_as_numpy_does(seed: int, rows: int, sums: np.dtype) -> None:
-    found = np.random.default_rng(seed).integers(0x00800000, 0xFF000000, (rows, 4), np.uint64) << np.uint64(32)
+    found = np.random.default_rng(seed).integers(0x00800000, 0xFF000000, (rows, 4), np.uint64) << np.uint64(
+        32
+    )
     found |= np.random.default_rng(seed + 1).integers(0, 2**32, (rows, 4), np.uint64)
     found[found % np.uint64(5) == 0] = 0
     found = np.sort(found, 1)[:, ::-1]
@@ -61,7 +66,9 @@ def test_words_are_taken_apart_as_numpy_does(seed: int, rows: int, sums: np.dtyp
     assert_array_equal(near.indices, np.where(there, columns_of(found), order.NO_INDEX))
     scores = scores_of(found, number_dtype(sums))
     assert near.values.dtype == sums
-    assert_array_equal(near.values, np.where(there, scores, np.nan if sums == order.FLOAT else 0).astype(sums))
+    assert_array_equal(
+        near.values, np.where(there, scores, np.nan if sums == order.FLOAT else 0).astype(sums)
+    )
 
 
 def test_no_rows_have_no_neighbours() -> None:

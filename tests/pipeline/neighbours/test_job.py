@@ -60,7 +60,9 @@ def test_items_that_no_tensor_core_takes_are_not_read_in_bands(
     searched: list[tuple[bool, tuple[int, int]]] = []
     said: list[Event] = []
 
-    def search(client: Any, work: Work, find: Any, calls: Any, listener: Any, arrived: Any, *others: Any) -> None:
+    def search(
+        client: Any, work: Work, find: Any, calls: Any, listener: Any, arrived: Any, *others: Any
+    ) -> None:
         searched.extend((work.mutual, call[:2]) for call in calls)
         for place in range(len(calls)):
             arrived(place, Found({}, 0, 0, 0))
