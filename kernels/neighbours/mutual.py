@@ -12,6 +12,7 @@ of what came before. Where a list was too short all the same, there is no answer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,15 +90,15 @@ def words_of_band(
     exclude_self: bool = False,
     precision: PrecisionName = "full",
     stream: Any = DEFAULT_STREAM,
-    target: np.ndarray | None = None,
+    target: Callable[[], np.ndarray | None] = lambda: None,
 ) -> np.ndarray | None:
     """What pairs of two rows, of which the later is no earlier than ``first``, say of the nearest of each row: words
     (rows of a, `capacity.kept_of`) (`words`), of which those of several bands together (`words.neighbours_of_bands`)
     are the nearest. None where they are to be looked for otherwise: too many rows are equally near, or no tensor core
     takes them.
 
-    a: (n, d), a Numba device array of all rows up to the last of the band. target: for the words, uint64 and
-    C-contiguous, which are then returned in it.
+    a: (n, d), a Numba device array of all rows up to the last of the band. target: called while the GPU works; gives
+    what the words are put into and returned in, uint64 and C-contiguous, or None for a new array.
     """
     mutual = Mutual(a, k, exclude_self, metric=metric, factors=None, precision=precision, stream=stream)
     return mutual.find(first, target) if mutual.pays else None
@@ -127,9 +128,11 @@ class Mutual(_Rows):
         """Whether the tensor cores take the rows, of which then nothing but what is kept is written."""
         return self._a.planes is not None
 
-    def find(self, first_row: int = 0, target: np.ndarray | None = None) -> np.ndarray | None:
+    def find(
+        self, first_row: int = 0, target: Callable[[], np.ndarray | None] = lambda: None
+    ) -> np.ndarray | None:
         """The best of each row, words (rows, kept), by pairs whose later row is ``first_row`` or behind it; None where
-        a list was too short. target: where they are to be put."""
+        a list was too short. target: gives where they are to be put."""
         rows = self._a.rows.shape[0]
         stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
         words = _empty((rows, self._capacity), np.uint64, self._stream)
@@ -150,8 +153,9 @@ class Mutual(_Rows):
             if start:
                 merge(stretch, words, flags, 0, 1, self._stream, (0, start))
             start = stop
+        memory = target()
         overflow = flags.copy_to_host(stream=self._stream)
-        best = stretch.best.copy_to_host(target, stream=self._stream)
+        best = stretch.best.copy_to_host(memory, stream=self._stream)
         self._wait()
         return None if overflow[0] else best
 

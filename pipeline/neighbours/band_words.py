@@ -101,7 +101,8 @@ class BandWords:
         return self._words
 
     def close(self) -> None:
-        """Nobody else opens it any more."""
+        """Give the memory back: nobody has it open any more, nor is to open it."""
+        self._words = None
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -8,7 +8,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,8 @@ class _Total:
     """Until the last block was found."""
     candidates: Candidates | None = None
     """Of the items that are drawn for the check, where tasks found some."""
+    words: BandWords | None = None
+    """Of bands, which are needed no more."""
 
 
 @dataclass
@@ -208,8 +210,10 @@ def _searched(request: NeighbourRequest) -> _Searched:
                 _growing(request, path, digest_of(request, sides, work.device))
             )
             finished = _find(client, work, plan, pieces, total, request.listener)
-            with ThreadPoolExecutor(1, "tilewright-arrays") as writer:
+            with ThreadPoolExecutor(2, "tilewright-arrays") as writer:
                 written = writer.submit(write_arrays, growing, request, sides, pieces, finished)
+                if total.words is not None:  # giving memory back takes as long as merging what is there
+                    writer.submit(total.words.close)
                 if request.verify:
                     check = _checked(client, request, work, plan, pieces, finished, total.candidates)
                 if request.k is not None and total.count < plan.m * request.k:
@@ -454,7 +458,7 @@ def _find(
     step = plan.block_rows
     if work.mutual and not finished:
         if plan.tasks == 1 or compares_once(work.a.dtype.newbyteorder("="), work.precision):
-            among = _found_by_bands(client, work, plan, stages)
+            among = _found_by_bands(client, work, plan, total, stages)
             if among is not None:
                 keep(0, plan.m, among)
                 total.seconds = time.perf_counter() - start
@@ -509,7 +513,9 @@ def _search(
     )
 
 
-def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: Listener) -> Found | None:
+def _found_by_bands(
+    client: Client, work: Work, plan: NeighbourPlan, total: _Total, listener: Listener
+) -> Found | None:
     """The neighbours of all items, of which each worker has compared a band with all before them; None where one could
     not."""
     from tilewright.kernels.neighbours.words import neighbours_of_bands
@@ -534,7 +540,8 @@ def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: L
             could = False
         return replace(found, arrays={}, candidates=None)
 
-    with closing(BandWords(stops, kept_of(work.k, work.exclude_self), shared=not is_here(client))) as held:
+    held = BandWords(stops, kept_of(work.k, work.exclude_self), shared=not is_here(client))
+    try:
         find = find_and_sample if work.sampled else find_in_band
         calls = [(*band, held.place(number)) for number, band in enumerate(bands)]
         _search(client, work, find, calls, listener, arrived)
@@ -544,6 +551,8 @@ def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: L
             cores = usable_cores()
             near = neighbours_of_bands(held.words, stops, work.k, work.sums, work.metric, cores)
             every = of_neighbours(near, nan_rows, read_nbytes)
+    finally:
+        total.words = held
     return replace(every, candidates=nearest_of(candidates) if candidates else None)
 
 

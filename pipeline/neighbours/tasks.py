@@ -16,7 +16,7 @@ from tilewright.kernels.choices import DeviceKind, PrecisionName
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_for
 from tilewright.kernels.neighbours.nan_items import items_with_nan
-from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
+from tilewright.kernels.neighbours.order import NO_INDEX, Bound, MetricName, Neighbours, sum_dtype
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.band_words import WordsPlace
 from tilewright.pipeline.neighbours.plan import spare_elements
@@ -265,6 +265,23 @@ def find_in_band(
     this host; or of all items their neighbours, or of a band nothing, where they are to be looked for otherwise.
     beside: called of these items, on another thread, while the GPU compares them.
     """
+    memory: list[Any] = []
+    try:
+        return _found_in_band(work, first, stop, place, beside, memory)
+    finally:
+        # Giving it back takes as long as filling it did.
+        threading.Thread(target=memory.clear, name="tilewright-free").start()
+
+
+def _found_in_band(
+    work: Work,
+    first: int,
+    stop: int,
+    place: WordsPlace | None,
+    beside: Callable[[np.ndarray], None],
+    memory: list[Any],
+) -> tuple[Found, dict[str, float]]:
+    """The same. memory: gets what is not needed any more when this returns."""
     begin = time.perf_counter()
     mutual = mutual_for(work.device)
     options: dict[str, Any] = {
@@ -275,6 +292,7 @@ def find_in_band(
     with _on_gpu, ThreadPoolExecutor(2) as pool:
         opened = None if place is None else pool.submit(place.open)
         block, items = sent_to_gpu(work, stop)
+        memory.append(block)
         read = time.perf_counter() - begin
 
         def look() -> int:
@@ -282,8 +300,10 @@ def find_in_band(
             beside(block[first:])
             return nan_rows
 
+        def target() -> np.ndarray | None:
+            return None if opened is None else opened.result()
+
         looked = pool.submit(look)
-        target = None if opened is None else opened.result()
         words = mutual.words_of_band(items, first, work.k, target=target, **options)
         every = None
         if words is None and not first and stop == work.n:
@@ -293,9 +313,11 @@ def find_in_band(
         found = of_neighbours(every, nan_rows, block.nbytes)
     elif words is None:
         found = Found({}, 0, nan_rows, block.nbytes)
+    elif words is target():
+        memory.append(words)
+        found = Found({}, 0, nan_rows, block.nbytes, placed=True)
     else:
-        placed = words is target
-        found = Found({} if placed else {WORDS: words}, 0, nan_rows, block.nbytes, placed=placed)
+        found = Found({WORDS: words}, 0, nan_rows, block.nbytes)
     return found, {"read": read, "compute": time.perf_counter() - begin - read}
 
 
@@ -367,4 +389,7 @@ def _found(work: Work, search: Any, nan_rows: int, read_nbytes: int) -> Found:
 def of_neighbours(found: Neighbours, nan_rows: int, read_nbytes: int) -> Found:
     """What is found of items: their neighbours."""
     arrays = {"indices": found.indices, "values": found.values}
-    return Found(arrays, int((found.indices >= 0).sum()), nan_rows, read_nbytes)
+    # Those that are missing come last.
+    whole = bool((found.indices[:, -1] != NO_INDEX).all())
+    count = found.indices.size if whole else int((found.indices != NO_INDEX).sum())
+    return Found(arrays, count, nan_rows, read_nbytes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.deferred import cuda
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.gpu.transfer import upload_rectangle, upload_stream
@@ -29,8 +30,6 @@ def items_read_and_sent(
 ) -> tuple[np.ndarray, Any]:
     """The first items of a matrix, as `tasks.items_of` reads them, and the same on this thread's GPU, there with spare
     elements. Until ``check`` raises."""
-    from numba import cuda
-
     axis = axis_of(of)
     width = int(array.shape[1 - axis])
     dtype = array.dtype.newbyteorder("=")

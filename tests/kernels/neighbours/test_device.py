@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -227,8 +228,10 @@ def by_bands(a: np.ndarray, k: int, *, metric: Any, exclude_self: bool) -> order
     place = 0
     for first, stop in itertools.pairwise(edges):
         options: dict[str, Any] = {"metric": metric, "exclude_self": exclude_self}
-        target = memory[place : place + stop]
-        assert mutual.words_of_band(to_device(a[:stop]), first, k, target=target, **options) is target
+        target_of = partial(memory.__getitem__, slice(place, place + stop))
+        found = mutual.words_of_band(to_device(a[:stop]), first, k, target=target_of, **options)
+        assert found is not None
+        assert np.shares_memory(found, memory)
         place += stop
     return words.neighbours_of_bands(memory, edges[1:], k, order.sum_dtype(a.dtype, a.dtype), metric)
 
