@@ -25,6 +25,9 @@ TOGETHER = 4
 
 WIDE_NBYTES = 2**20
 """Of items in double precision, at a time: they stay in a core's cache."""
+WIDE_TO_KEEP_NBYTES = 2**21
+"""The same where dozens of threads look at items while another one tells a GPU what to do: the more at a time, the less
+often they want the interpreter's lock."""
 
 
 @kept
@@ -207,22 +210,24 @@ def keep_nearest(
     """
     sampled = np.ascontiguousarray(sampled, np.float64)
     turned, squares_a = np.ascontiguousarray(sampled.T), np.einsum("ij,ij->i", sampled, sampled)
-    step = min(_together(items), max(1, len(items)), max(TOGETHER, WIDE_NBYTES // (8 * max(1, len(sampled)))))
+    step = WIDE_TO_KEEP_NBYTES // (8 * max(1, items.shape[1], len(sampled)))
+    step = round_up(max(1, min(step, len(items))), TOGETHER)
     # Memory that is asked for and given back for each few items costs threads more than their sums.
     wide, sums, squares = np.empty((step, items.shape[1])), np.empty((len(sampled), step)), np.empty(step)
+    bounds, elements = tuple(map(float, allowance)), float(items.shape[1])
     for part in blocks(len(items), step) if len(items) else ():
         count = part.stop - part.start
-        mine, its_sums, its_squares = wide[:count], sums[:, :count], squares[:count]
-        mine[:] = items[part]
-        its_sums[:], its_squares[:] = 0.0, 0.0
-        _add_wide(turned, mine, its_sums, its_squares)
+        lines = round_up(count, TOGETHER)
+        wide[:count], wide[count:lines] = items[part], 0.0
+        sums[:], squares[:] = 0.0, 0.0
+        _form(turned, wide[:lines], sums[:, :lines], squares[:lines])
         _keep(
-            its_sums,
+            sums[:, :count],
             squares_a,
-            its_squares,
-            float(items.shape[1]),
+            squares[:count],
+            elements,
             METRICS.index(metric),
-            tuple(map(float, allowance)),
+            bounds,
             first + part.start,
             columns,
             least,
