@@ -40,7 +40,6 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.forecast.rates import remember_search
 from tilewright.pipeline.gram.job import unchanged
-from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.band_words import BandWords
 from tilewright.pipeline.neighbours.check import (
     NeighbourCheck,
@@ -76,7 +75,7 @@ from tilewright.pipeline.plan.product import BARE_PROCESS_NBYTES, PROCESS_NBYTES
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
-from tilewright.pipeline.store.arrays import name_of, read_unit
+from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
@@ -521,7 +520,7 @@ def _found_by_bands(
     from tilewright.kernels.neighbours.words import neighbours_of_bands
 
     assert work.k is not None
-    bands = bands_of(plan.m, plan.workers, read_unit(work.a)[axis_of(work.of)])
+    bands = bands_of(plan.m, plan.workers)
     stops = [stop for _, stop in bands]
     nan_rows, read_nbytes, could = 0, 0, True
     candidates: list[Candidates] = []
