@@ -14,6 +14,7 @@ from tilewright.kernels.neighbours.order import MetricName
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.plan.product import CUDA_NBYTES, PROCESS_NBYTES
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 PANEL_NBYTES = 2**26
 """What a panel of B takes at most, with what is made of it: more makes nothing faster."""
@@ -36,6 +37,9 @@ COPIES = 3
 LINE_NBYTES = 16
 """Rows begin at multiples of it on a GPU, whose copy engine takes no others; what is filled up with zeros has the same
 products and distances."""
+LANES = 16
+"""Threads that read items which are compared among themselves, and send them to a GPU; by then the bus is as busy as it
+can be."""
 DEPTH_NBYTES = 2**26
 """What the parts of both panels take where rows are cut, with what is made of them."""
 
@@ -252,7 +256,7 @@ def plan_neighbours(
     held = stored_b if holds else 0
     at_a_time = min(threads, ceil_div(tasks, workers)) if tasks else 0
     host = PROCESS_NBYTES + (
-        CUDA_NBYTES + _beside_gpu(asked, asked.m if mutual else block, 0 if mutual else panel, at_a_time)
+        CUDA_NBYTES + (_beside_bands(asked) if mutual else _beside_gpu(asked, block, panel, at_a_time))
         if asked.on_gpu
         else at_a_time * task_nbytes + held
     )
@@ -335,6 +339,13 @@ def _beside_gpu(asked: Asked, block: int, panel: int, tasks: int) -> int:
     item_a, item_b = (asked.width * itemsize for itemsize in asked.itemsizes)
     reading = tasks * block * (item_a + _found_nbytes(asked))
     return reading + block * (item_a + LINE_NBYTES) + 2 * panel * (2 * item_b + LINE_NBYTES)
+
+
+def _beside_bands(asked: Asked) -> int:
+    """Bytes of host memory that the task of a worker takes whose GPU compares items among themselves: it has all of
+    them, for the check, and what it finds, and sends them through lanes."""
+    item_a = asked.width * asked.itemsizes[0]
+    return asked.m * (item_a + _found_nbytes(asked)) + LANES * LANE_NBYTES
 
 
 def _found_nbytes(asked: Asked) -> int:

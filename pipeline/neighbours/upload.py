@@ -13,16 +13,13 @@ from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.gpu.transfer import upload_rectangle, upload_stream
 from tilewright.pipeline.gram.options import axis_of
-from tilewright.pipeline.neighbours.plan import spare_elements
+from tilewright.pipeline.neighbours.plan import LANES, spare_elements
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.waiting import read_while
 from tilewright.pipeline.transfer.lane import Lane
 from tilewright.pipeline.worker.gpu_unit import block_rectangles, lanes_lent
 from tilewright.pipeline.worker.panels import shaped
-
-LANES = 16
-"""Threads that read and send; by then the bus is as busy as it can be."""
 
 
 def items_read_and_sent(

@@ -12,12 +12,14 @@ from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.neighbours.plan import (
     BAND_UNIT,
     ITEM_PAIRS,
+    LANES,
     Asked,
     NeighbourPlan,
     bands_of,
     plan_neighbours,
 )
 from tilewright.pipeline.plan.product import CUDA_NBYTES, PROCESS_NBYTES
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 ASKED = Asked(
     m=100_003,
@@ -159,4 +161,5 @@ def test_a_process_holds_what_its_tasks_take_and_itself() -> None:
     once = replace(ASKED, n=ASKED.m, one=True, on_gpu=True, mutual_nbytes=2**28)
     mutual = planned(once, 2**33, workers=1, threads=4)
     assert mutual.tasks == 1
-    assert mutual.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + ASKED.m * (2 * 384 * 4 + found + 16)
+    lanes = LANES * LANE_NBYTES
+    assert mutual.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + ASKED.m * (384 * 4 + found) + lanes
