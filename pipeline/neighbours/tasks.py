@@ -291,13 +291,18 @@ def _found_in_band(
     }
     with _on_gpu, ThreadPoolExecutor(2) as pool:
         opened = None if place is None else pool.submit(place.open)
-        block, items = sent_to_gpu(work, stop)
-        memory.append(block)
+        check = end_if_given_up()
+        block, items = sent_to_gpu(work, stop, check)
         read = time.perf_counter() - begin
 
         def look() -> int:
-            nan_rows = int(items_with_nan(block[first:], work.threads).sum())
-            beside(block[first:])
+            if block is None:
+                band = items_of(work.a, work.of, first, stop, threads=work.threads, check=check)
+            else:
+                band = block[first:]
+            memory.append(band)
+            nan_rows = int(items_with_nan(band, work.threads).sum())
+            beside(band)
             return nan_rows
 
         def target() -> np.ndarray | None:
@@ -309,23 +314,24 @@ def _found_in_band(
         if words is None and not first and stop == work.n:
             every = mutual.nearest_with_all(items, work.k, threads=work.threads, **options)
         nan_rows = looked.result()
+    read_nbytes = stop * work.width * work.a.dtype.itemsize
     if every is not None:
-        found = of_neighbours(every, nan_rows, block.nbytes)
+        found = of_neighbours(every, nan_rows, read_nbytes)
     elif words is None:
-        found = Found({}, 0, nan_rows, block.nbytes)
+        found = Found({}, 0, nan_rows, read_nbytes)
     elif words is target():
         memory.append(words)
-        found = Found({}, 0, nan_rows, block.nbytes, placed=True)
+        found = Found({}, 0, nan_rows, read_nbytes, placed=True)
     else:
-        found = Found({WORDS: words}, 0, nan_rows, block.nbytes)
+        found = Found({WORDS: words}, 0, nan_rows, read_nbytes)
     return found, {"read": read, "compute": time.perf_counter() - begin - read}
 
 
-def sent_to_gpu(work: Work, stop: int) -> tuple[np.ndarray, Any]:
-    """The first items of A, here and on the GPU."""
+def sent_to_gpu(work: Work, stop: int, check: Callable[[], None]) -> tuple[np.ndarray | None, Any]:
+    """The first items of A, here, unless they are quickly read once more, and on the GPU. Until ``check`` raises."""
     from tilewright.pipeline.neighbours.upload import items_read_and_sent
 
-    return items_read_and_sent(work.a, work.of, stop, threads=work.threads, check=end_if_given_up())
+    return items_read_and_sent(work.a, work.of, stop, threads=work.threads, check=check)
 
 
 def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:

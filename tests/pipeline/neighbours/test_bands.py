@@ -19,12 +19,14 @@ from distributed import Client
 from numpy.testing import assert_array_equal
 
 import tilewright as tw
+from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
 from tests.kernels.neighbours import naive
 from tilewright.kernels.neighbours import order
 from tilewright.kernels.neighbours.words import orders
 from tilewright.pipeline.events import Notice
 from tilewright.pipeline.neighbours import band_words, job, plan, tasks, upload
 from tilewright.pipeline.neighbours.band_words import BandWords, WordsPlace
+from tilewright.pipeline.transfer import file_upload
 
 ITEMS, WIDTH, K = 300, 8, 5
 
@@ -88,12 +90,19 @@ class HostLane:
         assert stream == "stream"
 
 
+class Stream(str):
+    """Of which all is done."""
+
+    def synchronize(self) -> None:
+        pass
+
+
 @pytest.fixture
 def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent to a GPU stays here."""
 
     @contextmanager
-    def lanes(count: int) -> Iterator[Any]:
+    def lent(count: int) -> Iterator[Any]:
         pool: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(count):
             pool.put(HostLane())
@@ -106,7 +115,7 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def memory(shape: Any, dtype: Any) -> np.ndarray:
         return np.full(np.prod(shape) * dtype.itemsize, 255, np.uint8).view(dtype).reshape(shape)
 
-    monkeypatch.setattr(upload, "lanes_lent", lanes)
+    monkeypatch.setattr(upload, "lanes_lent", lent)
     monkeypatch.setattr(upload, "upload_rectangle", rectangle)
     monkeypatch.setattr(upload, "upload_stream", lambda: "stream")
     monkeypatch.setattr(upload, "address", lambda array: array.ctypes.data)
@@ -135,6 +144,36 @@ def test_items_are_on_the_gpu_as_they_are_stored(
     assert there.shape[1] - width < 16
     assert_array_equal(there[:, :width], items[:100].astype(there.dtype))
     assert not there[:, width:].any()
+
+
+@pytest.mark.usefixtures("host_memory")
+@pytest.mark.parametrize("dtype", ["float16", "bool"])
+@pytest.mark.parametrize("refused", [False, True])
+def test_items_that_lie_plain_in_files_are_sent_by_loops(
+    dtype: str, refused: bool, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that are not there, or that the loop could not send, in the ordinary way."""
+    driver = Driver()
+    driver.refuse |= {"cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2"} if refused else set()
+    made = list(lanes(3))  # whose memory is to stay
+    left = [words for words, _ in made]
+    upload_of = file_upload.Upload
+    loops = SimpleNamespace(
+        available=lambda: True,
+        Upload=lambda all_, nbytes, threads: upload_of(all_, BLOCK, threads, driver.functions),
+    )
+    monkeypatch.setattr(upload, "file_upload", loops)
+    monkeypatch.setattr(upload, "upload_stream", lambda: Stream("stream"))
+    monkeypatch.setattr(HostLane, "to_gpu", property(lambda lane: left.pop()), raising=False)
+    items = rng.integers(0, 2, (130, 32)).astype(dtype)
+    items[74:111, 16:] = 0
+    stored = zarr.create_array(tmp_path / "x.zarr", data=items, chunks=(37, 16), compressors=None)
+    there_are = sum(path.is_file() for path in (tmp_path / "x.zarr" / "c").rglob("*"))
+    assert there_are == 7, "zarr leaves one out, of zeros"
+    here, there = upload.items_read_and_sent(stored, "rows", 100, threads=3, check=lambda: None)
+    assert here is None
+    assert driver.copies > 0
+    assert_array_equal(there, items[:100].astype(there.dtype))
 
 
 @pytest.mark.usefixtures("host_memory")
@@ -201,9 +240,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ByNumPy]:
             fact = survey(client, "cpu")[0]
             return [replace(fact, device="cuda", device_free_nbytes=2**33)] * count
 
-        def sent(work: Any, stop: int) -> Any:
+        def sent(work: Any, stop: int, check: Any) -> Any:
             block = tasks.items_of(work.a, work.of, 0, stop, threads=2)
-            return block, block
+            return (None if count > 1 else block), block
 
         monkeypatch.setattr(job, "survey", facts)
         monkeypatch.setattr(job, "finds_on_gpu", lambda *asked: True)
