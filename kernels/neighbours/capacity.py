@@ -36,6 +36,12 @@ def capacity_of(kept: int) -> tuple[int, int]:
     return max(LEAST_CAPACITY, 1 << math.ceil(math.log2(likely))), growth
 
 
+def kept_of(k: int, exclude_self: bool) -> int:
+    """Words that are kept of a row of which k neighbours are wanted: a sample of rows may have the row itself, which is
+    left out afterwards."""
+    return k + int(exclude_self)
+
+
 def mutual_nbytes(rows: int, kept: int) -> int:
     """What the lists of rows take that are compared among themselves, each pair once; 0 where they are not to be.
 

@@ -38,7 +38,7 @@ from tilewright.kernels.gpu.launch import enqueue
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.neighbours import lists
-from tilewright.kernels.neighbours.capacity import capacity_of
+from tilewright.kernels.neighbours.capacity import capacity_of, kept_of
 from tilewright.kernels.neighbours.order import (
     INTEGER,
     Bound,
@@ -374,8 +374,7 @@ class Nearest(_Rows):
     ) -> None:
         super().__init__(a, metric, metric, b_dtype, first_row, factors, precision, stream)
         self._k, self._exclude_self, self._threads = k, exclude_self, threads
-        # A bound from a sample may count the row itself, which is left out afterwards.
-        self._kept = k + int(exclude_self)
+        self._kept = kept_of(k, exclude_self)
         self._capacity, _ = capacity_of(self._kept)
         self._end, self._ordered = 0, True
         rows = a.shape[0]

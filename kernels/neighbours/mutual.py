@@ -12,6 +12,7 @@ of what came before. Where a list was too short all the same, there is no answer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tilewright.kernels.choices import PrecisionName
 from tilewright.kernels.gemm.hopper.wgmma_launch import Kept, launch_selection
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
-from tilewright.kernels.neighbours.capacity import capacity_of, mutual_nbytes
+from tilewright.kernels.neighbours.capacity import capacity_of, kept_of, mutual_nbytes
 from tilewright.kernels.neighbours.device import (
     STRETCH_ROWS,
     STRETCH_UNIT,
@@ -65,12 +66,17 @@ def nearest_of_itself(
         "precision": precision,
         "stream": stream,
     }
-    if mutual_nbytes(a.shape[0], k + int(exclude_self)):
+    if mutual_nbytes(a.shape[0], kept_of(k, exclude_self)):
         mutual = Mutual(a, k, exclude_self, **options)
         if mutual.pays and (words := mutual.find()) is not None:
             return neighbours_of(words[:, :k], mutual.sums, metric, threads)
         del mutual
-    nearest = Nearest(a, k, exclude_self=exclude_self, threads=threads, **options)
+    return nearest_with_all(a, k, exclude_self=exclude_self, threads=threads, **options)
+
+
+def nearest_with_all(a: Any, k: int, **options: Any) -> Neighbours:
+    """The same, where each row is compared with all. options: those of `device.Nearest`."""
+    nearest = Nearest(a, k, **options)
     nearest.update(a, 0)
     return nearest.result()
 
@@ -84,16 +90,18 @@ def words_of_band(
     exclude_self: bool = False,
     precision: PrecisionName = "full",
     stream: Any = DEFAULT_STREAM,
+    target: Callable[[], np.ndarray | None] = lambda: None,
 ) -> np.ndarray | None:
     """What pairs of two rows, of which the later is no earlier than ``first``, say of the nearest of each row: words
-    (rows of a, k) (`words`), of which those of several bands together (`words.merge_words`) are the nearest. None where
-    they are to be looked for otherwise: too many rows are equally near, or no tensor core takes them.
+    (rows of a, `capacity.kept_of`) (`words`), of which those of several bands together (`words.neighbours_of_bands`)
+    are the nearest. None where they are to be looked for otherwise: too many rows are equally near, or no tensor core
+    takes them.
 
-    a: (n, d), a Numba device array of all rows up to the last of the band.
+    a: (n, d), a Numba device array of all rows up to the last of the band. target: called while the GPU works; gives
+    what the words are put into and returned in, uint64 and C-contiguous, or None for a new array.
     """
     mutual = Mutual(a, k, exclude_self, metric=metric, factors=None, precision=precision, stream=stream)
-    words = mutual.find(first) if mutual.pays else None
-    return None if words is None else np.ascontiguousarray(words[:, :k])
+    return mutual.find(first, target) if mutual.pays else None
 
 
 class Mutual(_Rows):
@@ -112,8 +120,7 @@ class Mutual(_Rows):
     ) -> None:
         super().__init__(a, metric, metric, None, 0, factors, precision, stream)
         self._k, self._exclude_self = k, exclude_self
-        # The sample has the row itself, which is left out afterwards.
-        self._kept = k + int(exclude_self)
+        self._kept = kept_of(k, exclude_self)
         self._capacity, self._growth = capacity_of(self._kept)
 
     @property
@@ -121,9 +128,11 @@ class Mutual(_Rows):
         """Whether the tensor cores take the rows, of which then nothing but what is kept is written."""
         return self._a.planes is not None
 
-    def find(self, first_row: int = 0) -> np.ndarray | None:
+    def find(
+        self, first_row: int = 0, target: Callable[[], np.ndarray | None] = lambda: None
+    ) -> np.ndarray | None:
         """The best of each row, words (rows, kept), by pairs whose later row is ``first_row`` or behind it; None where
-        a list was too short."""
+        a list was too short. target: gives where they are to be put."""
         rows = self._a.rows.shape[0]
         stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
         words = _empty((rows, self._capacity), np.uint64, self._stream)
@@ -144,8 +153,9 @@ class Mutual(_Rows):
             if start:
                 merge(stretch, words, flags, 0, 1, self._stream, (0, start))
             start = stop
+        memory = target()
         overflow = flags.copy_to_host(stream=self._stream)
-        best = stretch.best.copy_to_host(stream=self._stream)
+        best = stretch.best.copy_to_host(memory, stream=self._stream)
         self._wait()
         return None if overflow[0] else best
 

@@ -7,13 +7,14 @@ of the same cores: a million items of 384 elements took 22 seconds of processor 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from tilewright.kernels.cpu.loops import blocks, kept
+from tilewright.kernels.cpu.loops import blocks, kept, read_only
 from tilewright.kernels.neighbours.order import METRICS, MetricName
 from tilewright.kernels.numbers import round_up
 
@@ -170,6 +171,52 @@ def _keep(  # type: ignore[no-untyped-def]
                 bar = least[one, place]
 
 
+@functools.cache
+def _numbers_of(dtype: np.dtype) -> np.ndarray:
+    """The numbers, float64, of all elements of 16 bits, by their bits; of others none."""
+    if dtype.itemsize != 2:
+        return np.empty(0)
+    with np.errstate(invalid="ignore"):  # of NaN that signal
+        return np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(np.float64)
+
+
+@kept
+@njit(nogil=True)
+def _look(  # type: ignore[no-untyped-def]
+    turned, items, numbers, squares_a, step, metric, allowance, first, columns, least
+):
+    """`_form` and `_keep` of ``step`` items at a time, a multiple of `TOGETHER`. numbers: of the elements' bits, which
+    ``items`` then has, or nothing where it has numbers."""
+    elements, some = turned.shape
+    wide, sums, squares = np.empty((step, elements)), np.empty((some, step)), np.empty(step)
+    for start in range(0, len(items), step):
+        count = min(step, len(items) - start)
+        lines = (count + TOGETHER - 1) // TOGETHER * TOGETHER
+        if len(numbers):
+            for item in range(count):
+                for element in range(elements):
+                    wide[item, element] = numbers[np.int64(items[start + item, element])]
+        else:
+            for item in range(count):
+                for element in range(elements):
+                    wide[item, element] = items[start + item, element]
+        wide[count:lines] = 0.0
+        sums[:] = 0.0
+        squares[:] = 0.0
+        _form(turned, wide[:lines], sums[:, :lines], squares[:lines])
+        _keep(
+            sums[:, :count],
+            squares_a,
+            squares[:count],
+            np.float64(elements),
+            metric,
+            allowance,
+            first + start,
+            columns,
+            least,
+        )
+
+
 def keep_nearest(
     sampled: np.ndarray,
     items: np.ndarray,
@@ -207,23 +254,22 @@ def keep_nearest(
     """
     sampled = np.ascontiguousarray(sampled, np.float64)
     turned, squares_a = np.ascontiguousarray(sampled.T), np.einsum("ij,ij->i", sampled, sampled)
-    step = min(_together(items), max(1, len(items)), max(TOGETHER, WIDE_NBYTES // (8 * max(1, len(sampled)))))
-    # Memory that is asked for and given back for each few items costs threads more than their sums.
-    wide, sums, squares = np.empty((step, items.shape[1])), np.empty((len(sampled), step)), np.empty(step)
-    for part in blocks(len(items), step) if len(items) else ():
-        count = part.stop - part.start
-        mine, its_sums, its_squares = wide[:count], sums[:, :count], squares[:count]
-        mine[:] = items[part]
-        its_sums[:], its_squares[:] = 0.0, 0.0
-        _add_wide(turned, mine, its_sums, its_squares)
-        _keep(
-            its_sums,
-            squares_a,
-            its_squares,
-            float(items.shape[1]),
-            METRICS.index(metric),
-            tuple(map(float, allowance)),
-            first + part.start,
-            columns,
-            least,
-        )
+    if not len(items):
+        return
+    dtype = items.dtype.newbyteorder("=")
+    items = np.ascontiguousarray(items, dtype)
+    numbers = _numbers_of(dtype)
+    # One call for all of them: dozens of threads that came back for every few items would wait for the interpreter's
+    # lock most of the time, and the one that tells a GPU what to do with them.
+    _look(
+        turned,
+        read_only(items.view(np.uint16) if len(numbers) else items),
+        numbers,
+        squares_a,
+        min(_together(items), round_up(len(items), TOGETHER)),
+        METRICS.index(metric),
+        tuple(map(float, allowance)),
+        first,
+        columns,
+        least,
+    )

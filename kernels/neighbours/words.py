@@ -3,11 +3,14 @@ of its column's number, so that of two the larger is the better one, and 0 stand
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+from numba import types
 
-from tilewright.kernels.cpu.loops import blocks, cpu_threads
+from tilewright.kernels.cpu.loops import blocks, compiled, cpu_threads, read_only
 from tilewright.kernels.neighbours.order import (
     INTEGER,
     NO_INDEX,
@@ -19,6 +22,8 @@ from tilewright.kernels.neighbours.order import (
 
 DECODED_NBYTES = 2**20
 """Of words that a thread looks at at a time."""
+_NAN = 0x7FC00000
+"""The bits of NumPy's NaN, float32."""
 
 
 def orders(numbers: np.ndarray) -> np.ndarray:
@@ -39,22 +44,103 @@ def numbers_of(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def neighbours_of(
     words: np.ndarray, sums: np.dtype, metric: MetricName, threads: int | None = None
 ) -> Neighbours:
-    """The neighbours that the words of rows (rows, k) stand for. threads: that find out; by default `cpu_threads`."""
-    indices = np.empty(words.shape, np.int64)
-    values = np.empty(words.shape, value_dtype(sums, metric))
+    """The neighbours that the words of rows (rows, k) stand for, those of each in falling order. threads: that find
+    out; by default `cpu_threads`."""
+    return neighbours_of_bands(
+        np.ascontiguousarray(words), [len(words)], words.shape[1], sums, metric, threads
+    )
 
-    def decode(rows: slice) -> None:
-        mine = words[rows]
-        keys = scores_of(mine, number_dtype(sums)).astype(keys_dtype(sums, metric), copy=False)
-        indices[rows], values[rows] = columns_of(mine), values_of_keys(keys, sums, metric)
-        missing = mine == 0
-        indices[rows][missing] = NO_INDEX
-        values[rows][missing] = np.nan if values.dtype.kind == "f" else 0
 
-    step = max(1, DECODED_NBYTES // (8 * max(1, words.shape[1])))
+def neighbours_of_bands(
+    words: np.ndarray,
+    rows: Sequence[int],
+    k: int,
+    sums: np.dtype,
+    metric: MetricName,
+    threads: int | None = None,
+) -> Neighbours:
+    """The k nearest of each row by the words that several bands have found.
+
+    Parameters
+    ----------
+    words
+        uint64 (all rows, kept), C-contiguous: those of one band behind those of another, the words of a row in falling
+        order, and 0 where there is none. A word that several bands have counts once.
+    rows
+        Of each band, which has those from the first one on. The result has as many as the longest.
+    k
+        At most ``kept``.
+    threads
+        That find out; by default `cpu_threads`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> words = np.array([[5, 3], [9, 4], [5, 1]], np.uint64) << np.uint64(32) | np.uint64(0xFFFFFFFF)
+    >>> (neighbours_of_bands(words, [1, 2], 2, INTEGER, "dot").values + 2**31).tolist()
+    [[9, 5], [5, 1]]
+    """
+    number = number_dtype(sums)
+    indices = np.empty((max(rows, default=0), k), np.int64)
+    bits = np.empty(indices.shape, np.uint32)
+    lengths = np.array(rows, np.int64)
+    missing = 0 if number.kind == "i" else _NAN
+    plain = value_dtype(sums, metric) == number and metric != "l2"  # a score is the value
+    values = bits.view(number) if plain else np.empty(indices.shape, value_dtype(sums, metric))
+    words, nearest = read_only(words), compiled(_nearest, *_types())
+
+    def find(mine: slice) -> None:
+        nearest(words, np.cumsum(lengths) - lengths, lengths, mine.start, missing, indices[mine], bits[mine])
+        if plain:
+            return
+        keys = bits[mine].view(number).astype(keys_dtype(sums, metric), copy=False)
+        values[mine] = values_of_keys(keys, sums, metric)
+        values[mine][indices[mine] == NO_INDEX] = np.nan if values.dtype.kind == "f" else 0
+
+    step = max(1, DECODED_NBYTES // (8 * max(1, k)))
     with ThreadPoolExecutor(threads or cpu_threads()) as pool:
-        list(pool.map(decode, blocks(len(words), step)))
+        list(pool.map(find, blocks(len(indices), step) if len(indices) else ()))
     return Neighbours(indices, values)
+
+
+def _types() -> tuple[Any, ...]:
+    words = types.Array(types.uint64, 2, "C", readonly=True)
+    found = types.int64[:, ::1], types.uint32[:, ::1]
+    return words, types.int64[::1], types.int64[::1], types.int64, types.int64, *found
+
+
+def _nearest(words, firsts, lengths, start, missing, indices, bits):  # type: ignore[no-untyped-def]
+    """The best words of rows from ``start`` on, as columns and the bits of numbers: those of ``missing`` where there is
+    none, which are 0 for int32, and no others.
+
+    One pass, outside the interpreter: where dozens of threads do this in steps of NumPy's, they wait for its lock most
+    of the time.
+    """
+    places, kept = np.zeros(len(lengths), np.int64), words.shape[1]
+    for i in range(len(indices)):
+        row = start + i
+        places[:] = 0
+        last = np.uint64(0)
+        for neighbour in range(indices.shape[1]):
+            best, whose = np.uint64(0), -1
+            for band in range(len(lengths)):
+                if row >= lengths[band]:
+                    continue
+                mine, place = firsts[band] + row, places[band]
+                while place < kept and words[mine, place] == last and last != 0:
+                    place += 1
+                places[band] = place
+                if place < kept and words[mine, place] > best:
+                    best, whose = words[mine, place], band
+            if whose < 0:
+                indices[i, neighbour], bits[i, neighbour] = NO_INDEX, np.uint32(missing)
+                continue
+            last = best
+            places[whose] += 1
+            indices[i, neighbour] = np.int64(0xFFFFFFFF) - np.int64(best & np.uint64(0xFFFFFFFF))
+            order = np.uint32(best >> np.uint64(32))
+            flipped = missing == 0 or order >> np.uint32(31) != 0
+            bits[i, neighbour] = order ^ (np.uint32(1 << 31) if flipped else np.uint32(0xFFFFFFFF))
 
 
 def number_dtype(sums: np.dtype) -> np.dtype:
@@ -75,27 +161,3 @@ def scores_of(words: np.ndarray, number: np.dtype) -> np.ndarray:
 def columns_of(words: np.ndarray) -> np.ndarray:
     """Their columns, int64."""
     return np.uint32(0xFFFFFFFF) - (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).astype(np.int64)
-
-
-def merge_words(best: np.ndarray, more: np.ndarray, threads: int | None = None) -> None:
-    """Have each row keep the best of its own words and others: both (rows, kept) in falling order, the first written.
-
-    A word that is in both counts once. threads: as of `neighbours_of`.
-    """
-    kept = best.shape[1]
-    if not best.size:
-        return
-
-    def merge(rows: slice) -> None:
-        both = np.concatenate((best[rows], more[rows]), 1)
-        both.sort(1)
-        both = both[:, ::-1]
-        again = both[:, 1:] == both[:, :-1]
-        if again.any():
-            both[:, 1:][again] = 0
-            both = np.sort(both, 1)[:, ::-1]
-        best[rows] = both[:, :kept]
-
-    step = max(1, DECODED_NBYTES // (8 * max(1, kept)))
-    with ThreadPoolExecutor(threads or cpu_threads()) as pool:
-        list(pool.map(merge, blocks(len(best), step)))

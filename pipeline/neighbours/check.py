@@ -23,7 +23,7 @@ from tilewright.pipeline.events import Listener
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.tasks import Work, held_sample, items_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
-from tilewright.pipeline.store.arrays import read_unit
+from tilewright.pipeline.store.arrays import is_plain, read_unit
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -241,16 +241,17 @@ def surely(keys: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     return least
 
 
-def sample_of(work: Work, items: Sequence[int]) -> Sampled:
-    """The sampled items. Tasks of one process read them once, where whole items are read at a time."""
-    return held_sample.panel(work.key, 0, lambda: Sampled(work, items))
+def sample_of(work: Work, items: Sequence[int], check: Callable[[], None] | None = None) -> Sampled:
+    """The sampled items. Tasks of one process read them once, where whole items are read at a time. check: as of
+    `items_of`."""
+    return held_sample.panel(work.key, 0, lambda: Sampled(work, items, check))
 
 
 class Sampled:
     """The sampled items, float64; kept where whole items are read at a time."""
 
-    def __init__(self, work: Work, items: Sequence[int]) -> None:
-        self._work, self._items = work, items
+    def __init__(self, work: Work, items: Sequence[int], check: Callable[[], None] | None = None) -> None:
+        self._work, self._items, self._check = work, items, check
         whole = slice(0, work.width)
         self._whole = self._read(whole) if work.depth >= work.width else None
 
@@ -262,7 +263,7 @@ class Sampled:
         return self._read(elements) if self._whole is None else self._whole[:, elements]
 
     def _read(self, elements: slice) -> np.ndarray:
-        return _items(self._work, self._items, elements).astype(np.float64)
+        return _items(self._work, self._items, elements, self._check).astype(np.float64)
 
 
 def keys_of(
@@ -348,13 +349,14 @@ def _summed(work: Work) -> tuple[np.dtype, PrecisionName]:
     return dtype, work.precision if work.sums == np.float32 else "full"
 
 
-def _items(work: Work, items: Sequence[int], elements: slice) -> np.ndarray:
-    """The sampled items, or a part of each; those that lie in one stored piece are read at once."""
-    unit = read_unit(work.a)[axis_of(work.of)]
+def _items(work: Work, items: Sequence[int], elements: slice, check: Callable[[], None] | None) -> np.ndarray:
+    """The sampled items, or a part of each; those that lie in one stored piece are read at once, with all between them,
+    where that has to be decoded."""
+    unit = 1 if work.of == "rows" and is_plain(work.a) else read_unit(work.a)[axis_of(work.of)]
     found = [np.zeros((0, elements.stop - elements.start), work.a.dtype)]
     for _, group in itertools.groupby(items, lambda item: item // unit):
         here = list(group)
-        block = items_of(work.a, work.of, here[0], here[-1] + 1, elements)
+        block = items_of(work.a, work.of, here[0], here[-1] + 1, elements, check=check)
         found.append(block[np.array(here) - here[0]])
     return np.concatenate(found)
 

@@ -20,6 +20,7 @@ from tilewright.kernels.cpu.loops import blocks
 from tilewright.kernels.neighbours.ranges import Ranges
 from tilewright.kernels.neighbours.sampled import keep_nearest
 from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.neighbours.band_words import WordsPlace
 from tilewright.pipeline.neighbours.check import (
     NeighbourCheck,
     Part,
@@ -31,7 +32,7 @@ from tilewright.pipeline.neighbours.check import (
     sample_of,
     surely,
 )
-from tilewright.pipeline.neighbours.tasks import Candidates, Found, Work, find_in_block
+from tilewright.pipeline.neighbours.tasks import Candidates, Found, Work, find_in_band
 from tilewright.pipeline.reduce import end_if_given_up
 
 SPARE = 16
@@ -47,18 +48,20 @@ def begins_early(work: Work) -> bool:
     return work.mutual and work.k is not None and work.k <= MOST_NEIGHBOURS
 
 
-def find_and_sample(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
-    """`find_in_block` of a mutual search, and meanwhile the candidates of ``work.sampled`` among these items."""
-    sampled = sample_of(work, work.sampled)
+def find_and_sample(
+    work: Work, first: int, stop: int, place: WordsPlace | None = None
+) -> tuple[Found, dict[str, float]]:
+    """`find_in_band`, and meanwhile the candidates of ``work.sampled`` among these items."""
     given_up = end_if_given_up()
     found: list[Candidates] = []
 
     def beside(items: np.ndarray) -> None:
         begin = time.perf_counter()
+        sampled = sample_of(work, work.sampled, given_up)
         one = candidates_in(work, sampled, items, first, given_up)
         found.append(replace(one, seconds=time.perf_counter() - begin))
 
-    result, stages = find_in_block(work, first, stop, beside)
+    result, stages = find_in_band(work, first, stop, place, beside)
     return replace(result, candidates=found[0]), stages
 
 

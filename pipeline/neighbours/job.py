@@ -17,12 +17,13 @@ import numpy as np
 
 from tilewright.kernels.choices import DeviceKind
 from tilewright.kernels.cpu.loops import usable_cores
-from tilewright.kernels.neighbours.capacity import mutual_nbytes
+from tilewright.kernels.neighbours.capacity import kept_of, mutual_nbytes
 from tilewright.kernels.neighbours.forms import compares_once, finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.cluster.watch import workers_held
@@ -39,7 +40,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.forecast.rates import remember_search
 from tilewright.pipeline.gram.job import unchanged
-from tilewright.pipeline.gram.options import axis_of
+from tilewright.pipeline.neighbours.band_words import BandWords
 from tilewright.pipeline.neighbours.check import (
     NeighbourCheck,
     Reported,
@@ -64,6 +65,7 @@ from tilewright.pipeline.neighbours.tasks import (
     Candidates,
     Found,
     Work,
+    find_in_band,
     find_in_block,
     free_held,
     of_neighbours,
@@ -73,7 +75,7 @@ from tilewright.pipeline.plan.product import BARE_PROCESS_NBYTES, PROCESS_NBYTES
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
-from tilewright.pipeline.store.arrays import name_of, read_unit
+from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
@@ -95,9 +97,7 @@ LIGHTER = "give tasks less memory (--device-memory), or run fewer at once (threa
 def topk(request: NeighbourRequest) -> TopkRun:
     """Store the nearest neighbours, as ``tilewright.topk`` says, and raise as it does."""
     searched = _searched(request)
-    lacking = searched.plan.m * (searched.plan.k or 0) - searched.total.count
-    short = 0 if not lacking else searched.incomplete
-    return TopkRun(**searched.common, incomplete_rows=short)
+    return TopkRun(**searched.common, incomplete_rows=searched.incomplete)
 
 
 def pairs(request: NeighbourRequest) -> PairsRun:
@@ -147,6 +147,8 @@ class _Total:
     """Until the last block was found."""
     candidates: Candidates | None = None
     """Of the items that are drawn for the check, where tasks found some."""
+    words: BandWords | None = None
+    """Of bands, which are needed no more."""
 
 
 @dataclass
@@ -207,11 +209,13 @@ def _searched(request: NeighbourRequest) -> _Searched:
                 _growing(request, path, digest_of(request, sides, work.device))
             )
             finished = _find(client, work, plan, pieces, total, request.listener)
-            with ThreadPoolExecutor(1, "tilewright-arrays") as writer:
+            with ThreadPoolExecutor(2, "tilewright-arrays") as writer:
                 written = writer.submit(write_arrays, growing, request, sides, pieces, finished)
+                if total.words is not None:  # giving memory back takes as long as merging what is there
+                    writer.submit(total.words.close)
                 if request.verify:
                     check = _checked(client, request, work, plan, pieces, finished, total.candidates)
-                if request.k is not None:
+                if request.k is not None and total.count < plan.m * request.k:
                     incomplete = sum(
                         int((block[:, -1] < 0).sum()) for block in pieces.each(finished, "indices")
                     )
@@ -340,7 +344,7 @@ def planned_on(
 def _mutual_nbytes(request: NeighbourRequest, sides: Sides, kind: DeviceKind) -> int:
     if kind != "cuda" or request.k is None or not sides.is_one:
         return 0
-    return mutual_nbytes(sides.m, request.k + int(request.exclude_self))
+    return mutual_nbytes(sides.m, kept_of(request.k, request.exclude_self))
 
 
 def _nothing(sides: Sides) -> Bound:
@@ -416,6 +420,9 @@ def _growing(request: NeighbourRequest, path: Path, digest: str) -> Iterator[tup
         except (OptionError, VerificationError):
             pieces.drop()
             raise
+        except BaseException:
+            pieces.save_last()
+            raise
         finally:
             pieces.close()
         shutil.rmtree(pieces.folder)
@@ -436,9 +443,10 @@ def _find(
 
     def keep(first: int, stop: int, found: Found) -> Found:
         piece = Piece(first, stop, found.count, found.nan_rows)
-        if pieces is not None:
-            pieces.keep(piece, found.arrays)
         finished.append(piece)
+        if pieces is not None:
+            whole = sum(each.stop - each.first for each in finished) == plan.m
+            pieces.keep(piece, found.arrays, last=whole)
         total.count += found.count
         total.nan_rows += found.nan_rows
         total.read_nbytes += found.read_nbytes
@@ -446,22 +454,28 @@ def _find(
         return replace(found, arrays={}, candidates=None)
 
     stages = _Stages(listener, total)
-    if work.mutual and not finished and plan.tasks > 1:
-        if compares_once(work.a.dtype.newbyteorder("="), work.precision):
-            among = _found_by_bands(client, work, plan, stages)
+    step = plan.block_rows
+    if work.mutual and not finished:
+        if plan.tasks == 1 or compares_once(work.a.dtype.newbyteorder("="), work.precision):
+            among = _found_by_bands(client, work, plan, total, stages)
             if among is not None:
                 keep(0, plan.m, among)
                 total.seconds = time.perf_counter() - start
                 return finished
             listener(Notice("too many items are equally near: each is compared with all"))
-        work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
         step = ceil_div(plan.m, plan.tasks)
-    else:
-        step = plan.block_rows
-        work = replace(work, mutual=work.mutual and not finished)  # what is left is compared with all
+    if work.mutual:  # what is left is compared with all
+        work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
     ranges = list(_gaps(finished, plan.m, step))
     _search(
-        client, work, ranges, stages, lambda place, found: keep(*ranges[place], found), pieces, total.resumed
+        client,
+        work,
+        find_in_block,
+        ranges,
+        stages,
+        lambda place, found: keep(*ranges[place], found),
+        pieces,
+        total.resumed,
     )
     total.seconds = time.perf_counter() - start
     return sorted(finished)
@@ -470,16 +484,17 @@ def _find(
 def _search(
     client: Client,
     work: Work,
-    ranges: list[tuple[int, int]],
+    find: Callable[..., tuple[Found, dict[str, float]]],
+    calls: Sequence[tuple[Any, ...]],
     listener: Listener,
     arrived: Callable[[int, Found], Found],
     pieces: Pieces | None = None,
     done: int = 0,
 ) -> None:
-    """Have ranges of items searched, each by a task."""
-    find = find_and_sample if work.mutual and work.sampled else find_in_block
+    """Have ranges of items searched, each by a task. calls: of ``find``, behind the work: first and last item, and what
+    else it takes."""
 
-    def nbytes(first: int, stop: int) -> int:
+    def nbytes(first: int, stop: int, *others: Any) -> int:
         rows = stop if work.mutual else stop - first
         if not (work.holds_b or work.mutual):
             rows += work.n - (first if work.once else 0)
@@ -488,8 +503,8 @@ def _search(
     reduce_pieces(
         client,
         taken_as_they_arrive("pairs" if work.k is None else "topk", find, LIGHTER),
-        [(work, first, stop) for first, stop in ranges],
-        [nbytes(first, stop) for first, stop in ranges],
+        [(work, *call) for call in calls],
+        [nbytes(*call) for call in calls],
         listener,
         arrived=arrived,
         done=done,
@@ -497,36 +512,47 @@ def _search(
     )
 
 
-def _found_by_bands(client: Client, work: Work, plan: NeighbourPlan, listener: Listener) -> Found | None:
+def _found_by_bands(
+    client: Client, work: Work, plan: NeighbourPlan, total: _Total, listener: Listener
+) -> Found | None:
     """The neighbours of all items, of which each worker has compared a band with all before them; None where one could
     not."""
-    from tilewright.kernels.neighbours.words import merge_words, neighbours_of
+    from tilewright.kernels.neighbours.words import neighbours_of_bands
 
     assert work.k is not None
-    best = np.zeros((plan.m, work.k), np.uint64)
+    bands = bands_of(plan.m, plan.workers)
+    stops = [stop for _, stop in bands]
     nan_rows, read_nbytes, could = 0, 0, True
     candidates: list[Candidates] = []
+    every: Found | None = None
 
-    def arrived(place: int, found: Found) -> Found:
-        nonlocal nan_rows, read_nbytes, could
+    def arrived(band: int, found: Found) -> Found:
+        nonlocal nan_rows, read_nbytes, could, every
         nan_rows += found.nan_rows
         read_nbytes += found.read_nbytes
         candidates.extend([found.candidates] if found.candidates is not None else [])
-        words = found.arrays.get(WORDS)
-        if words is None:
+        if "indices" in found.arrays:
+            every = found
+        elif WORDS in found.arrays:
+            held.put(band, found.arrays[WORDS])
+        elif not found.placed:
             could = False
-        else:
-            merge_words(best[: len(words)], words, usable_cores())
         return replace(found, arrays={}, candidates=None)
 
-    _search(
-        client, work, bands_of(plan.m, plan.workers, read_unit(work.a)[axis_of(work.of)]), listener, arrived
-    )
-    if not could:
-        return None
-    neighbours = neighbours_of(best, work.sums, work.metric, usable_cores())
-    found = of_neighbours(neighbours, nan_rows, read_nbytes)
-    return replace(found, candidates=nearest_of(candidates) if candidates else None)
+    held = BandWords(stops, kept_of(work.k, work.exclude_self), shared=not is_here(client))
+    try:
+        find = find_and_sample if work.sampled else find_in_band
+        calls = [(*band, held.place(number)) for number, band in enumerate(bands)]
+        _search(client, work, find, calls, listener, arrived)
+        if not could:
+            return None
+        if every is None:
+            cores = usable_cores()
+            near = neighbours_of_bands(held.words, stops, work.k, work.sums, work.metric, cores)
+            every = of_neighbours(near, nan_rows, read_nbytes)
+    finally:
+        total.words = held
+    return replace(every, candidates=nearest_of(candidates) if candidates else None)
 
 
 class _Stages:
@@ -565,6 +591,7 @@ def _checked(
     reported = list(_reported(pieces, finished, items))
     check = None if candidates is None else check_early(work, reported, candidates)
     if check is None:
+        pieces.save_last()
         each = (
             replace(work, threads=max(1, work.threads * plan.workers // plan.threads))
             if work.mutual

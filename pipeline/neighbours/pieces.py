@@ -81,7 +81,10 @@ def are_kept(folder: Path, digest: str) -> bool:
 @dataclass
 class Pieces:
     """The finished blocks of one run, in a folder of their own. They are written while others are looked for; until
-    `settle` the last may be missing there."""
+    `settle` the last may be missing there.
+
+    The last is put into the output at once, and is written only where that fails, or something else is to be done
+    first (`save_last`): writing both takes twice as long as one."""
 
     folder: Path
     digest: str
@@ -90,6 +93,8 @@ class Pieces:
     _held: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tilewright-pieces"))
     _written: Future[None] | None = None
+    _last: tuple[str, Piece, dict[str, np.ndarray]] | None = None
+    """That is held alone."""
 
     @classmethod
     def begin(cls, folder: Path, digest: str) -> Pieces:
@@ -121,14 +126,24 @@ class Pieces:
             done = stop
         return found
 
-    def keep(self, piece: Piece, arrays: Mapping[str, np.ndarray]) -> None:
-        """A block is finished. Raises StoreError where it, or the one before, cannot be written."""
+    def keep(self, piece: Piece, arrays: Mapping[str, np.ndarray], *, last: bool = False) -> None:
+        """A block is finished. last: none is left to be looked for. Raises StoreError where it, or the one before,
+        cannot be written."""
         self.settle()
-        name = _name_of(piece)
+        name, known = _name_of(piece), dict(arrays)
         if self.held_nbytes >= (nbytes := sum(array.nbytes for array in arrays.values())):
             self.held_nbytes -= nbytes
-            self._held[name] = dict(arrays)
-        self._written = self._writer.submit(self._save, name, piece, dict(arrays))
+            self._held[name] = known
+            if last:
+                self._last = name, piece, known
+                return
+        self._written = self._writer.submit(self._save, name, piece, known)
+
+    def save_last(self) -> None:
+        """Begin to write the last block, if it is held alone, and a later run can make use of it."""
+        if self._last is not None and self.digest:
+            self._written = self._writer.submit(self._save, *self._last)
+        self._last = None
 
     def _save(self, name: str, piece: Piece, arrays: dict[str, np.ndarray]) -> None:
         facts = {FACTS: np.array([piece.found, piece.nan_rows])}

@@ -16,10 +16,11 @@ from tilewright.kernels.choices import DeviceKind, PrecisionName
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.neighbours.forms import mutual_for, nearest_for, pairs_for
 from tilewright.kernels.neighbours.nan_items import items_with_nan
-from tilewright.kernels.neighbours.order import Bound, MetricName, Neighbours, sum_dtype
-from tilewright.kernels.neighbours.ranges import bring_into_range
+from tilewright.kernels.neighbours.order import NO_INDEX, Bound, MetricName, Neighbours, sum_dtype
+from tilewright.kernels.neighbours.ranges import bring_into_range, may_leave
 from tilewright.pipeline.gram.options import axis_of
-from tilewright.pipeline.neighbours.plan import LINE_NBYTES
+from tilewright.pipeline.neighbours.band_words import WordsPlace
+from tilewright.pipeline.neighbours.plan import spare_elements
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import read_region, region_reads
@@ -91,7 +92,8 @@ class Found:
     """What a task has found of its block."""
 
     arrays: dict[str, np.ndarray]
-    """``indices`` and ``values``, or ``row``, ``column`` and ``value``; where pairs are only counted, nothing."""
+    """``indices`` and ``values``, or ``row``, ``column`` and ``value``; where pairs are only counted, nothing. Of a
+    band that was compared with what is before it `WORDS`, unless they are ``placed``."""
     count: int
     """Neighbours, or pairs."""
     nan_rows: int
@@ -99,6 +101,8 @@ class Found:
     read_nbytes: int
     candidates: Candidates | None = None
     """Of ``Work.sampled``, among the items of the block."""
+    placed: bool = False
+    """Whether its words are where the task was told to put them."""
 
 
 def items_of(
@@ -158,7 +162,7 @@ def _placed(work: Work, items: np.ndarray) -> Any:
 
     if items.dtype.kind == "b":
         items = items.view(np.uint8)
-    spare = -items.shape[1] % max(1, LINE_NBYTES // items.dtype.itemsize)
+    spare = spare_elements(items.shape[1], items.dtype.itemsize)
     lines = np.pad(items, ((0, 0), (0, spare))) if spare else np.ascontiguousarray(items)
     with allocating("items", lines.nbytes, on_gpu=True):
         return cuda.to_device(lines)
@@ -246,24 +250,14 @@ class _Panels:
         return _held.panel(work.key, start, read) if work.holds_b else read()
 
 
-def find_in_block(
-    work: Work, first: int, stop: int, beside: Callable[[np.ndarray], None] | None = None
-) -> tuple[Found, dict[str, float]]:
-    """What a task does: find the neighbours, or the pairs, of the items first to stop of A. beside: called of these
-    items, on another thread, while they are compared with those before them."""
+def find_in_block(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
+    """What a task does: find the neighbours, or the pairs, of the items first to stop of A."""
     if work.depth < work.width:
         return _find_in_parts(work, first, stop)
     begin = time.perf_counter()
-    block = searched_items(work, work.a, 0 if work.mutual else first, stop, threads=work.threads)
+    block = searched_items(work, work.a, first, stop, threads=work.threads)
     read = time.perf_counter() - begin
-    nan_rows = int(items_with_nan(block[first:] if work.mutual else block, work.threads).sum())
-    if work.mutual:
-        with ThreadPoolExecutor(1) as pool:
-            other = None if beside is None else pool.submit(beside, block[first:])
-            found = _found_mutually(work, block, first, nan_rows)
-            if other is not None:
-                other.result()
-        return found, {"read": read, "compute": time.perf_counter() - begin - read}
+    nan_rows = int(items_with_nan(block, work.threads).sum())
     panels = _Panels(work, first if work.once else 0)
     # On a GPU one after the other: each takes all of it, and reads while another computes.
     with _on_gpu if work.device == "cuda" else nullcontext():
@@ -275,22 +269,89 @@ def find_in_block(
     return found, {"read": read + panels.seconds, "compute": seconds}
 
 
-def _found_mutually(work: Work, block: np.ndarray, first: int, nan_rows: int) -> Found:
-    """What comparing the items from ``first`` on with all up to them says of each: of all items their neighbours, of a
-    band words (`kernels.neighbours.words`), or nothing where they are to be looked for otherwise."""
+def find_in_band(
+    work: Work,
+    first: int,
+    stop: int,
+    place: WordsPlace | None = None,
+    beside: Callable[[np.ndarray], None] = lambda items: None,
+) -> tuple[Found, dict[str, float]]:
+    """What a task of a mutual search does: compare the items first to stop of A with all before them, each pair once.
+
+    Returns what that says of each: words (`kernels.neighbours.words`), which go to ``place`` where that is memory of
+    this host; or of all items their neighbours, or of a band nothing, where they are to be looked for otherwise.
+    beside: called of these items, on another thread, while the GPU compares them.
+    """
+    memory: list[Any] = []
+    try:
+        return _found_in_band(work, first, stop, place, beside, memory)
+    finally:
+        # Giving it back takes as long as filling it did.
+        threading.Thread(target=memory.clear, name="tilewright-free").start()
+
+
+def _found_in_band(
+    work: Work,
+    first: int,
+    stop: int,
+    place: WordsPlace | None,
+    beside: Callable[[np.ndarray], None],
+    memory: list[Any],
+) -> tuple[Found, dict[str, float]]:
+    """The same. memory: gets what is not needed any more when this returns."""
+    begin = time.perf_counter()
+    mutual = mutual_for(work.device)
     options: dict[str, Any] = {
         "metric": work.metric,
         "exclude_self": work.exclude_self,
         "precision": work.precision,
     }
-    mutual = mutual_for(work.device)
-    with _on_gpu:
-        items = _placed(work, block)
-        if len(block) == work.n and not first:
-            found = mutual.nearest_of_itself(items, work.k, threads=work.threads, **options)
-            return of_neighbours(found, nan_rows, block.nbytes)
-        words = mutual.words_of_band(items, first, work.k, **options)
-    return Found({} if words is None else {WORDS: words}, 0, nan_rows, block.nbytes)
+    with _on_gpu, ThreadPoolExecutor(2) as pool:
+        opened = None if place is None else pool.submit(place.open)
+        check = end_if_given_up()
+        block, items = sent_to_gpu(work, stop, check)
+        read = time.perf_counter() - begin
+
+        def look() -> int:
+            if block is None:
+                band = items_of(work.a, work.of, first, stop, threads=work.threads, check=check)
+            else:
+                band = block[first:]
+            memory.append(band)
+            nan_rows = int(items_with_nan(band, work.threads).sum())
+            beside(band)
+            return nan_rows
+
+        def target() -> np.ndarray | None:
+            return None if opened is None else opened.result()
+
+        looked = pool.submit(look)
+        words = mutual.words_of_band(items, first, work.k, target=target, **options)
+        every = None
+        if words is None and not first and stop == work.n:
+            every = mutual.nearest_with_all(items, work.k, threads=work.threads, **options)
+        nan_rows = looked.result()
+    read_nbytes = stop * work.width * work.a.dtype.itemsize
+    if every is not None:
+        found = of_neighbours(every, nan_rows, read_nbytes)
+    elif words is None:
+        found = Found({}, 0, nan_rows, read_nbytes)
+    elif words is target():
+        memory.append(words)
+        found = Found({}, 0, nan_rows, read_nbytes, placed=True)
+    else:
+        found = Found({WORDS: words}, 0, nan_rows, read_nbytes)
+    return found, {"read": read, "compute": time.perf_counter() - begin - read}
+
+
+def sent_to_gpu(work: Work, stop: int, check: Callable[[], None]) -> tuple[np.ndarray | None, Any]:
+    """The first items of A, here, unless they are quickly read once more, and on the GPU. Until ``check`` raises."""
+    from tilewright.pipeline.neighbours.upload import items_read_and_sent
+
+    if work.metric == "cosine" and may_leave(work.a.dtype.newbyteorder("="), work.sums):
+        block = searched_items(work, work.a, 0, stop, threads=work.threads, check=check)  # by whole items
+        return block, _placed(work, block)
+    return items_read_and_sent(work.a, work.of, stop, threads=work.threads, check=check)
 
 
 def _find_in_parts(work: Work, first: int, stop: int) -> tuple[Found, dict[str, float]]:
@@ -354,4 +415,7 @@ def _found(work: Work, search: Any, nan_rows: int, read_nbytes: int) -> Found:
 def of_neighbours(found: Neighbours, nan_rows: int, read_nbytes: int) -> Found:
     """What is found of items: their neighbours."""
     arrays = {"indices": found.indices, "values": found.values}
-    return Found(arrays, int((found.indices >= 0).sum()), nan_rows, read_nbytes)
+    # Those that are missing come last.
+    whole = bool((found.indices[:, -1] != NO_INDEX).all())
+    count = found.indices.size if whole else int((found.indices != NO_INDEX).sum())
+    return Found(arrays, count, nan_rows, read_nbytes)

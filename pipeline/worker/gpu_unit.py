@@ -6,6 +6,7 @@ Nothing of CUDA is imported until a unit is made, so that CPU-only processes can
 from __future__ import annotations
 
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -94,6 +95,19 @@ def _lanes(count: int) -> list[Lane]:
             _spare_lanes.put(lane)
         raise
     return taken
+
+
+@contextmanager
+def lanes_lent(count: int) -> Iterator[queue.SimpleQueue[Lane]]:
+    """``count`` lanes for threads that move bytes otherwise than a unit does; the device is done with them after the
+    block. Call it from a thread that is attached to the GPU."""
+    lanes = _lanes(count)
+    try:
+        yield pool_of(lanes)
+    finally:
+        for lane in lanes:
+            lane.settle()
+            _spare_lanes.put(lane)
 
 
 class GpuSharedMemory:
@@ -489,7 +503,7 @@ class CudaUnit:
             clock = time.perf_counter()
             part.read(whole)
             reading += time.perf_counter() - clock
-        bands = ((0, 0, (rows, columns)),) if whole is None else _bands((rows, columns), item)
+        bands = ((0, 0, (rows, columns)),) if whole is None else block_rectangles((rows, columns), item)
         for row, column, extent in bands:
             staged = shaped(lane.block().view(panel.dtype), extent)
             clock = time.perf_counter()
@@ -590,7 +604,7 @@ class CudaUnit:
 
         def bands(lane: Lane) -> Iterator[np.ndarray]:
             # While one band is written, the next is copied into the other block, whose band has been written already.
-            parts = list(_bands((height, width), item))
+            parts = list(block_rectangles((height, width), item))
             row = np.empty((1, width), tile.dtype) if parts[0][2][1] < width else None
             clock = time.perf_counter()
             coming = start(lane, *parts[0])
@@ -639,7 +653,7 @@ class CudaUnit:
             _spare_lanes.put(self._lanes.get())
 
 
-def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
+def block_rectangles(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
     """Rectangles of a matrix that fit into a block: first row, first column and shape of each."""
     wide = max(1, min(shape[1], BLOCK_NBYTES // itemsize))
     tall = band_rows(wide, itemsize)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from distributed import Client
 from numpy.testing import assert_array_equal
 
@@ -79,13 +80,22 @@ def test_lengths_do_not_matter_to_cosines(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("compressors", ["auto", None])
+@pytest.mark.parametrize("width", [64, 61])
 @pytest.mark.parametrize("metric", order.METRICS)
 def test_the_check_is_done_while_the_gpu_searches(
-    client: Client, tmp_path: Path, rng: np.random.Generator, metric: Any, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    metric: Any,
+    width: int,
+    compressors: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So nothing is compared once more after it."""
+    """So nothing is compared once more after it; however rows are stored, in which way they reach the GPU."""
     monkeypatch.setattr(job, "check_reported", None)
-    path = put(tmp_path / "x.zarr", rng.standard_normal((40_000, 64)).astype(np.float16), chunks=(4096, 64))
+    path, x = tmp_path / "x.zarr", rng.standard_normal((40_000, width)).astype(np.float16)
+    zarr.create_array(path, data=x, chunks=(4096, width), compressors=compressors)
     options: dict[str, Any] = {"metric": metric, "cluster": client, "device": "cuda"}
     run = tw.topk(path, k=7, exclude_self=True, out=tmp_path / "near.zarr", **options)
     assert (run.verification.passed, run.verification.compared) == (True, 7 * 64)

@@ -6,6 +6,7 @@ that ends. Workers open it by this process' number, so no bytes pass through Das
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -37,12 +38,39 @@ COPIED_NBYTES = 4 * 2**20
 """Bytes that are copied at a time."""
 
 
-class SharedMemory:
+class NamelessFile:
+    """So many bytes of memory, 0 at first, that other processes of this host open as ``path`` while this one has it
+    open. Raises OSError where the system has no such files, or no room for it."""
+
+    descriptor = -1
+    """Once it is closed."""
+
+    def __init__(self, nbytes: int, called: str) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError(errno.ENOSYS, f"{sys.platform} has no nameless files in memory")
+        self.descriptor = os.memfd_create(called, os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, nbytes)
+        except OSError:
+            self.close()
+            raise
+        self.path = f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            with suppress(OSError):
+                os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SharedMemory(NamelessFile):
     """A nameless file in memory for the chunks of an array, plain and one behind the other; it is freed with the last
     process that has it open. Raises StoreError where the system has no such files, or no room for it."""
 
     def __init__(self, shape: Sequence[int], dtype: np.dtype, role: str, name: str) -> None:
-        self._descriptor = -1
         self._shape, self._dtype = tuple(shape), dtype
         self._chunks = unit_of(self._shape)
         self._counts = tuple(ceil_div(side, unit) for side, unit in zip(shape, self._chunks, strict=True))
@@ -59,12 +87,9 @@ class SharedMemory:
             )
         self._nbytes = math.prod(self._counts) * math.prod(self._chunks) * dtype.itemsize
         try:
-            self._descriptor = os.memfd_create("tilewright-input", os.MFD_CLOEXEC)
-            os.ftruncate(self._descriptor, self._nbytes)
+            super().__init__(self._nbytes, "tilewright-input")
         except OSError as error:
-            self.close()
             raise StoreError(f"{role}: {name} cannot be copied into shared memory: {error}") from error
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def write(self, region: Sequence[slice], values: np.ndarray) -> None:
         """Put numbers in a region of the array."""
@@ -78,7 +103,7 @@ class SharedMemory:
         """Of what it holds."""
         digest = xxhash.xxh3_128()
         for start in range(0, self._nbytes, COPIED_NBYTES):
-            digest.update(os.pread(self._descriptor, min(COPIED_NBYTES, self._nbytes - start), start))
+            digest.update(os.pread(self.descriptor, min(COPIED_NBYTES, self._nbytes - start), start))
         return digest.hexdigest()
 
     def mapped(self, name: str, digest: str, attributes: Mapping[str, Any]) -> Mapped:
@@ -88,15 +113,6 @@ class SharedMemory:
         table = np.stack([starts, np.full_like(starts, nbytes)], axis=-1)
         return Mapped(self.path, name, self._shape, self._dtype, self._chunks, table=table, digest=digest,
                       attributes=attributes, sight=sight_of(self.path))  # fmt: skip
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 _held: WeakValueDictionary[tuple[str, tuple[int, ...], str], SharedMemory] = WeakValueDictionary()

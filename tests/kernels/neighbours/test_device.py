@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,13 +222,18 @@ def test_what_memory_held_before_changes_nothing(
 
 def by_bands(a: np.ndarray, k: int, *, metric: Any, exclude_self: bool) -> order.Neighbours:
     """The nearest of rows among themselves, by three bands that know nothing of each other."""
-    best = np.zeros((len(a), k), np.uint64)
     edges = [0, len(a) // 2, len(a) // 2 + 300, len(a)]
+    kept = k + int(exclude_self)
+    memory = np.full((sum(edges[1:]), kept), 2**64 - 1, np.uint64)  # of which all is overwritten
+    place = 0
     for first, stop in itertools.pairwise(edges):
-        found = mutual.words_of_band(to_device(a[:stop]), first, k, metric=metric, exclude_self=exclude_self)
+        options: dict[str, Any] = {"metric": metric, "exclude_self": exclude_self}
+        target_of = partial(memory.__getitem__, slice(place, place + stop))
+        found = mutual.words_of_band(to_device(a[:stop]), first, k, target=target_of, **options)
         assert found is not None
-        words.merge_words(best[:stop], found)
-    return words.neighbours_of(best, order.sum_dtype(a.dtype, a.dtype), metric)
+        assert np.shares_memory(found, memory)
+        place += stop
+    return words.neighbours_of_bands(memory, edges[1:], k, order.sum_dtype(a.dtype, a.dtype), metric)
 
 
 @pytest.mark.gpu

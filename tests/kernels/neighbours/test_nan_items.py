@@ -36,3 +36,10 @@ def test_integers_have_none(dtype: str) -> None:
     assert not items_with_nan(np.ones((3, 4), dtype)).any()
     assert items_with_nan(np.ones((0, 4), dtype)).shape == (0,)
     assert items_with_nan(np.ones((3, 0), "f4")).tolist() == [False] * 3
+
+
+def test_a_nan_next_to_infinity_is_one() -> None:
+    """As bits, which no float of 53 bits tells apart."""
+    items = np.ones((4, 3))
+    items.view(np.uint64)[1:, 1] = [0x7FF0000000000001, 0xFFF0000000000001, 0x7FF0000000000000]
+    assert items_with_nan(items).tolist() == [False, True, True, False]

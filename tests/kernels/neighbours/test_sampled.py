@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.neighbours.order import METRICS, MetricName
 from tilewright.kernels.neighbours.sampled import Allowance, add_sampled_sums, keep_nearest
 
@@ -107,3 +108,21 @@ def test_of_equal_ones_the_earlier_are_kept() -> None:
             np.ones((1, 2)), np.ones((10, 2)), columns, least, first=first, metric="dot", allowance=exact
         )
     assert sorted(columns[0].tolist()) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("dtype", ["f2", ">f2", BFLOAT16, "u2", "i2", "f4", "f8", "i1", "?"], ids=str)
+def test_the_nearest_are_those_of_the_same_numbers(dtype: np.typing.DTypeLike) -> None:
+    """Numbers of 16 bits are looked up, NaN and infinity too."""
+    items = (np.random.default_rng(4).standard_normal((900, 33)) * 3).astype(dtype)
+    if np.dtype(dtype) in (np.dtype("f2"), np.dtype(">f2"), BFLOAT16):
+        items[5, 3], items[6, 4], items[7, 5], items[8, 6] = np.nan, np.inf, -np.inf, 1e-7
+    found = []
+    for given_items in (items[::-1, ::2], items[::-1, ::2].astype(np.float64)):
+        columns, least = np.full((4, 7), -1), np.full((4, 7), -np.inf)
+        allowance = Allowance(1e-6, 0, 0, 0, 1e30)
+        keep_nearest(
+            items[20:24, ::2], given_items, columns, least, first=3, metric="l2", allowance=allowance
+        )
+        found.append((columns, least))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])

@@ -124,6 +124,7 @@ def test_what_was_begun_early_and_given_up_is_checked_by_the_same_items(
     sample_of(work, work.sampled)  # as a task does
     request = NeighbourRequest(tmp_path / "x.zarr", k=K, cluster=without_dask, device="cpu").checked()
     plan: Any = SimpleNamespace(m=ITEMS, threads=1, workers=1)
-    kept: Any = SimpleNamespace(arrays=lambda piece: {"indices": found.indices, "values": found.values})
+    arrays = {"indices": found.indices, "values": found.values}
+    kept: Any = SimpleNamespace(arrays=lambda piece: arrays, save_last=lambda: None)
     check = job._checked(without_dask, request, work, plan, kept, [Piece(0, ITEMS, ITEMS * K, 0)], None)
     assert (check.passed, check.rows) == (True, len(SAMPLED))

@@ -60,13 +60,14 @@ def test_items_that_no_tensor_core_takes_are_not_read_in_bands(
     searched: list[tuple[bool, tuple[int, int]]] = []
     said: list[Event] = []
 
-    def search(client: Any, work: Work, ranges: Any, listener: Any, arrived: Any, *others: Any) -> None:
-        searched.extend((work.mutual, each) for each in ranges)
-        for place in range(len(ranges)):
+    def search(
+        client: Any, work: Work, find: Any, calls: Any, listener: Any, arrived: Any, *others: Any
+    ) -> None:
+        searched.extend((work.mutual, call[:2]) for call in calls)
+        for place in range(len(calls)):
             arrived(place, Found({}, 0, 0, 0))
 
     monkeypatch.setattr(job, "_search", search)
-    monkeypatch.setattr(job, "read_unit", lambda array: (1, 8))
     monkeypatch.setattr(job, "bands_of", lambda *asked: [(0, 70_000), (70_000, 100_000)])
     plan: Any = SimpleNamespace(m=100_000, tasks=2, workers=2, block_rows=60_000)
     client: Any = None

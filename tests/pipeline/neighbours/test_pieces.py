@@ -32,6 +32,27 @@ def test_what_was_found_is_given_back_and_kept_for_the_next_run(tmp_path: Path, 
     np.testing.assert_array_equal(again.arrays(PIECE)["indices"], FOUND["indices"])
 
 
+@pytest.mark.parametrize("digest", ["digest", ""])
+@pytest.mark.parametrize("held_nbytes", [0, 2**20])
+def test_the_last_block_is_written_where_the_output_is_not(
+    tmp_path: Path, held_nbytes: int, digest: str
+) -> None:
+    """Where memory does not hold it, it is written as others are."""
+    last = Piece(7, 10, 6, 0)
+    for fails in (False, True):
+        pieces = Pieces.begin(tmp_path / f"pieces-{fails}", digest)
+        pieces.held_nbytes = held_nbytes
+        pieces.keep(PIECE, FOUND)
+        pieces.keep(last, FOUND, last=True)
+        np.testing.assert_array_equal(pieces.arrays(last)["indices"], FOUND["indices"])
+        if fails:
+            pieces.save_last()
+        pieces.close()
+        written = {path.name for path in (tmp_path / f"pieces-{fails}").glob("*.npz")}
+        assert written - {"4-7.npz"} == ({"7-10.npz"} if not held_nbytes or (fails and digest) else set())
+        assert "4-7.npz" in written
+
+
 def test_two_threads_find_what_is_still_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, bands_of, plan_neighbours
+from tilewright.pipeline.neighbours.plan import (
+    BAND_UNIT,
+    ITEM_PAIRS,
+    LANES,
+    Asked,
+    NeighbourPlan,
+    bands_of,
+    plan_neighbours,
+)
 from tilewright.pipeline.plan.product import CUDA_NBYTES, PROCESS_NBYTES
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 ASKED = Asked(
     m=100_003,
@@ -112,23 +121,23 @@ def test_a_gpu_alone_compares_items_among_themselves_once() -> None:
 def test_several_gpus_compare_a_band_each_with_all_items_before_it() -> None:
     asked = replace(ASKED, m=10**6, n=10**6, one=True, on_gpu=True, itemsizes=(2, 2), mutual_nbytes=2**28)
     plan = planned(asked, 2**36, workers=4, threads=1)
-    bands = bands_of(plan.m, 4, asked.units[0])
+    bands = bands_of(plan.m, 4)
     assert plan.triangle
     assert (plan.tasks, plan.block_rows, plan.panel_rows) == (4, bands[0][1], asked.n)
     assert plan.read_nbytes == sum(stop for _, stop in bands) * asked.width * 2
     assert f"4 blocks of at most {bands[0][1]} items of A, of which each pair" in str(plan)
 
 
-@given(st.integers(1, 2**33), st.integers(1, 64), st.integers(1, 10**5))
-def test_bands_hold_all_items_and_about_as_many_pairs_each(items: int, workers: int, unit: int) -> None:
-    bands = bands_of(items, workers, unit)
+@given(st.integers(1, 2**33), st.integers(1, 64))
+def test_bands_hold_all_items_and_take_equally_long(items: int, workers: int) -> None:
+    bands = bands_of(items, workers)
     assert 1 <= len(bands) <= workers
     assert [0, *(stop for _, stop in bands)] == [*(first for first, _ in bands), items]
     assert all(first < stop for first, stop in bands)
-    assert all(first % unit == 0 or items < unit * workers for first, _ in bands[1:])
-    pairs = [stop * stop - first * first for first, stop in bands]
-    if items > 1000 * unit * workers and len(bands) == workers:
-        assert max(pairs) <= 1.2 * items * items / workers
+    assert all(first % BAND_UNIT == 0 for first, _ in bands)
+    costs = [(stop * stop - first * first) / 2 + ITEM_PAIRS * stop for first, stop in bands]
+    if len(bands) > 1:
+        assert max(costs) - min(costs) <= 2 * BAND_UNIT * (items + ITEM_PAIRS)
 
 
 def test_a_process_holds_what_its_tasks_take_and_itself() -> None:
@@ -152,4 +161,5 @@ def test_a_process_holds_what_its_tasks_take_and_itself() -> None:
     once = replace(ASKED, n=ASKED.m, one=True, on_gpu=True, mutual_nbytes=2**28)
     mutual = planned(once, 2**33, workers=1, threads=4)
     assert mutual.tasks == 1
-    assert mutual.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + ASKED.m * (2 * 384 * 4 + found + 16)
+    lanes = LANES * LANE_NBYTES
+    assert mutual.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + ASKED.m * (384 * 4 + found) + lanes
