@@ -62,6 +62,26 @@ def scalar_instruction(
     return _intrinsic(declare, len(arguments))
 
 
+def external_function(
+    name: str, arguments: tuple[Any, ...], result: Any = types.void, description: str = ""
+) -> Callable[..., Any]:
+    """An ``@intrinsic`` of scalars that calls a C function of a library which the kernel is linked with."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        returned = ir.VoidType() if result is types.void else context.get_value_type(result)
+        function = builder.module.globals.get(name) or ir.Function(
+            builder.module, ir.FunctionType(returned, [value.type for value in values]), name
+        )
+        value = builder.call(function, values)
+        return context.get_dummy_value() if result is types.void else value
+
+    def declare(typingctx, *given):  # type: ignore[no-untyped-def]
+        return (result(*arguments), generate) if len(given) == len(arguments) else None
+
+    declare.__doc__ = description
+    return _intrinsic(declare, len(arguments))
+
+
 def pure_instruction(
     text: str, constraints: str, arguments: int, scalar: Any = U32, result: Any = None
 ) -> Callable[..., Any]:

@@ -30,12 +30,12 @@ from tilewright.kernels.gemm.base import (
 from tilewright.kernels.gemm.exact import byte_planes
 from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES
 from tilewright.kernels.gemm.exact.residues import (
+    ANY_SINGLE,
     DEPTH_LIMIT,
     MODULI,
     PLAN_LENGTH,
     RESIDUES,
     SINGLE_DEPTH_LIMIT,
-    SINGLE_KINDS,
 )
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
 from tilewright.kernels.gemm.hopper.wgmma_launch import (
@@ -372,8 +372,7 @@ def _compile_wide(
 
     a, b: dtype of an operand, and whether it is turned.
     """
-    configs = [engine.config(*names, c_type, plan_kind=kind) for kind, names in enumerate(SINGLE_KINDS)]
-    configs.append(engine.config("s8", "s8", c_type, plan_kind=RESIDUES))
+    configs = [engine.config("s8", "s8", c_type, plan_kind=kind) for kind in (ANY_SINGLE, RESIDUES)]
     compile_passes((a, b), configs, engine, device, residues=True)
 
 
@@ -414,13 +413,16 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
                 target = targets[0 if one else side]
                 make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
             decide().launch(1, stream, scratch, residue_depth)
-            for kind, names in enumerate(SINGLE_KINDS):
-                single = [
-                    planes_at(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
-                    for side in range(2)
-                ]
-                config = engine.config(names[0], names[1], output.c_type, plan_kind=kind)
-                engine.launch_product(config, single[0], single[1], output, length, add, stream, plan=scratch)
+            engine.launch_product(
+                engine.config("s8", "s8", output.c_type, plan_kind=ANY_SINGLE),
+                planes_at(targets[0], panels[0], where.single_depth, 1, "s8"),
+                planes_at(targets[0 if one else 1], panels[1], where.single_depth, 1, "s8"),
+                output,
+                length,
+                add,
+                stream,
+                plan=scratch,
+            )
             for start in range(0, length, residue_depth):
                 depth = min(residue_depth, length - start)
                 parts = a.panel(first + start, depth), b.panel(first + start, depth)
@@ -539,7 +541,7 @@ def variants() -> Iterable[Variant]:
         bits = 8 * nbytes
         yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
         yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
-    yield variant("planned bytes to int64", Config("u8", "u8", types.int64, plan_kind=3))
+        yield variant(f"planned bytes to int{bits}", Config("s8", "s8", c_type, plan_kind=ANY_SINGLE))
     for c_type in (types.float32, types.float64):
         yield variant(f"bytes to {c_type}", Config("u8", "s8", c_type))
     yield from _passes(HOPPER)
@@ -554,7 +556,7 @@ def variants_mma() -> Iterable[Variant]:
         for nbytes, c_type in _C_TYPES.items():
             for name, kinds, plan_kind in (
                 ("bytes", ("s8", "u8"), -1),
-                ("planned bytes", ("u8", "s8"), 1),
+                ("planned bytes", ("s8", "s8"), ANY_SINGLE),
                 ("residues", ("s8", "s8"), RESIDUES),
             ):
                 config = mma.Config(*kinds, c_type, plan_kind, tile)

@@ -43,6 +43,8 @@ SINGLE_KINDS = (("s8", "s8"), ("u8", "s8"), ("s8", "u8"), ("u8", "u8"))
 """Plan kinds 0 to 3: both operands fit into one byte each, signed or unsigned, and one product is enough."""
 RESIDUES = 4
 """The plan kind of a product by residues."""
+ANY_SINGLE = 5
+"""Of a kernel that multiplies all of `SINGLE_KINDS`, as the plan says; the plan itself has one of those."""
 FRACTION_BITS = 27
 """Fixed-point bits of t / p: a sum of all of them still fits into 32 bits."""
 

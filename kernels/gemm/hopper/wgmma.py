@@ -20,7 +20,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES, residue_epilogue
-from tilewright.kernels.gemm.exact.residues import PLAN_KIND, PLAN_PLANES, RESIDUES
+from tilewright.kernels.gemm.exact.residues import ANY_SINGLE, PLAN_KIND, PLAN_PLANES, RESIDUES
 from tilewright.kernels.gemm.exact.scaled_epilogue import OWN_WORDS, least_report, scaled_epilogue
 from tilewright.kernels.gemm.hopper.selection import selection
 from tilewright.kernels.gemm.hopper.wgmma_config import (
@@ -42,6 +42,7 @@ from tilewright.kernels.gemm.hopper.wgmma_mainloop import (
     half_multiplier,
     part_multiplier,
     plane_multiplier,
+    planned_multiplier,
     promoted_multiplier,
 )
 from tilewright.kernels.gemm.hopper.wgmma_registers import register_multiplier
@@ -144,7 +145,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     tile_m, tile_n, stage_nbytes, parts = config.tile_m, config.tile_n, config.stage_nbytes, config.parts
     registers = tile_n // 2
     config_kind = config.plan_kind
-    guarded, residues = config_kind >= 0, config_kind == RESIDUES
+    guarded, residues, any_single = config_kind >= 0, config_kind == RESIDUES, config_kind == ANY_SINGLE
     kept_words = WORKSPACE_NBYTES // 4
     c_type = config.c_type
     sum_type = types.int32 if config.integer else types.float32
@@ -156,6 +157,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         multiply_parts = half_multiplier(config) if parts == 2 else part_multiplier(config)
     in_registers, by_columns = config.a_in_registers, config.c_by_columns
     multiply_plane = register_multiplier(config) if in_registers else plane_multiplier(config)
+    multiply_planned = planned_multiplier(config) if any_single else multiply_plane
     row_step, second_row = (2, 1) if in_registers else (1, 8)
     boxed, boxes_offset = config.boxes > 0, config.boxes_offset
     warp_nbytes = config.boxes * C_BOX_NBYTES
@@ -199,10 +201,11 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         map_a, map_b, c, row_stride, column_stride, m, n, k_steps, paired, accumulate, plan, workspace, map_c,
         steps, diagonal,
     ):  # fmt: skip
-        planes = i64(1)
+        planes, plan_kind = i64(1), i64(0)
         if guarded:
             settings = memory.global_array(plan, i64)
-            if settings[PLAN_KIND] != config_kind:
+            plan_kind = settings[PLAN_KIND]
+            if plan_kind >= RESIDUES if any_single else plan_kind != config_kind:
                 return
             planes = settings[PLAN_PLANES]
         ring = u32((memory.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
@@ -261,7 +264,14 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     continue  # as the producer does, and the other block of the cluster
                 if not in_totals:
                     for plane in range(planes):
-                        place, parity = multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity)
+                        if any_single:
+                            place, parity = multiply_planned(
+                                plan_kind, sums, ring, k_steps, warpgroup, lane, place, parity
+                            )
+                        else:
+                            place, parity = multiply_plane(
+                                sums, ring, k_steps, warpgroup, lane, place, parity
+                            )
                         if residues:
                             keep_residues(sums, plane, planes, kept, kept_first)
                 else:

@@ -39,7 +39,8 @@ class Config:
     n_major_b: bool = False
     """B lies in memory with n, not k, contiguous (16-bit operands only)."""
     plan_kind: int = -1
-    """If not negative: read the plan first, and return unless its kind is this."""
+    """If not negative: read the plan first, and return unless its kind is this; with `residues.ANY_SINGLE` it is one of
+    `residues.SINGLE_KINDS`, which then says what bytes are, whatever ``kind_a`` and ``kind_b`` do."""
     parts: int = 1
     """The operands are float32 numbers, split into three bfloat16 planes each (3), or into two of float16 (2), of lines
     times powers of two that lie at ``workspace``."""

@@ -8,11 +8,13 @@ their rounds; the functions take the place and the parity and return those that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from numba import cuda
 from numba.cuda import types
 
+from tilewright.kernels.gemm.exact.residues import SINGLE_KINDS
 from tilewright.kernels.gemm.hopper.wgmma_config import (
     LOW_SHIFT,
     ROWS_PER_WARPGROUP,
@@ -148,6 +150,29 @@ def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]
         return u64(bits_a) | u64((address & u32(ADDRESS_BITS)) >> u32(4))
 
     return tile_a, b_tile(config), multiply
+
+
+def planned_multiplier(config: Config) -> Callable[..., Any]:
+    """As `plane_multiplier`, of bytes that are signed or not as a plan's kind says, which is the first argument."""
+    of_kind = [
+        plane_multiplier(replace(config, kind_a=kind_a, kind_b=kind_b)) for kind_a, kind_b in SINGLE_KINDS
+    ]
+    signed, unsigned_a, unsigned_b, unsigned = of_kind
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_plane(kind, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
+        # Apart, not a branch for each stage: the assembler lets products overlap only within straight loops.
+        if kind == 0:
+            place, parity = signed(sums, ring, k_steps, warpgroup, lane, place, parity)
+        elif kind == 1:
+            place, parity = unsigned_a(sums, ring, k_steps, warpgroup, lane, place, parity)
+        elif kind == 2:
+            place, parity = unsigned_b(sums, ring, k_steps, warpgroup, lane, place, parity)
+        else:
+            place, parity = unsigned(sums, ring, k_steps, warpgroup, lane, place, parity)
+        return place, parity
+
+    return multiply_plane
 
 
 def plane_multiplier(config: Config) -> Callable[..., Any]:

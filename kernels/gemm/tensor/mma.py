@@ -27,7 +27,14 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.exact.residue_epilogue import residue_epilogue
-from tilewright.kernels.gemm.exact.residues import MODULI, PLAN_KIND, PLAN_PLANES, RESIDUES
+from tilewright.kernels.gemm.exact.residues import (
+    ANY_SINGLE,
+    MODULI,
+    PLAN_KIND,
+    PLAN_PLANES,
+    RESIDUES,
+    SINGLE_KINDS,
+)
 from tilewright.kernels.gemm.exact.scaled_epilogue import OWN_WORDS, least_report, scaled_epilogue
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
 from tilewright.kernels.gemm.hopper.wgmma_epilogue import conversions, sum_store
@@ -156,7 +163,8 @@ class Config:
     c_type: Any
     """Numba scalar type of C's elements."""
     plan_kind: int = -1
-    """If not negative: read the plan first, and return unless its kind is this."""
+    """If not negative: read the plan first, and return unless its kind is this; with `residues.ANY_SINGLE` it is one of
+    `residues.SINGLE_KINDS`, which then says what bytes are, whatever ``kind_a`` and ``kind_b`` do."""
     tile: Tile = SMALL_SHARED
     bfloat16_c: bool = False
     """C holds bfloat16, and ``c_type`` is uint16."""
@@ -519,16 +527,14 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     pending = stages - 2
     parted, summed = bool(config.parts), max(1, len(config.parts))
     config_kind = config.plan_kind
-    guarded, residues = config_kind >= 0, config_kind == RESIDUES
+    guarded, residues, any_single = config_kind >= 0, config_kind == RESIDUES, config_kind == ANY_SINGLE
     kept_words = len(MODULI) * tile_m * tile_n // 4
     sum_type = types.int32 if integer else types.float32
 
     copy_a, copy_b = _copier(side_a), _copier(side_b)
     corner, advance = _walk(config, side_a, side_b)
-    multiply = warp_mma.mma_lines(config.kind_a, config.kind_b, tiles_m, tiles_n)
     loaders = [_loader(side_a, side_b, tiles_m, tiles_n, s) for s in range(steps)]
     load_first, load_second = loaders[0], loaders[1]
-    middle_steps = _steps(loaders[2:], multiply, tiles_m, tiles_n)
     converted = (c_type, c_type, c_type) if integer else conversions(config)
     store = _strips(sum_store(warp_n, converted, flagged_only=config.flagged_only), tiles_m, strip_sums)
     if residues and c_type in (types.float32, types.float64):
@@ -550,6 +556,74 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         totals[i] += sums[i]
         sums[i] = sum_type(0)
 
+    def plane_multiplier(kind_a, kind_b):  # type: ignore[no-untyped-def]
+        """A device function for the stages of one plane of one tile, which adds to ``sums``."""
+        multiply = warp_mma.mma_lines(kind_a, kind_b, tiles_m, tiles_n)
+        middle_steps = _steps(loaders[2:], multiply, tiles_m, tiles_n)
+
+        @inlined
+        def multiply_plane(  # type: ignore[no-untyped-def]
+            sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work
+        ):
+            a_from, b_from, a_left, b_left, a_k_left, b_k_left, stage_filled, plane_filled, index = walk
+            put_a, put_b, a_step, b_step = put
+            get_a, get_b = get
+            for _ in range(work[0][0]):
+                at_a, at_b = u32(get_a + reading), u32(get_b + reading)
+                load_second(a_regs, b_regs, at_a, at_b)
+                # Into the stage that was multiplied last: the last barrier ensures that every thread has read it.
+                copy_a(u32(put_a + writing), a_from, a_step, a_left, a_k_left)
+                copy_b(u32(put_b + writing), b_from, b_step, b_left, b_k_left)
+                async_copy.commit_copies()
+                multiply(sums, a_regs, 0, b_regs, 0)
+                a_from, b_from, a_left, b_left, a_k_left, b_k_left, stage_filled, plane_filled, index = (
+                    advance(
+                        a_from,
+                        b_from,
+                        a_left,
+                        b_left,
+                        a_k_left,
+                        b_k_left,
+                        stage_filled,
+                        plane_filled,
+                        index,
+                        work,
+                    )
+                )
+                middle_steps(sums, a_regs, b_regs, at_a, at_b)
+                writing = reading
+                reading = u32(reading + u32(stage_nbytes))
+                if reading == u32(ring_nbytes):
+                    reading = u32(0)
+                async_copy.wait_copies(pending)
+                # The next stage has arrived for every thread, and every thread has read this one (its last step is in
+                # registers), which the next round overwrites.
+                cuda.syncthreads()
+                load_first(a_regs, b_regs, u32(get_a + reading), u32(get_b + reading))
+                multiply(sums, a_regs, use_a, b_regs, use_b)
+                if promoted:
+                    unroll(promote, registers, (totals, sums))
+            walk = a_from, b_from, a_left, b_left, a_k_left, b_k_left, stage_filled, plane_filled, index
+            return walk, reading, writing
+
+        return multiply_plane
+
+    multiply_plane = plane_multiplier(config.kind_a, config.kind_b)
+    of_kind = [plane_multiplier(*kinds) for kinds in SINGLE_KINDS] if any_single else [multiply_plane] * 4
+    signed, unsigned_a, unsigned_b, unsigned = of_kind
+
+    @inlined
+    def multiply_planned(  # type: ignore[no-untyped-def]
+        kind, sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work
+    ):
+        if kind == 0:
+            return signed(sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work)
+        if kind == 1:
+            return unsigned_a(sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work)
+        if kind == 2:
+            return unsigned_b(sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work)
+        return unsigned(sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work)
+
     def kernel(  # type: ignore[no-untyped-def]
         a,
         a_line,
@@ -568,10 +642,11 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         plan,
         workspace,
     ):
-        planes = i32(summed)
+        planes, plan_kind = i32(summed), i64(0)
         if guarded:
             settings = memory.global_array(plan, i64)
-            if settings[PLAN_KIND] != config_kind:
+            plan_kind = settings[PLAN_KIND]
+            if plan_kind >= RESIDUES if any_single else plan_kind != config_kind:
                 return
             planes = i32(settings[PLAN_PLANES])
         ring = memory.shared_address(cuda.shared.array(0, types.uint8, alignment=BANK_LINE))
@@ -643,6 +718,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 a_from, b_from, a_left, b_left, a_k_left, b_k_left, stage_filled, plane_filled, index, work
             )
         reading, writing = u32(0), u32((stages - 1) * stage_nbytes)
+        put, get = (put_a, put_b, a_step, b_step), (get_a, get_b)
         async_copy.wait_copies(pending)
         cuda.syncthreads()  # the first stage has arrived for every thread
         load_first(a_regs, b_regs, get_a, get_b)
@@ -653,41 +729,16 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     unroll(clear, registers, (sums,))
                 if promoted:
                     unroll(clear, registers, (totals,))
-                for _ in range(k_steps):
-                    at_a, at_b = u32(get_a + reading), u32(get_b + reading)
-                    load_second(a_regs, b_regs, at_a, at_b)
-                    # Into the stage that was multiplied last: the last barrier ensures that every thread has read it.
-                    copy_a(u32(put_a + writing), a_from, a_step, a_left, a_k_left)
-                    copy_b(u32(put_b + writing), b_from, b_step, b_left, b_k_left)
-                    async_copy.commit_copies()
-                    multiply(sums, a_regs, 0, b_regs, 0)
-                    a_from, b_from, a_left, b_left, a_k_left, b_k_left, stage_filled, plane_filled, index = (
-                        advance(
-                            a_from,
-                            b_from,
-                            a_left,
-                            b_left,
-                            a_k_left,
-                            b_k_left,
-                            stage_filled,
-                            plane_filled,
-                            index,
-                            work,
-                        )
+                walk = a_from, b_from, a_left, b_left, a_k_left, b_k_left, stage_filled, plane_filled, index
+                if any_single:
+                    walk, reading, writing = multiply_planned(
+                        plan_kind, sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work
                     )
-                    middle_steps(sums, a_regs, b_regs, at_a, at_b)
-                    writing = reading
-                    reading = u32(reading + u32(stage_nbytes))
-                    if reading == u32(ring_nbytes):
-                        reading = u32(0)
-                    async_copy.wait_copies(pending)
-                    # The next stage has arrived for every thread, and every thread has read this one (its last step is
-                    # in registers), which the next round overwrites.
-                    cuda.syncthreads()
-                    load_first(a_regs, b_regs, u32(get_a + reading), u32(get_b + reading))
-                    multiply(sums, a_regs, use_a, b_regs, use_b)
-                    if promoted:
-                        unroll(promote, registers, (totals, sums))
+                else:
+                    walk, reading, writing = multiply_plane(
+                        sums, totals, a_regs, b_regs, walk, reading, writing, put, get, work
+                    )
+                a_from, b_from, a_left, b_left, a_k_left, b_k_left, stage_filled, plane_filled, index = walk
                 if residues:
                     keep_residues(
                         sums, plane, planes, kept, cuda.blockIdx.x * kept_words + own_words * thread

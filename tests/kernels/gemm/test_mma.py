@@ -226,6 +226,24 @@ def test_another_kernels_work_is_left_alone(rng: np.random.Generator) -> None:
     naive.assert_product(c, a[0], b[0].T)
 
 
+@pytest.mark.every_case
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("kind", [*range(len(residues.SINGLE_KINDS)), residues.RESIDUES])
+def test_one_kernel_takes_bytes_as_the_plan_says(rng: np.random.Generator, kind: int) -> None:
+    """Several tiles a block, and stages; residues are another kernel's."""
+    m, n, k = 33, 70, 150
+    a, b = (rng.integers(0, 256, (1, side, k)).astype(np.uint8) for side in (m, n))
+    c = np.full((m, n), 5, np.int64)
+    config = mma.Config("s8", "s8", lane_by_lane.INTEGER_TYPES.int64, residues.ANY_SINGLE, TINY[0])
+    run(config, a, b, c, True, blocks=2, accumulate=False, plan=(kind, 1))
+    if kind == residues.RESIDUES:
+        assert (c == 5).all()
+        return
+    read = {"s8": np.int8, "u8": np.uint8}
+    kind_a, kind_b = residues.SINGLE_KINDS[kind]
+    naive.assert_product(c, a[0].view(read[kind_a]), b[0].T.view(read[kind_b]))
+
+
 def test_tiles_fit_the_devices() -> None:
     kib = 1024
     assert mma_launch.fitting_tile(99 * kib) is mma.SMALL_SHARED  # 8.6, 8.9, 12.0

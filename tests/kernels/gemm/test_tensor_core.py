@@ -98,6 +98,7 @@ def test_only_a_narrow_c_leaves_through_shared_memory(k_major: bool) -> None:
 SAMPLES = {
     "bytes to int8",
     "residues to int64",
+    "planned bytes to int64",
     "int64 to bytes, turned",
     "bytes turned by vectors",
     "float16 to float16, m-major by n-major",

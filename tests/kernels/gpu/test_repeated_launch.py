@@ -217,6 +217,18 @@ def test_bytes_that_are_multiplied_as_they_lie_borrow_nothing(
     assert (plan.scratch_nbytes > 0) == (launches > 1)
 
 
+@pytest.mark.parametrize(("k", "panels"), [(1024, 1), (9000, 2)])
+def test_wide_integers_take_one_launch_for_bytes_of_every_kind(k: int, panels: int, gpu: FakeGPU) -> None:
+    """Then two passes and a product for each panel of residues, whether or not they will be needed."""
+    layouts = [memory_of(array).layout for array in matrices(1024, 1024, k, "i8", "b")]
+    options = (False, False, False, None, "full", "none", 0, tuning.generation, False)
+    _, plan = product._recorded(*layouts, *options)
+    assert plan is not None
+    names = [step.name for step in plan.steps]
+    residues = ["straight", "straight", "kernel"]
+    assert names == ["reset", "straight", "straight", "decide", "kernel", *panels * residues]
+
+
 @pytest.mark.parametrize("dtype", ["i1", "i4"])
 def test_one_matrix_goes_through_its_pass_once(dtype: str, gpu: FakeGPU) -> None:
     """Where it is multiplied by its own transpose, recorded or not."""
