@@ -19,8 +19,9 @@ from tilewright.kernels.gemm.base import compute_dtype
 OPERAND_ROUNDOFF = {
     "full": 0.0,
     # Three bfloat16 parts hold every bit, and the products of parts that are left out are below 2**-25 together; two
-    # float16 parts hold a number to within 2**-23, and the product that is left out is below 2**-22. But the tensor
-    # cores truncate as they add up the others, which g(k) covers only where k is not small.
+    # float16 parts hold a number to within 2**-23, and the product that is left out is below 2**-22. (Numbers that are
+    # tiny beside others of their line lose up to 2**-17, but only where k is at least 512.) The tensor cores truncate
+    # as they add up the others, which g(k) covers only where k is not small.
     "split": 2.0**-21,
     "tf32": 2.0**-10,  # 10 stored bits, and the hardware may truncate instead of rounding
     "fp16": 2.0**-11,

@@ -119,10 +119,12 @@ def _results_with(
     """As `_tile_results`, by tasks that get what the product lacks as ``held`` on the workers."""
     parts = range(product.plan.k_tasks)
     if len(parts) == 1:
-        placement = Placement(product.plan, tiles)
+        placement, given = Placement(product.plan, tiles), Counter[str]()
 
         def call(tile: Tile, worker: str) -> tuple[Any, ...]:
-            return product, tile, placement.sharers(tile, worker, product.sharing), *held
+            given[worker] += 1
+            sharers = placement.sharers(tile, worker, product.sharing)
+            return product, tile, sharers, given[worker], *held
 
         least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
         return run_placed(

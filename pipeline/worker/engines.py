@@ -10,10 +10,12 @@ import gc
 import logging
 import os
 import threading
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +46,8 @@ _ended: deque[str] = deque(maxlen=256)
 _sums: dict[str, list[Product]] = {}
 """For each run its product, once for every sum being stored there now. No engine does that, and ending the run waits
 for it."""
-_turns: dict[str, deque[Turn]] = {}
-"""For each run the tasks that have come and have not queued their tile yet, in the order in which they came."""
+_turns: dict[str, list[Turn]] = {}
+"""For each run the tasks that have come and have not queued their tile yet, in the order in which they are to."""
 _making: dict[str, Product] = {}
 """Runs whose first task is making the engine. Other tasks wait for it, and so does ending such a run."""
 _engines_lock = threading.Lock()
@@ -62,17 +64,21 @@ _leftovers = False
 
 
 class Turn:
-    """A task's place among those of its run: they queue their tiles in the order in which they came, as the placement
-    chose it, and not as the system happens to wake their threads. A tile out of its turn finds neither its own earlier
-    panels nor those of the workers that share them.
+    """A task's place among those of its run on this worker: they queue their tiles in the order that the placement
+    chose, and not as the system happens to start and wake their threads. A tile out of its turn finds neither its own
+    earlier panels nor those of the workers that share them.
 
-    To be taken before the task makes room for the next one. It ends with its block at the latest.
+    number: of the task among those that its worker was given; None where that does not matter: behind those here. To be
+    taken before the task makes room for the next one. It ends with its block at the latest, and nobody waits for a task
+    that has not come.
     """
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, number: int | None = None) -> None:
         self.run = run
         with _engines_lock:
-            _turns.setdefault(run, deque()).append(self)
+            turns = _turns.setdefault(run, [])
+            self.number: int = turns[-1].number if turns and number is None else number or 0
+            insort(turns, self, key=attrgetter("number"))
 
     def __enter__(self) -> Turn:
         return self
@@ -81,7 +87,8 @@ class Turn:
         self.end()
 
     def has_come(self) -> bool:
-        """Whether no task that came earlier has its tile still to queue; to be asked with the lock held."""
+        """Whether no task that is here and comes before this one has its tile still to queue; to be asked with the lock
+        held."""
         return _turns[self.run][0] is self
 
     def end(self) -> None:
@@ -103,12 +110,17 @@ def engine_for(
     """This process's engine for the product's run, made on first use; ``worker`` is this worker's name.
 
     Until the block ends the engine does not count as idle. If making it fails, the next task tries again. peers: the
-    connection to workers that share panels with this one, if any do. turn: waited for first.
+    connection to workers that share panels with this one, if any do. turn: waited for, once the engine is there.
     """
     with _engines_lock:
         _users[product.run] += 1
     try:
-        yield _found_or_made(product, worker, peers, turn)
+        engine = _found_or_made(product, worker, peers)
+        if turn is not None:
+            with _engines_lock:
+                _changed.wait_for(lambda: product.run in _ended or turn.has_come())
+                _check_goes_on(product)
+        yield engine
     finally:
         with _engines_lock:
             _users[product.run] -= 1
@@ -116,10 +128,10 @@ def engine_for(
                 del _users[product.run]
 
 
-def _found_or_made(product: Product, worker: str, peers: Peers | None, turn: Turn | None) -> TileEngine:
+def _found_or_made(product: Product, worker: str, peers: Peers | None) -> TileEngine:
     run = product.run
     with _engines_lock:
-        _changed.wait_for(lambda: run in _ended or (run not in _making and (turn is None or turn.has_come())))
+        _changed.wait_for(lambda: run in _ended or run not in _making)
         _check_goes_on(product)
         if run in _engines:
             return _engines[run]

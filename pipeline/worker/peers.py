@@ -23,8 +23,9 @@ import logging
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +55,12 @@ LOOK_SECONDS = 0.002
 
 HOLDS_SECONDS = 0.02
 """How long a worker waits to hear whether others have panels of lines that it begins: several times what that takes."""
+
+OF_A_TILE = 2
+"""Lines that a tile's panels are of: a row of A and a column of B."""
+
+LINES_KEPT = 2 * OF_A_TILE
+"""Lines of which it is remembered what others have: of the tile whose panels are loaded, and of the one before."""
 
 MOST_PANELS_UNASKED = 16
 """The most panels that a worker reads in a row without asking others, after they have had nothing for long."""
@@ -195,9 +202,8 @@ class RemotePart:
 
 @dataclass
 class _Lines:
-    """Those of A, or of B, whose panels are being loaded: where in the grid, and what is known of others there."""
+    """Of a row of A, or a column of B, of tiles: what is known of other workers there."""
 
-    place: int
     ahead: str | None = None
     """The worker that had a panel of theirs before it was begun here: it is asked for whole panels."""
     pause: int = 0
@@ -214,48 +220,59 @@ class Exchange:
         self._lock = threading.Lock()
         self.lost: frozenset[str] = frozenset()
         """Workers that did not answer or could not be copied from: not asked again in this run."""
-        self._lines: dict[str, _Lines] = {}
-        """Of A and of B those that panels were last begun of."""
+        self._lines: OrderedDict[tuple[str, int], _Lines] = OrderedDict()
+        """Of A and of B those that panels were last begun of, by operand and place in the grid. Of a matrix by its own
+        transpose both sides of a tile are lines of A."""
+        self._begun = 0
+        """How many lines were begun."""
 
     def ahead(self, key: PanelKey, peers: Sequence[str]) -> str | None:
         """The worker among ``peers`` that is ahead with the lines of this panel, which is begun next: all of the panel
         is to be taken from there. None where none is known to be."""
-        operand, place, _ = key
+        line = key[:2]
         with self._lock:
-            before = self._lines.get(operand)
-            if before is not None and before.place == place:
-                return before.ahead
-            lines = self._lines[operand] = _Lines(place)
-        if before is not None:  # at the start of a run nobody is ahead
+            if (lines := self._lines.get(line)) is not None:
+                self._lines.move_to_end(line)
+                return lines.ahead
+            lines = self._lines[line] = _Lines()
+            self._begun += 1
+            if len(self._lines) > LINES_KEPT:
+                self._lines.popitem(last=False)
+        if self._begun > OF_A_TILE:  # at the start of a run nobody is ahead
             lines.ahead = self._holder(key, peers)
         return lines.ahead
 
-    def asks(self, operand: str) -> bool:
-        """Whether to ask others for their parts of a panel of these lines. Where they are elsewhere in k each question
+    def asks(self, key: PanelKey) -> bool:
+        """Whether to ask others for their parts of a panel, after `ahead`. Where they are elsewhere in k each question
         only costs time, so it is asked less and less often until somebody has something again."""
         with self._lock:
-            lines = self._lines[operand]
+            lines = self._lines[key[:2]]
             if lines.unasked:
                 lines.unasked -= 1
                 return False
             return True
 
     def _holder(self, key: PanelKey, peers: Sequence[str]) -> str | None:
-        answers = [(peer, self._ask(peer, "holds", key, None)) for peer in peers]
-        until = time.monotonic() + HOLDS_SECONDS
-        for peer, answer in answers:
-            # Who is slow to answer, or does not, may have it or not: that shows when it is asked for its part.
-            with suppress(Exception):
-                if answer is not None and answer.result(max(0.0, until - time.monotonic())):
-                    return peer
+        """The first of these workers to answer that it has a panel. Who does not answer in time may have it or not:
+        that shows when it is asked for its part."""
+        asked = {
+            answer: peer for peer in peers if (answer := self._ask(peer, "holds", key, None)) is not None
+        }
+        with suppress(TimeoutError):
+            for answer in as_completed(asked, HOLDS_SECONDS):
+                try:
+                    if answer.result():
+                        return asked[answer]
+                except Exception as error:  # whatever went wrong, the files have the same bytes
+                    self._lose(asked[answer], error)
         return None
 
     def take(
-        self, wanted: Sequence[RemotePart], reading: float | None = None, begun: float = math.inf
+        self, wanted: Sequence[RemotePart], reading: float | None = None, begun: float = -math.inf
     ) -> list[RemotePart]:
         """Copy here what other workers have now, or begin to load soon; returns what has to be read instead. reading:
         seconds that this would take, about, where nothing else waits here to be multiplied. begun: when loading these
-        panels began here, by `time.perf_counter`."""
+        panels began here, by `time.perf_counter`: who had all of one by then is ahead."""
         patience = BEGIN_SECONDS if reading is None else min(max(reading, HUNGRY_SECONDS), BEGIN_SECONDS)
         asked = [(one, self._ask(one.peer, "offer", one.key, (one.part, patience))) for one in wanted]
         copied: list[tuple[RemotePart, str, Future[Any] | None]] = []
@@ -291,15 +308,14 @@ class Exchange:
         until = time.monotonic() + PATIENCE_SECONDS
         left += [one for one, peer, answer in copied if not self._answer(peer, answer, until)]
         with self._lock:
-            for operand, place in {one.key[:2] for one in wanted}:
-                lines = self._lines.get(operand)
-                if lines is None or lines.place != place:  # others are begun meanwhile
+            for line in {one.key[:2] for one in wanted}:
+                if (lines := self._lines.get(line)) is None:  # long left behind
                     continue
-                had = any(one.key[:2] == (operand, place) and one not in left for one in wanted)
+                had = any(one.key[:2] == line and one not in left for one in wanted)
                 if had or lines.ahead is None:
                     lines.pause = 0 if had else min(MOST_PANELS_UNASKED, 2 * lines.pause or 1)
                     lines.unasked = lines.pause
-                    lines.ahead = ahead.get((operand, place), lines.ahead)
+                    lines.ahead = ahead.get(line, lines.ahead)
                 else:
                     lines.ahead = None  # it has let go of its panels, or been caught up with
         return left
@@ -382,7 +398,7 @@ class PanelSharing:
         parts: Iterable[tuple[str, PanelPart | None]]
         if (ahead := self.exchange.ahead(key, peers)) in peers:
             parts = [(ahead, whole)]
-        elif self.exchange.asks(key[0]):
+        elif self.exchange.asks(key):
             parts = zip(sharers, parts_of(region, unit, len(sharers)), strict=True)
         else:
             parts = [(self._worker, whole)]

@@ -45,11 +45,12 @@ at once, so one that made room would have its worker start all others that wait 
 
 
 def multiply_tile(
-    product: Product, tile: Tile, sharers: Sharers, fused: Fused | None = None
+    product: Product, tile: Tile, sharers: Sharers, number: int, fused: Fused | None = None
 ) -> TileReport | DeviceMemoryError:
     """Compute one tile of C and store it. Safe to retry: doing it twice stores the same bytes twice.
 
-    fused: what the product lacks, where that was sent apart, here and below.
+    number: of the tile among those that its worker was given. fused: what the product lacks, where that was sent apart,
+    here and below.
     """
     product = _whole(product, fused)
 
@@ -61,7 +62,7 @@ def multiply_tile(
                operations=product.plan.tile_operations(tile))  # fmt: skip
         return report
 
-    with Turn(product.run) as turn:
+    with Turn(product.run, number) as turn:
         if product.device == "cuda":
             make_room(TILES_UNDER_WAY)
         return _unless_memory_is_short(product, work, f"tile {tile.index}")

@@ -140,7 +140,9 @@ _seen: set[tuple[str, str, str, Corners]] = set()
 """What the workers of this process have told of a run: worker, run, input and part."""
 
 
-def stub_tile(product: Product, tile: Tile, sharers: Sharers, fused: Fused | None = None) -> TileReport:
+def stub_tile(
+    product: Product, tile: Tile, sharers: Sharers, number: int, fused: Fused | None = None
+) -> TileReport:
     """All of `tasks.multiply_tile` but its work. What it writes for a chunk of C is eight bytes."""
     worker, now, plan = address_of(get_worker()), time.time(), product.plan
     rows, columns = plan.c_unit

@@ -7,7 +7,7 @@ panel by panel of k:
 2. one for a sample of it, and the product of both samples, of which only the least element is wanted,
 3. the host reads that: how many moduli are enough, or that none are;
 4. the powers of two, the residues, and one product for each modulus; or else the product by another kernel, which is
-   float64's own, and for float32 the one that splits into bfloat16 parts.
+   float64's own, and for float32 the one that splits into parts of 16 bits.
 
 The host waits in step 3 for what was enqueued on the stream before: its launches would otherwise have to fit any number
 of moduli, and the other kernel.
@@ -156,7 +156,7 @@ def outcome(dtype: np.dtype, count: int | None, nonfinite: bool) -> str:
     """In words, how a panel is multiplied, and why."""
     if count is not None:
         return f"split-{dtype} by {count} moduli"
-    other = "float64 in full" if dtype == FLOAT64 else "float32 in bfloat16 parts"
+    other = "float64 in full" if dtype == FLOAT64 else "float32 in parts of 16 bits"
     return f"{other} ({'NaN or infinity in a panel' if nonfinite else 'numbers of too different sizes'})"
 
 

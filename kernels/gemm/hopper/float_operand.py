@@ -161,7 +161,8 @@ class Cut:
         self, a: FloatOperand, b: FloatOperand, output: Output
     ) -> Iterator[tuple[FloatOperand, FloatOperand, Output]]:
         """The products that make up the whole one. Each walks k in panels of the same depth, so how its elements are
-        added up does not depend on where the stretches end."""
+        added up does not depend on where the stretches end; but of float32 in parts, into how many parts numbers are
+        split is found for each panel of a stretch."""
         for row in range(0, a.outer, self.lines[0]):
             rows = min(self.lines[0], a.outer - row)
             for column in range(0, b.outer, self.lines[1]):

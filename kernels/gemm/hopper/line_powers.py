@@ -1,9 +1,14 @@
 """Powers of two that bring the lines of float32 matrices into the range of float16.
 
 A line (a row of A, a column of B) is scaled so that its largest absolute value lies in [2**14, 2**15), below float16's
-largest. Where its least one other than zero is at least 2**-28 of that, all of its numbers are normal float16 numbers
-then, and two float16 parts hold each to within 2**-23 of it. Where one line of either matrix is not so, or so small
-that the power itself is no float32, the plan says that numbers are split in another way (`float_planes.THIRDS`).
+largest. Two float16 parts then hold a number x of it to within 2**-23 of x, if x is at least 2**-27 of that largest:
+smaller ones to within 2**-50 of the largest, since float16 ends. The least that a line may have, other than zero, is
+2**-MOST_APART of its largest: what is lost of such a number is at most 2**-17 of it, less than float32 may round off as
+it adds up the 512 products that there are at least (2**-15 of their absolute values). In millions of numbers that are
+distributed continuously there are always a few so small; they weigh nothing beside the others.
+
+Where one line of either matrix is not so, or its largest is so small that 2**-MOST_APART of it is no normal float32,
+the plan says that numbers are split in another way (`float_planes.THIRDS`).
 
 Infinities and NaN do not count: they are flagged where the parts are made.
 """
@@ -29,11 +34,11 @@ DEPTH = 64
 """Places of k that a thread walks, where neighbours in memory are lines."""
 TOP = 14
 """A line's largest absolute value is at least 2**TOP, and less than twice that, once it is scaled."""
-MOST_APART = 28
-"""How many powers of two below it the least one may be: 2**(TOP - MOST_APART) is float16's smallest normal number."""
-LEAST_TOP = -98
-"""The exponent of the largest value of a line that is scaled, at least: those 2**-MOST_APART of it are normal float32
-numbers too."""
+MOST_APART = 33
+"""How many powers of two below a line's largest value the least one may be."""
+LEAST_TOP = MOST_APART - 126
+"""The exponent of the largest value of a line that is scaled, at least: its least one is a normal float32 then, which
+the GPU does not take for zero."""
 NOTHING = 0x7FFFFFFF
 EXPONENT = 0x7F800000
 BIAS = 127

@@ -1,11 +1,12 @@
 """``precision="split"``: float32 accuracy from 16-bit tensor cores, on Hopper.
 
 **Two float16 parts.** Each row of A, and column of B, is scaled by a power of two to make the most of float16's range
-(`line_powers`). A number x is then h + l / 2**11, up to 2**-23 of it: h is the float16 next to x, and l the one next to
-2**11 (x - h). Of the four products of parts hh, hl and lh are multiplied; ll is below 2**-22 of the product. What is
-lost in that way is of either sign from element to element of k, and its sum far below what float32 rounds off as it
-adds up all of k, where k is not small. Where a line's numbers are of too different sizes, the plan says so on the
-device, and three parts are multiplied instead; so are smaller products.
+(`line_powers`). A number x is then h + l / 2**11, to within 2**-23 of it (where it is not tiny beside others of its
+line): h is the float16 next to x, and l the one next to 2**11 (x - h). Of the four products of parts hh, hl and lh are
+multiplied; ll is below 2**-22 of the product. Of numbers of many kinds what is lost in that way is of either sign from
+element to element of k, and its sum far below what float32 rounds off as it adds up all of k, where k is not small; of
+numbers that are all alike it adds up, to at most 2**-21 of the absolute products. Where a line's numbers are of too
+different sizes, the plan says so on the device, and three parts are multiplied instead; so are smaller products.
 
 **Three bfloat16 parts.** A float32 number is the sum of three bfloat16 numbers: its rounding h, the rounding m of what
 is left, and the rest l. Of the nine products of parts, the six that float32 can notice are multiplied: hh, hm, mh, mm,
@@ -146,7 +147,7 @@ def multiply(
     majors = not left.k_major, not right.k_major
     pieces = cut(left, right, "split")
     halves = engine.halves and _halves_pay(left.outer, right.outer, min(pieces.depth, left.depth))
-    forms = [(form, engine.config(form, *majors)) for form in ("halves", "split", "signs")[not halves :]]
+    configs = {form: engine.config(form, *majors) for form in FORMS[not halves :]}
     lines_nbytes = _lines_nbytes(*pieces.lines, halves=halves)
     room = [
         planes_nbytes(operand.stretch(0, lines), pieces.depth, "split")
@@ -164,9 +165,10 @@ def multiply(
                 add = accumulate or first > 0
                 panels = rows.panel(first, length), columns.panel(first, length)
                 reset_flags(plan, flags, rows.outer + columns.outer, stream)
-                if halves:
+                in_two = halves and length >= LEAST_HALVES_DEPTH
+                if in_two:
                     find_powers(*panels, plan, targets[0], powers, stream)  # where no planes are yet
-                for form, config in forms:
+                for form in FORMS[not in_two :]:
                     planes = [
                         make_planes(
                             panels[side],
@@ -181,7 +183,7 @@ def multiply(
                         for side in range(2)
                     ]
                     engine.launch_product(
-                        config,
+                        configs[form],
                         planes[0],
                         planes[1],
                         part,
@@ -193,6 +195,8 @@ def multiply(
                     )
 
 
+FORMS = ("halves", "split", "signs")
+"""Of which the first is left out where it does not pay; on the device the plan lets one of the first two be."""
 KINDS = {"halves": "f16", "split": "bf16", "signs": "bf16"}
 """PTX operand type of each form."""
 CONFIGS = {"halves": _halves, "split": _product, "signs": _repair}

@@ -17,6 +17,7 @@ if SIMULATOR:
 from numba import cuda
 
 from tilewright.kernels.gemm.hopper import split_float
+from tilewright.kernels.tolerance import tolerance
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -101,7 +102,12 @@ def split_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     indirect=["parts"],
 )
 def test_no_larger_error_than_float32(
-    matrices: Callable[..., Pair], n: int, k: int, parts: str, rng: np.random.Generator
+    matrices: Callable[..., Pair],
+    n: int,
+    k: int,
+    parts: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Against the float32 kernel, where it adds up k in one piece: the largest and the root-mean-square
     error."""
@@ -117,7 +123,11 @@ def test_no_larger_error_than_float32(
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     exact, scale = wide_a @ wide_b, np.abs(wide_a) @ np.abs(wide_b)
     full = np.abs(matmul(a, b, device="cuda") - exact) / scale
-    split = np.abs(split_product(a, b) - exact) / scale
+    product = split_product(a, b)
+    split = np.abs(product - exact) / scale
+    monkeypatch.setattr(split_float, "LEAST_HALVES_WORK", 1 << 62)
+    in_three = parts == "thirds" or matrices in (graded_along_k, wild_exponents)  # too far apart
+    assert np.array_equal(product, split_product(a, b)) is in_three
     assert split.max() <= full.max()
     assert np.sqrt(np.mean(split**2)) <= np.sqrt(np.mean(full**2))
 
@@ -227,9 +237,25 @@ def test_numbers_too_far_apart_are_multiplied_in_three_parts(
 
     assert not np.array_equal(product(0), product(1 << 62))
     for matrix, place in ((a, (100, 7)), (b, (3, 400))):
-        kept, matrix[place] = matrix[place], 2.0**-29
+        kept, matrix[place] = matrix[place], 2.0**-35
         np.testing.assert_array_equal(product(0), product(1 << 62))
         matrix[place] = kept
+
+
+@pytest.mark.gpu
+def test_tiny_numbers_keep_what_float32_keeps_of_sums(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Where those that are large meet zeros: within the bound of ordinary sums of as many products."""
+    monkeypatch.setattr(split_float, "LEAST_HALVES_WORK", 0)
+    k = split_float.LEAST_HALVES_DEPTH
+    a, b = np.zeros((64, k), np.float32), np.zeros((k, 64), np.float32)
+    a[:, :8], b[8:] = 1, rng.uniform(1, 2, (k - 8, 64))
+    a[:, 8:] = rng.uniform(1, 2, (64, k - 8)) * 2.0**-33
+    exact = a.astype(np.float64) @ b
+    error = np.abs(split_product(a, b) - exact)
+    assert (error <= tolerance(k, np.float32, np.abs(exact), "split")).all()
+    assert error.max() > 0, "three parts were multiplied"
 
 
 @pytest.mark.gpu

@@ -188,14 +188,16 @@ def test_while_an_engine_is_made_only_its_own_run_waits_for_it(
     engines.close_engine(product.run)
 
 
-def test_tiles_are_queued_in_the_order_in_which_their_tasks_came(
-    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("numbered", [False, True], ids=["as they came", "as they were given"])
+def test_tiles_are_queued_in_the_order_of_their_tasks(
+    numbered: bool, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever thread wakes first once the engine is made, and although one of them fails."""
+    """Whichever thread is first when the engine is made, and although one of them fails."""
     product = engine(10**6)[0].product
     tiles = list(product.plan.tiles())
     assert len(tiles) > 4
     waiting, order = told_of_waiting(monkeypatch), []
+    making = Making(monkeypatch, product.run)
 
     def task(tile: Tile, turn: engines.Turn) -> None:
         def queued() -> None:
@@ -208,12 +210,19 @@ def test_tiles_are_queued_in_the_order_in_which_their_tasks_came(
             with engines.engine_for(product, "here", turn=turn) as worker:
                 worker.multiply(tile, queued=queued)
 
-    turns = [engines.Turn(product.run) for _ in tiles]
+    if numbered:  # the last comes first
+        turns = [engines.Turn(product.run, number) for number in reversed(range(len(tiles)))][::-1]
+    else:
+        turns = [engines.Turn(product.run) for _ in tiles]
     with ThreadPoolExecutor(len(tiles)) as pool:
         done = []
-        for tile in reversed(tiles):
+        for tile in reversed(tiles):  # and makes the engine
             done.append(pool.submit(task, tile, turns[tile.index]))
-            assert tile.index < 2 or waiting.acquire(timeout=10)
+            if tile is tiles[-1]:
+                assert making.begun.wait(10)
+            else:
+                assert tile.index == 1 or waiting.acquire(timeout=10)
+        making.go_on.set()
         failed = [one for one in done if one.exception(10) is not None]
     assert len(failed) == 1
     assert order == [tile.index for tile in tiles if tile.index != 1]

@@ -267,7 +267,7 @@ def test_who_comes_second_reads_next_to_nothing(compressors: Any, job: Any) -> N
     assert first[0] > b, "a share of A and all of B"
     assert sum(second) + first[0] == 8 * M * K + 2 * b
     # Its own parts, of those begun before it was known that the other had them all.
-    assert b - load_stage.PANELS_COMING * 8 * 20 * 40 <= second[1] < b
+    assert b - peers.OF_A_TILE * load_stage.PANELS_COMING * 8 * 20 * 40 <= second[1] < b
 
 
 def test_two_workers_read_a_symmetric_factor_once(job: Any) -> None:
@@ -282,7 +282,8 @@ def test_two_workers_read_a_symmetric_factor_once(job: Any) -> None:
     # halves of panels begun before it knew that.
     read = [read for read, _ in walks]
     assert read[0] == 8 * M * K * 3 // 4
-    assert 8 * M * K // 4 <= read[1] <= 8 * M * K // 4 + load_stage.PANELS_COMING * 8 * 20 * 20
+    unknown = peers.OF_A_TILE * load_stage.PANELS_COMING
+    assert 8 * M * K // 4 <= read[1] <= 8 * M * K // 4 + unknown * 8 * 20 * 20
 
 
 def test_workers_that_begin_at_different_moments_come_together(
@@ -323,7 +324,7 @@ class Silent:
         self.asked = asked
 
     def ask(self, peer: str, question: str, run: str, key: panels.PanelKey, what: Any) -> Future[Any]:
-        self.asked.append(what[1])
+        self.asked.append(what and what[1])
         answer: Future[Any] = Future()
         answer.set_result(None)
         return answer
@@ -427,7 +428,7 @@ def test_who_begins_other_lines_asks_for_them_at_once() -> None:
 
     def asked(key: panels.PanelKey) -> bool:
         assert exchange.ahead(key, WORKERS[1:]) is None
-        return exchange.asks(key[0])
+        return exchange.asks(key)
 
     def found_nothing(key: panels.PanelKey) -> None:
         part = RemotePart(WORKERS[1], key, (0, 1, 0, 1), 8, lambda exported, peer: None)
@@ -444,6 +445,46 @@ def test_who_begins_other_lines_asks_for_them_at_once() -> None:
     assert not asked(("a", 1, 2))
 
 
+def test_both_sides_of_a_symmetric_product_are_asked_for_less_and_less_often() -> None:
+    """Whose panels are all of A, of two rows of tiles by turns."""
+    told: list[Any] = []
+    exchange = Exchange(Silent(told), "run")
+    asked = 0
+    for start in range(100):
+        for place in (3, 0):
+            key = ("a", place, start)
+            assert exchange.ahead(key, WORKERS[1:]) is None
+            if exchange.asks(key):
+                asked += 1
+                exchange.take([RemotePart(WORKERS[1], key, (0, 1, 0, 1), 8, lambda exported, peer: None)])
+    assert asked <= 2 * 10
+    assert len(told) == asked, "at the start nobody is asked who is ahead"
+
+
+def test_the_first_to_say_that_it_is_ahead_is_not_kept_waiting() -> None:
+    silent: Future[Any] = Future()
+
+    class Peers:
+        def ask(self, peer: str, question: str, run: str, key: panels.PanelKey, what: Any) -> Future[Any]:
+            if peer == "silent":
+                return silent
+            answer: Future[Any] = Future()
+            if peer == "gone":
+                answer.set_exception(OSError("no route"))
+            else:
+                answer.set_result(question == "holds")
+            return answer
+
+    exchange = Exchange(Peers(), "run")
+    names = ["silent", "gone", "ahead"]
+    for place in range(peers.OF_A_TILE):
+        assert exchange.ahead(("a", place, 0), names) is None
+    assert exchange.ahead(("a", 7, 0), names) == "ahead"
+    assert exchange.lost <= {"gone"}
+    assert exchange.ahead(("a", 8, 0), names[:2]) is None
+    assert exchange.lost == {"gone"}
+
+
 def test_what_one_has_not_begun_comes_from_another_that_has_it_all(job: Any) -> None:
     work = job()
     ahead, behind = "tcp://here:1", "tcp://here:2"
@@ -457,8 +498,9 @@ def test_what_one_has_not_begun_comes_from_another_that_has_it_all(job: Any) -> 
     reports = [work.peers.engines[names[2]].multiply(tile, sharers=Sharers((), names)) for tile in tiles]
     # Of each panel begun before it was known who had it, a third is read here, between rows: at most 7 of 20.
     everything = sum(8 * 20 * tile.columns * work.plan.panel_count for tile in tiles)
-    assert everything - load_stage.PANELS_COMING * 8 * 7 * 40 <= shared(reports)[1] < everything
-    assert work.peers.asked.count((behind, "offer")) <= load_stage.PANELS_COMING
+    unknown = peers.OF_A_TILE * load_stage.PANELS_COMING
+    assert everything - unknown * 8 * 7 * 40 <= shared(reports)[1] < everything
+    assert work.peers.asked.count((behind, "offer")) <= unknown
     assert (behind, "still") not in work.peers.asked
 
 
@@ -476,7 +518,7 @@ def test_a_worker_that_is_ahead_no_longer_is_left_alone(job: Any) -> None:
     reports = [second.multiply(tile, sharers=sharers) for tile in tiles]
     work.assert_stored(reports)
     held = sum(8 * 100 * tile.columns for tile in tiles[:2])
-    assert held - load_stage.PANELS_COMING * 8 * 20 * 40 <= shared(reports)[1] <= held
+    assert held - peers.OF_A_TILE * load_stage.PANELS_COMING * 8 * 20 * 40 <= shared(reports)[1] <= held
 
 
 def test_a_panel_that_was_replaced_while_it_was_copied_is_read(job: Any) -> None:
