@@ -348,7 +348,8 @@ class Chunks:
 def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     """Lines go by chunks, one at a time, to memory that a pretended driver copies to."""
     from tilewright.pipeline.duplicates import lines_on_gpu
-    from tilewright.pipeline.text.gpu import lanes
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
+    from tilewright.pipeline.text.gpu import lanes, room
 
     driver, seen, sign_lines = Driver(), Chunks(), lines_on_gpu.sign_lines
 
@@ -368,19 +369,19 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     monkeypatch.setattr(type(lanes.cuda.current_context()), "memory_manager", memory, raising=False)
     monkeypatch.setattr(lanes._spare_texts, "_kept", {})
     monkeypatch.setattr(lines_on_gpu._spare_signers, "_kept", {})
-    monkeypatch.setattr(lines_on_gpu.file_upload, "available", lambda: True)
+    monkeypatch.setattr(gpu_chunks.file_upload, "available", lambda: True)
     monkeypatch.setattr(lines_on_gpu, "sign_lines", signed)
-    monkeypatch.setattr(lines_on_gpu, "_moved", moved)
+    monkeypatch.setattr(gpu_chunks, "_moved", moved)
     monkeypatch.setattr(
-        lines_on_gpu, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
+        gpu_chunks, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
     )
-    monkeypatch.setattr(lines_on_gpu, "CHUNKS", 1)
-    monkeypatch.setattr(lines_on_gpu, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(gpu_chunks, "CHUNKS", 1)
+    monkeypatch.setattr(room, "LEAST_NBYTES", 1)
     monkeypatch.setattr(lines_on_gpu, "MOST_DOCUMENTS", 4)
     with ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(lines_on_gpu, "pool", lambda: pool)
+        monkeypatch.setattr(gpu_chunks, "pool", lambda: pool)
         yield seen
-    lines_on_gpu._no_room.clear()
+    gpu_chunks.no_room.clear()
 
 
 def by_lines(shingle: str = "word") -> Options:
@@ -402,11 +403,11 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files that are cut behind lines, some in chunks with others; batches of few lines; what no table folds."""
-    from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
 
     piece = written(tmp_path, [(data, False) for data in LINES_OF_FILES])
-    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", chunk_nbytes)
-    monkeypatch.setattr(lines_on_gpu, "LOOK_NBYTES", look_nbytes)
+    monkeypatch.setattr(gpu_chunks, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", look_nbytes)
     asked = by_lines(shingle)
     reading = Reading(split_on="line")
     found, stages = signing.sign_piece(piece, asked, reading, "stop", "cuda", 2)
@@ -421,14 +422,14 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     assert (found.others, wanted.others) == (1, 0)
     # A line that is too long, and a file that cannot be read any more, are for those who read block by block.
     assert chunks.taken.pop() is not None
-    monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 100)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 100)
     again, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     assert chunks.taken == [None]
     assert chunks.kept(asked) == (0, 0)
     assert len(chunks.cleared) == 1
     np.testing.assert_array_equal(again.digests, wanted.digests)
     np.testing.assert_array_equal(again.keys, wanted.keys)
-    monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 2**22)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 2**22)
     os.truncate(tmp_path / "000", 10)
     with pytest.raises(CorpusError, match="000 shrank"):
         signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
@@ -440,9 +441,9 @@ def test_chunks_of_too_many_lines_are_read_block_by_block(
     most: int, refused: bool, tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two newlines, and a line that needs none."""
-    from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import room
 
-    monkeypatch.setattr(lines_on_gpu, "MOST_LINES", most)
+    monkeypatch.setattr(room, "MOST_LINES", most)
     piece = written(tmp_path, [(b"one two\n\nfive six", False)])
     asked, reading = by_lines(), Reading(split_on="line")
     found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
@@ -458,7 +459,7 @@ def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
     tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends before its second chunk, and nothing is read block by block."""
-    from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
 
     checks = 0
 
@@ -468,7 +469,7 @@ def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
         if checks == 2:
             raise CancelledError("for the test")
 
-    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", 1)
+    monkeypatch.setattr(gpu_chunks, "CHUNK_NBYTES", 1)
     piece = written(tmp_path, [(b"one two\nthree four\nfive six\n", False)])
     asked, reading = by_lines(), Reading(split_on="line")
     with monkeypatch.context() as patch:
