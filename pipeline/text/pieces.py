@@ -93,7 +93,8 @@ def count_piece(
     threads: how many of this process read or decompress, for all its tasks together; no more than it has cores
     decompress.
     neighbours: workers on this one's host, itself included.
-    fingerprints: whether those of what is read are wanted. There are none of large plain documents on a GPU.
+    fingerprints: whether those of what is read are wanted. There are none of large plain files on a GPU, as texts or by
+    a field.
     on_error: "report" leaves out the files that cannot be counted, and says which (`Counts.bad`); "stop" raises, and
     names what else is bad among the piece's files, as far as a block of them reaches.
     """
@@ -239,6 +240,9 @@ def _count(
             if counts is not None:
                 part = _part_of(counts, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
+        field = _field_on_gpu(piece, kind, tally, task, threads)
+        if field is not None:
+            return _counts_of(piece, [replace(piece, first=0)], [field], per_document, kind)
         parts = _run(_calls(partial(_tally_on_gpu, tally), shares), threads, task)
         tallied = tally.read()
         for part in parts:
@@ -697,6 +701,29 @@ def _tally_on_gpu(tally: Tally, share: Piece, task: _Task) -> _Part:
     none = NO_CELLS
     return _Part(
         none, np.concatenate(separators), none, nbytes, stages, _rows_of(prints), found, unknown(kind)
+    )
+
+
+def _field_on_gpu(piece: Piece, kind: Kind, tally: Tally, task: _Task, threads: int) -> _Part | None:
+    """What is counted of a field of large plain files of JSON lines; None of any other piece, and where the cores have
+    to read it."""
+    from tilewright.pipeline.text.gpu.fields import count_fields, fit
+    from tilewright.pipeline.text.gpu.texts import unknown
+
+    if task.per_document or not fit(piece, task.reading):
+        return None
+    (field,) = task.reading.fields
+    counts = count_fields(piece, field, kind, task.gap, tally, text_threads(threads), threads, task.check)
+    if counts is None:
+        return None
+    start = time.perf_counter()
+    tallied = tally.read() - counts.of_separators
+    for block in counts.blocks:
+        tallied += _count_block(block, kind, task.gap, np.array([0, len(block.data)]))[0]
+    bins = np.flatnonzero(tallied)
+    stages = {"read": counts.reading, "count": counts.counting + time.perf_counter() - start}
+    return _Part(
+        np.zeros_like(bins), bins, tallied[bins], counts.nbytes, stages, NONE, counts.found, unknown(kind)
     )
 
 

@@ -195,6 +195,34 @@ def test_memory_of_a_gpu_is_of_texts_and_tables(by: str, tables: int) -> None:
     assert packed.gpu_nbytes == (0 if tables else lane * packed.threads)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "threads", "chunks", "chunk_nbytes"),
+    [
+        ((2**34,), 1, 6, 2**28 + 2**25),
+        ((5 * 2**20, 3 * 2**20), 1, 1, 2**26 + 2**25),
+        ((5 * 2**20, 3 * 2**20), 2, 2, 2**26 + 2**25),
+        ((2**21, 2**10), 2, 1, 2**26 + 2**24),
+        ((2**19,), 1, 0, 0),
+        ((150 * 2**20,) * 2, 2, 4, 2**28 + 2**25),
+    ],
+)
+def test_memory_of_a_gpu_is_of_chunks_of_json_lines(
+    sizes: tuple[int, ...], threads: int, chunks: int, chunk_nbytes: int
+) -> None:
+    """Of a chunk what is stored and what is decoded, in steps of 32 MiB, and where its lines end."""
+    gpu = replace(workers(1, threads)[0], device="cuda", name="a GPU")
+    corpus = replace(of(*sizes, codec="text"), reading=Reading(fields=("text",)))
+    byte = any_kind_named("byte")
+    plan = plan_count(corpus, byte, [gpu], per_document=False)
+    lane = 2 * (2**23 + 64)
+    assert plan.gpu_nbytes == chunks * chunk_nbytes + lane * plan.threads
+    for other in (
+        plan_count(corpus, byte, [gpu], per_document=True),
+        plan_count(replace(corpus, reading=Reading(fields=("text", "id"))), byte, [gpu], per_document=False),
+    ):
+        assert other.gpu_nbytes == lane * other.threads
+
+
 def test_counts_that_would_not_fit_are_refused() -> None:
     assert totals.most_nbytes(7, 11, per_document=True, allowed=1000) == (7 * 11 * 8, True)
     assert totals.most_nbytes(7, 65536, per_document=True, allowed=1000) == (1000, False)

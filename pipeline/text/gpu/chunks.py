@@ -2,8 +2,8 @@
 loops that do not hold the interpreter's lock, while others are worked on.
 
 Reading lines block by block takes each block some dozen turns with the interpreter's lock, at which all threads that
-read wait for each other. Here the host only reads. What is done with a chunk is its user's:
-`duplicates/lines_on_gpu.py` signs lines.
+read wait for each other. Here the host only reads. What is done with a chunk is its user's: `fields.py` beside this
+counts a field of JSON lines, `duplicates/lines_on_gpu.py` signs lines.
 """
 
 from __future__ import annotations

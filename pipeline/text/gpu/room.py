@@ -1,10 +1,14 @@
-"""How large chunks of lines are, and which pieces may come by them: arithmetic that a plan needs too, where there is no
-GPU."""
+"""What chunks of lines take of a GPU, and which pieces may be counted by them: arithmetic that a plan needs too, where
+there is no GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.pipeline.text.corpus import Piece
 from tilewright.pipeline.text.formats.listing import TEXT
+from tilewright.pipeline.text.formats.reading import Reading
 
 TEXT_STEP_NBYTES = 32 * 2**20
 """Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same
@@ -31,3 +35,29 @@ def are_large(piece: Piece) -> bool:
         and 0 < LEAST_NBYTES * len(piece.documents) <= piece.nbytes
         and all(document.codec in (None, TEXT) for document in piece.documents)
     )
+
+
+def may_be_fields(piece: Piece, reading: Reading) -> bool:
+    """Whether the documents of a piece may be the texts of one field that a GPU finds: what its files are is not known
+    before their first bytes are looked at."""
+    return (
+        len(reading.fields) == 1
+        and not (reading.id_field or reading.encoding or reading.raw)
+        and are_large(piece)
+    )
+
+
+def even_nbytes(nbytes: int) -> int:
+    """How large chunks of so many bytes are, of which none is much smaller than others: each takes as many calls."""
+    return ceil_div(nbytes, max(1, ceil_div(nbytes, CHUNK_NBYTES)))
+
+
+def fields_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
+    """Memory of a GPU for pieces of which so many are counted at a time by a field, at most: of each chunk the bytes as
+    they are stored, as much for the texts, and what says where lines end."""
+    largest = sorted((piece.nbytes for piece in pieces), reverse=True)[:tasks]
+    chunks = min(CHUNKS, sum(ceil_div(nbytes, CHUNK_NBYTES) for nbytes in largest))
+    if not chunks:
+        return 0
+    nbytes = min(CHUNK_NBYTES + MOST_LINE_NBYTES, largest[0])
+    return chunks * (2 * round_up(nbytes, TEXT_STEP_NBYTES) + 8 * min(nbytes, MOST_LINES))

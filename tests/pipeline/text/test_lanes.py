@@ -325,10 +325,10 @@ LINES_OF_FILES = (
 
 @dataclass(eq=False)
 class Chunks:
-    """What is seen of lines that are signed by chunks."""
+    """What is seen of lines that are signed, or of which a field is counted, by chunks."""
 
     taken: list[object] = field(default_factory=list)
-    """What `sign_lines` has returned."""
+    """What `sign_lines` and `count_fields` have returned."""
     brought: list[int] = field(default_factory=list)
     """The blocks of each chunk that was brought."""
     cleared: list[list[object]] = field(default_factory=list)
@@ -349,9 +349,9 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     """Lines go by chunks, one at a time, to memory that a pretended driver copies to."""
     from tilewright.pipeline.duplicates import lines_on_gpu
     from tilewright.pipeline.text.gpu import chunks as gpu_chunks
-    from tilewright.pipeline.text.gpu import lanes, room
+    from tilewright.pipeline.text.gpu import fields, lanes, room
 
-    driver, seen, sign_lines = Driver(), Chunks(), lines_on_gpu.sign_lines
+    driver, seen, sign_lines, count_fields = Driver(), Chunks(), lines_on_gpu.sign_lines, fields.count_fields
 
     def moved(upload: Upload, run_on_threads: object, threads: int) -> float:
         run(upload, 2)
@@ -362,6 +362,10 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
         seen.taken.append(sign_lines(*given, **named))
         return seen.taken[-1]
 
+    def counted_fields(*given: Any) -> Any:
+        seen.taken.append(count_fields(*given))
+        return seen.taken[-1]
+
     def clear() -> None:
         seen.cleared.append([each for each in seen.signers if each() is not None])
 
@@ -369,8 +373,10 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     monkeypatch.setattr(type(lanes.cuda.current_context()), "memory_manager", memory, raising=False)
     monkeypatch.setattr(lanes._spare_texts, "_kept", {})
     monkeypatch.setattr(lines_on_gpu._spare_signers, "_kept", {})
+    monkeypatch.setattr(fields._spare_finders, "_kept", {})
     monkeypatch.setattr(gpu_chunks.file_upload, "available", lambda: True)
     monkeypatch.setattr(lines_on_gpu, "sign_lines", signed)
+    monkeypatch.setattr(fields, "count_fields", counted_fields)
     monkeypatch.setattr(gpu_chunks, "_moved", moved)
     monkeypatch.setattr(
         gpu_chunks, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
@@ -523,6 +529,151 @@ def test_lines_for_which_there_is_no_room_leave_none_of_it_taken(
     free_device_memory()  # another job
     signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     assert chunks.taken[-1] is not None
+
+
+DEEP = b'{"a": ' + b"[" * 70 + b"]" * 70 + b', "text": "deep"}\n'
+FIELDS_OF_FILES = (
+    b'\xef\xbb\xbf{"text": "with a mark\\n", "n": 1}\r\n\r\n{"n": {"text": "deeper"}}\n{"text": null}\n',
+    b'{"text": "no newline \\ud83d\\ude00 \\ud83d \\u0000"}',
+    b'\n \t\n{"text": "", "text": "twice \xff\xe4\xbd"}\n' + DEEP,
+    b"",
+    b'{"te\\u0078t": "by another key"}\n{"text": "\xe4\xbd", "text": ""}\n{"text": "\xa0"}\n{"text":"B"}',
+    b"\n",
+    b'{"a": [{"text": "x"}, "\\"", -1.5e3], "text": "' + b"long " * 30 + b'"}\n',
+)
+BY_DEVICE: dict[str, Any] = {"block_nbytes": 1000, "threads": 2, "reading": Reading(fields=("text",))}
+
+
+def json_lines(folder: Path, files: tuple[bytes, ...]) -> Piece:
+    for number, data in enumerate(files):
+        (folder / f"{number}.jsonl").write_bytes(data)
+    corpus = list_corpus([folder], reading=Reading(fields=("text",)))
+    return Piece(0, corpus.documents, 0, corpus.nbytes)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("by", KINDS)
+@pytest.mark.parametrize(("chunk_nbytes", "look_nbytes"), [(1, 3), (50, 7), (2**20, 2**16)])
+def test_a_field_of_large_files_is_counted_as_by_cores(
+    by: str,
+    chunk_nbytes: int,
+    look_nbytes: int,
+    tmp_path: Path,
+    chunks: Chunks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files that are cut behind lines, some in chunks with others, and lines that no GPU decides."""
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
+    from tilewright.pipeline.text.gpu import room
+    from tilewright.pipeline.text.gpu.fields import BY_CORES
+
+    piece, kind = json_lines(tmp_path, FIELDS_OF_FILES), KINDS[by]
+    monkeypatch.setattr(room, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", look_nbytes)
+    found, stages = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+    wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
+    assert chunks.taken.pop() is not None
+    assert len(chunks.brought) == (1 if chunk_nbytes > 1000 else len(chunks.brought))
+    assert set(stages) == {"read", "count"}
+    np.testing.assert_array_equal(found.cells, wanted.cells)
+    np.testing.assert_array_equal(found.values, wanted.values)
+    assert (found.nbytes, found.documents) == (wanted.nbytes, wanted.documents)
+    assert found.lost == (None if by == "codepoint" else wanted.lost)
+    assert found.remarks.pop(BY_CORES).records == 2
+    assert found.remarks == wanted.remarks
+    assert len(wanted.remarks) == 3
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": 1}', b'{"text": ["a"]}', b'{"text": "a"', b'{"text": "\\x"}', b"1", b'{"text": "\t"}',
+        b'{"text": "a"} {}', b'{"te\\u0078t": 1}', DEEP.replace(b"]", b"}").strip(), b'{"a": "b"}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("on_error", ["stop", "report"])
+def test_what_is_wrong_with_a_line_the_cores_say(
+    line: bytes, on_error: str, tmp_path: Path, chunks: Chunks
+) -> None:
+    """Also where the lines before were counted already, and where such lines are left out."""
+    alone = line == b'{"a": "b"}'  # no record of a file has the field
+    files = (b'{"text": "a good one"}\n' * 3, line if alone else b'{"text": "one"}\n\n' + line + b"\n{}")
+    piece = json_lines(tmp_path, files)
+    reading = Reading(fields=("text",), leaves_out=on_error == "report")
+    options = BY_DEVICE | {"reading": reading, "on_error": on_error}
+    if on_error == "stop":
+        with pytest.raises(CorpusError) as wanted:
+            count_piece(piece, KINDS["bigram"], "cpu", per_document=False, **options)
+        with pytest.raises(CorpusError) as found:
+            count_piece(piece, KINDS["bigram"], "cuda", per_document=False, **options)
+        assert str(found.value) == str(wanted.value)
+    else:
+        left, _ = count_piece(piece, KINDS["bigram"], "cpu", per_document=False, **options)
+        again, _ = count_piece(piece, KINDS["bigram"], "cuda", per_document=False, **options)
+        np.testing.assert_array_equal(again.cells, left.cells)
+        np.testing.assert_array_equal(again.values, left.values)
+        for name in ("nbytes", "documents", "lost", "remarks", "left_out", "bad"):
+            assert getattr(again, name) == getattr(left, name), name
+        assert left.left_out or left.bad
+    assert chunks.taken[0] is None
+
+
+@pytest.mark.simulator
+def test_fields_that_no_gpu_decides_are_read_by_the_cores(
+    tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More lines than are listed; lines that are too long, or too many; and where there is no room."""
+    from tilewright.kernels.records.device_json import TextFinder
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
+    from tilewright.pipeline.text.gpu import fields, room
+
+    piece, kind = json_lines(tmp_path, (b'{"te\\u0078t": "a"}\n' * 5,)), KINDS["byte"]
+    wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
+
+    def count() -> None:
+        found, _ = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+        np.testing.assert_array_equal(found.values, wanted.values)
+        np.testing.assert_array_equal(found.cells, wanted.cells)
+        assert chunks.taken.pop() is None
+
+    def no_room(*given: object, **named: object) -> None:
+        raise MemoryError("no room\nfor texts")
+
+    count()
+    monkeypatch.setattr(fields, "MOST_LINES", 4)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 3)
+    monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", 1)
+    monkeypatch.setattr(room, "CHUNK_NBYTES", 1)
+    count()
+    monkeypatch.setattr(room, "CHUNK_NBYTES", 2**20)
+    count()
+    monkeypatch.setattr(TextFinder, "find", no_room)
+    count()
+    assert gpu_chunks.no_room.is_set()
+    count()
+    (told,) = (each.message for each in caplog.records if "no room" in each.message)
+    assert (
+        "find a field of JSON lines by chunks of 124 MiB in the memory of the host (no room for texts)"
+        in told
+    )
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("reading", "by"),
+    [
+        (Reading(fields=("text", "n")), "byte"),
+        (Reading(fields=("text",), id_field="n"), "byte"),
+        (Reading(fields=("text",), encoding="latin-1"), "byte"),
+    ],
+)
+def test_what_else_is_read_by_the_cores(reading: Reading, by: str, tmp_path: Path, chunks: Chunks) -> None:
+    piece = json_lines(tmp_path, (b'{"text": "a", "n": "b"}\n',))
+    found, _ = count_piece(piece, KINDS[by], "cuda", per_document=False, **BY_DEVICE | {"reading": reading})
+    wanted, _ = count_piece(piece, KINDS[by], "cpu", per_document=False, **BY_DEVICE | {"reading": reading})
+    np.testing.assert_array_equal(found.values, wanted.values)
+    assert chunks.taken == []
 
 
 @pytest.mark.simulator

@@ -1,0 +1,307 @@
+"""How a field of large plain files of JSON lines is counted on a GPU: a chunk of their lines is brought there at a time
+(`chunks.py`), the field's texts are found and decoded one behind the other, and these are counted as one text, while
+other chunks are brought.
+
+What the kernel does not decide is read from the files again and left to the loop on the cores, line by line; where that
+finds a fault, or there is much of it, all of the piece is read on the cores. So all errors are theirs.
+
+A chunk takes its length twice of the device's memory, as stored and decoded, and 8 bytes for each line
+(`room.fields_nbytes`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
+from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
+from tilewright.kernels.gpu.transfer import upload_stream
+from tilewright.kernels.histograms.select import add_counts
+from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.records import device_json
+from tilewright.kernels.records.device_json import (
+    ALIGNMENT,
+    LEAD,
+    MOST_UNDECIDED,
+    SLACK,
+    UNDECIDED,
+    TextFinder,
+    Texts,
+)
+from tilewright.pipeline.text.blocks import Block
+from tilewright.pipeline.text.corpus import Piece, check_as_listed, read_range
+from tilewright.pipeline.text.formats.json_lines import Records, texts_of, without_fields
+from tilewright.pipeline.text.formats.listing import head_of
+from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.recognition import holds_objects, unread_table_named
+from tilewright.pipeline.text.formats.sources import SEPARATOR, Found
+from tilewright.pipeline.text.gpu import chunks
+from tilewright.pipeline.text.gpu.chunks import Span
+from tilewright.pipeline.text.gpu.lanes import Tally, borrowed_memory
+from tilewright.pipeline.text.gpu.room import MOST_LINES, even_nbytes, may_be_fields
+from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.transfer import file_upload
+from tilewright.pipeline.transfer.lane import Spares, untimed_event
+
+logger = logging.getLogger(__name__)
+
+BY_CORES = f"left to the cores of the GPU's worker: keys with escapes, or nested more than {device_json.DEEPEST} deep"
+"""What is told of the records that no GPU decides."""
+
+
+class _LeftToCoresError(Exception):
+    """The cores have to read a piece: they know what is wrong with a line, or there is much that no GPU decides."""
+
+
+@dataclass(frozen=True, eq=False)
+class FieldCounts:
+    """What was found of a piece, beside what was added to the tally."""
+
+    found: Found
+    nbytes: int
+    """Of its documents, decoded."""
+    of_separators: np.ndarray
+    """int64[bins]: what separators took part in, which is counted too often."""
+    blocks: list[Block]
+    """The documents that no GPU decided, which are not counted yet, each with its separator if there is a gap."""
+    reading: float
+    counting: float
+    """Seconds that threads read, and that the rest took once all of a chunk was read."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """The same of one chunk."""
+
+    texts: Texts
+    left: list[tuple[int, Records]]
+    """Of files, by their places, what the cores found."""
+    of_separators: np.ndarray
+    reading: float
+    counting: float
+
+
+class _ChunkFinder(TextFinder):
+    """Finds the texts of one chunk at a time."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), untimed_event()
+        self._keeping = LockKeepingStream(self.stream)
+
+    def follow_uploads(self) -> None:
+        """Have the stream wait for everything sent to texts so far."""
+        self._uploads.record(self._uploaded)
+        self._keeping.follow(self._uploaded)
+
+
+_spare_finders: Spares[_ChunkFinder] = Spares(_ChunkFinder, pinned=False)
+_preparing = threading.Lock()
+
+
+@contextmanager
+def _borrowed(field: str) -> Iterator[_ChunkFinder]:
+    cuda.current_context()  # attaches the thread to the GPU
+    finder = _spare_finders.take(field)
+    try:
+        yield finder
+    finally:
+        finder.stream.synchronize()  # after a failure, kernels may still be at work in its memory
+        _spare_finders.put(finder, field)
+
+
+def fit(piece: Piece, reading: Reading) -> bool:
+    """Whether the documents of a piece are the texts of one field of large plain files of JSON lines, by a look at each
+    file's first bytes."""
+    return (
+        may_be_fields(piece, reading)
+        and chunks.are_large_and_plain(piece)
+        and all(
+            holds_objects(head_of(document.path), document.name) and not unread_table_named(document.name)
+            for document in piece.documents
+        )
+    )
+
+
+def prepare() -> None:
+    """Compile and load the kernels beside those that count, and the loop; one thread at a time does."""
+    with _preparing:
+        cuda.current_context()
+        file_upload.prepare()
+        device_json.prepare()
+
+
+def count_fields(
+    piece: Piece,
+    field: str,
+    kind: Kind,
+    gap: int,
+    tally: Tally,
+    readers: Executor,
+    threads: int,
+    check: Callable[[], None],
+) -> FieldCounts | None:
+    """Add the texts of a field of all lines of a piece that is `fit` to a tally. gap: 1 where tokens span bytes, else
+    0. readers: a pool of so many threads that read. check: is called for each chunk, and may end it.
+
+    Returns None, with nothing in the tally, where a line has a fault or is too long, where a chunk has too many lines
+    or too much that no GPU decides, where not all could be read, and where the GPU or the host has no room, then for
+    all further pieces of the job. Reading on the cores works and takes longer, or says what is wrong.
+    """
+    if chunks.no_room.is_set():
+        return None
+    prepare()
+    try:
+        starts = [len(_mark(document.path)) for document in piece.documents]
+        cut = list(chunks.chunks_of(piece.documents, even_nbytes(piece.nbytes), starts))
+        count = partial(_count_chunk, piece, field, kind, gap, tally, partial(run_all, readers), threads)
+        counted = chunks.all_done(cut, count, check)
+        check_as_listed(piece.documents)
+        return _together(piece, field, kind, gap, cut, counted)
+    except chunks.BY_OTHER_MEANS:
+        pass
+    except _LeftToCoresError:
+        logger.info("%s: the cores of the GPU's worker read it", piece.documents[0].name)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        chunks.tell_once(memory_that_ran_out(error), "find a field of JSON lines")
+    # Here, and not above: the frames of an error hold the memory of its chunk.
+    tally.clear()
+    chunks.free_spares(_spare_finders)
+    return None
+
+
+def _mark(path: str) -> bytes:
+    """UTF-8's byte order mark, if a file begins with it."""
+    mark = b"\xef\xbb\xbf"
+    return mark if head_of(path, len(mark)) == mark else b""
+
+
+def _count_chunk(
+    piece: Piece,
+    field: str,
+    kind: Kind,
+    gap: int,
+    tally: Tally,
+    run: chunks.Run,
+    threads: int,
+    spans: list[Span],
+) -> _Counted:
+    places, nbytes = chunks.places_of(spans, ALIGNMENT)
+    with (
+        borrowed_memory(nbytes + SLACK + ALIGNMENT) as text,
+        borrowed_memory(LEAD + nbytes) as out,
+        _borrowed(field) as finder,
+    ):
+        try:
+            reading = chunks.bring(piece, spans, places, text, run, threads)
+        finally:
+            finder.follow_uploads()
+        brought = time.perf_counter()
+        lying = [(place, span.nbytes) for place, span in zip(places, spans, strict=True)]
+        texts = finder.find(text, lying, out, MOST_LINES, pairs=kind.name == "bigram")
+        if texts is None:
+            raise chunks.TooManyError
+        left = _left_to_cores(piece, field, gap, spans, texts)
+        add_counts(out, 0, texts.filled, 0, texts.filled, kind, tally.counts, finder.stream)
+        of_separators = _of_separators(texts, kind)
+        finder.stream.synchronize()  # all is counted when the memory is another's
+    return _Counted(texts, left, of_separators, reading, time.perf_counter() - brought)
+
+
+def _of_separators(texts: Texts, kind: Kind) -> np.ndarray:
+    """What separators took part in, int64[bins]."""
+    found = np.zeros(kind.bins, np.int64)
+    decoded = int(texts.rows[:, device_json.DECODED].sum())
+    if kind.name == "bigram":
+        first, last = texts.ends
+        found[:256] += first  # a separator, and the first byte of a text
+        found[::256] += last
+        nonempty = int(first.sum())
+        # All pairs, without those within texts and those of a text's ends.
+        found[SEPARATOR] += texts.filled - 1 - (decoded - nonempty) - 2 * nonempty
+    elif kind.name != "letter":
+        found[SEPARATOR] += texts.filled - decoded
+    return found
+
+
+def _left_to_cores(
+    piece: Piece, field: str, gap: int, spans: Sequence[Span], texts: Texts
+) -> list[tuple[int, Records]]:
+    """What the loop on the cores makes of the lines that no GPU decided. Raises _LeftToCoresError where it finds a
+    fault in one, or there are too many."""
+    if (texts.rows[:, UNDECIDED] > MOST_UNDECIDED).any():
+        raise _LeftToCoresError
+    found = []
+    for span, lines in zip(spans, texts.undecided, strict=True):
+        if not len(lines):
+            continue
+        lengths = lines[:, 1] - lines[:, 0] + 1
+        edges = np.concatenate([[0], np.cumsum(lengths)])
+        data = np.full(edges[-1], 0x0A, np.uint8)
+        document = piece.documents[span.place]
+        for place, (begin, end) in zip(edges.tolist(), lines.tolist(), strict=False):
+            read_range(document, span.start + begin, span.start + end, data[place : place + end - begin])
+        records = texts_of(data, field, gap)
+        if records is None:
+            raise _LeftToCoresError
+        found.append((span.place, records))
+    return found
+
+
+def _together(
+    piece: Piece,
+    field: str,
+    kind: Kind,
+    gap: int,
+    cut: Sequence[list[Span]],
+    counted: Sequence[_Counted],
+) -> FieldCounts:
+    """What was found of all chunks. Raises _LeftToCoresError where a file has no record with the field: the error says
+    what they have instead."""
+    rows = np.zeros((len(piece.documents), device_json.ROW_LENGTH), np.int64)
+    blocks, of_separators = [], np.zeros(kind.bins, np.int64)
+    by_cores = np.zeros(len(piece.documents), np.int64)
+    for spans, each in zip(cut, counted, strict=True):
+        np.add.at(rows, [span.place for span in spans], each.texts.rows)
+        of_separators += each.of_separators
+        for place, records in each.left:
+            count = len(records.edges) - 1
+            blocks.append(Block(records.texts, 0, records.edges, 0, len(records.texts)))
+            by_cores[place] += count
+            rows[place, device_json.RECORDS] += count
+            rows[place, device_json.DECODED] += len(records.texts) - gap * count
+            rows[place, device_json.LOST] += records.lost
+            rows[place, device_json.WITHOUT] += records.lacking
+            rows[place, device_json.NULL] += records.null
+    found, nbytes = Found(), int(rows[:, device_json.DECODED].sum())
+    for place, document in enumerate(piece.documents):
+        found.place = place
+        row = rows[place].tolist()
+        records, without, null = (
+            row[each] for each in (device_json.RECORDS, device_json.WITHOUT, device_json.NULL)
+        )
+        if records and without == records:
+            raise _LeftToCoresError
+        found.ended("", records, lost=row[device_json.LOST])
+        without_fields(found, document.name, [field], records, [without], [null])
+        found.remark(BY_CORES, document.name, records=int(by_cores[place]))
+    return FieldCounts(
+        found,
+        nbytes,
+        of_separators,
+        blocks,
+        sum(each.reading for each in counted),
+        sum(each.counting for each in counted),
+    )
