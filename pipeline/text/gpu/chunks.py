@@ -22,6 +22,7 @@ from numba import cuda
 from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.numbers import format_nbytes, round_up
+from tilewright.pipeline.advance import advanced
 from tilewright.pipeline.text.corpus import Document, Piece, read_range
 from tilewright.pipeline.text.formats.listing import head_of
 from tilewright.pipeline.text.formats.recognition import container_named, recognised, unopened
@@ -161,6 +162,8 @@ def bring(
     seconds = _moved(upload, run, min(READERS, threads, upload.blocks))
     if upload.failed():
         raise NotReadError
+    for span in spans:
+        advanced(piece.documents[span.place].path, span.nbytes)
     return seconds
 
 
