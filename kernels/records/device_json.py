@@ -587,20 +587,30 @@ class TextFinder:
         self._rooms = Rooms()
 
     def find(
-        self, text: Any, spans: Sequence[tuple[int, int]], out: Any, most_lines: int, *, pairs: bool
+        self,
+        text: Any,
+        spans: Sequence[tuple[int, int]],
+        out: Any,
+        most_lines: int,
+        *,
+        pairs: bool = False,
+        cursor: Any = None,
     ) -> Texts | None:
         """The texts of lines that lie in device memory, once the stream has passed what was given to it before.
 
         text: uint8, with at least `SLACK` bytes behind the last span. spans: where each begins, at a multiple of
         `ALIGNMENT`, and how many bytes it has: whole lines, of which the last needs no newline. out: uint8, `LEAD`
-        bytes larger than all spans; gets the texts. pairs: whether `Texts.ends` are wanted. Returns None where a span
-        has more than ``most_lines``.
+        bytes larger than all spans; gets the texts. pairs: whether `Texts.ends` are wanted. cursor: int64[1] on the
+        device, how many bytes behind its `LEAD` are in use, where others write to the same memory, also at the same
+        time; then ``filled`` says nothing. Returns None where a span has more than ``most_lines``.
         """
         stream, head = self.stream, CURSOR_AND_ENDS + ROW_LENGTH * len(spans)
         numbers = self._rooms.of("numbers", head + 2 * MOST_UNDECIDED * len(spans), np.int64)
         clear(numbers[:head], stream)
-        clear(out[:LEAD], stream)
-        cursor, ends = numbers[:1], numbers[1:CURSOR_AND_ENDS]
+        ends = numbers[1:CURSOR_AND_ENDS]
+        if cursor is None:
+            clear(out[:LEAD], stream)
+            cursor = numbers[:1]
         for place, (begin, nbytes) in enumerate(spans):
             if not nbytes:
                 continue

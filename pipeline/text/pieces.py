@@ -42,6 +42,7 @@ from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
+from tilewright.pipeline.text.gpu.room import may_be_fields
 from tilewright.pipeline.text.sparse_counts import narrowest
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
@@ -210,6 +211,9 @@ def _count(
             if found is not None:
                 part = _part_of(found, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
+        words = None if per_document else _words_on_gpu(piece, kind, reading, threads, neighbours)
+        if words is not None:
+            return _counts_of(piece, [replace(piece, first=0)] * len(words), words, per_document, kind)
         device, threads = CORES, min(threads, usable_cores())
     shares = _shares(piece, device, block_nbytes, threads)
     if not piece.is_plain:
@@ -725,6 +729,35 @@ def _field_on_gpu(piece: Piece, kind: Kind, tally: Tally, task: _Task, threads: 
     return _Part(
         np.zeros_like(bins), bins, tallied[bins], counts.nbytes, stages, NONE, counts.found, unknown(kind)
     )
+
+
+def _words_on_gpu(
+    piece: Piece, kind: TokenKind, reading: Reading, threads: int, neighbours: int
+) -> list[_Part] | None:
+    """As `_field_on_gpu`, of words: what the GPU has counted, and what the cores have where it did not decide."""
+    if kind.name != "word" or not may_be_fields(piece, reading):
+        return None
+    from tilewright.pipeline.text.gpu.fields import count_field_words, fit
+    from tilewright.pipeline.text.sparse_pieces import Entries, count_tokens
+
+    if not fit(piece, reading):
+        return None
+    (field,) = reading.fields
+    check = end_if_given_up()
+    found = count_field_words(piece, field, kind, text_threads(threads), threads, neighbours, check)
+    if found is None:
+        return None
+    fields, words, lost = found
+    told = {0: lost} if lost else {}
+    seconds = fields.reading, fields.counting
+    entries = [Entries(None, None, words.counts, words.tokens, fields.nbytes, *seconds, told)]
+    finds = [fields.found]
+    if fields.blocks:
+        share = replace(piece, first=0)
+        left = count_tokens(share, kind, per_document=False, blocks=fields.blocks, prints=None, check=check)
+        entries.append(replace(left, nbytes=0))  # counted among the others
+        finds.append(Found())
+    return [_part_of(each, None, its) for each, its in zip(entries, finds, strict=True)]
 
 
 def _rows_on_gpu(share: Piece, task: _Task) -> _Part:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,17 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is counted by chunks, which are small."""
     from tilewright.pipeline.text.gpu import fields, room
 
-    count, seen = fields.count_fields, []
+    seen: list[Any] = []
 
-    def count_fields(*given: Any) -> Any:
-        seen.append(count(*given))
-        return seen[-1]
+    def seeing(count: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            seen.append(count(*given))
+            return seen[-1]
 
-    monkeypatch.setattr(fields, "count_fields", count_fields)
+        return counted
+
+    for name in ("count_fields", "count_field_words"):
+        monkeypatch.setattr(fields, name, seeing(getattr(fields, name)))
     monkeypatch.setattr(room, "CHUNK_NBYTES", 300_000)
     monkeypatch.setattr(room, "LEAST_NBYTES", 1)
     return seen
@@ -57,9 +62,9 @@ def notices(path: Path, device: str, **options: Any) -> tuple[Any, list[str]]:
     return found, [text for text in told if "text" in text or "record" in text]
 
 
-@pytest.mark.parametrize("by", KINDS)
+@pytest.mark.parametrize("by", [*KINDS, "word"])
 def test_good_lines_are_counted_as_by_the_cores(by: str, tmp_path: Path, taken: list[Any]) -> None:
-    folder = corpus(tmp_path / "texts", KINDS[by].code)
+    folder = corpus(tmp_path / "texts", len(by))
     # No GPU decides keys with escapes, of which there are too many here for one by one.
     for path in folder.iterdir():
         good = [line for line in path.read_bytes().split(b"\n") if is_good(line)]
@@ -69,6 +74,9 @@ def test_good_lines_are_counted_as_by_the_cores(by: str, tmp_path: Path, taken: 
     assert taken
     assert all(each is not None for each in taken)
     np.testing.assert_array_equal(found.counts, wanted.counts)
+    if by == "word":
+        assert list(found.tokens) == list(wanted.tokens)
+        assert found.undecodable == wanted.undecodable
     for name in ("nbytes", "skipped", "document_count", "documents"):
         assert getattr(found, name) == getattr(wanted, name), name
     assert sorted(text for text in told if "cores" not in text) == sorted(also_told)

@@ -196,29 +196,43 @@ def test_memory_of_a_gpu_is_of_texts_and_tables(by: str, tables: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "threads", "chunks", "chunk_nbytes"),
+    ("sizes", "threads", "chunks", "texts"),
     [
-        ((2**34,), 1, 6, 2**28 + 2**25),
-        ((5 * 2**20, 3 * 2**20), 1, 1, 2**26 + 2**25),
-        ((5 * 2**20, 3 * 2**20), 2, 2, 2**26 + 2**25),
-        ((2**21, 2**10), 2, 1, 2**26 + 2**24),
-        ((2**19,), 1, 0, 0),
-        ((150 * 2**20,) * 2, 2, 4, 2**28 + 2**25),
+        ((2**34,), 1, (6, 2**27, 2**25), (1, 2**30)),
+        ((5 * 2**20, 3 * 2**20), 1, (1, 2**25, 2**25), (1, 2**25)),
+        ((5 * 2**20, 3 * 2**20), 2, (2, 2**25, 2**25), (2, 2**25)),
+        ((2**21, 2**10), 2, (1, 2**25, 2**24), (1, 2**25)),
+        ((150 * 2**20,) * 2, 2, (4, 2**27, 2**25), (2, 160 * 2**20)),
+        ((2**19,), 1, None, None),
     ],
 )
 def test_memory_of_a_gpu_is_of_chunks_of_json_lines(
-    sizes: tuple[int, ...], threads: int, chunks: int, chunk_nbytes: int
+    sizes: tuple[int, ...],
+    threads: int,
+    chunks: tuple[int, int, int] | None,
+    texts: tuple[int, int] | None,
 ) -> None:
-    """Of a chunk what is stored and what is decoded, in steps of 32 MiB, and where its lines end."""
+    """How many chunks of how many bytes, in steps of 32 MiB, and what says where their lines end; and of words how many
+    texts, of how many bytes."""
     gpu = replace(workers(1, threads)[0], device="cuda", name="a GPU")
     corpus = replace(of(*sizes, codec="text"), reading=Reading(fields=("text",)))
-    byte = any_kind_named("byte")
+    byte, lane = any_kind_named("byte"), 2 * (2**23 + 64)
     plan = plan_count(corpus, byte, [gpu], per_document=False)
-    lane = 2 * (2**23 + 64)
-    assert plan.gpu_nbytes == chunks * chunk_nbytes + lane * plan.threads
+    words = plan_count(corpus, any_kind_named("word"), [gpu], per_document=False)
+    if chunks is None or texts is None:
+        assert plan.gpu_nbytes == lane * plan.threads
+        assert words.gpu_nbytes == 0
+    else:
+        count, chunk, lines = chunks
+        assert plan.gpu_nbytes == count * (2 * chunk + lines) + lane * plan.threads
+        tables = threads * TABLE_NBYTES
+        assert (
+            words.gpu_nbytes == count * (chunk + lines) + texts[0] * texts[1] + tables + lane * words.threads
+        )
+    several = replace(corpus, reading=Reading(fields=("text", "id")))
     for other in (
         plan_count(corpus, byte, [gpu], per_document=True),
-        plan_count(replace(corpus, reading=Reading(fields=("text", "id"))), byte, [gpu], per_document=False),
+        plan_count(several, byte, [gpu], per_document=False),
     ):
         assert other.gpu_nbytes == lane * other.threads
 

@@ -6,7 +6,7 @@ What the kernel does not decide is read from the files again and left to the loo
 finds a fault, or there is much of it, all of the piece is read on the cores. So all errors are theirs.
 
 A chunk takes its length twice of the device's memory, as stored and decoded, and 8 bytes for each line
-(`room.fields_nbytes`).
+(`room.fields_nbytes`). Of words the decoded texts of all chunks of a piece lie together (`room.words_nbytes`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import cuda
@@ -26,7 +27,9 @@ from numba import cuda
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
 from tilewright.kernels.gpu.transfer import upload_stream
-from tilewright.kernels.histograms.select import add_counts
+from tilewright.kernels.histograms.select import add_counts, clear
+from tilewright.kernels.histograms.token_counting import TokenCounts
+from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.records import device_json
 from tilewright.kernels.records.device_json import (
@@ -48,12 +51,18 @@ from tilewright.pipeline.text.formats.sources import SEPARATOR, Found
 from tilewright.pipeline.text.gpu import chunks
 from tilewright.pipeline.text.gpu.chunks import Span
 from tilewright.pipeline.text.gpu.lanes import Tally, borrowed_memory
-from tilewright.pipeline.text.gpu.room import MOST_LINES, even_nbytes, may_be_fields
+from tilewright.pipeline.text.gpu.lanes import prepare as prepare_counting
+from tilewright.pipeline.text.gpu.room import MOST_LINES, MOST_WORDS_NBYTES, even_nbytes, may_be_fields
+from tilewright.pipeline.text.gpu.texts import ordering_table
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.lane import Spares, untimed_event
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+NOTHING = np.empty(0, np.int64)
 
 BY_CORES = f"left to the cores of the GPU's worker: keys with escapes, or nested more than {device_json.DEEPEST} deep"
 """What is told of the records that no GPU decides."""
@@ -158,16 +167,114 @@ def count_fields(
     or too much that no GPU decides, where not all could be read, and where the GPU or the host has no room, then for
     all further pieces of the job. Reading on the cores works and takes longer, or says what is wrong.
     """
+
+    def count() -> FieldCounts:
+        cut = _cut(piece)
+        work = partial(_count_chunk, piece, field, kind, gap, tally, partial(run_all, readers), threads)
+        counted = chunks.all_done(cut, work, check)
+        check_as_listed(piece.documents)
+        found = _together(piece, field, gap, cut, counted)
+        return replace(
+            found, of_separators=sum((each.of_separators for each in counted), np.zeros(kind.bins, np.int64))
+        )
+
+    found = _unless_left_to_cores(piece, count)
+    if found is None:
+        tally.clear()
+    return found
+
+
+def count_field_words(
+    piece: Piece,
+    field: str,
+    kind: TokenKind,
+    readers: Executor,
+    threads: int,
+    neighbours: int,
+    check: Callable[[], None],
+) -> tuple[FieldCounts, TokenCounts, int] | None:
+    """Count the words of a field of all lines of a piece that is `fit`: what was found, the words of what the GPU
+    decided, and how many U+FFFD stand for malformed bytes there. Zeros belong to no word, so texts with zeros between
+    them have the words that they have by themselves.
+
+    As many chunks as there is room for at once have their texts put into one memory, and are counted together, since
+    each count ends with a list. neighbours: workers on this host, this one included. All else as of `count_fields`.
+    """
+    run = partial(run_all, readers)
+
+    def count() -> tuple[FieldCounts, TokenCounts, int]:
+        cut, counted, clock, counting = _cut(piece), list[_Counted](), 0.0, 0.0
+        prepare_counting(kind)
+        with ordering_table(kind, neighbours) as tally:
+            for group in _groups(cut, MOST_WORDS_NBYTES - LEAD):
+                nbytes = sum(chunks.places_of(spans, ALIGNMENT)[1] for spans in group)
+                with borrowed_memory(LEAD + nbytes) as out:
+                    cursor = cuda.device_array(1, np.int64)
+                    clear(cursor, tally.stream)
+                    clear(out[:LEAD], tally.stream)
+                    tally.stream.synchronize()  # before others write there
+
+                    def find(spans: list[Span], out: Any = out, cursor: Any = cursor) -> _Counted:
+                        with _borrowed(field) as finder:
+                            return _find_chunk(
+                                piece, field, 0, run, threads, finder, out, spans, cursor=cursor
+                            )
+
+                    counted += chunks.all_done(group, find, check)
+                    clock = time.perf_counter()
+                    filled = LEAD + int(cursor.copy_to_host(stream=tally.stream)[0])
+                    edges = np.array([0, filled])
+                    tally.counter.count(out, edges, 0, filled, partial(_reading_from, out, filled))
+                    counting += time.perf_counter() - clock
+            check_as_listed(piece.documents)
+            lost, words = tally.counter.lost, tally.counter.take()
+        found = _together(piece, field, 0, cut, counted)
+        return replace(found, counting=found.counting + counting), words, lost
+
+    return _unless_left_to_cores(piece, count)
+
+
+def _groups(cut: Sequence[list[Span]], nbytes: int) -> Iterator[list[list[Span]]]:
+    """Chunks, in order, in groups of at most so many bytes."""
+    group: list[list[Span]] = []
+    room = nbytes
+    for spans in cut:
+        length = chunks.places_of(spans, ALIGNMENT)[1]
+        if group and length > room:
+            yield group
+            group, room = [], nbytes
+        group.append(spans)
+        room -= length
+    if group:
+        yield group
+
+
+def _reading_from(out: Any, stop: int, at: int) -> Callable[[int], np.ndarray]:
+    """A function that brings what lies in device memory from a byte on, n bytes further with each call."""
+
+    def more(nbytes: int) -> np.ndarray:
+        nonlocal at
+        end = min(at + nbytes, stop)
+        data: np.ndarray = out[at:end].copy_to_host() if at < end else np.empty(0, np.uint8)
+        at = end
+        return data
+
+    return more
+
+
+def _cut(piece: Piece) -> list[list[Span]]:
+    """The chunks of a piece."""
+    starts = [len(_mark(document.path)) for document in piece.documents]
+    return list(chunks.chunks_of(piece.documents, even_nbytes(piece.nbytes), starts))
+
+
+def _unless_left_to_cores(piece: Piece, count: Callable[[], Result]) -> Result | None:
+    """What a call gives; None where the cores have to read the piece."""
     if chunks.no_room.is_set():
         return None
     prepare()
     try:
-        starts = [len(_mark(document.path)) for document in piece.documents]
-        cut = list(chunks.chunks_of(piece.documents, even_nbytes(piece.nbytes), starts))
-        count = partial(_count_chunk, piece, field, kind, gap, tally, partial(run_all, readers), threads)
-        counted = chunks.all_done(cut, count, check)
-        check_as_listed(piece.documents)
-        return _together(piece, field, kind, gap, cut, counted)
+        return count()
     except chunks.BY_OTHER_MEANS:
         pass
     except _LeftToCoresError:
@@ -177,7 +284,6 @@ def count_fields(
             raise
         chunks.tell_once(memory_that_ran_out(error), "find a field of JSON lines")
     # Here, and not above: the frames of an error hold the memory of its chunk.
-    tally.clear()
     chunks.free_spares(_spare_finders)
     return None
 
@@ -198,26 +304,47 @@ def _count_chunk(
     threads: int,
     spans: list[Span],
 ) -> _Counted:
+    """Add the texts of a chunk to a tally."""
+    _, nbytes = chunks.places_of(spans, ALIGNMENT)
+    with borrowed_memory(LEAD + nbytes) as out, _borrowed(field) as finder:
+        pairs = kind.name == "bigram"
+        found = _find_chunk(piece, field, gap, run, threads, finder, out, spans, pairs=pairs)
+        clock, filled = time.perf_counter(), found.texts.filled
+        add_counts(out, 0, filled, 0, filled, kind, tally.counts, finder.stream)
+        of_separators = _of_separators(found.texts, kind)
+        finder.stream.synchronize()  # all is counted when the memory is another's
+    counting = found.counting + time.perf_counter() - clock
+    return replace(found, of_separators=of_separators, counting=counting)
+
+
+def _find_chunk(
+    piece: Piece,
+    field: str,
+    gap: int,
+    run: chunks.Run,
+    threads: int,
+    finder: _ChunkFinder,
+    out: Any,
+    spans: list[Span],
+    **how: Any,
+) -> _Counted:
+    """Find the texts of a chunk. how: as of `TextFinder.find`."""
     places, nbytes = chunks.places_of(spans, ALIGNMENT)
-    with (
-        borrowed_memory(nbytes + SLACK + ALIGNMENT) as text,
-        borrowed_memory(LEAD + nbytes) as out,
-        _borrowed(field) as finder,
-    ):
+    with borrowed_memory(nbytes + SLACK + ALIGNMENT) as text:
         try:
             reading = chunks.bring(piece, spans, places, text, run, threads)
         finally:
             finder.follow_uploads()
         brought = time.perf_counter()
-        lying = [(place, span.nbytes) for place, span in zip(places, spans, strict=True)]
-        texts = finder.find(text, lying, out, MOST_LINES, pairs=kind.name == "bigram")
-        if texts is None:
-            raise chunks.TooManyError
-        left = _left_to_cores(piece, field, gap, spans, texts)
-        add_counts(out, 0, texts.filled, 0, texts.filled, kind, tally.counts, finder.stream)
-        of_separators = _of_separators(texts, kind)
-        finder.stream.synchronize()  # all is counted when the memory is another's
-    return _Counted(texts, left, of_separators, reading, time.perf_counter() - brought)
+        try:
+            lying = [(place, span.nbytes) for place, span in zip(places, spans, strict=True)]
+            texts = finder.find(text, lying, out, MOST_LINES, **how)
+        finally:
+            finder.stream.synchronize()  # nothing reads the text when it is another's
+    if texts is None:
+        raise chunks.TooManyError
+    left = _left_to_cores(piece, field, gap, spans, texts)
+    return _Counted(texts, left, NOTHING, reading, time.perf_counter() - brought)
 
 
 def _of_separators(texts: Texts, kind: Kind) -> np.ndarray:
@@ -261,21 +388,15 @@ def _left_to_cores(
 
 
 def _together(
-    piece: Piece,
-    field: str,
-    kind: Kind,
-    gap: int,
-    cut: Sequence[list[Span]],
-    counted: Sequence[_Counted],
+    piece: Piece, field: str, gap: int, cut: Sequence[list[Span]], counted: Sequence[_Counted]
 ) -> FieldCounts:
     """What was found of all chunks. Raises _LeftToCoresError where a file has no record with the field: the error says
     what they have instead."""
     rows = np.zeros((len(piece.documents), device_json.ROW_LENGTH), np.int64)
-    blocks, of_separators = [], np.zeros(kind.bins, np.int64)
+    blocks = []
     by_cores = np.zeros(len(piece.documents), np.int64)
     for spans, each in zip(cut, counted, strict=True):
         np.add.at(rows, [span.place for span in spans], each.texts.rows)
-        of_separators += each.of_separators
         for place, records in each.left:
             count = len(records.edges) - 1
             blocks.append(Block(records.texts, 0, records.edges, 0, len(records.texts)))
@@ -300,7 +421,7 @@ def _together(
     return FieldCounts(
         found,
         nbytes,
-        of_separators,
+        NOTHING,
         blocks,
         sum(each.reading for each in counted),
         sum(each.counting for each in counted),

@@ -26,6 +26,8 @@ CHUNKS = 6
 has to ask of the GPU, another keeps it at work."""
 MOST_LINES = 2**22
 """Lines of a chunk: each takes eight bytes of the device's memory at least, and a chunk of newlines alone has 2**27."""
+MOST_WORDS_NBYTES = 2**30
+"""Texts of a field whose words are counted together: a count ends with a list, and takes a table of its own."""
 
 
 def are_large(piece: Piece) -> bool:
@@ -55,9 +57,20 @@ def even_nbytes(nbytes: int) -> int:
 def fields_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
     """Memory of a GPU for pieces of which so many are counted at a time by a field, at most: of each chunk the bytes as
     they are stored, as much for the texts, and what says where lines end."""
+    return _chunks_nbytes(pieces, tasks, 2)
+
+
+def words_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
+    """The same where words are counted, without the tables of the tasks: their texts lie together."""
+    texts = max((min(piece.nbytes, MOST_WORDS_NBYTES) for piece in pieces), default=0)
+    return min(tasks, len(pieces)) * round_up(texts, TEXT_STEP_NBYTES) + _chunks_nbytes(pieces, tasks, 1)
+
+
+def _chunks_nbytes(pieces: Sequence[Piece], tasks: int, times: int) -> int:
+    """Memory for chunks at a time, with so many times their lengths."""
     largest = sorted((piece.nbytes for piece in pieces), reverse=True)[:tasks]
     chunks = min(CHUNKS, sum(ceil_div(nbytes, CHUNK_NBYTES) for nbytes in largest))
     if not chunks:
         return 0
     nbytes = min(CHUNK_NBYTES + MOST_LINE_NBYTES, largest[0])
-    return chunks * (2 * round_up(nbytes, TEXT_STEP_NBYTES) + 8 * min(nbytes, MOST_LINES))
+    return chunks * (times * round_up(nbytes, TEXT_STEP_NBYTES) + 8 * min(nbytes, MOST_LINES))

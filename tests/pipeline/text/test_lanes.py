@@ -6,7 +6,7 @@ import itertools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text import pieces
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus, share_out
+from tilewright.pipeline.text.documents import Counts
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.pieces import _of_separators, count_piece
 from tilewright.pipeline.text.whole import documents as whole_documents
@@ -351,7 +352,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     from tilewright.pipeline.text.gpu import chunks as gpu_chunks
     from tilewright.pipeline.text.gpu import fields, lanes, room
 
-    driver, seen, sign_lines, count_fields = Driver(), Chunks(), lines_on_gpu.sign_lines, fields.count_fields
+    driver, seen, sign_lines = Driver(), Chunks(), lines_on_gpu.sign_lines
 
     def moved(upload: Upload, run_on_threads: object, threads: int) -> float:
         run(upload, 2)
@@ -362,9 +363,12 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
         seen.taken.append(sign_lines(*given, **named))
         return seen.taken[-1]
 
-    def counted_fields(*given: Any) -> Any:
-        seen.taken.append(count_fields(*given))
-        return seen.taken[-1]
+    def seeing(count: Callable[..., Any]) -> Callable[..., Any]:
+        def counted_fields(*given: Any) -> Any:
+            seen.taken.append(count(*given))
+            return seen.taken[-1]
+
+        return counted_fields
 
     def clear() -> None:
         seen.cleared.append([each for each in seen.signers if each() is not None])
@@ -376,7 +380,8 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     monkeypatch.setattr(fields._spare_finders, "_kept", {})
     monkeypatch.setattr(gpu_chunks.file_upload, "available", lambda: True)
     monkeypatch.setattr(lines_on_gpu, "sign_lines", signed)
-    monkeypatch.setattr(fields, "count_fields", counted_fields)
+    monkeypatch.setattr(fields, "count_fields", seeing(fields.count_fields))
+    monkeypatch.setattr(fields, "count_field_words", seeing(fields.count_field_words))
     monkeypatch.setattr(gpu_chunks, "_moved", moved)
     monkeypatch.setattr(
         gpu_chunks, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
@@ -585,6 +590,54 @@ def test_a_field_of_large_files_is_counted_as_by_cores(
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize(("chunk_nbytes", "most_nbytes"), [(1, 2**30), (50, 100), (2**20, 2**30)])
+@pytest.mark.parametrize("folded", [False, True])
+def test_words_of_a_field_of_large_files_are_counted_as_by_cores(
+    chunk_nbytes: int,
+    most_nbytes: int,
+    folded: bool,
+    tmp_path: Path,
+    chunks: Chunks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Texts of several chunks are counted together; some do not fit with others; some words are long ones."""
+    from tilewright.kernels.histograms import device_token_counting
+    from tilewright.pipeline.text.gpu import fields, lanes, room
+    from tilewright.pipeline.text.gpu.fields import BY_CORES
+
+    files = (
+        *FIELDS_OF_FILES,
+        b'{"text": "Stra\xc3\x9fe a"}\n{"text": "b \\u0000c"}\n{"text": "'
+        + b"long" * 10
+        + b'"}\n{"text": "d"}',
+        b'{"text": "na\\u00efve"}\n{"text": "\xe4\xbd"}\n{"text": "\xa0 A"}',
+    )
+    piece, kind = json_lines(tmp_path, files), any_kind_named("word", casefold=folded)
+    monkeypatch.setattr(room, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(fields, "MOST_WORDS_NBYTES", most_nbytes)
+    counter = partial(device_token_counting.DeviceCounter, longest=12)
+    monkeypatch.setattr(lanes, "DeviceCounter", counter)
+    found, stages = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+    wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
+    assert chunks.taken.pop() is not None
+    assert set(stages) == {"read", "count"}
+    assert words_in(found) == words_in(wanted)
+    assert {b"deep", b"long" * 10} <= set(words_in(found))
+    for name in ("nbytes", "documents", "lost"):
+        assert getattr(found, name) == getattr(wanted, name), name
+    assert found.remarks.pop(BY_CORES).records == 2
+    assert found.remarks == wanted.remarks
+
+
+def words_in(counts: Counts) -> Counter[bytes]:
+    words: Counter[bytes] = Counter()
+    assert counts.tokens is not None
+    for cell, value in zip(counts.cells.tolist(), counts.values.tolist(), strict=True):
+        words[counts.tokens[cell]] += value
+    return words
+
+
+@pytest.mark.simulator
 @pytest.mark.parametrize(
     "line",
     [
@@ -666,12 +719,18 @@ def test_fields_that_no_gpu_decides_are_read_by_the_cores(
         (Reading(fields=("text", "n")), "byte"),
         (Reading(fields=("text",), id_field="n"), "byte"),
         (Reading(fields=("text",), encoding="latin-1"), "byte"),
+        (Reading(fields=("text",)), "line"),
+        (Reading(fields=("text",)), "ngram:2"),
     ],
 )
 def test_what_else_is_read_by_the_cores(reading: Reading, by: str, tmp_path: Path, chunks: Chunks) -> None:
     piece = json_lines(tmp_path, (b'{"text": "a", "n": "b"}\n',))
-    found, _ = count_piece(piece, KINDS[by], "cuda", per_document=False, **BY_DEVICE | {"reading": reading})
-    wanted, _ = count_piece(piece, KINDS[by], "cpu", per_document=False, **BY_DEVICE | {"reading": reading})
+    found, _ = count_piece(
+        piece, any_kind_named(by), "cuda", per_document=False, **BY_DEVICE | {"reading": reading}
+    )
+    wanted, _ = count_piece(
+        piece, any_kind_named(by), "cpu", per_document=False, **BY_DEVICE | {"reading": reading}
+    )
     np.testing.assert_array_equal(found.values, wanted.values)
     assert chunks.taken == []
 
