@@ -26,6 +26,7 @@ from tests.pipeline.text.test_counting import dense, documents, naive_counts
 from tests.sampling import examples
 from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
+from tilewright.pipeline.advance import watching
 from tilewright.pipeline.duplicates import signing
 from tilewright.pipeline.duplicates.options import Options, options_of
 from tilewright.pipeline.errors import CorpusError
@@ -575,7 +576,11 @@ def test_a_field_of_large_files_is_counted_as_by_cores(
     piece, kind = json_lines(tmp_path, FIELDS_OF_FILES), KINDS[by]
     monkeypatch.setattr(room, "CHUNK_NBYTES", chunk_nbytes)
     monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", look_nbytes)
-    found, stages = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+    told: list[int] = []
+    lengths = {document.path: document.nbytes for document in piece.documents}
+    with watching(lengths, told.append, clock=map(float, itertools.count(step=2)).__next__):
+        found, stages = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+    assert piece.nbytes - len(b"\xef\xbb\xbf") <= told[-1] <= piece.nbytes
     wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
     assert chunks.taken.pop() is not None
     assert len(chunks.brought) == (1 if chunk_nbytes > 1000 else len(chunks.brought))
