@@ -721,7 +721,8 @@ def _field_on_gpu(piece: Piece, kind: Kind, tally: Tally, task: _Task, threads: 
     if counts is None:
         return None
     start = time.perf_counter()
-    tallied = tally.read() - counts.of_separators
+    tallied = tally.read()
+    np.subtract.at(tallied, counts.of_separators[:, 0], counts.of_separators[:, 1])
     for block in counts.blocks:
         tallied += _count_block(block, kind, task.gap, np.array([0, len(block.data)]))[0]
     bins = np.flatnonzero(tallied)

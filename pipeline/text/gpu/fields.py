@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-NOTHING = np.empty(0, np.int64)
+NOTHING = np.empty((0, 2), np.int64)
 
 BY_CORES = f"left to the cores of the GPU's worker: keys with escapes, or nested more than {device_json.DEEPEST} deep"
 """What is told of the records that no GPU decides."""
@@ -80,7 +80,8 @@ class FieldCounts:
     nbytes: int
     """Of its documents, decoded."""
     of_separators: np.ndarray
-    """int64[bins]: what separators took part in, which is counted too often."""
+    """int64[(n, 2)]: bins that separators took part in, of which one may stand there several times, and how often: so
+    much too much was counted."""
     blocks: list[Block]
     """The documents that no GPU decided, which are not counted yet, each with its separator if there is a gap."""
     reading: float
@@ -175,7 +176,7 @@ def count_fields(
         check_as_listed(piece.documents)
         found = _together(piece, field, gap, cut, counted)
         return replace(
-            found, of_separators=sum((each.of_separators for each in counted), np.zeros(kind.bins, np.int64))
+            found, of_separators=np.concatenate([NOTHING, *(each.of_separators for each in counted)])
         )
 
     found = _unless_left_to_cores(piece, count)
@@ -348,19 +349,18 @@ def _find_chunk(
 
 
 def _of_separators(texts: Texts, kind: Kind) -> np.ndarray:
-    """What separators took part in, int64[bins]."""
-    found = np.zeros(kind.bins, np.int64)
+    """As `FieldCounts.of_separators`."""
     decoded = int(texts.rows[:, device_json.DECODED].sum())
-    if kind.name == "bigram":
-        first, last = texts.ends
-        found[:256] += first  # a separator, and the first byte of a text
-        found[::256] += last
-        nonempty = int(first.sum())
-        # All pairs, without those within texts and those of a text's ends.
-        found[SEPARATOR] += texts.filled - 1 - (decoded - nonempty) - 2 * nonempty
-    elif kind.name != "letter":
-        found[SEPARATOR] += texts.filled - decoded
-    return found
+    if kind.name == "letter":
+        return NOTHING
+    if kind.name != "bigram":
+        return np.array([[SEPARATOR, texts.filled - decoded]])
+    values, (first, last) = np.arange(256), texts.ends
+    nonempty = int(first.sum())
+    # Of all pairs, without those within texts, one is at either end of each that is not empty.
+    alone = texts.filled - 1 - (decoded - nonempty) - 2 * nonempty
+    bins = np.concatenate([values, values << 8, [SEPARATOR]])
+    return np.stack([bins, np.concatenate([first, last, [alone]])], axis=1)
 
 
 def _left_to_cores(
