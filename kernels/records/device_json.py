@@ -1,11 +1,13 @@
 """The texts of one field of JSON lines that lie in a GPU's memory, decoded one behind the other.
 
 A warp takes a line. It goes through what stands outside of strings as `json_lines.py` does, all lanes at the same byte,
-and through strings four bytes a lane: what does not stand for itself there (a quotation mark, a backslash, a control
-character) is found among four bytes by the method of Warren (Hacker's Delight, 2nd edition, 6-1), and the warp's first
-by a vote. Langdale and Lemire (Parsing gigabytes of JSON per second, 2019) find all strings of a text first, and what
-stands between them afterwards; here most bytes of a line are those of one string, so the warp passes over them in
-either way, and which string is wanted is known when it begins.
+and through strings four bytes a lane. Quotation marks, backslashes and control characters are found among four bytes by
+the method of Warren (Hacker's Delight, 2nd edition, 6-1). Which bytes backslashes escape is told as Langdale and Lemire
+do (Parsing gigabytes of JSON per second, 2019), by runs of odd length, but over a warp: a lane with any other byte
+decides what is behind it, and a lane of four backslashes passes on what is before it; two votes say both of all lanes.
+They find all strings of a text first, and what stands between them afterwards. Here most bytes of a line are those of
+one string, so the warp passes over them in either way, and which string is wanted is known when it begins. Decoded,
+each lane's bytes go behind those of the lanes before it.
 
 Whatever is not a line with a text, or without one, is left to the loop on the cores: lines with a fault, values that
 are no text, lists and objects more than `DEEPEST` deep, and keys with escapes at the top. Nothing is written of those,
@@ -73,7 +75,11 @@ _VALUE, _VALUE_OR_END, _COMMA_OR_END, _KEY_OR_END, _KEY = range(5)
 _QUOTE, _BACKSLASH, _NO_DIGIT = 0x22, 0x5C, 1 << 16
 _FOUR_QUOTES, _FOUR_BACKSLASHES, _ABOVE_CONTROL = 0x22222222, 0x5C5C5C5C, 0xE0E0E0E0
 _LOW_BITS, _HIGH_BITS = 0x7F7F7F7F, 0x80808080
+_GATHERING = 1 << 28 | 1 << 21 | 1 << 14 | 1 << 7
+"""Times the lowest bits of four bytes, these are the four highest."""
 _SURROGATES, _LOW_SURROGATES, _BEHIND_SURROGATES, _REPLACEMENT = 0xD800, 0xDC00, 0xE000, 0xFFFD
+_LOST = 1 << 24
+"""No character: half of a pair without the other one."""
 
 
 _device = functools.partial(cuda.jit, device=True, inline="always")
@@ -87,38 +93,58 @@ _TRUE, _FALSE, _NOTHING, _NAN = map(_packed, (b"true", b"false", b"null", b"NaN"
 _INFINITY = _packed(b"Infinity")
 
 
-def _meeting() -> tuple[Any, Any, Any]:
-    """Inside a kernel, called by all lanes of a warp: ``earliest(sums, lane, mine, none)``, the least of what the lanes
-    have, of which all below ``none`` ascend from lane to lane; ``of_first(sums, lane, value)``, what the first lane
-    has; ``together()``, after which each lane sees what the others wrote. sums: int64[WARP] of shared memory."""
+class _Meeting(NamedTuple):
+    """Inside a kernel, called by all lanes of a warp. sums: int64[WARP] of shared memory."""
+
+    earliest: Any
+    """``earliest(sums, lane, mine, none)``: the least of what the lanes have, of which all below ``none`` ascend."""
+    flags: Any
+    """``flags(sums, lane, flag)``: a bit for each lane that has a flag."""
+    before: Any
+    """``before(sums, lane, value, carry)``: what the lane before has, a number of 32 bits; of the first lane carry."""
+    of_lane: Any
+    """``of_lane(sums, lane, value, which)``: what a lane has."""
+    summed: Any
+    """``summed(sums, lane, value)``: the sum of what this lane has and those before it, a number of 32 bits."""
+    highest: Any
+    """``highest(bits)``: the place of the highest of bits, of which there is one."""
+    together: Any
+    """``together()``: each lane sees afterwards what the others wrote."""
+
+
+@functools.cache
+def _meeting() -> _Meeting:
     if SIMULATOR:
 
         @_device
-        def earliest(sums: Any, lane: Any, mine: Any, none: Any) -> Any:
-            sums[lane] = mine
-            cuda.syncthreads()  # all have written before any reads
-            found = min(none, *(int(sums[k]) for k in range(WARP)))
-            cuda.syncthreads()  # and all have read before any writes again
-            return found
-
-        @_device
-        def of_first(sums: Any, lane: Any, value: Any) -> Any:
+        def gathered(sums: Any, lane: Any, value: Any) -> Any:
             sums[lane] = value
-            cuda.syncthreads()  # as above
-            found = int(sums[0])
-            cuda.syncthreads()  # as above
+            cuda.syncthreads()  # all have written before any reads
+            found = [int(sums[k]) for k in range(WARP)]
+            cuda.syncthreads()  # and all have read before any writes again
             return found
 
         @_device
         def together() -> None:
             cuda.syncthreads()  # all that lanes wrote is there
 
-        return earliest, of_first, together
+        return _Meeting(
+            lambda sums, lane, mine, none: min(none, *gathered(sums, lane, mine)),
+            lambda sums, lane, flag: sum(
+                each << k for k, each in enumerate(gathered(sums, lane, 1 if flag else 0))
+            ),
+            lambda sums, lane, value, carry: [carry, *gathered(sums, lane, value)][lane],
+            lambda sums, lane, value, which: gathered(sums, lane, value)[which],
+            lambda sums, lane, value: sum(gathered(sums, lane, value)[: lane + 1]),
+            lambda bits: int(bits).bit_length() - 1,
+            together,
+        )
 
     full = 0xFFFFFFFF
+    last_lane = WARP - 1
 
     @_device
-    def earliest_lane(sums: Any, lane: Any, mine: Any, none: Any) -> Any:
+    def earliest(sums: Any, lane: Any, mine: Any, none: Any) -> Any:
         votes = numba.uint32(cuda.ballot_sync(full, mine < none))
         if votes == numba.uint32(0):
             return none
@@ -126,51 +152,89 @@ def _meeting() -> tuple[Any, Any, Any]:
         return numba.int64(cuda.shfl_sync(full, numba.int32(mine), first))
 
     @_device
-    def first_lane(sums: Any, lane: Any, value: Any) -> Any:
-        return cuda.shfl_sync(full, value, 0)
+    def flags(sums: Any, lane: Any, flag: Any) -> Any:
+        return numba.uint32(cuda.ballot_sync(full, flag))
 
     @_device
-    def all_lanes() -> None:
+    def before(sums: Any, lane: Any, value: Any, carry: Any) -> Any:
+        found = numba.int64(cuda.shfl_up_sync(full, numba.int32(value), 1))
+        if lane == 0:
+            found = numba.int64(carry)
+        return found
+
+    @_device
+    def of_lane(sums: Any, lane: Any, value: Any, which: Any) -> Any:
+        return cuda.shfl_sync(full, value, which)
+
+    @_device
+    def summed(sums: Any, lane: Any, value: Any) -> Any:
+        total = numba.int32(value)
+        for power in range(5):
+            other = cuda.shfl_up_sync(full, total, 1 << power)
+            if lane >= 1 << power:
+                total = numba.int32(total + other)
+        return numba.int64(total)
+
+    @_device
+    def highest(bits: Any) -> Any:
+        return numba.int64(last_lane) - numba.int64(cuda.clz(numba.uint32(bits)))
+
+    @_device
+    def warp_together() -> None:
         cuda.syncwarp()  # all that lanes wrote is there
 
-    return earliest_lane, first_lane, all_lanes
+    return _Meeting(earliest, flags, before, of_lane, summed, highest, warp_together)
 
 
-def _scanning() -> tuple[Any, Any, Any, Any]:
-    """Inside a kernel: ``run_of``, ``byte_at``, ``hexadecimal`` and ``string_end``, as they say of themselves."""
+def _scanning() -> tuple[Any, Any, Any, Any, Any]:
+    """Inside a kernel: ``byte_at``, ``hexadecimal``, ``marks_of``, ``escapes_of`` and ``string_end``, as they say of
+    themselves. Four bytes are a lane's, the lowest first, and what is said of them has a bit for each."""
     half, (word, _, whole) = halves(), arithmetic()
-    earliest, _, _ = _meeting()
+    meeting = _meeting()
+    earliest, flags, highest = meeting.earliest, meeting.flags, meeting.highest
 
     @_device
     def byte_at(text: Any, i: Any) -> Any:
         return whole(text[word(i)])
 
     @_device
-    def others(four: Any) -> Any:
-        """The highest bit of each of four bytes that is not zero, and no other."""
-        return half(half(half(four & half(_LOW_BITS)) + half(_LOW_BITS)) | four)
+    def zeros_of(four: Any) -> Any:
+        """Which of four bytes are zero."""
+        low = half(half(four & half(_LOW_BITS)) + half(_LOW_BITS))
+        found = half(half(~half(low | four) & half(_HIGH_BITS)) >> half(7))
+        return whole(half(half(found * half(_GATHERING)) >> half(28)))
 
     @_device
-    def run_of(words: Any, i: Any, sums: Any, lane: Any) -> Any:
-        """How many bytes from ``i`` on stand for themselves in a string, as far as the warp looks, and how far that
-        is."""
-        first = whole(i >> 2)
-        reach = whole(4 * (first + WARP) - i)
-        at = first + lane
-        four = half(words[word(at)])
-        quotes = others(half(four ^ half(_FOUR_QUOTES)))
-        backslashes = others(half(four ^ half(_FOUR_BACKSLASHES)))
-        above = others(half(four & half(_ABOVE_CONTROL)))
-        stops = half(half(~half(quotes & backslashes & above)) & half(_HIGH_BITS))
-        if lane == 0:
-            stops = half(
-                stops & half(half(0xFFFFFFFF) << half(8 * (i & 3)))
-            )  # what is before i is of no interest
-        mine = reach
-        if stops != half(0):
-            below = whole(cuda.popc(half(half(~stops) & half(stops - half(1)))))
-            mine = whole(4 * at + (below >> 3) - i)
-        return earliest(sums, lane, mine, reach), reach
+    def marks_of(four: Any) -> Any:
+        """Which are quotation marks, backslashes, and control characters."""
+        return (
+            zeros_of(half(four ^ half(_FOUR_QUOTES))),
+            zeros_of(half(four ^ half(_FOUR_BACKSLASHES))),
+            zeros_of(half(four & half(_ABOVE_CONTROL))),
+        )
+
+    @_device
+    def escapes_of(backslashes: Any, carry: Any, sums: Any, lane: Any) -> Any:
+        """Which are behind a backslash that is not behind another such one; and whether the first byte after the last
+        lane's is. carry: whether the first lane's first byte is.
+
+        A lane that has other bytes than backslashes decides by itself what is behind it, by how many end it.
+        """
+        odd = (backslashes & 8) != 0 and ((backslashes & 4) == 0 or (backslashes & 2) != 0)
+        deciding = word(flags(sums, lane, backslashes != 15))
+        odds = word(flags(sums, lane, odd))
+        earlier = word(deciding & word((word(1) << word(lane)) - word(1)))
+        escaped = whole(carry)
+        if earlier != word(0):
+            escaped = whole(odds >> word(highest(earlier))) & 1
+        found = escaped
+        for k in range(3):
+            escaped = (backslashes >> k) & 1 & ~escaped
+            found |= escaped << (k + 1)
+        behind = whole(carry)
+        if deciding != word(0):
+            behind = whole(odds >> word(highest(deciding))) & 1
+        return found, behind
 
     @_device
     def digit(byte: Any) -> Any:
@@ -192,48 +256,58 @@ def _scanning() -> tuple[Any, Any, Any, Any]:
         )
 
     @_device
-    def behind_escape(text: Any, i: Any, stop: Any) -> Any:
-        """Where the escape at ``i`` ends, or -1 where it is malformed or the line too short for it."""
-        if i + 1 >= stop:
-            return whole(-1)
-        byte = byte_at(text, i + 1)
+    def is_malformed(text: Any, i: Any, stop: Any) -> Any:
+        """Whether the byte at ``i``, behind a backslash, makes no escape, or the line is too short for it."""
+        byte = byte_at(text, i)
         if byte == 0x75:
-            if i + 6 > stop or hexadecimal(text, i + 2) >= _NO_DIGIT:
-                return whole(-1)
-            return whole(i + 6)
-        if (
+            return i + 5 > stop or hexadecimal(text, i + 1) >= _NO_DIGIT
+        return not (
             byte == 0x22 or byte == 0x5C or byte == 0x2F or byte == 0x62
             or byte == 0x66 or byte == 0x6E or byte == 0x72 or byte == 0x74
-        ):  # fmt: skip
-            return whole(i + 2)
-        return whole(-1)
+        )  # fmt: skip
 
     @_device
     def string_end(text: Any, words: Any, i: Any, stop: Any, sums: Any, lane: Any) -> Any:
         """Where the string whose first character is at ``i`` has its closing quotation mark, -1 where it is malformed,
         and whether it holds escapes."""
-        escaped = False
-        while i < stop:
-            run, reach = run_of(words, i, sums, lane)
-            i += run
-            if run == reach:
-                continue
-            if i >= stop:
-                break
-            byte = byte_at(text, i)
-            if byte == _QUOTE:
-                return i, escaped
-            if byte != _BACKSLASH:
-                break
-            escaped = True
-            while byte == _BACKSLASH:
-                i = behind_escape(text, i, stop)
-                if i < 0 or i >= stop:
-                    return whole(-1), escaped
-                byte = byte_at(text, i)
-        return whole(-1), escaped
+        base = whole(i >> 2) << 2
+        carry, any_escape = whole(0), False
+        mine = whole(15)
+        if lane == 0:
+            mine = whole(15 << (i & 3)) & 15  # what is before the string is of no interest
+        while base < stop:
+            at = whole(base + 4 * lane)
+            quotes, backslashes, controls = marks_of(half(words[word(at >> 2)]))
+            quotes, backslashes, controls = quotes & mine, backslashes & mine, controls & mine
+            mine = whole(15)
+            escaped = whole(0)
+            there = carry != 0 or flags(sums, lane, backslashes != 0) != 0
+            if there:
+                escaped, carry = escapes_of(backslashes, carry, sums, lane)
+            ends = quotes & ~escaped
+            none = whole(4 * WARP)
+            first = none
+            if ends != 0:
+                first = whole(4 * lane + whole(cuda.popc(half(~ends & (ends - 1)))))
+            first = earliest(sums, lane, first, none)
+            inside = first - 4 * lane  # how many of the lane's bytes are in the string
+            within = whole(0) if inside <= 0 else (whole(15) if inside >= 4 else whole((1 << inside) - 1))
+            fault = (controls & within) != 0
+            if there:
+                any_escape = any_escape or flags(sums, lane, (backslashes & within) != 0) != 0
+                escaped &= within
+                for k in range(4):
+                    if (escaped >> k) & 1 != 0:
+                        fault = fault or is_malformed(text, at + k, stop)
+            if flags(sums, lane, fault) != 0:
+                return whole(-1), any_escape
+            if first < none:
+                end = whole(base + first)
+                return (end if end < stop else whole(-1)), any_escape
+            base += 4 * WARP
+        return whole(-1), any_escape
 
-    return run_of, byte_at, hexadecimal, string_end
+    return byte_at, hexadecimal, marks_of, escapes_of, string_end
 
 
 def _values(byte_at: Any) -> tuple[Any, Any]:
@@ -318,7 +392,7 @@ def _line_function(byte_at: Any, string_end: Any) -> tuple[Any, Any]:
     line that begins with the byte at ``i``, which is no blank, the kind of the key's value, or _UNKNOWN, and where a
     text begins and ends."""
     word, _, whole = arithmetic()
-    earliest, _, _ = _meeting()
+    earliest = _meeting().earliest
     behind_blanks, scalar_end = _values(byte_at)
 
     @_device
@@ -414,64 +488,116 @@ def _line_function(byte_at: Any, string_end: Any) -> tuple[Any, Any]:
     return behind_blanks, value_of
 
 
-def _decoding(run_of: Any, byte_at: Any, hexadecimal: Any) -> Any:
-    """Inside a kernel: ``decode(text, words, i, end, out, to, sums, lane)`` writes what the characters of a string from
-    ``i`` to ``end`` stand for, at most as many bytes; returns where that ends, and how many were halves of pairs."""
-    word, _, whole = arithmetic()
+def _decoding(byte_at: Any, hexadecimal: Any, marks_of: Any, escapes_of: Any) -> Any:
+    """Inside a kernel: ``decode(text, words, i, end, out, to, sums, lane)`` writes what the characters of a good string
+    from ``i`` to ``end`` stand for, at most as many bytes; returns where that ends, and how many that this lane wrote
+    were halves of pairs."""
+    half, (word, _, whole) = halves(), arithmetic()
+    meeting = _meeting()
+    flags, before, of_lane, summed = meeting.flags, meeting.before, meeting.of_lane, meeting.summed
 
     @_device
-    def store_character(out: Any, to: Any, code: Any, lane: Any) -> Any:
-        length = whole(1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000))
-        for k in range(lane, length, WARP):
-            byte = (code >> (6 * (length - 1 - k))) & 0x3F | 0x80
-            if k == 0:
-                byte = code if length == 1 else code >> (6 * (length - 1)) | (0xF00 >> length & 0xFF)
-            out[word(to + k)] = byte
-        return whole(to + length)
+    def meaning(byte: Any) -> Any:
+        """What a byte behind a backslash stands for."""
+        if byte == 0x6E:
+            return whole(0x0A)
+        if byte == 0x74:
+            return whole(0x09)
+        if byte == 0x72:
+            return whole(0x0D)
+        if byte == 0x62:
+            return whole(0x08)
+        if byte == 0x66:
+            return whole(0x0C)
+        return whole(byte)
+
+    @_device
+    def is_behind_high(text: Any, begin: Any, i: Any) -> Any:
+        """Whether the escape whose backslash is at ``i`` follows one of the first half of a pair."""
+        at = whole(i - 6)
+        if at < begin or byte_at(text, at) != _BACKSLASH or byte_at(text, at + 1) != 0x75:
+            return False
+        if not _SURROGATES <= hexadecimal(text, at + 2) < _LOW_SURROGATES:
+            return False
+        first = at
+        while first > begin and byte_at(text, first - 1) == _BACKSLASH:
+            first -= 1
+        return (at - first) & 1 == 0  # or that backslash is what another one stands before
+
+    @_device
+    def character_of(text: Any, begin: Any, i: Any, end: Any) -> Any:
+        """What the escape with the ``u`` at ``i`` stands for, -1 for the second half of a pair, which is the first
+        one's."""
+        code = hexadecimal(text, i + 1)
+        if code < _SURROGATES or code >= _BEHIND_SURROGATES:
+            return code
+        if code >= _LOW_SURROGATES:
+            return whole(-1) if is_behind_high(text, begin, i - 1) else whole(_LOST)
+        if i + 5 < end and byte_at(text, i + 5) == _BACKSLASH and byte_at(text, i + 6) == 0x75:
+            low = hexadecimal(text, i + 7)
+            if _LOW_SURROGATES <= low < _BEHIND_SURROGATES:
+                return whole(0x10000 + ((code - _SURROGATES) << 10 | (low - _LOW_SURROGATES)))
+        return whole(_LOST)
 
     @_device
     def decode(text: Any, words: Any, i: Any, end: Any, out: Any, to: Any, sums: Any, lane: Any) -> Any:
-        lost = whole(0)
-        while i < end:
-            run, _ = run_of(words, i, sums, lane)
-            run = min(run, end - i)
-            for k in range(lane, run, WARP):
-                out[word(to + k)] = text[word(i + k)]
-            i += run
-            to += run
-            while i < end and byte_at(text, i) == _BACKSLASH:
-                code = byte_at(text, i + 1)
-                if code != 0x75:
-                    i += 2
-                    if code == 0x6E:
-                        code = whole(0x0A)
-                    elif code == 0x74:
-                        code = whole(0x09)
-                    elif code == 0x72:
-                        code = whole(0x0D)
-                    elif code == 0x62:
-                        code = whole(0x08)
-                    elif code == 0x66:
-                        code = whole(0x0C)
-                else:
-                    code = hexadecimal(text, i + 2)
-                    i += 6
-                    if _SURROGATES <= code < _BEHIND_SURROGATES:
-                        low = whole(0)
-                        if (
-                            code < _LOW_SURROGATES
-                            and i + 6 <= end
-                            and byte_at(text, i) == _BACKSLASH
-                            and byte_at(text, i + 1) == 0x75
-                        ):
-                            low = hexadecimal(text, i + 2)
-                        if _LOW_SURROGATES <= low < _BEHIND_SURROGATES:
-                            code = whole(0x10000 + ((code - _SURROGATES) << 10 | (low - _LOW_SURROGATES)))
-                            i += 6
-                        else:
-                            code = whole(_REPLACEMENT)
-                            lost += 1
-                to = store_character(out, to, code, lane)
+        lost, carry, carried = whole(0), whole(0), whole(0)
+        base = whole(i >> 2) << 2
+        while base < end:
+            at = whole(base + 4 * lane)
+            four = half(words[word(at >> 2)])
+            inside, outside = end - at, i - at
+            mine = whole(0) if inside <= 0 else (whole(15) if inside >= 4 else whole((1 << inside) - 1))
+            if outside > 0:
+                mine = whole(0) if outside >= 4 else whole(mine & (15 << outside))
+            _, backslashes, _ = marks_of(four)
+            backslashes &= mine
+            if carry == 0 and carried == 0 and flags(sums, lane, backslashes != 0) == 0:
+                place = whole(to + at - max(base, i))
+                for k in range(4):
+                    if (mine >> k) & 1 != 0:
+                        out[word(place + k)] = (whole(four) >> (8 * k)) & 0xFF
+                to += min(end, base + 4 * WARP) - max(base, i)
+                base += 4 * WARP
+                continue
+            escaped, carry = escapes_of(backslashes, carry, sums, lane)
+            escaped &= mine
+            letters = whole(0)
+            for k in range(4):
+                if (escaped >> k) & 1 != 0 and (whole(four) >> (8 * k)) & 0xFF == 0x75:
+                    letters |= 1 << k
+            # The four bytes behind a u are its digits.
+            both = letters << 4 | before(sums, lane, letters, carried)
+            carried = whole(of_lane(sums, lane, letters, WARP - 1))
+            digits = (both << 1 | both << 2 | both << 3 | both << 4) >> 4
+            plain = mine & ~(backslashes & ~escaped) & ~digits & ~letters & 15
+            code, length = whole(-1), whole(0)
+            if letters != 0:  # there is one at most: an escape of that kind has six bytes
+                code = character_of(text, i, at + whole(cuda.popc(half(~letters & (letters - 1)))), end)
+                if code == _LOST:
+                    lost += 1
+                    code = whole(_REPLACEMENT)
+                if code >= 0:
+                    length = whole(1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000))
+            mine_nbytes = whole(cuda.popc(half(plain))) + length
+            through = summed(sums, lane, mine_nbytes)
+            place = whole(to + through - mine_nbytes)
+            for k in range(4):
+                byte = (whole(four) >> (8 * k)) & 0xFF
+                if (plain >> k) & 1 != 0:
+                    out[word(place)] = meaning(byte) if (escaped >> k) & 1 != 0 else byte
+                    place += 1
+                elif (letters >> k) & 1 != 0:
+                    for j in range(length):
+                        byte = (code >> (6 * (length - 1 - j))) & 0x3F | 0x80
+                        if j == 0:
+                            byte = (
+                                code if length == 1 else code >> (6 * (length - 1)) | (0xF00 >> length & 0xFF)
+                            )
+                        out[word(place + j)] = byte
+                    place += length
+            to += whole(of_lane(sums, lane, through, WARP - 1))
+            base += 4 * WARP
         return to, lost
 
     return decode
@@ -490,10 +616,11 @@ def texts_function() -> Callable[..., None]:
     THREADS; grid: any.
     """
     word, _, whole = arithmetic()
-    _, of_first, together = _meeting()
-    run_of, byte_at, hexadecimal, string_end = _scanning()
+    meeting = _meeting()
+    of_lane, together = meeting.of_lane, meeting.together
+    byte_at, hexadecimal, marks_of, escapes_of, string_end = _scanning()
     behind_blanks, value_of = _line_function(byte_at, string_end)
-    decode = _decoding(run_of, byte_at, hexadecimal)
+    decode = _decoding(byte_at, hexadecimal, marks_of, escapes_of)
 
     def texts(
         text: Any, words: Any, places: Any, newlines: Any, stop: Any, key: Any, key_nbytes: Any, out: Any,
@@ -530,7 +657,7 @@ def texts_function() -> Callable[..., None]:
             at = whole(0)
             if lane == 0:
                 at = whole(cuda.atomic.add(cursor, 0, length + 1))
-            at = whole(of_first(sums, lane, at)) + LEAD
+            at = whole(of_lane(sums, lane, at, 0)) + LEAD
             to, halves_of_pairs = decode(text, words, start, behind, out, at, sums, lane)
             for k in range(to + lane, at + length + 1, WARP):
                 out[word(k)] = 0
@@ -541,10 +668,11 @@ def texts_function() -> Callable[..., None]:
                 if lane == 0 and to > at:
                     cuda.atomic.add(ends, byte_at(out, at), 1)
                     cuda.atomic.add(ends, 256 + byte_at(out, to - 1), 1)
+        if lost > 0:
+            cuda.atomic.add(found, LOST, lost)
         if lane == 0:
             cuda.atomic.add(found, RECORDS, records)
             cuda.atomic.add(found, DECODED, decoded)
-            cuda.atomic.add(found, LOST, lost)
             cuda.atomic.add(found, WITHOUT, without)
             cuda.atomic.add(found, NULL, null)
 
