@@ -93,13 +93,16 @@ class Newlines(NamedTuple):
     """bool: whether a carriage return stands before it."""
 
 
-def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any, most: int) -> Newlines | None:
-    """The newlines among the first ``stop`` bytes of a text in device memory, uint8[n], n a multiple of 4, which the
-    stream brings there. rooms: for what it takes of the device's memory. None where there are more than ``most``: then
-    no memory is taken for them."""
+def find_newlines(text: Any, stop: int, rooms: Rooms, stream: Any, most: int) -> tuple[Any, int] | None:
+    """Find the newlines among the first ``stop`` bytes of a text in device memory, uint8[n], n a multiple of 4, which
+    the stream brings there. rooms: for what it takes of the device's memory.
+
+    Returns what `LINES` writes of them, int64 on the device, which may hold more, and how many there are. None where
+    there are more than ``most``: then no memory is taken for them.
+    """
     tiles = ceil_div(stop, TILE)
     if not tiles:
-        return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
+        return rooms.of("newlines", 1, np.int64), 0
     words = as_words(text)
     totals = rooms.of("newlines of tiles", tiles, np.int64)
     LINES.enqueue((False,), tiles, THREADS, stream, words, stop, totals, totals)
@@ -107,13 +110,23 @@ def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any, most: int) -> N
     stream.synchronize()
     ends = found.cumsum()
     count = int(ends[-1])
-    if not count:
-        return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
     if count > most:
         return None
-    rooms.uploaded("newlines of tiles", ends - found, stream)
-    places = rooms.of("newlines", count, np.int64)
-    LINES.enqueue((True,), tiles, THREADS, stream, words, stop, totals, places)
+    places = rooms.of("newlines", max(1, count), np.int64)
+    if count:
+        rooms.uploaded("newlines of tiles", ends - found, stream)
+        LINES.enqueue((True,), tiles, THREADS, stream, words, stop, totals, places)
+    return places, count
+
+
+def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any, most: int) -> Newlines | None:
+    """The newlines of a text, as `find_newlines` finds them; None where there are too many."""
+    found = find_newlines(text, stop, rooms, stream, most)
+    if found is None:
+        return None
+    places, count = found
+    if not count:
+        return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
     told = downloaded(places, count, stream)
     stream.synchronize()
     return Newlines(told >> 1, (told & 1).astype(np.bool_))

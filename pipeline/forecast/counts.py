@@ -26,7 +26,9 @@ from tilewright.pipeline.store.arrays import local_path
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES
 from tilewright.pipeline.text.corpus import Corpus
 from tilewright.pipeline.text.counting import Division, divided, kind_of_corpus
+from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.ways import ways_of
+from tilewright.pipeline.text.gpu.room import fields_nbytes, may_be_fields, words_nbytes
 from tilewright.pipeline.text.pieces import MOST_BLOCK_NBYTES
 from tilewright.pipeline.text.totals import most_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -49,7 +51,8 @@ class CountPlan(CorpusPlan):
     threads: int
     """Of one worker that read, or decompress, for all its tasks together."""
     gpu_nbytes: int
-    """Memory of a worker's GPU for texts that lie there at a time, and tables of their tokens; 0 where cores count."""
+    """Memory of a worker's GPU for texts, and chunks of lines, that lie there at a time, and tables of tokens; 0 where
+    cores count."""
     counts_nbytes: int
     """Memory of the process that adds up, at most; what is more goes to files in Dask's ``temporary-directory``."""
     counts_known: bool
@@ -177,7 +180,7 @@ def plan_count(
         threads=max(_readers(division, tasks), 1),
         worker_nbytes=_worker_nbytes(division, tasks, bins if not per_document else None),
         worker_limit_nbytes=min(limits, default=None),
-        gpu_nbytes=_gpu_nbytes(division, tasks, tables=isinstance(kind, TokenKind)),
+        gpu_nbytes=_gpu_nbytes(division, tasks, corpus.reading, kind, per_document=per_document),
         counts_nbytes=counts,
         counts_known=known,
         driver_limit_nbytes=2 * allowed,
@@ -270,14 +273,23 @@ def _worker_nbytes(division: Division, tasks: int, bins: int | None) -> int:
     return tasks * (whole + counts) + stream + (tasks + max(division.threads, default=0)) * counts
 
 
-def _gpu_nbytes(division: Division, tasks: int, *, tables: bool) -> int:
-    """Memory of a worker's GPU. tasks: of a worker at a time; tables: whether tokens are counted.
+def _gpu_nbytes(
+    division: Division, tasks: int, reading: Reading, kind: Kind | TokenKind, *, per_document: bool
+) -> int:
+    """Memory of a worker's GPU. tasks: of a worker at a time.
 
-    Each task's plain text lies there as a whole, if its files are not small ones, and blocks of what is read otherwise.
+    Each task's plain text lies there as a whole, if its files are not small ones, chunks of what may be JSON lines of
+    which a field is counted, and blocks of what is read otherwise; and for each task that counts tokens a table.
     """
     if division.device != "cuda":
         return 0
-    pieces = division.work.pieces
+    pieces, tables = division.work.pieces, isinstance(kind, TokenKind)
     text = max((piece.nbytes for piece in pieces if piece.is_plain and piece.is_local), default=0)
     blocks = 2 * (LANE_NBYTES + EXTRA_NBYTES) * max(division.threads, default=0)
-    return blocks + tasks * (text + (TABLE_NBYTES if tables and text else 0))
+    by_field = [
+        piece
+        for piece in pieces
+        if may_be_fields(piece, reading) and not per_document and (not tables or kind.name == "word")
+    ]
+    chunks = words_nbytes(by_field, tasks) if tables else fields_nbytes(by_field, tasks)
+    return blocks + tasks * (text + (TABLE_NBYTES if tables and (text or by_field) else 0)) + chunks

@@ -30,6 +30,7 @@ from tilewright.pipeline.text.arrival import Arrival, Work, counts_again
 from tilewright.pipeline.text.corpus import (
     MOST_DOCUMENTS,
     Corpus,
+    Document,
     Piece,
     check_unchanged,
     cut_pieces,
@@ -38,7 +39,9 @@ from tilewright.pipeline.text.corpus import (
 from tilewright.pipeline.text.documents import Counts, all_bad
 from tilewright.pipeline.text.fingerprints import is_as_before
 from tilewright.pipeline.text.formats.listing import names_of
+from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import remarks_of
+from tilewright.pipeline.text.gpu.room import may_be_fields
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import (
     Left,
@@ -246,12 +249,20 @@ def _device_of_tokens(corpus: Corpus, kind: TokenKind, *, per_document: bool) ->
     by = f"by {kind.name}"
     if per_document:
         return CORES, f"{by} is counted on {cores}: no GPU counts it document by document"
-    others = sum(document.codec is not None or document.tag is not None for document in corpus.documents)
+    others = sum(not _is_for_gpus(document, kind, corpus.reading) for document in corpus.documents)
     if others == len(corpus.documents):
-        return CORES, f"{by} is counted on {cores}: GPUs count it of plain files alone"
+        more = ", or of one field of JSON lines" if kind.name == "word" and corpus.reading.fields else ""
+        return CORES, f"{by} is counted on {cores}: GPUs count it of plain files alone{more}"
     if others:
         return "cuda", f"{by} is counted on {cores} where files are not plain ones: {counted(others, 'file')}"
     return "cuda", ""
+
+
+def _is_for_gpus(document: Document, kind: TokenKind, reading: Reading) -> bool:
+    """Whether a GPU may count the tokens of a file, as far as is known before it is looked at."""
+    if document.codec is None and document.tag is None:
+        return True
+    return kind.name == "word" and may_be_fields(Piece(0, (document,), 0, document.nbytes), reading)
 
 
 def decompressors_of(workers: Sequence[WorkerFacts], neighbours: int) -> int:

@@ -42,6 +42,7 @@ from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
+from tilewright.pipeline.text.gpu.room import may_be_fields
 from tilewright.pipeline.text.sparse_counts import narrowest
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
@@ -93,7 +94,8 @@ def count_piece(
     threads: how many of this process read or decompress, for all its tasks together; no more than it has cores
     decompress.
     neighbours: workers on this one's host, itself included.
-    fingerprints: whether those of what is read are wanted. There are none of large plain documents on a GPU.
+    fingerprints: whether those of what is read are wanted. There are none of large plain files on a GPU, as texts or by
+    a field.
     on_error: "report" leaves out the files that cannot be counted, and says which (`Counts.bad`); "stop" raises, and
     names what else is bad among the piece's files, as far as a block of them reaches.
     """
@@ -209,6 +211,9 @@ def _count(
             if found is not None:
                 part = _part_of(found, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
+        words = None if per_document else _words_on_gpu(piece, kind, reading, threads, neighbours)
+        if words is not None:
+            return _counts_of(piece, [replace(piece, first=0)] * len(words), words, per_document, kind)
         device, threads = CORES, min(threads, usable_cores())
     shares = _shares(piece, device, block_nbytes, threads)
     if not piece.is_plain:
@@ -239,6 +244,9 @@ def _count(
             if counts is not None:
                 part = _part_of(counts, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
+        field = _field_on_gpu(piece, kind, tally, task, threads)
+        if field is not None:
+            return _counts_of(piece, [replace(piece, first=0)], [field], per_document, kind)
         parts = _run(_calls(partial(_tally_on_gpu, tally), shares), threads, task)
         tallied = tally.read()
         for part in parts:
@@ -698,6 +706,59 @@ def _tally_on_gpu(tally: Tally, share: Piece, task: _Task) -> _Part:
     return _Part(
         none, np.concatenate(separators), none, nbytes, stages, _rows_of(prints), found, unknown(kind)
     )
+
+
+def _field_on_gpu(piece: Piece, kind: Kind, tally: Tally, task: _Task, threads: int) -> _Part | None:
+    """What is counted of a field of large plain files of JSON lines; None of any other piece, and where the cores have
+    to read it."""
+    from tilewright.pipeline.text.gpu.fields import count_fields, fit
+    from tilewright.pipeline.text.gpu.texts import unknown
+
+    if task.per_document or not fit(piece, task.reading):
+        return None
+    (field,) = task.reading.fields
+    counts = count_fields(piece, field, kind, task.gap, tally, text_threads(threads), threads, task.check)
+    if counts is None:
+        return None
+    start = time.perf_counter()
+    tallied = tally.read()
+    np.subtract.at(tallied, counts.of_separators[:, 0], counts.of_separators[:, 1])
+    for block in counts.blocks:
+        tallied += _count_block(block, kind, task.gap, np.array([0, len(block.data)]))[0]
+    bins = np.flatnonzero(tallied)
+    stages = {"read": counts.reading, "count": counts.counting + time.perf_counter() - start}
+    return _Part(
+        np.zeros_like(bins), bins, tallied[bins], counts.nbytes, stages, NONE, counts.found, unknown(kind)
+    )
+
+
+def _words_on_gpu(
+    piece: Piece, kind: TokenKind, reading: Reading, threads: int, neighbours: int
+) -> list[_Part] | None:
+    """As `_field_on_gpu`, of words: what the GPU has counted, and what the cores have where it did not decide."""
+    if kind.name != "word" or not may_be_fields(piece, reading):
+        return None
+    from tilewright.pipeline.text.gpu.fields import count_field_words, fit
+    from tilewright.pipeline.text.sparse_pieces import Entries, count_tokens
+
+    if not fit(piece, reading):
+        return None
+    (field,) = reading.fields
+    check = end_if_given_up()
+    found = count_field_words(piece, field, kind, text_threads(threads), threads, neighbours, check)
+    if found is None:
+        return None
+    fields, words, lost = found
+    told = {0: lost} if lost else {}
+    seconds = fields.reading, fields.counting
+    entries = [Entries(None, None, words.counts, words.tokens, fields.nbytes, *seconds, told)]
+    finds = [fields.found]
+    if fields.blocks:
+        share = replace(piece, first=0)
+        left = count_tokens(share, kind, per_document=False, blocks=fields.blocks, prints=None, check=check)
+        entries.append(replace(left, nbytes=0))  # counted among the others
+        finds.append(Found())
+    return [_part_of(each, None, its) for each, its in zip(entries, finds, strict=True)]
 
 
 def _rows_on_gpu(share: Piece, task: _Task) -> _Part:

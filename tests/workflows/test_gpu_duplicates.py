@@ -44,6 +44,7 @@ def test_lines_of_large_files_are_signed_as_they_lie_there(
 ) -> None:
     """Several chunks at a time, and files that are cut behind lines."""
     from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import chunks
 
     words = np.array([f"wörd{number:x}".encode() for number in range(5_000)])
     ends, taken = (b"\n", b"\r\n", b"\n\n"), []
@@ -58,7 +59,7 @@ def test_lines_of_large_files_are_signed_as_they_lie_there(
         return found
 
     monkeypatch.setattr(lines_on_gpu, "sign_lines", sign_lines)
-    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", 300_000)
+    monkeypatch.setattr(chunks, "CHUNK_NBYTES", 300_000)
     options: dict[str, Any] = {"split_on": "line", "shingle": shingle, "ngram": 3, "signatures": True}
     found = tw.duplicates(tmp_path, device="cuda", **options)
     wanted = tw.duplicates(tmp_path, device="cpu", **options)

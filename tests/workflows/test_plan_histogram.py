@@ -195,6 +195,48 @@ def test_memory_of_a_gpu_is_of_texts_and_tables(by: str, tables: int) -> None:
     assert packed.gpu_nbytes == (0 if tables else lane * packed.threads)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "threads", "chunks", "texts"),
+    [
+        ((2**34,), 1, (6, 2**27, 2**25), (1, 2**30)),
+        ((5 * 2**20, 3 * 2**20), 1, (1, 2**25, 2**25), (1, 2**25)),
+        ((5 * 2**20, 3 * 2**20), 2, (2, 2**25, 2**25), (2, 2**25)),
+        ((2**21, 2**10), 2, (1, 2**25, 2**24), (1, 2**25)),
+        ((150 * 2**20,) * 2, 2, (4, 2**27, 2**25), (2, 160 * 2**20)),
+        ((2**19,), 1, None, None),
+    ],
+)
+def test_memory_of_a_gpu_is_of_chunks_of_json_lines(
+    sizes: tuple[int, ...],
+    threads: int,
+    chunks: tuple[int, int, int] | None,
+    texts: tuple[int, int] | None,
+) -> None:
+    """How many chunks of how many bytes, in steps of 32 MiB, and what says where their lines end; and of words how many
+    texts, of how many bytes."""
+    gpu = replace(workers(1, threads)[0], device="cuda", name="a GPU")
+    corpus = replace(of(*sizes, codec="text"), reading=Reading(fields=("text",)))
+    byte, lane = any_kind_named("byte"), 2 * (2**23 + 64)
+    plan = plan_count(corpus, byte, [gpu], per_document=False)
+    words = plan_count(corpus, any_kind_named("word"), [gpu], per_document=False)
+    if chunks is None or texts is None:
+        assert plan.gpu_nbytes == lane * plan.threads
+        assert words.gpu_nbytes == 0
+    else:
+        count, chunk, lines = chunks
+        assert plan.gpu_nbytes == count * (2 * chunk + lines) + lane * plan.threads
+        tables = threads * TABLE_NBYTES
+        assert (
+            words.gpu_nbytes == count * (chunk + lines) + texts[0] * texts[1] + tables + lane * words.threads
+        )
+    several = replace(corpus, reading=Reading(fields=("text", "id")))
+    for other in (
+        plan_count(corpus, byte, [gpu], per_document=True),
+        plan_count(several, byte, [gpu], per_document=False),
+    ):
+        assert other.gpu_nbytes == lane * other.threads
+
+
 def test_counts_that_would_not_fit_are_refused() -> None:
     assert totals.most_nbytes(7, 11, per_document=True, allowed=1000) == (7 * 11 * 8, True)
     assert totals.most_nbytes(7, 65536, per_document=True, allowed=1000) == (1000, False)

@@ -204,6 +204,7 @@ def _ask_for_histograms() -> None:
     from tilewright.kernels.histograms.documents import LARGE, launch_documents
     from tilewright.kernels.histograms.select import add_counts
     from tilewright.kernels.histograms.tokens import BIGRAM, KINDS
+    from tilewright.kernels.records import device_json
 
     queue = Rehearsal(0)
     text = DescribedArray((TEXT_NBYTES,), None, np.uint8)
@@ -214,6 +215,7 @@ def _ask_for_histograms() -> None:
         if kind.code < BIGRAM:
             rows = DescribedArray((2, kind.bins), None, np.int64)
             launch_documents(text, offsets, 2 * LARGE, True, kind, rows, queue)
+    device_json.prepare()
 
 
 def _ask_for_dots() -> None:

@@ -264,7 +264,7 @@ class JsonLines:
         if not every:
             if not (self._bad or self._told_empty):
                 self._told_empty = True
-                self._found.remark("no record in it", self._shown)
+                without_fields(self._found, self._shown, reading.fields, 0, lacking, null)
             return
         self._told_empty = True
         if min(lacking[: len(reading.fields)]) == every:
@@ -279,11 +279,56 @@ class JsonLines:
                 f"{_as_told(self._keys_of_first, [reading.id_field])}",
                 "name one that they have",
             )
-        for place, field in enumerate(reading.fields):
-            self._found.remark(
-                f"without a field {field!r}, counted as empty", self._shown, records=lacking[place]
-            )
-            self._found.remark(null_field(field), self._shown, records=null[place])
+        without_fields(self._found, self._shown, reading.fields, every, lacking, null)
+
+
+def without_fields(
+    found: Found, shown: str, fields: Sequence[str], records: int, lacking: Sequence[int], null: Sequence[int]
+) -> None:
+    """Have told that a file has no records, or how many lack each field, and in how many it is null. shown: the file
+    and the member, as the user sees them."""
+    if not records:
+        found.remark("no record in it", shown)
+        return
+    for place, field in enumerate(fields):
+        found.remark(f"without a field {field!r}, counted as empty", shown, records=lacking[place])
+        found.remark(null_field(field), shown, records=null[place])
+
+
+class Records(NamedTuple):
+    """What the loop makes of some lines, of one field."""
+
+    texts: np.ndarray
+    """uint8: one behind the other, each with a separator behind it if there is to be a gap."""
+    edges: np.ndarray
+    """int64[records + 1]."""
+    lost: int
+    lacking: int
+    null: int
+    """How many records lack the field, and hold null there: they are empty texts."""
+
+
+def texts_of(data: np.ndarray, field: str, gap: int) -> Records | None:
+    """The texts of a field of whole lines, uint8; None where one of them has a fault."""
+    from tilewright.kernels.records import json_lines as loop  # needs Numba, which a client has no use for
+
+    keys, edges = loop.packed_keys([field])
+    most = int(np.count_nonzero(data == 0x0A)) + 1
+    target = np.empty(len(data) + most * gap + 1, np.uint8)
+    ends, numbers, lost, id_ends = (np.zeros(most, np.int64) for _ in range(4))
+    without, state = np.zeros((1, 2), np.int64), np.zeros(loop.STATE_LENGTH, np.int64)
+    loop.texts_of_lines(
+        read_only(data), 0, len(data), True, keys, edges, 1, target, gap, SEPARATOR, most,
+        ends, numbers, lost, np.empty(0, np.uint8), id_ends, np.empty((1, loop.SPAN_NBYTES // 8), np.int64),
+        np.empty(loop.DEEPEST, np.uint8), np.empty(6 * len(field) * 4 + 6, np.uint8), without, state,
+    )  # fmt: skip
+    if state[loop.CODE] != loop.FINE:
+        return None
+    count, (lacking, null) = int(state[loop.DOCUMENTS]), without[0].tolist()
+    filled = int(state[loop.FILLED])
+    return Records(
+        target[:filled], np.concatenate([[0], ends[:count]]), int(lost[:count].sum()), lacking, null
+    )
 
 
 def _identifiers(data: bytes, edges: list[int], fields: int) -> list[str | None]:

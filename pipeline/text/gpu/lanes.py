@@ -4,10 +4,10 @@ A lane is what one reading thread needs: two blocks of pinned memory, two on the
 block while the other is copied and counted, and waits only for the block it is about to fill. All lanes of a task add
 to one tally: counts that stay on the device until the task has read everything. Plain text of large files takes a
 shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on one stream,
-and it is counted in one launch. All of these are made once and kept by the process (`transfer/lane.py`). Only texts,
-up to 512 MiB (of tokens 1.5 GiB) for each of a worker's threads, and tables of tokens are freed when another job
-begins, since its plan is made from what is free, and the rest when that is a product, whose plan counts no pinned
-memory but its own.
+and it is counted in one launch. Lines of such files come in chunks (`chunks.py`). All of these are made once and kept
+by the process (`transfer/lane.py`). Only texts, up to 512 MiB (of tokens 1.5 GiB) for each of a worker's threads, or
+two of 128 MiB for each chunk, and tables of tokens are freed when another job begins, since its plan is made from what
+is free, and the rest when that is a product, whose plan counts no pinned memory but its own.
 """
 
 from __future__ import annotations
@@ -35,17 +35,13 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import round_up
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.text.corpus import Piece
+from tilewright.pipeline.text.gpu.room import TEXT_STEP_NBYTES
 from tilewright.pipeline.text.sparse_pieces import reading_on
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.transfer.lane import Lane, Spares, untimed_event
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
-
-TEXT_STEP_NBYTES = 32 * 2**20
-"""Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same
-size."""
-
 
 MOST_TOKENS_NBYTES = MOST_TEXT_NBYTES - 2**20
 """The most text whose tokens are counted at once: keys of their table say where in a text they stand, margins

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache, partial
 from typing import Any
 
@@ -102,9 +102,7 @@ def count_tokens(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbou
 
 
 def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
-    cores = max(1, usable_cores() // neighbours)
-    order = partial(run_all, _ordering_threads(cores))
-    with borrowed_table(kind, order, cores) as tally, borrowed_text(piece, kind) as text:
+    with ordering_table(kind, neighbours) as tally, borrowed_text(piece, kind) as text:
         try:
             with _bringing:
                 moves = _brought(text, tally, run, threads, neighbours)
@@ -119,6 +117,13 @@ def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours
             tally.settle()
     told = {0: lost} if lost else {}
     return Entries(None, None, found.counts, found.tokens, nbytes, *seconds, told)
+
+
+def ordering_table(kind: TokenKind, neighbours: int) -> AbstractContextManager[TokenTally]:
+    """A table of this process for one task, whose tokens this worker's share of the host's cores puts in order.
+    neighbours: workers on this host, this one included."""
+    cores = max(1, usable_cores() // neighbours)
+    return borrowed_table(kind, partial(run_all, _ordering_threads(cores)), cores)
 
 
 @lru_cache(maxsize=1)

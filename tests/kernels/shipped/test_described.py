@@ -61,6 +61,7 @@ def test_hoppers_products_are_on_its_tensor_cores() -> None:
     }
     assert set(found["decoding"].values()) >= {"_entropy_function.<locals>.entropy_kernel"}
     assert "clear_large" in found["histograms"].values()
+    assert "texts_function.<locals>.texts" in found["histograms"].values()
     assert "" not in functions
 
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.kernels.duplicates.device_lines import Newlines
-from tilewright.pipeline.duplicates import lines_on_gpu
-from tilewright.pipeline.duplicates.lines_on_gpu import chunks_of, lines_of
+from tilewright.pipeline.duplicates.lines_on_gpu import lines_of
 from tilewright.pipeline.text.corpus import list_corpus
+from tilewright.pipeline.text.gpu import chunks as gpu_chunks
+from tilewright.pipeline.text.gpu.chunks import chunks_of
 
 texts = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"bc"]), max_size=8).map(b"".join)
 
@@ -50,7 +51,7 @@ def test_chunks_are_cut_behind_lines(
     for number, data in enumerate(files):
         (tmp_path / str(number)).write_bytes(data)
     documents = list_corpus([tmp_path]).documents
-    monkeypatch.setattr(lines_on_gpu, "LOOK_NBYTES", look_nbytes)
+    monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", look_nbytes)
     chunks = list(chunks_of(documents, nbytes))
     found = [b""] * len(files)
     for chunk in chunks:
@@ -63,7 +64,7 @@ def test_chunks_are_cut_behind_lines(
     assert found == files
     longest = max(len(line) + 2 for data in files for line in lines(data))
     assert max(sum(span.stop - span.start for span in chunk) for chunk in chunks) <= nbytes + longest
-    monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 20)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 20)
     if nbytes < 10 and look_nbytes < 20:
-        with pytest.raises(lines_on_gpu._TooLong):
+        with pytest.raises(gpu_chunks.TooLongError):
             list(chunks_of(documents, nbytes))

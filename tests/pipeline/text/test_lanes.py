@@ -6,7 +6,7 @@ import itertools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,12 +26,14 @@ from tests.pipeline.text.test_counting import dense, documents, naive_counts
 from tests.sampling import examples
 from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
+from tilewright.pipeline.advance import watching
 from tilewright.pipeline.duplicates import signing
 from tilewright.pipeline.duplicates.options import Options, options_of
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text import pieces
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus, share_out
+from tilewright.pipeline.text.documents import Counts
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.pieces import _of_separators, count_piece
 from tilewright.pipeline.text.whole import documents as whole_documents
@@ -325,10 +327,10 @@ LINES_OF_FILES = (
 
 @dataclass(eq=False)
 class Chunks:
-    """What is seen of lines that are signed by chunks."""
+    """What is seen of lines that are signed, or of which a field is counted, by chunks."""
 
     taken: list[object] = field(default_factory=list)
-    """What `sign_lines` has returned."""
+    """What `sign_lines` and `count_fields` have returned."""
     brought: list[int] = field(default_factory=list)
     """The blocks of each chunk that was brought."""
     cleared: list[list[object]] = field(default_factory=list)
@@ -348,7 +350,8 @@ class Chunks:
 def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     """Lines go by chunks, one at a time, to memory that a pretended driver copies to."""
     from tilewright.pipeline.duplicates import lines_on_gpu
-    from tilewright.pipeline.text.gpu import lanes
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
+    from tilewright.pipeline.text.gpu import fields, lanes, room
 
     driver, seen, sign_lines = Driver(), Chunks(), lines_on_gpu.sign_lines
 
@@ -361,6 +364,13 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
         seen.taken.append(sign_lines(*given, **named))
         return seen.taken[-1]
 
+    def seeing(count: Callable[..., Any]) -> Callable[..., Any]:
+        def counted_fields(*given: Any) -> Any:
+            seen.taken.append(count(*given))
+            return seen.taken[-1]
+
+        return counted_fields
+
     def clear() -> None:
         seen.cleared.append([each for each in seen.signers if each() is not None])
 
@@ -368,19 +378,22 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     monkeypatch.setattr(type(lanes.cuda.current_context()), "memory_manager", memory, raising=False)
     monkeypatch.setattr(lanes._spare_texts, "_kept", {})
     monkeypatch.setattr(lines_on_gpu._spare_signers, "_kept", {})
-    monkeypatch.setattr(lines_on_gpu.file_upload, "available", lambda: True)
+    monkeypatch.setattr(fields._spare_finders, "_kept", {})
+    monkeypatch.setattr(gpu_chunks.file_upload, "available", lambda: True)
     monkeypatch.setattr(lines_on_gpu, "sign_lines", signed)
-    monkeypatch.setattr(lines_on_gpu, "_moved", moved)
+    monkeypatch.setattr(fields, "count_fields", seeing(fields.count_fields))
+    monkeypatch.setattr(fields, "count_field_words", seeing(fields.count_field_words))
+    monkeypatch.setattr(gpu_chunks, "_moved", moved)
     monkeypatch.setattr(
-        lines_on_gpu, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
+        gpu_chunks, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
     )
-    monkeypatch.setattr(lines_on_gpu, "CHUNKS", 1)
-    monkeypatch.setattr(lines_on_gpu, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(gpu_chunks, "CHUNKS", 1)
+    monkeypatch.setattr(room, "LEAST_NBYTES", 1)
     monkeypatch.setattr(lines_on_gpu, "MOST_DOCUMENTS", 4)
     with ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(lines_on_gpu, "pool", lambda: pool)
+        monkeypatch.setattr(gpu_chunks, "pool", lambda: pool)
         yield seen
-    lines_on_gpu._no_room.clear()
+    gpu_chunks.no_room.clear()
 
 
 def by_lines(shingle: str = "word") -> Options:
@@ -402,11 +415,11 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files that are cut behind lines, some in chunks with others; batches of few lines; what no table folds."""
-    from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
 
     piece = written(tmp_path, [(data, False) for data in LINES_OF_FILES])
-    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", chunk_nbytes)
-    monkeypatch.setattr(lines_on_gpu, "LOOK_NBYTES", look_nbytes)
+    monkeypatch.setattr(gpu_chunks, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", look_nbytes)
     asked = by_lines(shingle)
     reading = Reading(split_on="line")
     found, stages = signing.sign_piece(piece, asked, reading, "stop", "cuda", 2)
@@ -421,14 +434,14 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     assert (found.others, wanted.others) == (1, 0)
     # A line that is too long, and a file that cannot be read any more, are for those who read block by block.
     assert chunks.taken.pop() is not None
-    monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 100)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 100)
     again, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     assert chunks.taken == [None]
     assert chunks.kept(asked) == (0, 0)
     assert len(chunks.cleared) == 1
     np.testing.assert_array_equal(again.digests, wanted.digests)
     np.testing.assert_array_equal(again.keys, wanted.keys)
-    monkeypatch.setattr(lines_on_gpu, "MOST_LINE_NBYTES", 2**22)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 2**22)
     os.truncate(tmp_path / "000", 10)
     with pytest.raises(CorpusError, match="000 shrank"):
         signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
@@ -440,9 +453,9 @@ def test_chunks_of_too_many_lines_are_read_block_by_block(
     most: int, refused: bool, tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two newlines, and a line that needs none."""
-    from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import room
 
-    monkeypatch.setattr(lines_on_gpu, "MOST_LINES", most)
+    monkeypatch.setattr(room, "MOST_LINES", most)
     piece = written(tmp_path, [(b"one two\n\nfive six", False)])
     asked, reading = by_lines(), Reading(split_on="line")
     found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
@@ -458,7 +471,7 @@ def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
     tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends before its second chunk, and nothing is read block by block."""
-    from tilewright.pipeline.duplicates import lines_on_gpu
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
 
     checks = 0
 
@@ -468,7 +481,7 @@ def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
         if checks == 2:
             raise CancelledError("for the test")
 
-    monkeypatch.setattr(lines_on_gpu, "CHUNK_NBYTES", 1)
+    monkeypatch.setattr(gpu_chunks, "CHUNK_NBYTES", 1)
     piece = written(tmp_path, [(b"one two\nthree four\nfive six\n", False)])
     asked, reading = by_lines(), Reading(split_on="line")
     with monkeypatch.context() as patch:
@@ -522,6 +535,209 @@ def test_lines_for_which_there_is_no_room_leave_none_of_it_taken(
     free_device_memory()  # another job
     signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     assert chunks.taken[-1] is not None
+
+
+DEEP = b'{"a": ' + b"[" * 70 + b"]" * 70 + b', "text": "deep"}\n'
+FIELDS_OF_FILES = (
+    b'\xef\xbb\xbf{"text": "with a mark\\n", "n": 1}\r\n\r\n{"n": {"text": "deeper"}}\n{"text": null}\n',
+    b'{"text": "no newline \\ud83d\\ude00 \\ud83d \\u0000"}',
+    b'\n \t\n{"text": "", "text": "twice \xff\xe4\xbd"}\n' + DEEP,
+    b"",
+    b'{"te\\u0078t": "by another key"}\n{"text": "\xe4\xbd", "text": ""}\n{"text": "\xa0"}\n{"text":"B"}',
+    b"\n",
+    b'{"a": [{"text": "x"}, "\\"", -1.5e3], "text": "' + b"long " * 30 + b'"}\n',
+)
+BY_DEVICE: dict[str, Any] = {"block_nbytes": 1000, "threads": 2, "reading": Reading(fields=("text",))}
+
+
+def json_lines(folder: Path, files: tuple[bytes, ...]) -> Piece:
+    for number, data in enumerate(files):
+        (folder / f"{number}.jsonl").write_bytes(data)
+    corpus = list_corpus([folder], reading=Reading(fields=("text",)))
+    return Piece(0, corpus.documents, 0, corpus.nbytes)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("by", KINDS)
+@pytest.mark.parametrize(("chunk_nbytes", "look_nbytes"), [(1, 3), (50, 7), (2**20, 2**16)])
+def test_a_field_of_large_files_is_counted_as_by_cores(
+    by: str,
+    chunk_nbytes: int,
+    look_nbytes: int,
+    tmp_path: Path,
+    chunks: Chunks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files that are cut behind lines, some in chunks with others, and lines that no GPU decides."""
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
+    from tilewright.pipeline.text.gpu import room
+    from tilewright.pipeline.text.gpu.fields import BY_CORES
+
+    piece, kind = json_lines(tmp_path, FIELDS_OF_FILES), KINDS[by]
+    monkeypatch.setattr(room, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", look_nbytes)
+    told: list[int] = []
+    lengths = {document.path: document.nbytes for document in piece.documents}
+    with watching(lengths, told.append, clock=map(float, itertools.count(step=2)).__next__):
+        found, stages = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+    assert piece.nbytes - len(b"\xef\xbb\xbf") <= told[-1] <= piece.nbytes
+    wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
+    assert chunks.taken.pop() is not None
+    assert len(chunks.brought) == (1 if chunk_nbytes > 1000 else len(chunks.brought))
+    assert set(stages) == {"read", "count"}
+    np.testing.assert_array_equal(found.cells, wanted.cells)
+    np.testing.assert_array_equal(found.values, wanted.values)
+    assert (found.nbytes, found.documents) == (wanted.nbytes, wanted.documents)
+    assert found.lost == (None if by == "codepoint" else wanted.lost)
+    assert found.remarks.pop(BY_CORES).records == 2
+    assert found.remarks == wanted.remarks
+    assert len(wanted.remarks) == 3
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("chunk_nbytes", "most_nbytes"), [(1, 2**30), (50, 100), (2**20, 2**30)])
+@pytest.mark.parametrize("folded", [False, True])
+def test_words_of_a_field_of_large_files_are_counted_as_by_cores(
+    chunk_nbytes: int,
+    most_nbytes: int,
+    folded: bool,
+    tmp_path: Path,
+    chunks: Chunks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Texts of several chunks are counted together; some do not fit with others; some words are long ones."""
+    from tilewright.kernels.histograms import device_token_counting
+    from tilewright.pipeline.text.gpu import fields, lanes, room
+    from tilewright.pipeline.text.gpu.fields import BY_CORES
+
+    files = (
+        *FIELDS_OF_FILES,
+        b'{"text": "Stra\xc3\x9fe a"}\n{"text": "b \\u0000c"}\n{"text": "'
+        + b"long" * 10
+        + b'"}\n{"text": "d"}',
+        b'{"text": "na\\u00efve"}\n{"text": "\xe4\xbd"}\n{"text": "\xa0 A"}',
+    )
+    piece, kind = json_lines(tmp_path, files), any_kind_named("word", casefold=folded)
+    monkeypatch.setattr(room, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(fields, "MOST_WORDS_NBYTES", most_nbytes)
+    counter = partial(device_token_counting.DeviceCounter, longest=12)
+    monkeypatch.setattr(lanes, "DeviceCounter", counter)
+    found, stages = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+    wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
+    assert chunks.taken.pop() is not None
+    assert set(stages) == {"read", "count"}
+    assert words_in(found) == words_in(wanted)
+    assert {b"deep", b"long" * 10} <= set(words_in(found))
+    for name in ("nbytes", "documents", "lost"):
+        assert getattr(found, name) == getattr(wanted, name), name
+    assert found.remarks.pop(BY_CORES).records == 2
+    assert found.remarks == wanted.remarks
+
+
+def words_in(counts: Counts) -> Counter[bytes]:
+    words: Counter[bytes] = Counter()
+    assert counts.tokens is not None
+    for cell, value in zip(counts.cells.tolist(), counts.values.tolist(), strict=True):
+        words[counts.tokens[cell]] += value
+    return words
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": 1}', b'{"text": ["a"]}', b'{"text": "a"', b'{"text": "\\x"}', b"1", b'{"text": "\t"}',
+        b'{"text": "a"} {}', b'{"te\\u0078t": 1}', DEEP.replace(b"]", b"}").strip(), b'{"a": "b"}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("on_error", ["stop", "report"])
+def test_what_is_wrong_with_a_line_the_cores_say(
+    line: bytes, on_error: str, tmp_path: Path, chunks: Chunks
+) -> None:
+    """Also where the lines before were counted already, and where such lines are left out."""
+    alone = line == b'{"a": "b"}'  # no record of a file has the field
+    files = (b'{"text": "a good one"}\n' * 3, line if alone else b'{"text": "one"}\n\n' + line + b"\n{}")
+    piece = json_lines(tmp_path, files)
+    reading = Reading(fields=("text",), leaves_out=on_error == "report")
+    options = BY_DEVICE | {"reading": reading, "on_error": on_error}
+    if on_error == "stop":
+        with pytest.raises(CorpusError) as wanted:
+            count_piece(piece, KINDS["bigram"], "cpu", per_document=False, **options)
+        with pytest.raises(CorpusError) as found:
+            count_piece(piece, KINDS["bigram"], "cuda", per_document=False, **options)
+        assert str(found.value) == str(wanted.value)
+    else:
+        left, _ = count_piece(piece, KINDS["bigram"], "cpu", per_document=False, **options)
+        again, _ = count_piece(piece, KINDS["bigram"], "cuda", per_document=False, **options)
+        np.testing.assert_array_equal(again.cells, left.cells)
+        np.testing.assert_array_equal(again.values, left.values)
+        for name in ("nbytes", "documents", "lost", "remarks", "left_out", "bad"):
+            assert getattr(again, name) == getattr(left, name), name
+        assert left.left_out or left.bad
+    assert chunks.taken[0] is None
+
+
+@pytest.mark.simulator
+def test_fields_that_no_gpu_decides_are_read_by_the_cores(
+    tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More lines than are listed; lines that are too long, or too many; and where there is no room."""
+    from tilewright.kernels.records.device_json import TextFinder
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
+    from tilewright.pipeline.text.gpu import fields, room
+
+    piece, kind = json_lines(tmp_path, (b'{"te\\u0078t": "a"}\n' * 5,)), KINDS["byte"]
+    wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
+
+    def count() -> None:
+        found, _ = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+        np.testing.assert_array_equal(found.values, wanted.values)
+        np.testing.assert_array_equal(found.cells, wanted.cells)
+        assert chunks.taken.pop() is None
+
+    def no_room(*given: object, **named: object) -> None:
+        raise MemoryError("no room\nfor texts")
+
+    count()
+    monkeypatch.setattr(fields, "MOST_LINES", 4)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 3)
+    monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", 1)
+    monkeypatch.setattr(room, "CHUNK_NBYTES", 1)
+    count()
+    monkeypatch.setattr(room, "CHUNK_NBYTES", 2**20)
+    count()
+    monkeypatch.setattr(TextFinder, "find", no_room)
+    count()
+    assert gpu_chunks.no_room.is_set()
+    count()
+    (told,) = (each.message for each in caplog.records if "no room" in each.message)
+    assert (
+        "find a field of JSON lines by chunks of 124 MiB in the memory of the host (no room for texts)"
+        in told
+    )
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("reading", "by"),
+    [
+        (Reading(fields=("text", "n")), "byte"),
+        (Reading(fields=("text",), id_field="n"), "byte"),
+        (Reading(fields=("text",), encoding="latin-1"), "byte"),
+        (Reading(fields=("text",)), "line"),
+        (Reading(fields=("text",)), "ngram:2"),
+    ],
+)
+def test_what_else_is_read_by_the_cores(reading: Reading, by: str, tmp_path: Path, chunks: Chunks) -> None:
+    piece = json_lines(tmp_path, (b'{"text": "a", "n": "b"}\n',))
+    found, _ = count_piece(
+        piece, any_kind_named(by), "cuda", per_document=False, **BY_DEVICE | {"reading": reading}
+    )
+    wanted, _ = count_piece(
+        piece, any_kind_named(by), "cpu", per_document=False, **BY_DEVICE | {"reading": reading}
+    )
+    np.testing.assert_array_equal(found.values, wanted.values)
+    assert chunks.taken == []
 
 
 @pytest.mark.simulator

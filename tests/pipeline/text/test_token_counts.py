@@ -368,6 +368,35 @@ def test_what_the_workers_of_gpus_count_on_their_cores(
 
 
 @pytest.mark.parametrize(
+    ("by", "codecs", "fields", "device", "said"),
+    [
+        ("word", ["text"], ["text"], "cuda", ""),
+        ("word", ["text", "gzip"], ["text"], "cuda", "where files are not plain ones: 1 file"),
+        (
+            "word",
+            ["gzip"],
+            ["text"],
+            CORES,
+            "GPUs count it of plain files alone, or of one field of JSON lines",
+        ),
+        ("word", ["text"], ["text", "id"], CORES, "of plain files alone, or of one field of JSON lines"),
+        ("line", ["text"], ["text"], CORES, "GPUs count it of plain files alone"),
+    ],
+)
+def test_what_the_workers_of_gpus_count_on_their_cores_of_a_field(
+    by: str, codecs: list[str], fields: list[str], device: str, said: str
+) -> None:
+    files = tuple(Document(f"{n}", f"/{n}", 2**34, codec) for n, codec in enumerate(codecs))
+    worker = WorkerFacts("cuda", "a GPU", 2**34, None, cores=1, usable_cores=16, host_cores=16, threads=2)
+    corpus = Corpus(files, (), reading=Reading(fields=tuple(fields)))
+    division = divided(corpus, kind_of(by), [worker], per_document=False)
+    assert division.device == device
+    assert division.note.endswith(said)
+    assert (division.note == "") == (said == "")
+    assert set(division.threads) == {16}
+
+
+@pytest.mark.parametrize(
     ("by", "limit", "blocks"),
     [
         ("word", 2**33, 192),

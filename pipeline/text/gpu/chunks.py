@@ -1,0 +1,237 @@
+"""How whole lines of large plain files come to a GPU: a chunk of them is brought there as it lies in the files, by
+loops that do not hold the interpreter's lock, while others are worked on.
+
+Reading lines block by block takes each block some dozen turns with the interpreter's lock, at which all threads that
+read wait for each other. Here the host only reads. What is done with a chunk is its user's: `fields.py` beside this
+counts a field of JSON lines, `duplicates/lines_on_gpu.py` signs lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.cpu.loops import usable_cores
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.numbers import format_nbytes, round_up
+from tilewright.pipeline.advance import advanced
+from tilewright.pipeline.text.corpus import Document, Piece, read_range
+from tilewright.pipeline.text.formats.listing import head_of
+from tilewright.pipeline.text.formats.recognition import container_named, recognised, unopened
+from tilewright.pipeline.text.gpu.lanes import borrowed_lane, free_texts
+from tilewright.pipeline.text.gpu.room import CHUNK_NBYTES, CHUNKS, MOST_LINE_NBYTES, are_large
+from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.transfer import file_upload
+from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
+from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.transfer.lane import Spares, forgotten_with_memory
+from tilewright.pipeline.transfer.lane_blocks import move_nbytes
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+READERS = 4
+"""Threads that bring a chunk together. With all threads for one chunk after the other, sixteen, each chunk took 8 ms to
+come: they had to be started anew, and each takes turns with the interpreter's lock for that."""
+LOOK_NBYTES = 2**16
+"""What is read at a time to find the end of a line at which a file may be cut."""
+
+Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""Makes calls on the threads of the process that read, and returns what each does."""
+
+
+class TooLongError(Exception):
+    """There is a line of more than `room.MOST_LINE_NBYTES`."""
+
+
+class TooManyError(Exception):
+    """There are more lines in a chunk than `room.MOST_LINES`."""
+
+
+class NotReadError(Exception):
+    """Not all of a chunk could be read."""
+
+
+BY_OTHER_MEANS = (TooLongError, TooManyError, NotReadError)
+"""Reading block by block deals with such lines, or says what is wrong."""
+
+
+class Span(NamedTuple):
+    """Whole lines of a file."""
+
+    place: int
+    """Of the file in its piece."""
+    start: int
+    stop: int
+    """In its bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+def are_large_and_plain(piece: Piece) -> bool:
+    """Whether the documents of a piece are large plain files, by a look at each one's first bytes."""
+    return file_upload.available() and are_large(piece) and all(map(_is_plain, piece.documents))
+
+
+def _is_plain(document: Document) -> bool:
+    """Whether nothing but its text is to be said of a file."""
+    head = head_of(document.path)
+    known = recognised(head, document.name) or unopened(head) or container_named(document.name)
+    return known is None
+
+
+def chunks_of(
+    documents: Sequence[Document], nbytes: int, starts: Sequence[int] | None = None
+) -> Iterator[list[Span]]:
+    """The bytes of documents, in order, in chunks of about ``nbytes``, cut behind lines. starts: where each begins, if
+    not with its first byte. Raises TooLongError where there is no such place."""
+    chunk: list[Span] = []
+    room = nbytes
+    for place, document in enumerate(documents):
+        start = 0 if starts is None else starts[place]
+        while start < document.nbytes:
+            stop = document.nbytes
+            if stop - start > room:
+                stop = _behind_a_line(document, start + room)
+            chunk.append(Span(place, start, stop))
+            room -= stop - start
+            start = stop
+            if room <= 0:
+                yield chunk
+                chunk, room = [], nbytes
+    if chunk:
+        yield chunk
+
+
+def _behind_a_line(document: Document, place: int) -> int:
+    """The first place at or behind this one, at which a line of a document has just ended, or the document has."""
+    at = place - 1
+    while at < min(place + MOST_LINE_NBYTES, document.nbytes):
+        part = np.empty(min(LOOK_NBYTES, document.nbytes - at), np.uint8)
+        read_range(document, at, at + len(part), part)
+        found = part.tobytes().find(b"\n")
+        if found >= 0:
+            return at + found + 1
+        at += len(part)
+    if at < document.nbytes:
+        raise TooLongError
+    return document.nbytes
+
+
+def places_of(spans: Sequence[Span], alignment: int = 1) -> tuple[list[int], int]:
+    """Where spans lie in a text, one behind the other, each at a multiple of ``alignment``, and how long that is."""
+    places, place = [], 0
+    for span in spans:
+        places.append(place)
+        place = round_up(place + span.nbytes, alignment)
+    return places, place
+
+
+def bring(
+    piece: Piece, spans: Sequence[Span], places: Sequence[int], text: Any, run: Run, threads: int
+) -> float:
+    """Bring spans to their places in device memory; returns once copies of all are under way, with the seconds that
+    threads read. threads: how many of the process read. Raises NotReadError."""
+    base = address(text)
+    wanted = [
+        Rectangle(
+            os.fspath(piece.documents[span.place].path),
+            span.start,
+            ANY_LENGTH,
+            1,
+            span.nbytes,
+            span.nbytes,
+            base + place,
+            span.nbytes,
+        )
+        for span, place in zip(spans, places, strict=True)
+    ]
+    neighbours = max(1, usable_cores() // max(1, threads))
+    upload = Upload(wanted, move_nbytes(threads, neighbours), min(READERS, threads))
+    seconds = _moved(upload, run, min(READERS, threads, upload.blocks))
+    if upload.failed():
+        raise NotReadError
+    for span in spans:
+        advanced(piece.documents[span.place].path, span.nbytes)
+    return seconds
+
+
+def _moved(upload: Upload, run: Run, threads: int) -> float:
+    """Have threads carry out an upload; the seconds that they read."""
+
+    def move() -> tuple[float, float]:
+        with borrowed_lane() as lane:
+            return lane.move(upload)
+
+    return sum(reading for reading, _ in run([move] * threads))
+
+
+@lru_cache(maxsize=1)
+def pool() -> ThreadPoolExecutor:
+    """Threads that have chunks brought and worked on: not those that read, for which they wait."""
+    return ThreadPoolExecutor(CHUNKS, thread_name_prefix="tilewright-text-chunk")
+
+
+def all_done(
+    chunks: Sequence[list[Span]], work: Callable[[list[Span]], Result], check: Callable[[], None]
+) -> list[Result]:
+    """Work on chunks, each begun once one of those before it has ended; the first that fails ends all. check: is called
+    for each chunk, and may end it."""
+    left, taking = iter(range(len(chunks))), threading.Lock()
+    found: dict[int, Result] = {}
+    failed = threading.Event()
+
+    def some() -> None:
+        while not failed.is_set():
+            with taking:
+                number = next(left, None)
+            if number is None:
+                return
+            try:
+                check()
+                found[number] = work(chunks[number])
+            except BaseException:
+                failed.set()
+                raise
+
+    run_all(pool(), [some] * min(CHUNKS, len(chunks)))
+    return [found[number] for number in range(len(chunks))]
+
+
+no_room = threading.Event()
+"""There was no room for chunks: the pieces of this job are read block by block, and those of another try again."""
+_telling = threading.Lock()
+forgotten_with_memory(no_room.clear)
+
+
+def tell_once(where: str, what: str) -> None:
+    """Remember, for this job, that there was no room, and say so unless another piece has. where: as
+    `memory_that_ran_out` says it; what: was to be done with chunks."""
+    with _telling:
+        if no_room.is_set():
+            return
+        no_room.set()
+    logger.warning(
+        "no room to %s by chunks of %s in the memory of the %s: they are read block by block",
+        what,
+        format_nbytes(CHUNK_NBYTES),
+        where,
+    )
+
+
+def free_spares(spares: Spares[Any]) -> None:
+    """Free what chunks took of the device's memory: whoever reads block by block needs some of it."""
+    spares.free()
+    free_texts()
+    cuda.current_context().memory_manager.deallocations.clear()  # Numba only queues what is to be freed

@@ -1,0 +1,76 @@
+"""What chunks of lines take of a GPU, and which pieces may be counted by them: arithmetic that a plan needs too, where
+there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.pipeline.text.corpus import Piece
+from tilewright.pipeline.text.formats.listing import TEXT
+from tilewright.pipeline.text.formats.reading import Reading
+
+TEXT_STEP_NBYTES = 32 * 2**20
+"""Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same
+size."""
+LEAST_NBYTES = 2**20
+"""Of files that are shorter on average, opening them one by one to look at their first bytes would take longest."""
+MOST_LINE_NBYTES = 2**22
+"""A longer line would take longer than all others of its chunk: one thread or a few go through it byte after byte."""
+CHUNK_NBYTES = 2**27 - MOST_LINE_NBYTES - 2**16
+"""Text that is brought and worked on at once. On an H100 it takes 3 ms to come: of smaller ones the interpreter would
+have too many to deal with. What they take of the device's memory grows by powers of two, so they stay below one, though
+they end behind a line, and some bytes stand between files and behind all."""
+CHUNKS = 6
+"""Chunks under way at the same time, of which some are brought while others are worked on: where one waits for what it
+has to ask of the GPU, another keeps it at work."""
+MOST_LINES = 2**22
+"""Lines of a chunk: each takes eight bytes of the device's memory at least, and a chunk of newlines alone has 2**27."""
+MOST_WORDS_NBYTES = 2**30
+"""Texts of a field whose words are counted together: a count ends with a list, and takes a table of its own."""
+
+
+def are_large(piece: Piece) -> bool:
+    """Whether the documents of a piece are large files on a disk that are not known to be anything but texts."""
+    return (
+        piece.is_local
+        and 0 < LEAST_NBYTES * len(piece.documents) <= piece.nbytes
+        and all(document.codec in (None, TEXT) for document in piece.documents)
+    )
+
+
+def may_be_fields(piece: Piece, reading: Reading) -> bool:
+    """Whether the documents of a piece may be the texts of one field that a GPU finds: what its files are is not known
+    before their first bytes are looked at."""
+    return (
+        len(reading.fields) == 1
+        and not (reading.id_field or reading.encoding or reading.raw)
+        and are_large(piece)
+    )
+
+
+def even_nbytes(nbytes: int) -> int:
+    """How large chunks of so many bytes are, of which none is much smaller than others: each takes as many calls."""
+    return ceil_div(nbytes, max(1, ceil_div(nbytes, CHUNK_NBYTES)))
+
+
+def fields_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
+    """Memory of a GPU for pieces of which so many are counted at a time by a field, at most: of each chunk the bytes as
+    they are stored, as much for the texts, and what says where lines end."""
+    return _chunks_nbytes(pieces, tasks, 2)
+
+
+def words_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
+    """The same where words are counted, without the tables of the tasks: their texts lie together."""
+    texts = max((min(piece.nbytes, MOST_WORDS_NBYTES) for piece in pieces), default=0)
+    return min(tasks, len(pieces)) * round_up(texts, TEXT_STEP_NBYTES) + _chunks_nbytes(pieces, tasks, 1)
+
+
+def _chunks_nbytes(pieces: Sequence[Piece], tasks: int, times: int) -> int:
+    """Memory for chunks at a time, with so many times their lengths."""
+    largest = sorted((piece.nbytes for piece in pieces), reverse=True)[:tasks]
+    chunks = min(CHUNKS, sum(ceil_div(nbytes, CHUNK_NBYTES) for nbytes in largest))
+    if not chunks:
+        return 0
+    nbytes = min(CHUNK_NBYTES + MOST_LINE_NBYTES, largest[0])
+    return chunks * (times * round_up(nbytes, TEXT_STEP_NBYTES) + 8 * min(nbytes, MOST_LINES))
