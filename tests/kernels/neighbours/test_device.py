@@ -169,8 +169,8 @@ def test_rows_among_themselves(
     halves: list[bool] = []
     find = mutual.Mutual.find
 
-    def noted(self: mutual.Mutual, first_row: int = 0) -> Any:
-        found = find(self, first_row)
+    def noted(self: mutual.Mutual, *given: Any) -> Any:
+        found = find(self, *given)
         halves.append(found is not None)
         return found
 
