@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.store.sources.mapped import sight_of
 from tilewright.pipeline.store.sources.memory import NamelessFile, free_nbytes
 
 logger = logging.getLogger(__name__)
 
 WORD = np.dtype(np.uint64)
+MEMORY_SHARE = 0.25
+"""Of what this process may take, at most for words."""
 POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """Linux's, which alone has such files."""
 
@@ -67,7 +70,10 @@ class BandWords:
         self._words: np.ndarray | None = None
         shape, nbytes = (sum(rows), kept), sum(rows) * kept * WORD.itemsize
         free = free_nbytes()
-        if not shared or not nbytes or (free is not None and nbytes > free):
+        room = (
+            MEMORY_SHARE * memory_limit()
+        )  # what a container may take, which no free memory of the host says
+        if not shared or not nbytes or nbytes > (room if free is None else min(room, free)):
             return
         try:
             self._file = NamelessFile(nbytes, "tilewright-words")

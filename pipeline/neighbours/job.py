@@ -68,6 +68,7 @@ from tilewright.pipeline.neighbours.tasks import (
     find_in_band,
     find_in_block,
     free_held,
+    is_read_whole,
     of_neighbours,
 )
 from tilewright.pipeline.plan.inputs import WorkerFacts, share_of_each
@@ -91,6 +92,10 @@ LISTS_NBYTES = 2**30
 """What it needs there besides the items: lists of what is near, and products."""
 STORED_TIMES = 2
 """How often what is found lies on the disk, while it is put into the output."""
+QUICK_SECONDS = 10.0
+"""A search that took no longer is not kept before its result is written: both together take longer than to search once
+more, should the process be killed just then."""
+
 LIGHTER = "give tasks less memory (--device-memory), or run fewer at once (threads_per_worker, in a profile)"
 
 
@@ -201,6 +206,7 @@ def _searched(request: NeighbourRequest) -> _Searched:
         if request.verify and begins_early(work):
             work = replace(work, sampled=tuple(drawn_items(plan.m).tolist()))
         stack.callback(free, client, work)
+        stack.callback(lambda: total.words.close() if total.words is not None else None)
         if path is None:
             _find(client, work, plan, None, total, request.listener)
         else:
@@ -320,6 +326,7 @@ def planned_on(
             units=(items[0], items[1]),
             on_gpu=kind == "cuda",
             mutual_nbytes=_mutual_nbytes(request, sides, kind),
+            whole=is_read_whole(request.metric, sides.a.dtype, sides.sums),
         ),
         metric=sides.metric,
         dtype=sides.sums.name,
@@ -446,7 +453,8 @@ def _find(
         finished.append(piece)
         if pieces is not None:
             whole = sum(each.stop - each.first for each in finished) == plan.m
-            pieces.keep(piece, found.arrays, last=whole)
+            quick = time.perf_counter() - start < QUICK_SECONDS
+            pieces.keep(piece, found.arrays, last=whole and quick)
         total.count += found.count
         total.nan_rows += found.nan_rows
         total.read_nbytes += found.read_nbytes
@@ -545,13 +553,16 @@ def _found_by_bands(
         calls = [(*band, held.place(number)) for number, band in enumerate(bands)]
         _search(client, work, find, calls, listener, arrived)
         if not could:
+            held.close()
             return None
         if every is None:
             cores = usable_cores()
             near = neighbours_of_bands(held.words, stops, work.k, work.sums, work.metric, cores)
             every = of_neighbours(near, nan_rows, read_nbytes)
-    finally:
         total.words = held
+    except BaseException:
+        held.close()
+        raise
     return replace(every, candidates=nearest_of(candidates) if candidates else None)
 
 

@@ -70,6 +70,8 @@ class Asked:
     """Whether a GPU compares them: then only one task of a worker does at a time, in the GPU's memory."""
     mutual_nbytes: int = 0
     """What a GPU needs beside the items to compare them among themselves, each pair once; 0 where it does not."""
+    whole: bool = False
+    """Whether items are read whole before they are sent to it: those whose cosines may have to be scaled."""
 
 
 LEAST_BAND = 2 * LEAST_MUTUAL_ROWS
@@ -343,9 +345,10 @@ def _beside_gpu(asked: Asked, block: int, panel: int, tasks: int) -> int:
 
 def _beside_bands(asked: Asked) -> int:
     """Bytes of host memory that the task of a worker takes whose GPU compares items among themselves: it has all of
-    them, for the check, and what it finds, and sends them through lanes."""
+    them, for the check, and what it finds, and sends them through lanes, or as a copy in lines."""
     item_a = asked.width * asked.itemsizes[0]
-    return asked.m * (item_a + _found_nbytes(asked)) + LANES * LANE_NBYTES
+    sent = asked.m * (item_a + LINE_NBYTES) if asked.whole else LANES * LANE_NBYTES
+    return asked.m * (item_a + _found_nbytes(asked)) + sent
 
 
 def _found_nbytes(asked: Asked) -> int:

@@ -344,12 +344,18 @@ def _found_in_band(
     return found, {"read": read, "compute": time.perf_counter() - begin - read}
 
 
+def is_read_whole(metric: MetricName, dtype: np.dtype, sums: np.dtype) -> bool:
+    """Whether items may have to be scaled (`ranges`) before a GPU compares them: by their largest elements, which are
+    not known before all of an item is read."""
+    return metric == "cosine" and may_leave(dtype.newbyteorder("="), sums)
+
+
 def sent_to_gpu(work: Work, stop: int, check: Callable[[], None]) -> tuple[np.ndarray | None, Any]:
     """The first items of A, here, unless they are quickly read once more, and on the GPU. Until ``check`` raises."""
     from tilewright.pipeline.neighbours.upload import items_read_and_sent
 
-    if work.metric == "cosine" and may_leave(work.a.dtype.newbyteorder("="), work.sums):
-        block = searched_items(work, work.a, 0, stop, threads=work.threads, check=check)  # by whole items
+    if is_read_whole(work.metric, work.a.dtype, work.sums):
+        block = searched_items(work, work.a, 0, stop, threads=work.threads, check=check)
         return block, _placed(work, block)
     return items_read_and_sent(work.a, work.of, stop, threads=work.threads, check=check)
 

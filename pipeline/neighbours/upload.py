@@ -45,14 +45,15 @@ def items_read_and_sent(
     region = [slice(0, int(side)) for side in array.shape]
     region[axis] = slice(0, stop)
     block = np.empty([part.stop - part.start for part in region], dtype)
-    _send(region_reads(array, region), block, axis, on_gpu, threads, check)
+    _send(region_reads(array, region), block, axis, on_gpu, threads, check, spare=spare)
     return block if axis == 0 else block.T, on_gpu
 
 
 def _send_from_files(
     array: StoredArray, stop: int, on_gpu: Any, threads: int, check: Callable[[], None]
 ) -> None:
-    """By loops that do not want the interpreter's lock; what these could not move, in the ordinary way."""
+    """By loops that do not want the interpreter's lock; what these could not move, in the ordinary way. ``check`` is
+    called between the two."""
     region = slice(0, stop), slice(0, int(array.shape[1]))
     parts, others = region_uploads(array, region, address(on_gpu), on_gpu.strides[0])
     rectangles = [part.source for part in parts if isinstance(part.source, Rectangle)]
@@ -79,7 +80,7 @@ def _send_from_files(
         rows, columns = read.target
         block = np.empty(read.shape, array.dtype.newbyteorder("="))
         moved = replace(read, target=(slice(0, len(block)), slice(0, block.shape[1])))
-        _send([moved], block, 0, on_gpu, 1, check, (rows.start, columns.start))
+        _send([moved], block, 0, on_gpu, 1, check, corner=(rows.start, columns.start), spare=0)
 
 
 def _send(
@@ -89,11 +90,13 @@ def _send(
     on_gpu: Any,
     threads: int,
     check: Callable[[], None],
+    *,
+    spare: int,
     corner: tuple[int, int] = (0, 0),
 ) -> None:
-    """Read parts of a block, and send each to the GPU. corner: the item and the element there that it begins with."""
+    """Read parts of a block, and send each to the GPU. spare: elements of 0 there behind the block's last. corner: the
+    item and the element there that it begins with."""
     items = block if axis == 0 else block.T
-    spare = on_gpu.shape[1] - corner[1] - items.shape[1]
     stream, pitch, item = upload_stream(), on_gpu.strides[0], on_gpu.dtype.itemsize
     start = address(on_gpu) + corner[0] * pitch + corner[1] * item
 

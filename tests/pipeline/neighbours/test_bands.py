@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import queue
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from tests.kernels.neighbours import naive
 from tilewright.kernels.neighbours import order
 from tilewright.kernels.neighbours.words import orders
 from tilewright.pipeline.events import Notice
-from tilewright.pipeline.neighbours import band_words, job, plan, tasks, upload
+from tilewright.pipeline.neighbours import band_words, job, pieces, plan, tasks, upload
 from tilewright.pipeline.neighbours.band_words import BandWords, WordsPlace
 from tilewright.pipeline.transfer import file_upload
 
@@ -76,8 +76,14 @@ def test_words_that_lie_elsewhere_are_sent(monkeypatch: pytest.MonkeyPatch) -> N
     without.put(1, np.full((3, 1), 5, np.uint64))
     without.put(0, np.full((2, 1), 4, np.uint64))
     assert without.words.tolist() == held.words.tolist()
-    monkeypatch.setattr(band_words, "free_nbytes", lambda: 39)
-    assert BandWords([2, 3], 1, shared=True).place(0) is None
+    monkeypatch.undo()
+    for name, nbytes in (
+        ("free_nbytes", 39),
+        ("memory_limit", 39 * 4),
+    ):  # what a container has is not the host's
+        with monkeypatch.context() as patch:
+            patch.setattr(band_words, name, lambda nbytes=nbytes: nbytes)
+            assert BandWords([2, 3], 1, shared=True).place(0) is None
 
 
 class HostLane:
@@ -149,10 +155,25 @@ def test_items_are_on_the_gpu_as_they_are_stored(
 @pytest.mark.usefixtures("host_memory")
 @pytest.mark.parametrize("dtype", ["float16", "bool"])
 @pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize(
+    ("hole", "shards"),
+    [
+        pytest.param(np.s_[37:74, :8], None, id="first"),
+        pytest.param(np.s_[37:74, 8:16], None, id="between"),
+        pytest.param(np.s_[74:111, 24:], None, id="last"),
+        pytest.param(np.s_[20:40, :8], (40, 16), id="in a shard"),
+    ],
+)
 def test_items_that_lie_plain_in_files_are_sent_by_loops(
-    dtype: str, refused: bool, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str,
+    refused: bool,
+    hole: tuple[slice, slice],
+    shards: tuple[int, int] | None,
+    rng: np.random.Generator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Chunks that are not there, or that the loop could not send, in the ordinary way."""
+    """Chunks that are not there, or that the loop could not send, in the ordinary way; wherever they lie in rows."""
     driver = Driver()
     driver.refuse |= {"cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2"} if refused else set()
     made = list(lanes(3))  # whose memory is to stay
@@ -166,14 +187,40 @@ def test_items_that_lie_plain_in_files_are_sent_by_loops(
     monkeypatch.setattr(upload, "upload_stream", lambda: Stream("stream"))
     monkeypatch.setattr(HostLane, "to_gpu", property(lambda lane: left.pop()), raising=False)
     items = rng.integers(0, 2, (130, 32)).astype(dtype)
-    items[74:111, 16:] = 0
-    stored = zarr.create_array(tmp_path / "x.zarr", data=items, chunks=(37, 16), compressors=None)
-    there_are = sum(path.is_file() for path in (tmp_path / "x.zarr" / "c").rglob("*"))
-    assert there_are == 7, "zarr leaves one out, of zeros"
+    items[hole] = 0
+    layout: dict[str, Any] = {"chunks": (37, 8)} if shards is None else {"chunks": (20, 8), "shards": shards}
+    stored = zarr.create_array(tmp_path / "x.zarr", data=items, compressors=None, **layout)
+    if shards is None:
+        there_are = sum(path.is_file() for path in (tmp_path / "x.zarr" / "c").rglob("*"))
+        assert there_are == 15, "zarr leaves one out, of zeros"
     here, there = upload.items_read_and_sent(stored, "rows", 100, threads=3, check=lambda: None)
     assert here is None
     assert driver.copies > 0
     assert_array_equal(there, items[:100].astype(there.dtype))
+
+
+@pytest.mark.usefixtures("host_memory")
+@pytest.mark.parametrize("width", [64, 61])
+def test_items_whose_cosines_would_leave_the_range_are_sent_scaled(
+    width: int, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = rng.standard_normal((130, width)).astype(np.float32)
+    items[3::7] *= np.float32(1e-30)
+    stored = zarr.create_array(tmp_path / "x.zarr", data=items, chunks=(37, 16))
+    work = SimpleNamespace(
+        metric="cosine", a=stored, of="rows", threads=2, sums=np.dtype(np.float32), device="cuda"
+    )
+    monkeypatch.setattr(tasks, "_placed", lambda work, items: items.copy())
+    here, there = tasks.sent_to_gpu(work, 100, lambda: None)  # type: ignore[arg-type]
+    assert here is not None
+    assert_array_equal(here, there)
+    exponents = np.log2(np.abs(there).max(1))
+    assert (np.abs(exponents) <= 41).all()
+    whole = items[:100].astype(np.float64)
+    directions = [
+        each / np.linalg.norm(each, axis=1, keepdims=True) for each in (there.astype(np.float64), whole)
+    ]
+    np.testing.assert_allclose(directions[0], directions[1], rtol=1e-6)
 
 
 @pytest.mark.usefixtures("host_memory")
@@ -295,13 +342,21 @@ def test_items_of_which_too_many_are_equally_near_are_compared_with_all(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a worker that has all of them at once, by several anew."""
+    """By a worker that has all of them at once, by several anew; the words of bands are given back by then."""
     from tilewright.kernels.neighbours.host import Nearest
 
+    open_files: list[str] = []
+
     def nearest(items: Any, k: int, *, precision: Any, **options: Any) -> Nearest:
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                open_files.append(str(descriptor.readlink()))
         return Nearest(items, k, **options)
 
     searched = gpus(count, lambda first: count > 1 and not first)
+    monkeypatch.setattr(
+        job, "is_here", lambda client: False
+    )  # as workers of other processes: words are shared
     monkeypatch.setattr(tasks, "nearest_for", lambda device: nearest)
     monkeypatch.setattr(tasks, "_placed", lambda work, items: items)
     x = rng.integers(-3, 4, (ITEMS, WIDTH)).astype(np.float16)
@@ -311,11 +366,41 @@ def test_items_of_which_too_many_are_equally_near_are_compared_with_all(
     wanted = naive.nearest(*naive.exact_keys(x, x, "dot"), K, False)
     assert_array_equal(found.indices, wanted.indices)
     assert searched.with_all == ([ITEMS] if count == 1 else [])
+    assert not [name for name in open_files if "tilewright-words" in name]
     texts = [event.message for event in told if isinstance(event, Notice)]
     assert ("too many items are equally near: each is compared with all" in texts) == (count > 1)
 
 
+@pytest.mark.parametrize("quick", [True, False])
 def test_what_bands_have_found_is_kept_where_the_output_cannot_be_written(
+    client: Client,
+    gpus: Callable[..., ByNumPy],
+    rng: np.random.Generator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quick: bool,
+) -> None:
+    """What took long to find, before the output is begun: the process may be killed then."""
+    gpus(2)
+    monkeypatch.setattr(job, "QUICK_SECONDS", 60.0 if quick else 0.0)
+    path, out = tmp_path / "x.zarr", tmp_path / "near.zarr"
+    zarr.create_array(path, data=rng.integers(-3, 4, (ITEMS, WIDTH)).astype(np.float16), chunks=(64, WIDTH))
+
+    def fails(growing: Any, request: Any, sides: Any, held: Any, finished: Any) -> None:
+        held.settle()
+        assert bool(list(held.folder.glob("*.npz"))) is not quick
+        raise tw.StoreError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "write_arrays", fails)
+        with pytest.raises(tw.StoreError, match="no room"):
+            tw.topk(path, out=out, k=K, cluster=client)
+    run = tw.topk(path, out=out, k=K, cluster=client)
+    assert (run.resumed, run.read_nbytes) == (1, 0)
+    assert tw.audit(out, cluster=client).passed
+
+
+def test_what_earlier_code_has_found_is_looked_for_anew_where_it_meant_something_else(
     client: Client,
     gpus: Callable[..., ByNumPy],
     rng: np.random.Generator,
@@ -331,8 +416,7 @@ def test_what_bands_have_found_is_kept_where_the_output_cannot_be_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(job, "write_arrays", fails)
+        patch.setattr(pieces, "MEANING", pieces.MEANING - 1)
         with pytest.raises(tw.StoreError, match="no room"):
             tw.topk(path, out=out, k=K, cluster=client)
-    run = tw.topk(path, out=out, k=K, cluster=client)
-    assert (run.resumed, run.read_nbytes) == (1, 0)
-    assert tw.audit(out, cluster=client).passed
+    assert tw.topk(path, out=out, k=K, cluster=client).resumed == 0

@@ -13,6 +13,7 @@ from tilewright.pipeline.neighbours.plan import (
     BAND_UNIT,
     ITEM_PAIRS,
     LANES,
+    LINE_NBYTES,
     Asked,
     NeighbourPlan,
     bands_of,
@@ -126,6 +127,17 @@ def test_several_gpus_compare_a_band_each_with_all_items_before_it() -> None:
     assert (plan.tasks, plan.block_rows, plan.panel_rows) == (4, bands[0][1], asked.n)
     assert plan.read_nbytes == sum(stop for _, stop in bands) * asked.width * 2
     assert f"4 blocks of at most {bands[0][1]} items of A, of which each pair" in str(plan)
+
+
+def test_items_that_are_read_whole_are_copied_on_their_way_to_the_gpu() -> None:
+    asked = replace(ASKED, n=ASKED.m, one=True, on_gpu=True, mutual_nbytes=2**28)
+    by_lanes, whole = (
+        planned(replace(asked, whole=whole), 2**33, workers=1, threads=1) for whole in (False, True)
+    )
+    assert by_lanes.triangle
+    assert whole.host_peak_nbytes - by_lanes.host_peak_nbytes == (
+        asked.m * (asked.width * 4 + LINE_NBYTES) - LANES * LANE_NBYTES
+    )
 
 
 @given(st.integers(1, 2**33), st.integers(1, 64))
