@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
+from tilewright.kernels.numbers import power_of_two
 
 
 class Rooms:
@@ -26,7 +27,7 @@ class Rooms:
             self._arrays.pop(name, None)
             array = None  # freed before more is allocated
             # A power of two, so that few are allocated: that makes the whole device wait.
-            array = self._arrays[name] = cuda.device_array(1 << max(0, size - 1).bit_length(), dtype)
+            array = self._arrays[name] = cuda.device_array(power_of_two(size), dtype)
         return array
 
     def uploaded(self, name: str, values: np.ndarray, stream: Any) -> Any:

@@ -36,6 +36,7 @@ from tilewright.kernels.histograms.tables.device_keys import arithmetic
 from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.passes.launcher import Launcher
 from tilewright.kernels.records import json_lines
+from tilewright.kernels.records.span_numbers import CURSOR_AND_ENDS, MOST_UNDECIDED, ROW_LENGTH, listed
 
 WARP = 4 if SIMULATOR else 32
 THREADS = WARP if SIMULATOR else 256
@@ -50,15 +51,12 @@ SLACK = 4 * WARP
 """Bytes behind the last line that may be read."""
 ALIGNMENT = 16
 """Of the first line of a span."""
-MOST_UNDECIDED = 4 if SIMULATOR else 2**12
-"""Lines of a span that are left to the cores and listed; of more, their number is told."""
-CURSOR_AND_ENDS = 1 + 2 * 256
 
 RECORDS, DECODED, LOST, WITHOUT, NULL, UNDECIDED = range(6)
 """Places in a row of what is found: lines that hold an object; bytes of their texts; halves of surrogate pairs, which
 became U+FFFD; lines without the field, and with null there, whose texts are empty; lines that are left to the cores,
 which are not counted among the others."""
-ROW_LENGTH = 6
+assert UNDECIDED == ROW_LENGTH - 1
 
 _MISSING, _TEXT, _NULL, _NUMBER, _TRUTH, _OBJECT, _LIST = range(7)
 """As in `json_lines`: the kernel's Numba takes constants from the module that it is written in."""
@@ -732,8 +730,9 @@ class TextFinder:
         device, how many bytes behind its `LEAD` are in use, where others write to the same memory, also at the same
         time; then ``filled`` says nothing. Returns None where a span has more than ``most_lines``.
         """
-        stream, head = self.stream, CURSOR_AND_ENDS + ROW_LENGTH * len(spans)
-        numbers = self._rooms.of("numbers", head + 2 * MOST_UNDECIDED * len(spans), np.int64)
+        stream, count = self.stream, len(spans)
+        head = listed(count, 0)
+        numbers = self._rooms.of("numbers", listed(count, count), np.int64)
         clear(numbers[:head], stream)
         ends = numbers[1:CURSOR_AND_ENDS]
         if cursor is None:
@@ -750,15 +749,15 @@ class TextFinder:
             TEXTS.enqueue(
                 (), _grid(newlines[1] + 1), THREADS, stream,
                 here, as_words(here), newlines[0], newlines[1], nbytes, self._key, self._key_nbytes, out,
-                cursor, numbers[row : row + ROW_LENGTH], numbers[_listed(head, place) : _listed(head, place + 1)],
+                cursor, numbers[row : row + ROW_LENGTH], numbers[listed(count, place) : listed(count, place + 1)],
                 MOST_UNDECIDED, ends, int(pairs),
             )  # fmt: skip
         told = downloaded(numbers, head, stream)
         stream.synchronize()
         rows = told[CURSOR_AND_ENDS:].reshape(-1, ROW_LENGTH)
         undecided = [
-            self._undecided(numbers, _listed(head, place), min(int(count), MOST_UNDECIDED))
-            for place, count in enumerate(rows[:, UNDECIDED])
+            self._undecided(numbers, listed(count, place), min(int(lines), MOST_UNDECIDED))
+            for place, lines in enumerate(rows[:, UNDECIDED])
         ]
         return Texts(LEAD + int(told[0]), rows, undecided, told[1:CURSOR_AND_ENDS].reshape(2, 256))
 
@@ -768,11 +767,6 @@ class TextFinder:
         found: np.ndarray = numbers[begin : begin + 2 * count].copy_to_host(stream=self.stream)
         self.stream.synchronize()
         return found.reshape(-1, 2)
-
-
-def _listed(head: int, place: int) -> int:
-    """Where the lines of a span that are left to the cores are listed in its numbers."""
-    return head + 2 * MOST_UNDECIDED * place
 
 
 def _grid(lines: int) -> int:

@@ -27,7 +27,7 @@ from tilewright.pipeline.text.corpus import Document, Piece, read_range
 from tilewright.pipeline.text.formats.listing import head_of
 from tilewright.pipeline.text.formats.recognition import container_named, recognised, unopened
 from tilewright.pipeline.text.gpu.lanes import borrowed_lane, free_texts
-from tilewright.pipeline.text.gpu.room import CHUNK_NBYTES, CHUNKS, MOST_LINE_NBYTES, are_large
+from tilewright.pipeline.text.gpu.room import CHUNK_NBYTES, CHUNKS, MOST_LINE_NBYTES, MOST_SPANS, are_large
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
@@ -94,8 +94,8 @@ def _is_plain(document: Document) -> bool:
 def chunks_of(
     documents: Sequence[Document], nbytes: int, starts: Sequence[int] | None = None
 ) -> Iterator[list[Span]]:
-    """The bytes of documents, in order, in chunks of about ``nbytes``, cut behind lines. starts: where each begins, if
-    not with its first byte. Raises TooLongError where there is no such place."""
+    """The bytes of documents, in order, in chunks of about ``nbytes``, and of `MOST_SPANS` at most, cut behind lines.
+    starts: where each begins, if not with its first byte. Raises TooLongError where there is no such place."""
     chunk: list[Span] = []
     room = nbytes
     for place, document in enumerate(documents):
@@ -107,7 +107,7 @@ def chunks_of(
             chunk.append(Span(place, start, stop))
             room -= stop - start
             start = stop
-            if room <= 0:
+            if room <= 0 or len(chunk) == MOST_SPANS:
                 yield chunk
                 chunk, room = [], nbytes
     if chunk:

@@ -35,12 +35,12 @@ from tilewright.kernels.records import device_json
 from tilewright.kernels.records.device_json import (
     ALIGNMENT,
     LEAD,
-    MOST_UNDECIDED,
     SLACK,
     UNDECIDED,
     TextFinder,
     Texts,
 )
+from tilewright.kernels.records.span_numbers import MOST_UNDECIDED, ROW_LENGTH
 from tilewright.pipeline.text.blocks import Block
 from tilewright.pipeline.text.corpus import Piece, check_as_listed, read_range
 from tilewright.pipeline.text.formats.json_lines import Records, texts_of, without_fields
@@ -392,7 +392,7 @@ def _together(
 ) -> FieldCounts:
     """What was found of all chunks. Raises _LeftToCoresError where a file has no record with the field: the error says
     what they have instead."""
-    rows = np.zeros((len(piece.documents), device_json.ROW_LENGTH), np.int64)
+    rows = np.zeros((len(piece.documents), ROW_LENGTH), np.int64)
     blocks = []
     by_cores = np.zeros(len(piece.documents), np.int64)
     for spans, each in zip(cut, counted, strict=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.kernels.records.span_numbers import numbers_nbytes
 from tilewright.pipeline.text.corpus import Piece
 from tilewright.pipeline.text.formats.listing import TEXT
 from tilewright.pipeline.text.formats.reading import Reading
@@ -26,6 +27,9 @@ CHUNKS = 6
 has to ask of the GPU, another keeps it at work."""
 MOST_LINES = 2**22
 """Lines of a chunk: each takes eight bytes of the device's memory at least, and a chunk of newlines alone has 2**27."""
+MOST_SPANS = 2**7 - 1
+"""Files of a chunk, or parts of some: of each, `span_numbers` has 64 KiB, so that those of one more would take 16 MiB
+in place of 8. Of files of `LEAST_NBYTES` a chunk has no more, but tiny ones may lie beside a large one."""
 MOST_WORDS_NBYTES = 2**30
 """Texts of a field whose words are counted together: a count ends with a list, and takes a table of its own."""
 
@@ -56,7 +60,7 @@ def even_nbytes(nbytes: int) -> int:
 
 def fields_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
     """Memory of a GPU for pieces of which so many are counted at a time by a field, at most: of each chunk the bytes as
-    they are stored, as much for the texts, and what says where lines end."""
+    they are stored, as much for the texts, what says where lines end, and what is found of each file."""
     return _chunks_nbytes(pieces, tasks, 2)
 
 
@@ -68,9 +72,15 @@ def words_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
 
 def _chunks_nbytes(pieces: Sequence[Piece], tasks: int, times: int) -> int:
     """Memory for chunks at a time, with so many times their lengths."""
-    largest = sorted((piece.nbytes for piece in pieces), reverse=True)[:tasks]
-    chunks = min(CHUNKS, sum(ceil_div(nbytes, CHUNK_NBYTES) for nbytes in largest))
-    if not chunks:
+    if not pieces:
         return 0
-    nbytes = min(CHUNK_NBYTES + MOST_LINE_NBYTES, largest[0])
-    return chunks * (times * round_up(nbytes, TEXT_STEP_NBYTES) + 8 * min(nbytes, MOST_LINES))
+    # A chunk that is full of spans ends as many files, any other but a piece's last has as many bytes as it may.
+    most = sorted(
+        (ceil_div(piece.nbytes, CHUNK_NBYTES) + len(piece.documents) // MOST_SPANS for piece in pieces),
+        reverse=True,
+    )
+    chunks = min(CHUNKS, sum(most[:tasks]))
+    nbytes = min(CHUNK_NBYTES + MOST_LINE_NBYTES, max(piece.nbytes for piece in pieces))
+    spans = min(MOST_SPANS, max(len(piece.documents) for piece in pieces))
+    lines = 8 * min(nbytes, MOST_LINES)
+    return chunks * (times * round_up(nbytes, TEXT_STEP_NBYTES) + lines + numbers_nbytes(spans))

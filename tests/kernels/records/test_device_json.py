@@ -75,7 +75,8 @@ def by_device(
 def assert_as_by_loop(spans: Sequence[Sequence[bytes]], field: str, newline_at_end: bool = True) -> int:
     """Compare what becomes of lines; returns how many are left to the loop though it finds no fault in them."""
     from tilewright.kernels.records import device_json
-    from tilewright.kernels.records.device_json import LEAD, MOST_UNDECIDED
+    from tilewright.kernels.records.device_json import LEAD
+    from tilewright.kernels.records.span_numbers import MOST_UNDECIDED
 
     ended = [b"\n".join(lines) + (b"\n" if newline_at_end and lines else b"") for lines in spans]
     found = by_device(ended, field)
@@ -303,7 +304,8 @@ def test_few_good_lines_are_left_to_the_loop(device: str) -> None:
 
 @pytest_device
 def test_more_lines_left_than_are_listed_are_counted(device: str) -> None:
-    from tilewright.kernels.records.device_json import MOST_UNDECIDED, RECORDS, UNDECIDED
+    from tilewright.kernels.records.device_json import RECORDS, UNDECIDED
+    from tilewright.kernels.records.span_numbers import MOST_UNDECIDED
 
     lines = MOST_UNDECIDED + 3
     found = by_device([b"{}\n" + b"[]\n" * lines], "text")

@@ -68,3 +68,15 @@ def test_chunks_are_cut_behind_lines(
     if nbytes < 10 and look_nbytes < 20:
         with pytest.raises(gpu_chunks.TooLongError):
             list(chunks_of(documents, nbytes))
+
+
+@pytest.mark.parametrize(("files", "most", "wanted"), [(7, 3, [3, 3, 1]), (6, 3, [3, 3]), (4, 9, [4])])
+def test_chunks_have_so_many_spans_at_most(
+    files: int, most: int, wanted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(files):
+        (tmp_path / str(number)).write_bytes(b"a\n")
+    monkeypatch.setattr(gpu_chunks, "MOST_SPANS", most)
+    chunks = list(chunks_of(list_corpus([tmp_path]).documents, 1000))
+    assert [len(chunk) for chunk in chunks] == wanted
+    assert [span.place for chunk in chunks for span in chunk] == list(range(files))
