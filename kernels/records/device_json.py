@@ -702,6 +702,10 @@ class Texts(NamedTuple):
     """int64[(2, 256)]: how many texts begin with each byte, and end with it; zeros where that was not asked for."""
 
 
+class TooManyLinesError(Exception):
+    """A span has more lines than were allowed; its argument is the span's place."""
+
+
 class TextFinder:
     """Finds the texts of one field, on a stream of its own; used by one thread at a time."""
 
@@ -721,14 +725,14 @@ class TextFinder:
         *,
         pairs: bool = False,
         cursor: Any = None,
-    ) -> Texts | None:
+    ) -> Texts:
         """The texts of lines that lie in device memory, once the stream has passed what was given to it before.
 
         text: uint8, with at least `SLACK` bytes behind the last span. spans: where each begins, at a multiple of
         `ALIGNMENT`, and how many bytes it has: whole lines, of which the last needs no newline. out: uint8, `LEAD`
         bytes larger than all spans; gets the texts. pairs: whether `Texts.ends` are wanted. cursor: int64[1] on the
         device, how many bytes behind its `LEAD` are in use, where others write to the same memory, also at the same
-        time; then ``filled`` says nothing. Returns None where a span has more than ``most_lines``.
+        time; then ``filled`` says nothing. Raises TooManyLinesError where a span has more than ``most_lines``.
         """
         stream, count = self.stream, len(spans)
         head = listed(count, 0)
@@ -744,7 +748,7 @@ class TextFinder:
             here = text[begin : begin + round_up(nbytes + SLACK, 4)]
             newlines = find_newlines(here, nbytes, self._rooms, stream, most_lines)
             if newlines is None:
-                return None
+                raise TooManyLinesError(place)
             row = CURSOR_AND_ENDS + ROW_LENGTH * place
             TEXTS.enqueue(
                 (), _grid(newlines[1] + 1), THREADS, stream,

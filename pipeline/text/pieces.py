@@ -201,6 +201,7 @@ def _count(
     reading: Reading,
 ) -> tuple[Counts, dict[str, float]]:
     """As `count_piece`, where every file can be counted."""
+    left: Remarks = {}
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
     if device == "cuda" and isinstance(kind, TokenKind):
@@ -211,7 +212,7 @@ def _count(
             if found is not None:
                 part = _part_of(found, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
-        words = None if per_document else _words_on_gpu(piece, kind, reading, threads, neighbours)
+        words = None if per_document else _words_on_gpu(piece, kind, reading, threads, neighbours, left)
         if words is not None:
             return _counts_of(piece, [replace(piece, first=0)] * len(words), words, per_document, kind)
         device, threads = CORES, min(threads, usable_cores())
@@ -224,6 +225,7 @@ def _count(
     task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
     if device != "cuda" and task.is_sparse:
         parts = _run(_calls(_sparse_on_host, shares), threads, task)
+        add_remarks(parts[0].found.remarks, left)
         return _counts_of(piece, shares, parts, per_document, kind)
     assert isinstance(kind, Kind)
     if device == "cpu":
@@ -244,21 +246,21 @@ def _count(
             if counts is not None:
                 part = _part_of(counts, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
-        field = _field_on_gpu(piece, kind, tally, task, threads)
+        field = _field_on_gpu(piece, kind, tally, task, threads, left)
         if field is not None:
             return _counts_of(piece, [replace(piece, first=0)], [field], per_document, kind)
         parts = _run(_calls(partial(_tally_on_gpu, tally), shares), threads, task)
+        add_remarks(parts[0].found.remarks, left)
         tallied = tally.read()
         for part in parts:
             assert part.columns is not None
             np.subtract.at(tallied, part.columns, 1)
         bins = np.flatnonzero(tallied)
         first = replace(parts[0], rows=np.zeros_like(bins), columns=bins, values=tallied[bins])
-        nothing = NO_CELLS
         return _counts_of(
             piece,
             shares,
-            [first, *(replace(part, rows=nothing, columns=nothing) for part in parts[1:])],
+            [first, *(replace(part, rows=NO_CELLS, columns=NO_CELLS) for part in parts[1:])],
             per_document,
             kind,
         )
@@ -708,16 +710,19 @@ def _tally_on_gpu(tally: Tally, share: Piece, task: _Task) -> _Part:
     )
 
 
-def _field_on_gpu(piece: Piece, kind: Kind, tally: Tally, task: _Task, threads: int) -> _Part | None:
+def _field_on_gpu(
+    piece: Piece, kind: Kind, tally: Tally, task: _Task, threads: int, left: Remarks
+) -> _Part | None:
     """What is counted of a field of large plain files of JSON lines; None of any other piece, and where the cores have
-    to read it."""
+    to read it, of which ``left`` gets what is to be told."""
     from tilewright.pipeline.text.gpu.fields import count_fields, fit
     from tilewright.pipeline.text.gpu.texts import unknown
 
     if task.per_document or not fit(piece, task.reading):
         return None
     (field,) = task.reading.fields
-    counts = count_fields(piece, field, kind, task.gap, tally, text_threads(threads), threads, task.check)
+    readers = text_threads(threads)
+    counts = count_fields(piece, field, kind, task.gap, tally, readers, threads, task.check, left)
     if counts is None:
         return None
     start = time.perf_counter()
@@ -733,7 +738,7 @@ def _field_on_gpu(piece: Piece, kind: Kind, tally: Tally, task: _Task, threads: 
 
 
 def _words_on_gpu(
-    piece: Piece, kind: TokenKind, reading: Reading, threads: int, neighbours: int
+    piece: Piece, kind: TokenKind, reading: Reading, threads: int, neighbours: int, left: Remarks
 ) -> list[_Part] | None:
     """As `_field_on_gpu`, of words: what the GPU has counted, and what the cores have where it did not decide."""
     if kind.name != "word" or not may_be_fields(piece, reading):
@@ -744,8 +749,8 @@ def _words_on_gpu(
     if not fit(piece, reading):
         return None
     (field,) = reading.fields
-    check = end_if_given_up()
-    found = count_field_words(piece, field, kind, text_threads(threads), threads, neighbours, check)
+    check, readers = end_if_given_up(), text_threads(threads)
+    found = count_field_words(piece, field, kind, readers, threads, neighbours, check, left)
     if found is None:
         return None
     fields, words, lost = found
@@ -755,8 +760,8 @@ def _words_on_gpu(
     finds = [fields.found]
     if fields.blocks:
         share = replace(piece, first=0)
-        left = count_tokens(share, kind, per_document=False, blocks=fields.blocks, prints=None, check=check)
-        entries.append(replace(left, nbytes=0))  # counted among the others
+        rest = count_tokens(share, kind, per_document=False, blocks=fields.blocks, prints=None, check=check)
+        entries.append(replace(rest, nbytes=0))  # counted among the others
         finds.append(Found())
     return [_part_of(each, None, its) for each, its in zip(entries, finds, strict=True)]
 

@@ -92,6 +92,28 @@ def is_good(line: bytes) -> bool:
     return record.get("text") is None or isinstance(record["text"], str)
 
 
+@pytest.mark.parametrize("by", ["byte", "word"])
+def test_a_notice_says_what_is_left_to_the_cores_as_a_whole(
+    by: str, tmp_path: Path, taken: list[Any]
+) -> None:
+    """Once, whatever pieces files are in."""
+    from tilewright.pipeline.text.gpu.fields import UNUSUAL
+
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"{number}.jsonl").write_bytes(b'{"te\\u0078t": "a"}\n' * 10_000)
+    found, told = notices(folder, "cuda", by=by)
+    wanted, also_told = notices(folder, "cpu", by=by)
+    assert taken
+    assert all(each is None for each in taken)
+    np.testing.assert_array_equal(found.counts, wanted.counts)
+    (notice,) = (text for text in told if "left to the cores" in text)
+    assert notice.endswith(UNUSUAL)
+    assert ".jsonl" in notice
+    assert [text for text in told if "cores" not in text] == also_told
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_lines_with_faults_are_left_out_as_by_the_cores(seed: int, tmp_path: Path, taken: list[Any]) -> None:
     folder = corpus(tmp_path / "texts", seed, bad=0.001)

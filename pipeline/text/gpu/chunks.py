@@ -95,7 +95,8 @@ def chunks_of(
     documents: Sequence[Document], nbytes: int, starts: Sequence[int] | None = None
 ) -> Iterator[list[Span]]:
     """The bytes of documents, in order, in chunks of about ``nbytes``, and of `MOST_SPANS` at most, cut behind lines.
-    starts: where each begins, if not with its first byte. Raises TooLongError where there is no such place."""
+    starts: where each begins, if not with its first byte. Raises TooLongError, with the document's name, where there is
+    no such place."""
     chunk: list[Span] = []
     room = nbytes
     for place, document in enumerate(documents):
@@ -125,7 +126,7 @@ def _behind_a_line(document: Document, place: int) -> int:
             return at + found + 1
         at += len(part)
     if at < document.nbytes:
-        raise TooLongError
+        raise TooLongError(document.name)
     return document.nbytes
 
 
@@ -142,7 +143,7 @@ def bring(
     piece: Piece, spans: Sequence[Span], places: Sequence[int], text: Any, run: Run, threads: int
 ) -> float:
     """Bring spans to their places in device memory; returns once copies of all are under way, with the seconds that
-    threads read. threads: how many of the process read. Raises NotReadError."""
+    threads read. threads: how many of the process read. Raises NotReadError, with a document's name."""
     base = address(text)
     wanted = [
         Rectangle(
@@ -160,8 +161,8 @@ def bring(
     neighbours = max(1, usable_cores() // max(1, threads))
     upload = Upload(wanted, move_nbytes(threads, neighbours), min(READERS, threads))
     seconds = _moved(upload, run, min(READERS, threads, upload.blocks))
-    if upload.failed():
-        raise NotReadError
+    if failed := upload.failed():
+        raise NotReadError(piece.documents[spans[failed[0]].place].name)
     for span in spans:
         advanced(piece.documents[span.place].path, span.nbytes)
     return seconds

@@ -11,7 +11,6 @@ A chunk takes its length twice of the device's memory, as stored and decoded, an
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from tilewright.kernels.histograms.select import add_counts, clear
 from tilewright.kernels.histograms.token_counting import TokenCounts
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.kernels.records import device_json
 from tilewright.kernels.records.device_json import (
     ALIGNMENT,
@@ -39,6 +39,7 @@ from tilewright.kernels.records.device_json import (
     UNDECIDED,
     TextFinder,
     Texts,
+    TooManyLinesError,
 )
 from tilewright.kernels.records.span_numbers import MOST_UNDECIDED, ROW_LENGTH
 from tilewright.pipeline.text.blocks import Block
@@ -47,29 +48,51 @@ from tilewright.pipeline.text.formats.json_lines import Records, texts_of, witho
 from tilewright.pipeline.text.formats.listing import head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import holds_objects, unread_table_named
-from tilewright.pipeline.text.formats.sources import SEPARATOR, Found
+from tilewright.pipeline.text.formats.sources import SEPARATOR, Found, Remark, Remarks
 from tilewright.pipeline.text.gpu import chunks
 from tilewright.pipeline.text.gpu.chunks import Span
 from tilewright.pipeline.text.gpu.lanes import Tally, borrowed_memory
 from tilewright.pipeline.text.gpu.lanes import prepare as prepare_counting
-from tilewright.pipeline.text.gpu.room import MOST_LINES, MOST_WORDS_NBYTES, even_nbytes, may_be_fields
+from tilewright.pipeline.text.gpu.room import (
+    CHUNK_NBYTES,
+    MOST_LINE_NBYTES,
+    MOST_LINES,
+    MOST_WORDS_NBYTES,
+    even_nbytes,
+    may_be_fields,
+)
 from tilewright.pipeline.text.gpu.texts import ordering_table
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.lane import Spares, untimed_event
 
-logger = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
 
 NOTHING = np.empty((0, 2), np.int64)
 
-BY_CORES = f"left to the cores of the GPU's worker: keys with escapes, or nested more than {device_json.DEEPEST} deep"
+_CORES = "left to the cores of the GPU's worker"
+_UNUSUAL = f"keys with escapes, or nested more than {device_json.DEEPEST} deep"
+BY_CORES = f"{_CORES}: {_UNUSUAL}"
 """What is told of the records that no GPU decides."""
+
+_AS_A_WHOLE = f"{_CORES}, with all that came in a piece with it"
+_AT_ONCE = f"{format_nbytes(CHUNK_NBYTES)} or less"
+TOO_LONG = f"{_AS_A_WHOLE}: a line of more than {format_nbytes(MOST_LINE_NBYTES)}"
+TOO_MANY = f"{_AS_A_WHOLE}: more than {MOST_LINES} lines in {_AT_ONCE}"
+NOT_READ = f"{_AS_A_WHOLE}: not all of it could be read for the GPU"
+UNUSUAL = f"{_AS_A_WHOLE}: more than {MOST_UNDECIDED} lines in {_AT_ONCE} with faults, {_UNUSUAL}"
+FAULT = f"{_AS_A_WHOLE}: a line that is no JSON, or whose field holds no text"
+LACKING = f"{_AS_A_WHOLE}: no record that has the field"
+"""What is told of the file for which the cores read a piece. The same of all, so that it is told once a run."""
 
 
 class _LeftToCoresError(Exception):
     """The cores have to read a piece: they know what is wrong with a line, or there is much that no GPU decides."""
+
+    def __init__(self, name: str, why: str) -> None:
+        """name: of the file for which they have to. why: one of what is told of it."""
+        super().__init__(name, why)
+        self.name, self.why = name, why
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +183,11 @@ def count_fields(
     readers: Executor,
     threads: int,
     check: Callable[[], None],
+    left: Remarks,
 ) -> FieldCounts | None:
     """Add the texts of a field of all lines of a piece that is `fit` to a tally. gap: 1 where tokens span bytes, else
-    0. readers: a pool of so many threads that read. check: is called for each chunk, and may end it.
+    0. readers: a pool of so many threads that read. check: is called for each chunk, and may end it. left: gets what is
+    to be told where the cores have to read the piece.
 
     Returns None, with nothing in the tally, where a line has a fault or is too long, where a chunk has too many lines
     or too much that no GPU decides, where not all could be read, and where the GPU or the host has no room, then for
@@ -179,7 +204,7 @@ def count_fields(
             found, of_separators=np.concatenate([NOTHING, *(each.of_separators for each in counted)])
         )
 
-    found = _unless_left_to_cores(piece, count)
+    found = _unless_left_to_cores(left, count)
     if found is None:
         tally.clear()
     return found
@@ -193,6 +218,7 @@ def count_field_words(
     threads: int,
     neighbours: int,
     check: Callable[[], None],
+    left: Remarks,
 ) -> tuple[FieldCounts, TokenCounts, int] | None:
     """Count the words of a field of all lines of a piece that is `fit`: what was found, the words of what the GPU
     decided, and how many U+FFFD stand for malformed bytes there. Zeros belong to no word, so texts with zeros between
@@ -232,7 +258,7 @@ def count_field_words(
         found = _together(piece, field, 0, cut, counted)
         return replace(found, counting=found.counting + counting), words, lost
 
-    return _unless_left_to_cores(piece, count)
+    return _unless_left_to_cores(left, count)
 
 
 def _groups(cut: Sequence[list[Span]], nbytes: int) -> Iterator[list[list[Span]]]:
@@ -269,17 +295,20 @@ def _cut(piece: Piece) -> list[list[Span]]:
     return list(chunks.chunks_of(piece.documents, even_nbytes(piece.nbytes), starts))
 
 
-def _unless_left_to_cores(piece: Piece, count: Callable[[], Result]) -> Result | None:
-    """What a call gives; None where the cores have to read the piece."""
+def _unless_left_to_cores(left: Remarks, count: Callable[[], Result]) -> Result | None:
+    """What a call gives; None where the cores have to read the piece. left: gets what is to be told of that; where
+    there is no room, `chunks.tell_once` warns."""
     if chunks.no_room.is_set():
         return None
     prepare()
     try:
         return count()
-    except chunks.BY_OTHER_MEANS:
-        pass
-    except _LeftToCoresError:
-        logger.info("%s: the cores of the GPU's worker read it", piece.documents[0].name)
+    except chunks.TooLongError as error:
+        left[TOO_LONG] = Remark(1, str(error))
+    except chunks.NotReadError as error:
+        left[NOT_READ] = Remark(1, str(error))
+    except _LeftToCoresError as error:
+        left[error.why] = Remark(1, error.name)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -340,10 +369,10 @@ def _find_chunk(
         try:
             lying = [(place, span.nbytes) for place, span in zip(places, spans, strict=True)]
             texts = finder.find(text, lying, out, MOST_LINES, **how)
+        except TooManyLinesError as error:
+            raise _LeftToCoresError(piece.documents[spans[error.args[0]].place].name, TOO_MANY) from error
         finally:
             finder.stream.synchronize()  # nothing reads the text when it is another's
-    if texts is None:
-        raise chunks.TooManyError
     left = _left_to_cores(piece, field, gap, spans, texts)
     return _Counted(texts, left, NOTHING, reading, time.perf_counter() - brought)
 
@@ -368,8 +397,9 @@ def _left_to_cores(
 ) -> list[tuple[int, Records]]:
     """What the loop on the cores makes of the lines that no GPU decided. Raises _LeftToCoresError where it finds a
     fault in one, or there are too many."""
-    if (texts.rows[:, UNDECIDED] > MOST_UNDECIDED).any():
-        raise _LeftToCoresError
+    many = np.flatnonzero(texts.rows[:, UNDECIDED] > MOST_UNDECIDED)
+    if len(many):
+        raise _LeftToCoresError(piece.documents[spans[many[0]].place].name, UNUSUAL)
     found = []
     for span, lines in zip(spans, texts.undecided, strict=True):
         if not len(lines):
@@ -382,7 +412,7 @@ def _left_to_cores(
             read_range(document, span.start + begin, span.start + end, data[place : place + end - begin])
         records = texts_of(data, field, gap)
         if records is None:
-            raise _LeftToCoresError
+            raise _LeftToCoresError(document.name, FAULT)
         found.append((span.place, records))
     return found
 
@@ -414,7 +444,7 @@ def _together(
             row[each] for each in (device_json.RECORDS, device_json.WITHOUT, device_json.NULL)
         )
         if records and without == records:
-            raise _LeftToCoresError
+            raise _LeftToCoresError(document.name, LACKING)
         found.ended("", records, lost=row[device_json.LOST])
         without_fields(found, document.name, [field], records, [without], [null])
         found.remark(BY_CORES, document.name, records=int(by_cores[place]))

@@ -55,7 +55,7 @@ def by_loop(line: bytes, field: str) -> Read:
 
 def by_device(
     spans: Sequence[bytes], field: str, *, pairs: bool = True, most_lines: int = MOST_LINES
-) -> tuple[Any, np.ndarray] | None:
+) -> tuple[Any, np.ndarray]:
     """What `TextFinder` finds of spans, and the bytes in use of the memory that it wrote to."""
     from numba import cuda
 
@@ -69,7 +69,7 @@ def by_device(
     text = cuda.to_device(np.frombuffer(data + b'\\"{' * SLACK, np.uint8))
     out = cuda.to_device(np.full(LEAD + len(data), 0xA5, np.uint8))
     found = TextFinder(field).find(text, places, out, most_lines, pairs=pairs)
-    return None if found is None else (found, out.copy_to_host()[: found.filled])
+    return found, out.copy_to_host()[: found.filled]
 
 
 def assert_as_by_loop(spans: Sequence[Sequence[bytes]], field: str, newline_at_end: bool = True) -> int:
@@ -79,9 +79,7 @@ def assert_as_by_loop(spans: Sequence[Sequence[bytes]], field: str, newline_at_e
     from tilewright.kernels.records.span_numbers import MOST_UNDECIDED
 
     ended = [b"\n".join(lines) + (b"\n" if newline_at_end and lines else b"") for lines in spans]
-    found = by_device(ended, field)
-    assert found is not None
-    told, out = found
+    told, out = by_device(ended, field)
     texts: list[bytes] = []
     left = 0
     for place, (lines, data) in enumerate(zip(spans, ended, strict=True)):
@@ -308,23 +306,28 @@ def test_more_lines_left_than_are_listed_are_counted(device: str) -> None:
     from tilewright.kernels.records.span_numbers import MOST_UNDECIDED
 
     lines = MOST_UNDECIDED + 3
-    found = by_device([b"{}\n" + b"[]\n" * lines], "text")
-    assert found is not None
-    assert (found[0].rows[0, UNDECIDED], len(found[0].undecided[0])) == (lines, MOST_UNDECIDED)
-    assert found[0].rows[0, RECORDS] == 1
+    found, _ = by_device([b"{}\n" + b"[]\n" * lines, b"[]\n{}\n"], "text")
+    assert (found.rows[0, UNDECIDED], len(found.undecided[0])) == (lines, MOST_UNDECIDED)
+    assert found.rows[0, RECORDS] == 1
+    assert found.undecided[1].tolist() == [[0, 2]]
 
 
 @pytest_device
 def test_too_many_lines(device: str) -> None:
-    assert by_device([b"{}\n{}\n{}\n"], "text", most_lines=2) is None
-    assert by_device([b"{}\n{}\n{}\n"], "text", most_lines=3) is not None
+    from tilewright.kernels.records.device_json import RECORDS, TooManyLinesError
+
+    spans = [b"{}\n{}\n", b"{}\n{}\n{}\n"]
+    with pytest.raises(TooManyLinesError) as raised:
+        by_device(spans, "text", most_lines=2)
+    assert raised.value.args == (1,)
+    found, _ = by_device(spans, "text", most_lines=3)
+    assert found.rows[:, RECORDS].tolist() == [2, 3]
 
 
 @pytest_device
 def test_ends_are_counted_only_where_pairs_are(device: str) -> None:
-    found = by_device([b'{"text": "abc"}\n'], "text", pairs=False)
-    assert found is not None
-    assert not found[0].ends.any()
+    found, _ = by_device([b'{"text": "abc"}\n'], "text", pairs=False)
+    assert not found.ends.any()
 
 
 @pytest.mark.gpu

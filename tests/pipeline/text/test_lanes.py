@@ -35,6 +35,7 @@ from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus, share_out
 from tilewright.pipeline.text.documents import Counts
 from tilewright.pipeline.text.formats.reading import Reading
+from tilewright.pipeline.text.formats.sources import Remarks, add_remarks, remarks_of
 from tilewright.pipeline.text.pieces import _of_separators, count_piece
 from tilewright.pipeline.text.whole import documents as whole_documents
 from tilewright.pipeline.transfer.file_upload import Upload
@@ -655,6 +656,8 @@ def test_what_is_wrong_with_a_line_the_cores_say(
     line: bytes, on_error: str, tmp_path: Path, chunks: Chunks
 ) -> None:
     """Also where the lines before were counted already, and where such lines are left out."""
+    from tilewright.pipeline.text.gpu import fields
+
     alone = line == b'{"a": "b"}'  # no record of a file has the field
     files = (b'{"text": "a good one"}\n' * 3, line if alone else b'{"text": "one"}\n\n' + line + b"\n{}")
     piece = json_lines(tmp_path, files)
@@ -671,6 +674,9 @@ def test_what_is_wrong_with_a_line_the_cores_say(
         again, _ = count_piece(piece, KINDS["bigram"], "cuda", per_document=False, **options)
         np.testing.assert_array_equal(again.cells, left.cells)
         np.testing.assert_array_equal(again.values, left.values)
+        told = again.remarks.pop(fields.FAULT, None)
+        assert (told is None) == bool(left.bad)
+        assert told is None or told == (1, piece.documents[1].name, 0)
         for name in ("nbytes", "documents", "lost", "remarks", "left_out", "bad"):
             assert getattr(again, name) == getattr(left, name), name
         assert left.left_out or left.bad
@@ -678,19 +684,31 @@ def test_what_is_wrong_with_a_line_the_cores_say(
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("by", ["byte", "word"])
 def test_fields_that_no_gpu_decides_are_read_by_the_cores(
-    tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    by: str,
+    tmp_path: Path,
+    chunks: Chunks,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """More lines than are listed; lines that are too long, or too many; and where there is no room."""
+    """More lines than are listed; lines that are too long, or too many; what is not read; and where there is no room.
+    It is told of the file for which they read all, but of room."""
     from tilewright.kernels.records.device_json import TextFinder
     from tilewright.pipeline.text.gpu import chunks as gpu_chunks
     from tilewright.pipeline.text.gpu import fields, room
 
-    piece, kind = json_lines(tmp_path, (b'{"te\\u0078t": "a"}\n' * 5,)), KINDS["byte"]
+    files = (b'{"text": "b"}\n', b'{"te\\u0078t": "a"}\n' * 5)
+    piece, kind = json_lines(tmp_path, files), any_kind_named(by)
     wanted, _ = count_piece(piece, kind, "cpu", per_document=False, **BY_DEVICE)
+    assert not wanted.remarks
 
-    def count() -> None:
+    remarks: list[Remarks] = []
+
+    def count(*why: str, of: int = 1) -> None:
         found, _ = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+        assert found.remarks == dict.fromkeys(why, (1, piece.documents[of].name, 0))
+        remarks.append(found.remarks)
         np.testing.assert_array_equal(found.values, wanted.values)
         np.testing.assert_array_equal(found.cells, wanted.cells)
         assert chunks.taken.pop() is None
@@ -698,14 +716,20 @@ def test_fields_that_no_gpu_decides_are_read_by_the_cores(
     def no_room(*given: object, **named: object) -> None:
         raise MemoryError("no room\nfor texts")
 
-    count()
+    count(fields.UNUSUAL)
+    count(fields.UNUSUAL)
+    add_remarks(*remarks)
+    assert remarks_of(remarks[0]) == [f"{piece.documents[1].name} and 1 other: {fields.UNUSUAL}"]
     monkeypatch.setattr(fields, "MOST_LINES", 4)
-    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 3)
+    monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 15)
     monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", 1)
     monkeypatch.setattr(room, "CHUNK_NBYTES", 1)
-    count()
+    count(fields.TOO_LONG)
     monkeypatch.setattr(room, "CHUNK_NBYTES", 2**20)
-    count()
+    count(fields.TOO_MANY)
+    with monkeypatch.context() as patch:
+        patch.setattr(Upload, "failed", lambda upload: [0])
+        count(fields.NOT_READ, of=0)
     monkeypatch.setattr(TextFinder, "find", no_room)
     count()
     assert gpu_chunks.no_room.is_set()
