@@ -243,8 +243,9 @@ def gram(
     ------
     TilewrightError
         As ``tilewright.matmul``, and before the first tile: OptionError for constant variables that are scaled, for
-        lines without any number where a mean is needed, and for coordinates of X and Y that differ;
-        ShapeError for weights, factors or means of a wrong length.
+        lines without any number where a mean is needed, for means so large beside deviations that squares of these
+        might be wrong by more than 0.1 %, and for coordinates of X and Y that differ; ShapeError for weights, factors
+        or means of a wrong length.
 
     Examples
     --------

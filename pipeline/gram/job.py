@@ -29,6 +29,7 @@ from tilewright.pipeline.gram.append import (
     not_additive,
     recorded,
 )
+from tilewright.pipeline.gram.digits import with_rest_of_means
 from tilewright.pipeline.gram.options import GramRequest, Matrices, axis_of, empty_caution, open_matrices
 from tilewright.pipeline.gram.statistics import STATISTICS, find_statistics, likely_missing, thin_product
 from tilewright.pipeline.gram.transforms import (
@@ -48,7 +49,6 @@ from tilewright.pipeline.gram.transforms import (
     wanted_of,
     with_divisor,
     with_nan,
-    with_rest_of_means,
 )
 from tilewright.pipeline.gram.widening import (
     Widening,
@@ -319,7 +319,8 @@ def _made(
     if form == "plain":
         return Made()
     if matrices.counts_pairs:
-        return made_of_pairs(matrices, found, np.dtype(dtype), request.constant)
+        made = made_of_pairs(matrices, found, np.dtype(dtype), request.constant)
+        return with_rest_of_means(made, matrices, found)
     if form == "transformed":
         made = made_transformed(matrices, found, np.dtype(dtype), request.conjugated)
         made = with_rest_of_means(made, matrices, found)

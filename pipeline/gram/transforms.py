@@ -18,9 +18,8 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.moments import Moments
-from tilewright.kernels.tolerance import unit_roundoff
 from tilewright.pipeline.errors import DTypeError, OptionError
-from tilewright.pipeline.gram.options import ADD_UP_ALLELES, ALLELES, SIDES, Constant, Matrices, terms
+from tilewright.pipeline.gram.options import ADD_UP_ALLELES, ALLELES, SIDES, Constant, Matrices
 from tilewright.pipeline.gram.places import element_told, line_told
 from tilewright.pipeline.gram.statistics import Wanted, likely_code, say_missing
 from tilewright.pipeline.plan.pairs import Pairwise
@@ -451,51 +450,6 @@ def made_transformed(
             for one, side in ((left, "left"), (right, "right"))
         )
     return Made((left, right), epilogue)
-
-
-def with_rest_of_means(made: Made, matrices: Matrices, found: Mapping[str, Statistics]) -> Made:
-    """The same, and what the means of variables lose where their transforms' dtype has fewer digits, if a mean is so
-    large beside its deviations that this shows: with n lines, or weights of sum n, and rests d of the means, n d dᵀ is
-    taken from the sums.
-
-    Where numbers are missing it is no such product. Raises OptionError there for variables of unit variance, of which
-    the diagonal is known to be 1: the others would not be those of such variables.
-    """
-    of, rests, largest, complete, rounding, formed = matrices.of, {}, 0.0, True, 0.0, ""
-    for role, transform in zip(matrices.arrays, made.transforms, strict=False):
-        treatment = matrices.treatments[role]
-        if transform is None or transform.dtype.kind == "c" or treatment.centered != (of,):
-            return made
-        moments, name = found[role][of], of[:-1]
-        offsets, factors = getattr(transform, f"{name}_offsets"), getattr(transform, f"{name}_factors")
-        varying = np.isfinite(moments.second) & ~moments.constant & (moments.count > 0)
-        means = means_of(moments, weighted=matrices.weights is not None)
-        rest = np.where(varying, means - offsets.astype(np.float64), 0.0)
-        share = np.divide(moments.weight * rest**2, moments.second, out=np.zeros(len(rest)), where=varying)
-        largest = max(largest, float(share.max(initial=0.0)))
-        lines = matrices.length if matrices.weights is None else int(np.count_nonzero(matrices.weights))
-        complete &= bool((moments.count == lines).all()) and matrices.summed not in treatment.factors
-        rests[role] = rest if factors is None else rest * factors
-        rounding, formed = unit_roundoff(transform.dtype), transform.dtype.name
-    if largest <= rounding:
-        return made
-    if complete:
-        roles = tuple(rests)
-        epilogue = replace(
-            made.epilogue or Epilogue(),
-            row_pairs=rests[roles[0]],
-            column_pairs=rests[roles[-1]],
-            pair_weight=terms(matrices.length, matrices.weights),
-        )
-        return replace(made, epilogue=epilogue)
-    known = made.epilogue is not None and made.epilogue.diagonal is not None
-    if known and largest > 2 * matrices.length * rounding:
-        raise OptionError(
-            f"scale: means of {' and '.join(map(name_of, matrices.arrays.values()))} are so large beside the deviations"
-            f" that, in {formed}, squares of these would be wrong by {largest:.1g} of them; ask for a wider"
-            " dtype (dtype='float64', --dtype float64)"
-        )
-    return made
 
 
 def made_of_pairs(

@@ -290,6 +290,127 @@ def test_a_mean_that_is_large_beside_the_deviations_costs_no_digits(
     np.testing.assert_allclose(wide, naive.gram_and_size(x, None, asked)[0], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["integers", "far integers", "floats", "weighted"])
+def test_a_mean_that_double_precision_rounds_costs_no_digits(
+    kind: str, client: Client, rng: np.random.Generator
+) -> None:
+    """The numbers are double precision's own, and less a whole number near their mean they are what NumPy is given."""
+    near, far = {"integers": (2, 40), "far integers": (2, 52), "floats": (3, 40), "weighted": (5, 46)}[kind]
+    apart = rng.integers(0, near, (400, 12))
+    if kind == "floats":
+        apart = np.rint(rng.standard_normal((400, 12)) * 2**10) / 2**10
+    x = 2.0**far + apart if kind == "floats" else 2**far + apart
+    weights = rng.integers(1, 9, 400) / 8 if kind == "weighted" else None
+    expected = np.cov(apart, rowvar=False, aweights=weights)
+    deviations = np.sqrt(np.diag(expected))
+    options: dict[str, Any] = {"weights": weights, "cluster": client, "device": "cpu"}
+    for found, right in (
+        (tw.cov(x, **options), expected),
+        (tw.cov(x, x[:, :5].copy(), **options), expected[:, :5]),
+        (tw.corr(x, **options), expected / np.outer(deviations, deviations)),
+    ):
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-13)
+
+
+class TestDigitsThatAreLost:
+    """Where centring loses digits that nobody can give back it is refused, and what is asked for then is right."""
+
+    def check(
+        self,
+        client: Client,
+        x: np.ndarray,
+        expected: np.ndarray,
+        match: str,
+        function: Any = tw.cov,
+        **options: Any,
+    ) -> None:
+        options |= {"cluster": client, "device": "cpu"}
+        with pytest.raises(tw.OptionError, match=match):
+            function(x, **options)
+        wide = "complex128" if x.dtype.kind == "c" else "float64"
+        found = function(x, **options | {"dtype": wide})
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+
+    @pytest.mark.parametrize("kind", ["i8", "i4", "f8"])
+    @pytest.mark.parametrize("missing", [None, 7])
+    def test_numbers_that_the_dtype_does_not_hold(
+        self, kind: str, missing: int | None, client: Client, rng: np.random.Generator
+    ) -> None:
+        """Of 2**40 the next number of float32 is 2**17 away: all deviations were 0, and what the mean lost was taken
+        from the sums of their squares, which were negative."""
+        apart = rng.integers(0, 3, (300, 8))
+        x = (apart + {"i8": 2**40, "i4": 2**24, "f8": 10**5}[kind]).astype(kind)
+        if kind == "f8":
+            apart = np.rint(rng.standard_normal((300, 8)) * 2**10) / 2**20
+            x = 10**5 + apart
+        covariances = np.cov(apart, rowvar=False)
+        deviations = np.sqrt(np.diag(covariances))
+        correlations = covariances / np.outer(deviations, deviations)
+        match = r"means of .* in float32, .* in column \d of mean [\d.e+]+ and deviation [\d.e-]+; .*dtype='float64'"
+        weights = np.full(300, 0.5)
+        for function, right, start, options in (
+            (tw.cov, covariances, "center", {}),
+            (tw.corr, correlations, "scale", {}),
+            (tw.corr, correlations, "scale", {"weights": weights}),
+            (tw.cov, covariances, "center", {"missing_as": "pairwise"} if missing else {}),
+        ):
+            asked = {"dtype": "float32", "missing": missing, **options}
+            self.check(client, x, right, f"^{start}: {match}", function, **asked)
+
+    def test_a_correlation_whose_numbers_lose_what_the_check_finds(
+        self, client: Client, rng: np.random.Generator
+    ) -> None:
+        apart = np.rint(rng.standard_normal((300, 8)) * 2**30) / 2**30
+        self.check(
+            client,
+            1e5 + apart,
+            np.corrcoef(apart, rowvar=False),
+            "^scale: means of",
+            tw.corr,
+            dtype="float32",
+        )
+
+    def test_less_is_no_loss(self, client: Client, rng: np.random.Generator) -> None:
+        x = 200 + rng.standard_normal((300, 8))
+        for function, right in ((tw.cov, np.cov), (tw.corr, np.corrcoef)):
+            found = function(x, dtype="float32", cluster=client, device="cpu")
+            np.testing.assert_allclose(found, right(x, rowvar=False), rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize("mean", [1e7, 2**19], ids=["squares", "products"])
+    def test_missing_numbers(self, mean: float, client: Client, rng: np.random.Generator) -> None:
+        """Of 2**19 the squares lose less than 0.1 %, and the products of columns that lack others' lines more."""
+        apart = np.rint(rng.standard_normal((300, 8)) * 3)
+        apart[rng.random(apart.shape) < 0.1] = np.nan
+        x = (mean + apart).astype("f4")
+        asked = naive.Asked(center=True, divide="n-1", missing="nan")
+        right = naive.gram_and_size(apart, None, asked)[0]
+        self.check(client, x, right, "^center: means of .* in float32", missing="nan")
+
+    @pytest.mark.parametrize("of", ["columns", "rows"])
+    @pytest.mark.parametrize("code", ["f4", "c8"])
+    def test_both_sides(self, of: str, code: str, client: Client, rng: np.random.Generator) -> None:
+        apart = np.rint(rng.standard_normal((300, 8)) * 3)
+        x = (1e7 + apart).astype(code)
+        if (
+            of == "rows"
+        ):  # whose means are subtracted first, and those of columns then: here they are far apart
+            apart = apart.T
+            x = np.ascontiguousarray(x.T)
+            x[:, ::2] -= 2**23
+        both = apart - apart.mean(0) - apart.mean(1)[:, None] + apart.mean()
+        right = both.T @ both if of == "columns" else both @ both.T
+        if of == "rows":
+            assert (x[:, ::2].real == 1e7 - 2**23 + apart[:, ::2]).all()
+        self.check(client, x, right, "^center: means of", tw.gram, center="both", of=of)
+
+    def test_digits_that_no_dtype_has(self, client: Client, rng: np.random.Generator) -> None:
+        x = 2**60 + 2**5 * rng.integers(0, 9, (300, 8))
+        match = "^scale: .* in float64, .* no wider dtype helps: subtract a number near the mean"
+        with pytest.raises(tw.OptionError, match=match):
+            tw.corr(x, cluster=client, device="cpu")
+
+
 @pytest.mark.parametrize("dtype", ["i8", "u8"])
 @pytest.mark.parametrize("divide", ["n", 7.5])
 def test_sums_of_integers_that_would_wrap_are_of_floats(
