@@ -210,6 +210,17 @@ def plane_multiplier(config: Config) -> Callable[..., Any]:
     return multiply_plane
 
 
+@cuda.jit(device=True, inline="always")
+def clear_total(i, totals):  # type: ignore[no-untyped-def]
+    totals[i] = types.float32(0)
+
+
+@cuda.jit(device=True, inline="always")
+def add_to_total(i, totals, sums):  # type: ignore[no-untyped-def]
+    """In ordinary float32 arithmetic, which rounds where the tensor cores truncate."""
+    totals[i] += sums[i]
+
+
 def promoted_multiplier(config: Config) -> Callable[..., Any]:
     """A consumer's loop over one tile of float8: afterwards ``totals`` holds the products.
 
@@ -226,14 +237,6 @@ def promoted_multiplier(config: Config) -> Callable[..., Any]:
     u32 = types.uint32
 
     @cuda.jit(device=True, inline="always")
-    def clear(i, totals):  # type: ignore[no-untyped-def]
-        totals[i] = types.float32(0)
-
-    @cuda.jit(device=True, inline="always")
-    def add(i, totals, sums):  # type: ignore[no-untyped-def]
-        totals[i] += sums[i]
-
-    @cuda.jit(device=True, inline="always")
     def multiply_stage(sums, ring, warpgroup, place, parity, keep):  # type: ignore[no-untyped-def]
         barriers.barrier_wait(ring + u32(stages * stage_nbytes) + u32(8) * place, parity)
         warpgroup_mma.wgmma_fence()
@@ -243,7 +246,7 @@ def promoted_multiplier(config: Config) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def multiply_promoted(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
         empty = ring + u32(stages * (stage_nbytes + 8))
-        unroll(clear, registers, (totals,))
+        unroll(clear_total, registers, (totals,))
         for first in range(0, k_steps, interval):
             multiply_stage(sums, ring, warpgroup, place, parity, 0)
             previous = empty + u32(8) * place
@@ -259,7 +262,7 @@ def promoted_multiplier(config: Config) -> Callable[..., Any]:
             wait_all()
             if lane < cluster:
                 barriers.barrier_arrive(previous, lane)
-            unroll(add, registers, (totals, sums))
+            unroll(add_to_total, registers, (totals, sums))
         return place, parity
 
     return multiply_promoted
@@ -280,18 +283,10 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
     u32 = types.uint32
 
     @cuda.jit(device=True, inline="always")
-    def clear(i, totals):  # type: ignore[no-untyped-def]
-        totals[i] = types.float32(0)
-
-    @cuda.jit(device=True, inline="always")
-    def add(i, totals, sums):  # type: ignore[no-untyped-def]
-        totals[i] += sums[i]
-
-    @cuda.jit(device=True, inline="always")
     def multiply_parts(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
         full = ring + u32(stages * stage_nbytes)
         empty = full + u32(8 * stages)
-        unroll(clear, registers, (totals,))
+        unroll(clear_total, registers, (totals,))
         for _ in range(k_steps):
             low = place
             barriers.barrier_wait(full + u32(8) * low, parity)
@@ -325,7 +320,7 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
             wait_none()
             if lane < cluster:
                 barriers.barrier_arrive(empty + u32(8) * high, lane)
-            unroll(add, registers, (totals, sums))
+            unroll(add_to_total, registers, (totals, sums))
         return place, parity
 
     return multiply_parts
@@ -348,14 +343,6 @@ def half_multiplier(config: Config) -> Callable[..., Any]:
     u32, f32 = types.uint32, types.float32
 
     @cuda.jit(device=True, inline="always")
-    def clear(i, totals):  # type: ignore[no-untyped-def]
-        totals[i] = f32(0)
-
-    @cuda.jit(device=True, inline="always")
-    def add(i, totals, sums):  # type: ignore[no-untyped-def]
-        totals[i] += sums[i]
-
-    @cuda.jit(device=True, inline="always")
     def add_low(i, totals, sums):  # type: ignore[no-untyped-def]
         totals[i] += f32(sums[i] * f32(low_scale))
 
@@ -363,7 +350,7 @@ def half_multiplier(config: Config) -> Callable[..., Any]:
     def multiply_halves(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
         full = ring + u32(stages * stage_nbytes)
         empty = full + u32(8 * stages)
-        unroll(clear, registers, (totals,))
+        unroll(clear_total, registers, (totals,))
         for _ in range(k_steps):
             low = place
             barriers.barrier_wait(full + u32(8) * low, parity)
@@ -384,7 +371,7 @@ def half_multiplier(config: Config) -> Callable[..., Any]:
             wait_none()
             if lane < cluster:
                 barriers.barrier_arrive(empty + u32(8) * high, lane)
-            unroll(add, registers, (totals, sums))
+            unroll(add_to_total, registers, (totals, sums))
         return place, parity
 
     return multiply_halves
