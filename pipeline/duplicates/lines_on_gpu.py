@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,9 +26,7 @@ from tilewright.kernels.duplicates.device_lines import Newlines, as_words, newli
 from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.duplicates.device_signing import DeviceSigner
 from tilewright.kernels.duplicates.signing import Signing, Signs
-from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
-from tilewright.kernels.gpu.transfer import upload_stream
 from tilewright.pipeline.text.corpus import Piece, check_as_listed
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found
@@ -38,7 +35,7 @@ from tilewright.pipeline.text.gpu.chunks import Span
 from tilewright.pipeline.text.gpu.lanes import borrowed_memory
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
-from tilewright.pipeline.transfer.lane import Spares, untimed_event
+from tilewright.pipeline.transfer.lane import Spares
 
 MOST_DOCUMENTS = 2**18
 """Lines that are signed at once: of each its signature takes memory, however short the line is."""
@@ -107,13 +104,7 @@ class _ChunkSigner:
         self.stream = cuda.stream()
         self._signer, self._rooms = DeviceSigner(signing), Rooms()
         self._secret = cuda.to_device(device_digests.constants())
-        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), untimed_event()
-        self._keeping = LockKeepingStream(self.stream)
-
-    def follow_uploads(self) -> None:
-        """Have the stream wait for everything sent to texts so far."""
-        self._uploads.record(self._uploaded)
-        self._keeping.follow(self._uploaded)
+        self.uploads = chunks.UploadsFollowed(self.stream)
 
     def lines(self, text: Any, lengths: np.ndarray) -> Lines:
         """The lines of spans that lie in device memory, uint8, one behind the other."""
@@ -151,17 +142,6 @@ class _ChunkSigner:
 
 _spare_signers: Spares[_ChunkSigner] = Spares(_ChunkSigner, pinned=False)
 _preparing = threading.Lock()
-
-
-@contextmanager
-def _borrowed(signing: Signing) -> Iterator[_ChunkSigner]:
-    cuda.current_context()  # attaches the thread to the GPU
-    signer = _spare_signers.take(signing)
-    try:
-        yield signer
-    finally:
-        signer.stream.synchronize()  # after a failure, kernels may still be at work in its memory
-        _spare_signers.put(signer, signing)
 
 
 def prepare() -> None:
@@ -214,11 +194,14 @@ def _sign_chunk(
 ) -> SignedChunk:
     lengths = np.array([span.nbytes for span in spans], np.int64)
     places, nbytes = chunks.places_of(spans)
-    with borrowed_memory(nbytes + device_digests.SLACK) as text, _borrowed(way) as signer:
+    with (
+        borrowed_memory(nbytes + device_digests.SLACK) as text,
+        chunks.borrowed(_spare_signers, way) as signer,
+    ):
         try:
             reading = chunks.bring(piece, spans, places, text, run, threads)
         finally:
-            signer.follow_uploads()
+            signer.uploads.follow()
         brought = time.perf_counter()
         lines = signer.lines(text, lengths)
         digests = signer.digests(text, lines)

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +22,8 @@ from numba import cuda
 
 from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
+from tilewright.kernels.gpu.transfer import upload_stream
 from tilewright.kernels.numbers import format_nbytes, round_up
 from tilewright.pipeline.advance import advanced
 from tilewright.pipeline.text.corpus import Document, Piece, read_range
@@ -32,12 +35,13 @@ from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
-from tilewright.pipeline.transfer.lane import Spares, forgotten_with_memory
+from tilewright.pipeline.transfer.lane import Spares, forgotten_with_memory, untimed_event
 from tilewright.pipeline.transfer.lane_blocks import move_nbytes
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Worker = TypeVar("Worker")
 
 READERS = 4
 """Threads that bring a chunk together. With all threads for one chunk after the other, sixteen, each chunk took 8 ms to
@@ -59,6 +63,31 @@ class TooManyError(Exception):
 
 class NotReadError(Exception):
     """Not all of a chunk could be read."""
+
+
+class UploadsFollowed:
+    """Has a stream wait for what is sent to texts."""
+
+    def __init__(self, stream: Any) -> None:
+        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), untimed_event()
+        self._stream = LockKeepingStream(stream)
+
+    def follow(self) -> None:
+        """For everything sent so far."""
+        self._uploads.record(self._uploaded)
+        self._stream.follow(self._uploaded)
+
+
+@contextmanager
+def borrowed(spares: Spares[Worker], of: Any) -> Iterator[Worker]:
+    """One of those that work on a chunk at a time, each on its own ``stream``, that is made from ``of``."""
+    cuda.current_context()  # attaches the thread to the GPU
+    worker: Any = spares.take(of)
+    try:
+        yield worker
+    finally:
+        worker.stream.synchronize()  # after a failure, kernels may still be at work in its memory
+        spares.put(worker, of)
 
 
 BY_OTHER_MEANS = (TooLongError, TooManyError, NotReadError)

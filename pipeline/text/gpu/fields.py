@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -23,9 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
-from tilewright.kernels.gpu.transfer import upload_stream
 from tilewright.kernels.histograms.select import add_counts, clear
 from tilewright.kernels.histograms.token_counting import TokenCounts
 from tilewright.kernels.histograms.token_kinds import TokenKind
@@ -64,7 +61,7 @@ from tilewright.pipeline.text.gpu.room import (
 from tilewright.pipeline.text.gpu.texts import ordering_table
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
-from tilewright.pipeline.transfer.lane import Spares, untimed_event
+from tilewright.pipeline.transfer.lane import Spares
 
 Result = TypeVar("Result")
 
@@ -129,28 +126,11 @@ class _ChunkFinder(TextFinder):
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
-        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), untimed_event()
-        self._keeping = LockKeepingStream(self.stream)
-
-    def follow_uploads(self) -> None:
-        """Have the stream wait for everything sent to texts so far."""
-        self._uploads.record(self._uploaded)
-        self._keeping.follow(self._uploaded)
+        self.uploads = chunks.UploadsFollowed(self.stream)
 
 
 _spare_finders: Spares[_ChunkFinder] = Spares(_ChunkFinder, pinned=False)
 _preparing = threading.Lock()
-
-
-@contextmanager
-def _borrowed(field: str) -> Iterator[_ChunkFinder]:
-    cuda.current_context()  # attaches the thread to the GPU
-    finder = _spare_finders.take(field)
-    try:
-        yield finder
-    finally:
-        finder.stream.synchronize()  # after a failure, kernels may still be at work in its memory
-        _spare_finders.put(finder, field)
 
 
 def fit(piece: Piece, reading: Reading) -> bool:
@@ -242,7 +222,7 @@ def count_field_words(
                     tally.stream.synchronize()  # before others write there
 
                     def find(spans: list[Span], out: Any = out, cursor: Any = cursor) -> _Counted:
-                        with _borrowed(field) as finder:
+                        with chunks.borrowed(_spare_finders, field) as finder:
                             return _find_chunk(
                                 piece, field, 0, run, threads, finder, out, spans, cursor=cursor
                             )
@@ -336,7 +316,7 @@ def _count_chunk(
 ) -> _Counted:
     """Add the texts of a chunk to a tally."""
     _, nbytes = chunks.places_of(spans, ALIGNMENT)
-    with borrowed_memory(LEAD + nbytes) as out, _borrowed(field) as finder:
+    with borrowed_memory(LEAD + nbytes) as out, chunks.borrowed(_spare_finders, field) as finder:
         pairs = kind.name == "bigram"
         found = _find_chunk(piece, field, gap, run, threads, finder, out, spans, pairs=pairs)
         clock, filled = time.perf_counter(), found.texts.filled
@@ -364,7 +344,7 @@ def _find_chunk(
         try:
             reading = chunks.bring(piece, spans, places, text, run, threads)
         finally:
-            finder.follow_uploads()
+            finder.uploads.follow()
         brought = time.perf_counter()
         try:
             lying = [(place, span.nbytes) for place, span in zip(places, spans, strict=True)]

@@ -64,6 +64,18 @@ class Buffers:
         return self._both[self._turn]
 
 
+class GivesUp:
+    """What a task asks whether it is still needed: not from a time on."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.asked = at, 0
+
+    def __call__(self) -> None:
+        self.asked += 1
+        if self.asked == self.at:
+            raise CancelledError("for the test")
+
+
 def counted(block: Block, by: str, gap: int) -> Counter[int]:
     """Counts of a block as one text."""
     data, kind = block.data.tobytes(), KINDS[by]
@@ -195,19 +207,12 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
     made = lanes._spare_lanes.kept(), lanes._spare_tallies.kept(256)
     assert len(made[0]) == len(made[1]) == 1
     for per_document in (False, True):
-        checks = 0
-
-        def give_up() -> None:
-            nonlocal checks
-            checks += 1
-            if checks == 3:
-                raise CancelledError("for the test")
-
+        give_up = GivesUp(at=3)
         with monkeypatch.context() as patch:
-            patch.setattr(pieces, "end_if_given_up", lambda: give_up)
+            patch.setattr(pieces, "end_if_given_up", lambda give_up=give_up: give_up)
             with pytest.raises(CancelledError):
                 count_piece(packed, KINDS["byte"], "cuda", per_document, 64, 1)
-        assert checks == 3
+        assert give_up.asked == 3
     (tmp_path / "b").write_bytes(b"TEXT" * 50)
     os.utime(tmp_path / "b", ns=(0, corpus.documents[1].modified_ns))  # as it was when it was listed
     part, _ = count_piece(piece, KINDS["byte"], "cuda", False, 64, 1)
@@ -474,14 +479,7 @@ def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
     """It ends before its second chunk, and nothing is read block by block."""
     from tilewright.pipeline.text.gpu import chunks as gpu_chunks
 
-    checks = 0
-
-    def give_up() -> None:
-        nonlocal checks
-        checks += 1
-        if checks == 2:
-            raise CancelledError("for the test")
-
+    give_up = GivesUp(at=2)
     monkeypatch.setattr(gpu_chunks, "CHUNK_NBYTES", 1)
     piece = written(tmp_path, [(b"one two\nthree four\nfive six\n", False)])
     asked, reading = by_lines(), Reading(split_on="line")
@@ -489,7 +487,7 @@ def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
         patch.setattr(signing, "end_if_given_up", lambda: give_up)
         with pytest.raises(CancelledError, match="for the test"):
             signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
-    assert (checks, len(chunks.brought)) == (2, 1)
+    assert (give_up.asked, len(chunks.brought)) == (2, 1)
     assert chunks.taken == []
     assert chunks.kept(asked) == (1, 1)
     assert chunks.cleared == []
