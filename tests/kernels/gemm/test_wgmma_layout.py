@@ -381,6 +381,8 @@ def test_sums_are_carried_to_totals(promoted: int, k_steps: int, monkeypatch: py
         barrier_arrive=me.release,
     )
     monkeypatch.setattr(wgmma_mainloop.types, "float32", float, raising=False)
+    for name in ("clear_total", "add_to_total"):
+        monkeypatch.setattr(wgmma_mainloop, name, getattr(wgmma_mainloop, name).py_func)
     multiply = wgmma_mainloop.promoted_multiplier(config)
     totals = Totals([np.nan] * 8)
     place, parity = multiply(totals, me.sums, 0, k_steps, 1, 0, 3, 1)
