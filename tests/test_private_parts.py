@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import importlib
 import inspect
 import multiprocessing
 import multiprocessing.spawn
@@ -244,6 +245,13 @@ def requests_of_s3fs(folder: Path) -> bool:
     return inspect.iscoroutinefunction(S3FileSystem._call_s3) and list(asked)[:2] == ["self", "method"]
 
 
+def target_of_numba(folder: Path) -> bool:
+    """What a kernel calls is compiled for the GPU that a function of the dispatcher's module gives."""
+    dispatcher = importlib.import_module("numba.cuda.dispatcher")
+    asked = dispatcher.CUDADispatcher.compile_device.__code__.co_names
+    return callable(dispatcher.get_current_device) and "get_current_device" in asked
+
+
 PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
     questions_of_fsspec: (
         "fsspec's AsyncFileSystem._info, AsyncFileSystem._find",
@@ -303,6 +311,11 @@ PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
         "how Numba's kernels take arguments",
         "kernels/gpu/compiled.py",
         "argument_layout",
+    ),
+    target_of_numba: (
+        "numba-cuda's numba.cuda.dispatcher.get_current_device",
+        "kernels/gpu/compiled.py",
+        "_ask_for_target",
     ),
     parts_of_numbas_functions: ("numba-cuda's _defn of an intrinsic", "kernels/gpu/fingerprint.py", "_walk"),
     arrays_of_numba: (

@@ -21,6 +21,7 @@ from tilewright.kernels.decoding.zstd import (
 from tilewright.kernels.decoding.zstd_copies import HEAD_WORDS, HELD_NBYTES, SEQUENCE_WORDS
 from tilewright.kernels.decoding.zstd_tables import ENCODED, GOOD, KIND, LITERAL_NBYTES
 from tilewright.kernels.gemm.base import Variant
+from tilewright.kernels.gpu.device_functions import device_function
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.launcher import Launcher
 
@@ -33,11 +34,7 @@ NORM_ENTRIES = 64
 FRAME_WORK_WORDS = HEAD_WORDS + SEQUENCE_WORDS * WARP
 
 
-_device = functools.partial(cuda.jit, device=True, inline="always")
-"""Inlined, since Numba compiles what is called only where there is a GPU."""
-
-
-@_device()
+@device_function
 def _barrier() -> None:
     """Waits for all threads of a warp, and for what they wrote."""
     cuda.syncwarp()
@@ -45,7 +42,7 @@ def _barrier() -> None:
 
 @functools.cache
 def _copies() -> zstd_copies.Copies:
-    return zstd_copies.copies(_device(), _barrier)
+    return zstd_copies.copies(device_function, _barrier)
 
 
 def _entropy_function() -> Any:
@@ -56,7 +53,7 @@ def _entropy_function() -> Any:
     same memory, flat, uint8 and uint32, and sequence: flat, uint64, written. lengths:
     int64, written: what each block holds, or -1. Grid: blocks. Block: ENTROPY_THREADS. Shared memory: 12 KiB.
     """
-    literals, sequences = zstd.functions(_device(), _barrier)
+    literals, sequences = zstd.functions(device_function, _barrier)
 
     def entropy_kernel(
         stored: Any,
@@ -164,7 +161,7 @@ def _frames_function() -> Any:
 def _lz4_function() -> Any:
     """The plain function of the kernel that decodes blocks of LZ4. table: int64, blocks × `lz4.WORDS`. good: int64,
     written. Grid: blocks. Block: WARP. Shared memory: 5 KiB."""
-    block = lz4.functions(_device(), _barrier)
+    block = lz4.functions(device_function, _barrier)
 
     def lz4_kernel(stored: Any, table: Any, out: Any, good: Any) -> None:
         number, lane = numba.int64(cuda.blockIdx.x), numba.int64(cuda.threadIdx.x)

@@ -16,6 +16,8 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,8 @@ DEFAULT_SHARED_NBYTES = 48 * 1024
 Capability = tuple[int, int]
 
 _array_operations = threading.Lock()
+_target = threading.local()
+"""``capability``: what this thread compiles for."""
 
 
 def import_array_operations() -> None:
@@ -58,6 +62,34 @@ def import_array_operations() -> None:
             importlib.import_module(module)
         finally:
             delattr(np, missing)
+
+
+@functools.cache
+def _ask_for_target() -> None:
+    """Have Numba compile what a kernel calls for the capability that the kernel is compiled for.
+
+    numba-cuda 0.30 takes that of the current GPU, which may be another or none. Whatever this package does not compile
+    goes by that still.
+    """
+    dispatcher = importlib.import_module("numba.cuda.dispatcher")
+    current = dispatcher.get_current_device
+
+    def device() -> Any:
+        capability = getattr(_target, "capability", None)
+        return current() if capability is None else SimpleNamespace(compute_capability=capability)
+
+    dispatcher.get_current_device = device  # type: ignore[attr-defined]
+
+
+@contextmanager
+def compiling_for(capability: Capability) -> Iterator[None]:
+    """While this thread compiles a kernel: what it calls is compiled for the same capability, be there a GPU or not."""
+    _ask_for_target()
+    _target.capability = capability
+    try:
+        yield
+    finally:
+        del _target.capability
 
 
 def argument_layout(arguments: Iterable[Any]) -> struct.Struct:
@@ -238,15 +270,16 @@ def compile_function(
     target = (*capability, "a" if capability >= SPECIFIC else "")
     # With information for debuggers the code must come as PTX, which the linker does not optimize.
     optimized = _can_optimize_at_link() and not numba.config.CUDA_DEBUGINFO_DEFAULT
-    made, _ = cuda.compile_all(
-        function,
-        signature,
-        device=False,
-        abi="numba",
-        cc=target,
-        output="ltoir" if optimized else "ptx",
-        launch_bounds=launch_bounds,
-    )
+    with compiling_for(capability):
+        made, _ = cuda.compile_all(
+            function,
+            signature,
+            device=False,
+            abi="numba",
+            cc=target,
+            output="ltoir" if optimized else "ptx",
+            launch_bounds=launch_bounds,
+        )
     wrapped = [
         ObjectCode.from_ltoir(code) if optimized else ObjectCode.from_ptx(code.encode()) for code in made
     ]

@@ -15,6 +15,7 @@ from numba import cuda
 
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_functions import device_function
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tables.device_keys import (
     BLANK,
@@ -67,16 +68,16 @@ def _segment_function(form: str) -> Any:
     of = keys(form == "words")
     key_of, push, finish = of.key_of, of.push, of.finish
     count_once = adding(form == "words")[1]
-    character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
+    character_at = device_function(tokens.character_at)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def first_step(data: Any, i: Any, b: Any, lo: Any, hi: Any) -> Any:
         """The first place from ``i`` on at which a step begins; ``b`` or above where none does."""
         while i < b and whole(data[word(i)]) >= 0x80 and whole(character_at(data, i, lo, hi)) == 0:
             i += 1
         return i
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def word_end(data: Any, i: Any, hi: Any, most: Any, letters: Any) -> Any:
         """Where a word ends that goes on at ``i``; ``most`` or above where it goes on there."""
         while i < most and i < hi:
@@ -86,7 +87,7 @@ def _segment_function(form: str) -> Any:
             i += step >> CODE_BITS
         return i
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def in_words(
         text: Any, a: Any, b: Any, lo: Any, hi: Any, longest: Any, longs: Any, table: Any, own: Any
     ) -> Any:
@@ -108,7 +109,7 @@ def _segment_function(form: str) -> Any:
                 count_once(text, key, hashed, table, own)
                 i = end
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def in_ngrams_of_words(
         text: Any, a: Any, b: Any, lo: Any, hi: Any, longest: Any, longs: Any, table: Any, own: Any
     ) -> Any:
@@ -162,7 +163,7 @@ def _segment_function(form: str) -> Any:
                 passing = True
             start = following
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def in_lines(
         text: Any, a: Any, b: Any, lo: Any, hi: Any, longest: Any, longs: Any, table: Any, own: Any
     ) -> Any:
@@ -191,7 +192,7 @@ def _segment_function(form: str) -> Any:
             else:
                 i += 1
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def in_characters(
         text: Any, a: Any, b: Any, lo: Any, hi: Any, longest: Any, longs: Any, table: Any, own: Any
     ) -> Any:
@@ -211,7 +212,7 @@ def _segment_function(form: str) -> Any:
             i += step_from(data, i, hi) >> CODE_BITS
             have -= 1
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def in_bytes(
         text: Any, a: Any, b: Any, lo: Any, hi: Any, longest: Any, longs: Any, table: Any, own: Any
     ) -> Any:
@@ -292,7 +293,7 @@ def lost_function() -> Callable[..., None]:
     """The plain function of the kernel that counts malformed sequences of UTF-8 that begin in ``data[start:stop]``,
     and adds their number to ``control[LOST]``. Arguments as of `count_function`. Any grid and block."""
     word, _, whole = arithmetic()
-    character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
+    character_at = device_function(tokens.character_at)
     document_at = reading().document_at
 
     def count_lost(data: Any, edges: Any, start: Any, stop: Any, control: Any) -> None:

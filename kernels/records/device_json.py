@@ -31,6 +31,7 @@ from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
+from tilewright.kernels.gpu.device_functions import device_function
 from tilewright.kernels.histograms.select import clear
 from tilewright.kernels.histograms.tables.device_keys import arithmetic
 from tilewright.kernels.numbers import ceil_div, round_up
@@ -80,9 +81,6 @@ _LOST = 1 << 24
 """No character: half of a pair without the other one."""
 
 
-_device = functools.partial(cuda.jit, device=True, inline="always")
-
-
 def _packed(word: bytes) -> int:
     return int.from_bytes(word, "little")
 
@@ -114,7 +112,7 @@ class _Meeting(NamedTuple):
 def _meeting() -> _Meeting:
     if SIMULATOR:
 
-        @_device
+        @device_function
         def gathered(sums: Any, lane: Any, value: Any) -> Any:
             sums[lane] = value
             cuda.syncthreads()  # all have written before any reads
@@ -122,7 +120,7 @@ def _meeting() -> _Meeting:
             cuda.syncthreads()  # and all have read before any writes again
             return found
 
-        @_device
+        @device_function
         def together() -> None:
             cuda.syncthreads()  # all that lanes wrote is there
 
@@ -141,7 +139,7 @@ def _meeting() -> _Meeting:
     full = 0xFFFFFFFF
     last_lane = WARP - 1
 
-    @_device
+    @device_function
     def earliest(sums: Any, lane: Any, mine: Any, none: Any) -> Any:
         votes = numba.uint32(cuda.ballot_sync(full, mine < none))
         if votes == numba.uint32(0):
@@ -149,22 +147,22 @@ def _meeting() -> _Meeting:
         first = numba.int32(cuda.ffs(votes)) - numba.int32(1)
         return numba.int64(cuda.shfl_sync(full, numba.int32(mine), first))
 
-    @_device
+    @device_function
     def flags(sums: Any, lane: Any, flag: Any) -> Any:
         return numba.uint32(cuda.ballot_sync(full, flag))
 
-    @_device
+    @device_function
     def before(sums: Any, lane: Any, value: Any, carry: Any) -> Any:
         found = numba.int64(cuda.shfl_up_sync(full, numba.int32(value), 1))
         if lane == 0:
             found = numba.int64(carry)
         return found
 
-    @_device
+    @device_function
     def of_lane(sums: Any, lane: Any, value: Any, which: Any) -> Any:
         return cuda.shfl_sync(full, value, which)
 
-    @_device
+    @device_function
     def summed(sums: Any, lane: Any, value: Any) -> Any:
         total = numba.int32(value)
         for power in range(5):
@@ -173,11 +171,11 @@ def _meeting() -> _Meeting:
                 total = numba.int32(total + other)
         return numba.int64(total)
 
-    @_device
+    @device_function
     def highest(bits: Any) -> Any:
         return numba.int64(last_lane) - numba.int64(cuda.clz(numba.uint32(bits)))
 
-    @_device
+    @device_function
     def warp_together() -> None:
         cuda.syncwarp()  # all that lanes wrote is there
 
@@ -191,18 +189,18 @@ def _scanning() -> tuple[Any, Any, Any, Any, Any]:
     meeting = _meeting()
     earliest, flags, highest = meeting.earliest, meeting.flags, meeting.highest
 
-    @_device
+    @device_function
     def byte_at(text: Any, i: Any) -> Any:
         return whole(text[word(i)])
 
-    @_device
+    @device_function
     def zeros_of(four: Any) -> Any:
         """Which of four bytes are zero."""
         low = half(half(four & half(_LOW_BITS)) + half(_LOW_BITS))
         found = half(half(~half(low | four) & half(_HIGH_BITS)) >> half(7))
         return whole(half(half(found * half(_GATHERING)) >> half(28)))
 
-    @_device
+    @device_function
     def marks_of(four: Any) -> Any:
         """Which are quotation marks, backslashes, and control characters."""
         return (
@@ -211,7 +209,7 @@ def _scanning() -> tuple[Any, Any, Any, Any, Any]:
             zeros_of(half(four & half(_ABOVE_CONTROL))),
         )
 
-    @_device
+    @device_function
     def escapes_of(backslashes: Any, carry: Any, sums: Any, lane: Any) -> Any:
         """Which are behind a backslash that is not behind another such one; and whether the first byte after the last
         lane's is. carry: whether the first lane's first byte is.
@@ -234,7 +232,7 @@ def _scanning() -> tuple[Any, Any, Any, Any, Any]:
             behind = whole(odds >> word(highest(deciding))) & 1
         return found, behind
 
-    @_device
+    @device_function
     def digit(byte: Any) -> Any:
         if 0x30 <= byte <= 0x39:
             return whole(byte - 0x30)
@@ -243,7 +241,7 @@ def _scanning() -> tuple[Any, Any, Any, Any, Any]:
             return whole(letter + 10)
         return whole(_NO_DIGIT)
 
-    @_device
+    @device_function
     def hexadecimal(text: Any, i: Any) -> Any:
         """The number that the four digits at ``i`` make, `_NO_DIGIT` or more where one of them is none."""
         return (
@@ -253,7 +251,7 @@ def _scanning() -> tuple[Any, Any, Any, Any, Any]:
             | digit(byte_at(text, i + 3))
         )
 
-    @_device
+    @device_function
     def is_malformed(text: Any, i: Any, stop: Any) -> Any:
         """Whether the byte at ``i``, behind a backslash, makes no escape, or the line is too short for it."""
         byte = byte_at(text, i)
@@ -264,7 +262,7 @@ def _scanning() -> tuple[Any, Any, Any, Any, Any]:
             or byte == 0x66 or byte == 0x6E or byte == 0x72 or byte == 0x74
         )  # fmt: skip
 
-    @_device
+    @device_function
     def string_end(text: Any, words: Any, i: Any, stop: Any, sums: Any, lane: Any) -> Any:
         """Where the string whose first character is at ``i`` has its closing quotation mark, -1 where it is malformed,
         and whether it holds escapes."""
@@ -313,7 +311,7 @@ def _values(byte_at: Any) -> tuple[Any, Any]:
     list nor object ends, or -1, and its kind."""
     _, _, whole = arithmetic()
 
-    @_device
+    @device_function
     def behind_blanks(text: Any, i: Any, stop: Any) -> Any:
         while i < stop:
             byte = byte_at(text, i)
@@ -322,13 +320,13 @@ def _values(byte_at: Any) -> tuple[Any, Any]:
             i += 1
         return i
 
-    @_device
+    @device_function
     def digits_end(text: Any, i: Any, stop: Any) -> Any:
         while i < stop and 0x30 <= byte_at(text, i) <= 0x39:
             i += 1
         return i
 
-    @_device
+    @device_function
     def word_end(text: Any, i: Any, stop: Any, wanted: Any, length: Any) -> Any:
         """Where a word of so many bytes ends, the first of them lowest, or -1."""
         if i + length > stop:
@@ -338,7 +336,7 @@ def _values(byte_at: Any) -> tuple[Any, Any]:
                 return whole(-1)
         return whole(i + length)
 
-    @_device
+    @device_function
     def number_end(text: Any, i: Any, stop: Any) -> Any:
         if byte_at(text, i) == 0x2D:
             i += 1
@@ -365,7 +363,7 @@ def _values(byte_at: Any) -> tuple[Any, Any]:
             i = end
         return i
 
-    @_device
+    @device_function
     def scalar_end(text: Any, i: Any, stop: Any) -> Any:
         byte = byte_at(text, i)
         if byte == 0x2D or 0x30 <= byte <= 0x39:
@@ -393,7 +391,7 @@ def _line_function(byte_at: Any, string_end: Any) -> tuple[Any, Any]:
     earliest = _meeting().earliest
     behind_blanks, scalar_end = _values(byte_at)
 
-    @_device
+    @device_function
     def is_key(text: Any, i: Any, end: Any, key: Any, length: Any, sums: Any, lane: Any) -> Any:
         if end - i != length:
             return False
@@ -403,7 +401,7 @@ def _line_function(byte_at: Any, string_end: Any) -> tuple[Any, Any]:
                 differs = whole(lane)
         return earliest(sums, lane, differs, whole(WARP)) == WARP
 
-    @_device
+    @device_function
     def value_of(
         text: Any, words: Any, i: Any, stop: Any, key: Any, key_nbytes: Any, sums: Any, lane: Any
     ) -> Any:
@@ -494,7 +492,7 @@ def _decoding(byte_at: Any, hexadecimal: Any, marks_of: Any, escapes_of: Any) ->
     meeting = _meeting()
     flags, before, of_lane, summed = meeting.flags, meeting.before, meeting.of_lane, meeting.summed
 
-    @_device
+    @device_function
     def meaning(byte: Any) -> Any:
         """What a byte behind a backslash stands for."""
         if byte == 0x6E:
@@ -509,7 +507,7 @@ def _decoding(byte_at: Any, hexadecimal: Any, marks_of: Any, escapes_of: Any) ->
             return whole(0x0C)
         return whole(byte)
 
-    @_device
+    @device_function
     def is_behind_high(text: Any, begin: Any, i: Any) -> Any:
         """Whether the escape whose backslash is at ``i`` follows one of the first half of a pair."""
         at = whole(i - 6)
@@ -522,7 +520,7 @@ def _decoding(byte_at: Any, hexadecimal: Any, marks_of: Any, escapes_of: Any) ->
             first -= 1
         return (at - first) & 1 == 0  # or that backslash is what another one stands before
 
-    @_device
+    @device_function
     def character_of(text: Any, begin: Any, i: Any, end: Any) -> Any:
         """What the escape with the ``u`` at ``i`` stands for, -1 for the second half of a pair, which is the first
         one's."""
@@ -537,7 +535,7 @@ def _decoding(byte_at: Any, hexadecimal: Any, marks_of: Any, escapes_of: Any) ->
                 return whole(0x10000 + ((code - _SURROGATES) << 10 | (low - _LOW_SURROGATES)))
         return whole(_LOST)
 
-    @_device
+    @device_function
     def decode(text: Any, words: Any, i: Any, end: Any, out: Any, to: Any, sums: Any, lane: Any) -> Any:
         lost, carry, carried = whole(0), whole(0), whole(0)
         base = whole(i >> 2) << 2

@@ -85,6 +85,7 @@ def usual_jobs() -> Iterator[Usual]:
     yield Usual("dot", _ask_for_dots)
     yield Usual("decoding", _ask_for_decoding)
     yield Usual("duplicates", _ask_for_signatures)
+    yield Usual("tokens", _ask_for_tokens)
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,19 @@ def _ask_for_histograms() -> None:
             rows = DescribedArray((2, kind.bins), None, np.int64)
             launch_documents(text, offsets, 2 * LARGE, True, kind, rows, queue)
     device_json.prepare()
+
+
+def _ask_for_tokens() -> None:
+    """Words, lines, and n-grams of each unit, whose kernels take any n."""
+    from tilewright.kernels.histograms.device_token_counting import prepare
+    from tilewright.kernels.histograms.token_kinds import UNITS, TokenKind
+
+    for name, unit, n in (
+        ("word", "word", 1),
+        ("line", "line", 1),
+        *((f"ngram:3:{unit}", unit, 3) for unit in UNITS),
+    ):
+        prepare(TokenKind(name, unit, n))
 
 
 def _ask_for_dots() -> None:

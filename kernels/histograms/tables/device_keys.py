@@ -17,9 +17,9 @@ import functools
 from typing import Any, NamedTuple
 
 import numba
-from numba import cuda
 
 from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_functions import device_function
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.token_kinds import word_table
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK
@@ -55,7 +55,7 @@ def arithmetic() -> tuple[Any, Any, Any]:
         return as_word, product, int
     u64 = numba.uint64
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def times(left: Any, right: Any) -> Any:
         return u64(left) * u64(right)
 
@@ -78,17 +78,17 @@ class Reading(NamedTuple):
 @functools.cache
 def reading() -> Reading:
     word, _, whole = arithmetic()
-    character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
+    character_at = device_function(tokens.character_at)
     low_letters, high_letters = (int.from_bytes(word_table()[k : k + 8].tobytes(), "little") for k in (0, 8))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def step_from(data: Any, i: Any, hi: Any) -> Any:
         first = whole(data[word(i)])
         if first < 0x80:
             return whole(1 << CODE_BITS) | first
         return whole(character_at(data, i, i, hi))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def is_letter(step: Any, letters: Any) -> Any:
         code = step & CODE_MASK
         # Most are of ASCII, and a table in memory would take its turn in the first cache.
@@ -98,7 +98,7 @@ def reading() -> Reading:
             return word(high_letters) >> word(code - 64) & word(1) != word(0)
         return whole(letters[word(code >> 3)]) >> (code & 7) & 1 != 0
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def follows_letter(data: Any, i: Any, lo: Any, hi: Any, letters: Any) -> Any:
         found = False
         before = i - 1
@@ -112,7 +112,7 @@ def reading() -> Reading:
             before -= 1
         return found
 
-    document_at = cuda.jit(device=True, inline="always")(tokens.document_at)
+    document_at = device_function(tokens.document_at)
     return Reading(step_from, is_letter, follows_letter, document_at)
 
 
@@ -144,7 +144,7 @@ def keys(ngrams: bool) -> Keys:
     word, times, whole = arithmetic()
     step_from, is_letter, _, document_at = reading()
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def mixed(value: Any, hash_mask: Any) -> Any:
         value ^= value >> word(33)
         value = times(value, word(MIX_1))
@@ -153,14 +153,14 @@ def keys(ngrams: bool) -> Keys:
         value ^= value >> word(33)
         return value & hash_mask
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def push(byte: Any, key: Any, hashed: Any, length: Any) -> Any:
         byte = word(byte)
         if length < INLINE:
             key |= byte << word(56 - 8 * length)
         return key, times(hashed ^ byte, word(FNV_PRIME)), length + 1
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def finish(start: Any, key: Any, hashed: Any, length: Any, hash_mask: Any) -> Any:
         """A key's lowest bit is 0 for a token that is in it: its bytes, the first on top, and one more than their
         number. Else that bit is 1, with the place above it, the length, and bits of the hash."""
@@ -173,7 +173,7 @@ def keys(ngrams: bool) -> Keys:
             key |= hashed >> word(48) << word(48)
         return key, hashed
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def key_of(data: Any, start: Any, length: Any, hash_mask: Any) -> Any:
         key = word(0)
         hashed = word(FNV_BASIS)
@@ -185,25 +185,25 @@ def keys(ngrams: bool) -> Keys:
                 hashed = times(hashed ^ word(data[word(start + k)]), word(FNV_PRIME))
         return finish(start, key, hashed, length, hash_mask)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def is_inline(key: Any) -> Any:
         return key & word(1) == word(0)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def place_of(key: Any) -> Any:
         return whole(key >> word(1) & word(MOST_TEXT_NBYTES - 1))
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def length_of(key: Any) -> Any:
         inline = whole(key >> word(1) & word(0xF)) - 1
         apart = whole(key >> word(PLACE_BITS + 1) & word(0xFFFF))
         return inline if is_inline(key) else apart
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def end_of_document(edges: Any, place: Any) -> Any:
         return whole(edges[word(document_at(edges, place) + 1)])
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def form_step(text: Any, i: Any, left: Any, hi: Any) -> Any:
         """Go on in an n-gram of words. i: behind what was read; left: bytes of the word's character that is under way.
         Returns the next byte of its form, and the same two behind it."""
@@ -223,7 +223,7 @@ def keys(ngrams: bool) -> Keys:
             left -= 1
         return byte, i, left
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def hash_of(text: Any, key: Any) -> Any:
         data, edges, _, _, hash_mask = text
         hashed = key
@@ -239,7 +239,7 @@ def keys(ngrams: bool) -> Keys:
                 hashed = times(hashed ^ word(byte), word(FNV_PRIME))
         return mixed(hashed, hash_mask)
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def is_same(text: Any, key: Any, other: Any) -> Any:
         data, edges, _, _, _ = text
         same = key == other
@@ -263,7 +263,7 @@ def keys(ngrams: bool) -> Keys:
                     k += 1
         return same
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def prefix_of(text: Any, key: Any) -> Any:
         data, _, _, letters, _ = text
         prefix = whole(key >> word(48))
@@ -278,7 +278,7 @@ def keys(ngrams: bool) -> Keys:
             prefix = first << 8 | second
         return prefix
 
-    @cuda.jit(device=True, inline="always")
+    @device_function
     def copy(text: Any, key: Any, out: Any, place: Any) -> Any:
         data, edges, _, _, _ = text
         i, left = place_of(key), whole(0)

@@ -15,6 +15,7 @@ import xxhash
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.decoding import placing, tables
 from tilewright.kernels.decoding.numbers import Numbers
+from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.pipeline.decoding import coding
 from tilewright.pipeline.decoding import headers as frame_headers
@@ -175,5 +176,6 @@ def compiled_variants() -> list[Any]:
 def test_kernels_compile_without_spills(variant: Any, tmp_path: Path) -> None:
     from numba import cuda
 
-    text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
+    with compiling_for((9, 0)):
+        text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
     assert_no_spills(assemble(text, "sm_90a", tmp_path))

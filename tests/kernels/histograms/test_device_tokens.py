@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tests.kernels.histograms.naive_tokens import naive_tokens
 from tests.sampling import examples
+from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms.replaced import malformed_of_documents
 from tilewright.kernels.histograms.token_counting import TokenCounts, counts_of
@@ -223,7 +224,8 @@ def compiled_variants() -> list[Any]:
 def test_becomes_machine_code(variant: Any, tmp_path: Path) -> None:
     from numba import cuda
 
-    text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
+    with compiling_for((9, 0)):
+        text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
     report = assemble(text, "sm_90", tmp_path)
     assert_no_spills(report)
     assert " 0 bytes stack frame" in report

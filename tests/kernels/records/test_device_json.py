@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills
+from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.records import json_lines
 
@@ -346,7 +347,8 @@ def test_becomes_machine_code(tmp_path: Path) -> None:
     from tilewright.kernels.records.device_json import variants
 
     for variant in variants():
-        text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
+        with compiling_for((9, 0)):
+            text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
         report = assemble(text, "sm_90", tmp_path)
         assert_no_spills(report)
         assert " 0 bytes stack frame" in report
