@@ -44,6 +44,9 @@ DONE, MORE, ROOM, FULL = range(4)
 """Why a loop returned: all is counted; the token that begins there needs bytes behind ``hi``; the table has no room for
 the token that begins there; the array of units is full."""
 
+NO_WORD = 0xFFFFFFFF
+"""Among numbers of words: a document ends here."""
+
 CUT = 1 << 31
 """In what `step_at` returns: the sequence is whole so far, and ends with the data."""
 
@@ -285,6 +288,43 @@ def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
 
 @kept
 @njit(nogil=True)
+def scan_documents(table, lo, edges, document, at, most, letters, lines, words, wanted, m):  # type: ignore[no-untyped-def]
+    """Count the words, or the ``lines``, of documents that lie one behind the other: document d is what is from address
+    ``lo + edges[d]`` to ``lo + edges[d + 1]``.
+
+    From the byte at ``at`` on, which is of ``document``, and for about ``most`` bytes. Where ``words`` has a length, it
+    gets their entries from place ``m`` on, `NO_WORD` before a document that others are before, and nothing behind place
+    ``wanted`` but one of these. Returns why it stopped, the document and the place where to go on, and the place behind
+    the last unit; with `DONE` at the end of all, or once so many bytes are counted.
+    """
+    units = words[:wanted]
+    while document + 1 < len(edges):
+        begin = lo + edges[document]
+        end = lo + edges[document + 1]
+        if at == begin and m > 0 and len(words) and words[m - 1] != NO_WORD:
+            words[m] = NO_WORD
+            m += 1
+        if at < end:
+            if most <= 0:
+                return DONE, document, at, m
+            limit = min(end, at + most)
+            if lines:
+                why, after = scan_lines(table, at, end, limit, True)
+            else:
+                why, after, m = scan_words(table, at, end, limit, True, letters, units, m)
+            most -= after - at
+            at = after
+            if why != DONE:
+                return why, document, at, m
+            if at < end:
+                continue
+        document += 1
+        at = end
+    return DONE, document, at, m
+
+
+@kept
+@njit(nogil=True)
 def decode_characters(i, hi, limit, final, units):  # type: ignore[no-untyped-def]
     """Put the code points of the characters that begin before ``hi`` and ``limit`` into ``units``, uint32; one begins
     at ``i``. Returns why it stopped, where to go on, and how many there are."""
@@ -306,6 +346,49 @@ def decode_characters(i, hi, limit, final, units):  # type: ignore[no-untyped-de
     if hi < limit and not final:
         return MORE, i, m
     return DONE, i, m
+
+
+@kept
+@njit(nogil=True)
+def decode_documents(lo, edges, document, at, units, begins):  # type: ignore[no-untyped-def]
+    """The same for documents as of `scan_documents`, from the byte at ``at`` on, which is of ``document``. Places in
+    ``units`` at which a document begins go into ``begins``, int64, one longer.
+
+    Returns the document and the place where to go on, and how many units and beginnings there are.
+    """
+    m = 0
+    found = 0
+    while document + 1 < len(edges):
+        if at == lo + edges[document] and (found == 0 or begins[found - 1] < m):
+            begins[found] = m
+            found += 1
+        end = lo + edges[document + 1]
+        why, at, more = decode_characters(at, end, end, True, units[m:])
+        m += more
+        if why == FULL:
+            break
+        document += 1
+        at = end
+    return document, at, m, found
+
+
+@kept
+@njit(nogil=True)
+def count_ngrams_between(table, units, first, last, begins, begin, n, bits, rolling):  # type: ignore[no-untyped-def]
+    """`count_ngrams` of documents: ``begins[begin:]`` are the places at which one begins, ascending. Returns also how
+    many of these have been passed."""
+    while True:
+        while begin < len(begins) and begins[begin] == first:
+            rolling[:] = 0
+            begin += 1
+        if first >= last:
+            return first, begin
+        stop = last
+        if begin < len(begins):
+            stop = min(last, begins[begin])
+        first = count_ngrams(table, units, first, stop, n, bits, rolling)
+        if first < stop:
+            return first, begin
 
 
 @kept

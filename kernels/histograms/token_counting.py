@@ -6,6 +6,7 @@ next one comes. Its loops release the interpreter lock, and several counters may
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,23 +22,26 @@ from tilewright.kernels.histograms.scanning import (
     DONE,
     FULL,
     MORE,
+    NO_WORD,
     ROOM,
-    count_ngrams,
+    count_ngrams_between,
     decode_characters,
+    decode_documents,
     first_character,
     first_line,
+    scan_documents,
     scan_lines,
     scan_words,
     step_at,
     word_end,
 )
-from tilewright.kernels.histograms.tables.packed_table import PackedTable
+from tilewright.kernels.histograms.tables.packed_table import NOWHERE, PackedTable
 from tilewright.kernels.histograms.tables.token_table import Table
 from tilewright.kernels.histograms.token_kinds import MOST_N, TokenKind, word_table
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_order import in_order, merged, ngram_texts_of, packed
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
-from tilewright.kernels.histograms.word_ngrams import NO_WORD, count_word_ngrams
+from tilewright.kernels.histograms.word_ngrams import count_word_ngrams
 
 UNIT_BITS = {"byte": 8, "character": CODE_BITS, "word": 25}
 """Bits of a unit's number in the key of an n-gram."""
@@ -154,6 +158,7 @@ class TokenCounter:
         self._grams = Table(with_bytes=False) if kind.n > 1 and not is_packed and not self._sorts else None
         self._letters = word_table() if kind.unit == "word" else np.empty(0, np.uint8)
         self._units = np.empty(UNITS, np.uint32) if kind.n > 1 and kind.unit != "byte" else _NONE
+        self._begins = np.empty(len(self._units) + 1, np.int64)
         self._rolling = np.zeros(3, np.uint64)
         self._tail = np.empty(0, np.uint8)
         self._rows: list[tuple[np.ndarray, np.ndarray]] = []
@@ -183,6 +188,61 @@ class TokenCounter:
         done = self._feed(data, 0, len(data), ends)
         self._tail = data[done:].copy() if not ends and done < len(data) else data[:0]
         return len(self._tail)
+
+    def documents(self, data: np.ndarray, edges: np.ndarray) -> None:
+        """Count documents that are whole and lie one behind the other: each from one of ``edges``, int64, to the next
+        in ``data``. As `begin`, `stretch` and `end_row` for each, but that short ones, of which there are millions, do
+        not take turns with the interpreter's lock."""
+        if self._with_rows:
+            for first, last in itertools.pairwise(edges.tolist()):
+                self.begin()
+                self.stretch(data[first:last], ends=True)
+                self.end_row()
+            return
+        self._tail = self._tail[:0]
+        lo = data.ctypes.data
+        document, at = 0, lo + int(edges[0])
+        while document + 1 < len(edges):
+            if self._words is not None:
+                document, at = self._scan_documents(lo, edges, document, at)
+            elif self._kind.unit == "character":
+                document, at, m, found = decode_documents(lo, edges, document, at, self._units, self._begins)
+                self._count_units(self._units, 0, m, self._begins[:found])
+            else:
+                # Whole documents, or the next bytes of a long one.
+                first = at - lo
+                stop = int(np.searchsorted(edges, first + STRIDE_NBYTES, "right")) - 1
+                last = int(edges[stop]) if stop > document else first + STRIDE_NBYTES
+                begins = edges[document : max(stop, document + 1)]
+                self._count_units(data, first, last, begins[begins >= first])
+                document, at = max(document, stop), lo + last
+            if self._has_enough():
+                self._set_aside()
+
+    def _scan_documents(self, lo: int, edges: np.ndarray, document: int, at: int) -> tuple[int, int]:
+        """Count some of their words, or lines; the document and the place where to go on."""
+        table = self._words
+        assert table is not None
+        words = self._sorted if self._sorts else _NONE
+        why, document, at, used = scan_documents(
+            table.address,
+            lo,
+            edges,
+            document,
+            at,
+            STRIDE_NBYTES,
+            self._letters.ctypes.data,
+            self._kind.unit == "line",
+            words,
+            len(words) - MOST_N if self._sorts else 0,
+            self._sorted_used,
+        )
+        self._sorted_used = int(used)
+        if why == ROOM:
+            table.make_room()
+        elif why == FULL:
+            self._make_room_for_words()
+        return int(document), int(at)
 
     def part(self, data: np.ndarray, start: int, *, more: Callable[[int], np.ndarray]) -> None:
         """Count the tokens that begin in ``data[start:]``, a part of a document with some bytes before it.
@@ -376,9 +436,10 @@ class TokenCounter:
         give_back(self._sorted)
         self._sorted = more
 
-    def _count_units(self, units: np.ndarray, first: int, last: int) -> None:
+    def _count_units(self, units: np.ndarray, first: int, last: int, begins: np.ndarray = NOWHERE) -> None:
+        """begins: as of `PackedTable.count`; none of words that are sorted."""
         if self._packed is not None:
-            self._packed.count(units, first, last)
+            self._packed.count(units, first, last, begins)
             return
         if self._sorts:
             self._sorted[self._sorted_used : self._sorted_used + last - first] = units[first:last]
@@ -386,8 +447,11 @@ class TokenCounter:
             return
         table = self._grams
         assert table is not None
-        while first < last:
-            first = count_ngrams(table.address, units, first, last, self._kind.n, self._bits, self._rolling)
+        begin = 0
+        while first < last or begin < len(begins):
+            first, begin = count_ngrams_between(
+                table.address, units, first, last, begins, begin, self._kind.n, self._bits, self._rolling
+            )
             if first < last:
                 table.make_room()
 

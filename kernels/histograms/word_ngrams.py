@@ -13,12 +13,11 @@ from numba import njit, uint64
 from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import copy_16, load_byte, prefetch, store_byte
+from tilewright.kernels.histograms.scanning import NO_WORD
 from tilewright.kernels.histograms.tables.radix import sort_keys, sort_pairs
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_order import AHEAD, COPIED, bits_from, copy_bytes, in_order
 
-NO_WORD = 0xFFFFFFFF
-"""Among numbers of words: a document ends here."""
 BLANK = 0x20
 SHORT = 16
 """Bytes of a row that holds a word and its length, so that writing the word is one load and one store."""

@@ -17,6 +17,7 @@ from tilewright.kernels.histograms.tables.radix import sort_pairs
 SLOT_NBYTES = 16
 FIRST_SLOTS = 1 << 12
 BATCH = 32
+NOWHERE = np.empty(0, np.int64)
 """N-grams whose slots are fetched at the same time."""
 SMALL_BITS = 8
 MOST_DIRECT_BITS = 24
@@ -120,6 +121,27 @@ def _count(slots, address, shift, room, direct, units, first, last, n, bits, sta
 
 @kept
 @njit(nogil=True)
+def _count_between(  # type: ignore[no-untyped-def]
+    slots, address, shift, room, direct, units, first, last, begins, begin, n, bits, state, keys, places
+):
+    """`_count` of documents: ``begins[begin:]`` are the places at which one begins, ascending. Returns also how many of
+    these have been passed."""
+    while True:
+        while begin < len(begins) and begins[begin] == first:
+            state[1:] = 0
+            begin += 1
+        if first >= last:
+            return first, begin
+        stop = last
+        if begin < len(begins):
+            stop = min(last, begins[begin])
+        first = _count(slots, address, shift, room, direct, units, first, stop, n, bits, state, keys, places)
+        if first < stop:
+            return first, begin
+
+
+@kept
+@njit(nogil=True)
 def _rehash(old, slots, shift):  # type: ignore[no-untyped-def]
     """Put the slots of one array into another, whose shift is given."""
     slot_mask = (uint64(1) << (uint64(64) - shift)) - uint64(1)
@@ -209,14 +231,16 @@ class PackedTable:
         table._state[1:] = self._state[1:]
         return table
 
-    def count(self, units: np.ndarray, first: int, last: int) -> None:
-        """Count the n-grams that end in ``units[first:last]``."""
+    def count(self, units: np.ndarray, first: int, last: int, begins: np.ndarray = NOWHERE) -> None:
+        """Count the n-grams that end in ``units[first:last]``. begins: int64, ascending, the places at which documents
+        begin; without any all is of the one that is under way."""
         self._units += last - first
         if self._units >= LEAST_DIRECT and SMALL_BITS * self._n <= MOST_DIRECT_BITS and not len(self._direct):
             self._direct = np.zeros(1 << SMALL_BITS * self._n, np.uint32)
-        while first < last:
+        begin = 0
+        while first < last or begin < len(begins):
             count = len(self._slots) // 2
-            first = _count(
+            first, begin = _count_between(
                 self._slots,
                 self._slots.ctypes.data,
                 _shift(count),
@@ -225,6 +249,8 @@ class PackedTable:
                 units,
                 first,
                 last,
+                begins,
+                begin,
                 self._n,
                 self._bits,
                 self._state,

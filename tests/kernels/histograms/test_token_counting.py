@@ -90,6 +90,42 @@ def test_equals_counter_however_it_is_cut(kind: TokenKind, data: bytes, cuts: li
     assert as_counter(parts.take()) == expected
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [*KINDS_HERE, any_kind_named("ngram:4:character")],
+    ids=lambda kind: f"{kind.name}{kind.casefold:d}",
+)
+@settings(max_examples=examples(12))
+@given(
+    documents=st.lists(texts | st.just(b""), min_size=1, max_size=12),
+    before=st.binary(max_size=3),
+    stride=st.integers(1, 200) | st.just(1 << 22),
+    units=st.integers(1, 20),
+    table=st.sampled_from([0, 1 << 28]),
+    room=st.integers(1, 6),
+)
+def test_documents_at_once_are_each_by_itself(
+    kind: TokenKind, documents: list[bytes], before: bytes, stride: int, units: int, table: int, room: int
+) -> None:
+    text = np.frombuffer(before + b"".join(documents) + b"behind", np.uint8)
+    edges = len(before) + np.cumsum([0, *map(len, documents)])
+    expected = sum((naive_tokens(document, kind) for document in documents), Counter[bytes]())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_counting, "STRIDE_NBYTES", stride)
+        patch.setattr(token_counting, "UNITS", units)
+        patch.setattr(token_counting, "MOST_TABLE_NBYTES", table)
+        patch.setattr(token_counting, "FIRST_WORDS", 1)
+        patch.setattr(token_counting, "MOST_SORTED", dict.fromkeys(range(2, 6), room))
+        counter = TokenCounter(kind)
+        counter.begin()
+        counter.stretch(text[:0], ends=True)
+        counter.documents(text, edges)
+        found = as_counter(counter.take())
+        counter.documents(text, edges)
+        again = as_counter(counter.take())
+    assert found == again == expected
+
+
 @settings(max_examples=examples(15))
 @given(documents=st.lists(texts, min_size=1, max_size=4))
 def test_rows_are_of_their_documents(documents: list[bytes]) -> None:
@@ -202,6 +238,21 @@ def test_counts_are_set_aside_before_they_overflow(monkeypatch: pytest.MonkeyPat
     assert isinstance(kind, TokenKind)
     data = bytes(range(97, 123)) * 20
     assert as_counter(counted(data, kind)) == naive_tokens(data, kind)
+
+
+@pytest.mark.parametrize("by", ["word", "line", "ngram:2", "ngram:3:byte", "ngram:4:character"])
+def test_tables_grow_between_documents(by: str, rng: np.random.Generator) -> None:
+    kind = any_kind_named(by)
+    documents = [
+        rng.integers(97, 123, length).astype(np.uint8).tobytes() + b" x"
+        for length in rng.integers(0, 9, 30000)
+    ]
+    counter = TokenCounter(kind)
+    counter.documents(np.frombuffer(b"".join(documents), np.uint8), np.cumsum([0, *map(len, documents)]))
+    expected: Counter[bytes] = Counter()
+    for document in documents:
+        expected.update(naive_tokens(document, kind))
+    assert as_counter(counter.take()) == expected
 
 
 def test_packed_tables_grow(rng: np.random.Generator) -> None:
