@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.kernels.histograms.token_kinds import TABLE_NBYTES, TokenKind
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.forecast.corpus import CorpusPlan, table
 from tilewright.pipeline.forecast.forecast import (
@@ -241,13 +241,14 @@ def _seconds(rates: Rates) -> float:
 
 
 def _readers(division: Division, tasks: int) -> int:
-    """Threads of a worker that read at a time: of plain texts on a CPU a task's own."""
+    """Threads of a worker that read at a time: a task's own of plain texts on a CPU, but for those by shares."""
     plain = [piece.is_plain for piece in division.work.pieces]
-    own = tasks if any(plain) and division.device == "cpu" else 0
+    by_tasks = division.device == "cpu" and not division.by_shares
+    own = tasks if any(plain) and by_tasks else 0
     pooled = [
         threads
         for threads, is_plain in zip(division.threads, plain, strict=True)
-        if not (is_plain and division.device == "cpu")
+        if not (is_plain and by_tasks)
     ]
     return max(own, max(pooled, default=0))
 
@@ -255,13 +256,18 @@ def _readers(division: Division, tasks: int) -> int:
 def _worker_nbytes(division: Division, tasks: int, bins: int | None) -> int:
     """Memory of a worker for texts, and counts of known bins. tasks: of a worker at a time.
 
-    A task on a CPU reads a plain piece at once, and keeps its buffer; all else passes through a buffer of each thread.
+    A task on a CPU reads a plain piece at once, or each thread its share of one, and keeps its buffer; all else passes
+    through a buffer of each thread.
     On a GPU the threads' buffers are pinned, two of a lane each.
     """
     whole = stream = 0
     for piece, threads in zip(division.work.pieces, division.threads, strict=True):
         if division.device == "cpu" and piece.is_plain and piece.is_local:
-            whole = max(whole, piece.nbytes + EXTRA_NBYTES)
+            if division.by_shares:
+                share = ceil_div(piece.nbytes, ceil_div(threads, tasks))
+                stream = max(stream, threads * (share + EXTRA_NBYTES))
+            else:
+                whole = max(whole, piece.nbytes + EXTRA_NBYTES)
         else:
             block = (
                 2 * LANE_NBYTES

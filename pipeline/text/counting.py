@@ -215,6 +215,8 @@ class Division:
     """Workers of one host that read at the same time."""
     note: str = ""
     """What is to be said of the device."""
+    by_shares: bool = False
+    """Whether threads of a CPU count a share each of a plain piece."""
 
 
 def divided(
@@ -232,15 +234,20 @@ def divided(
     if device == "cuda" and isinstance(kind, TokenKind):
         device, note = _device_of_tokens(corpus, kind, per_document=per_document)
     nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
-    # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
-    neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
-    decompressors = 1 if plain and device != CORES else decompressors_of(workers, neighbours)
+    by_shares = device == CORES or (device == "cpu" and isinstance(kind, TokenKind))
+    # One that counts plain text by bins on its CPU reads on the task's own thread, however many share the host.
+    neighbours = (
+        1
+        if plain and device == "cpu" and not by_shares
+        else most_neighbours(worker.address for worker in workers)
+    )
+    decompressors = decompressors_of(workers, neighbours) if by_shares or not plain else 1
     left = everything(corpus) if record is None else what_is_left(record, corpus, kind)
     on_gpus = device == "cuda"
     work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors, on_gpus)
-    plain_threads = decompressors if device == CORES else readers
+    plain_threads = decompressors if by_shares else readers
     threads = [plain_threads if piece.is_plain else decompressors for piece in work.pieces]
-    return Division(device, left, work, threads, nbytes, neighbours, note)
+    return Division(device, left, work, threads, nbytes, neighbours, note, by_shares)
 
 
 def _device_of_tokens(corpus: Corpus, kind: TokenKind, *, per_document: bool) -> tuple[str, str]:

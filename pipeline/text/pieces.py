@@ -18,6 +18,7 @@ from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_lists import joined as all_tokens
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div, counted
+from tilewright.pipeline.cluster.here.worker import tasks_at_once
 from tilewright.pipeline.errors import CorpusError, DocumentError
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.remote.files import REQUEST_NBYTES
@@ -216,7 +217,7 @@ def _count(
         if words is not None:
             return _counts_of(piece, [replace(piece, first=0)] * len(words), words, per_document, kind)
         device, threads = CORES, min(threads, usable_cores())
-    shares = _shares(piece, device, block_nbytes, threads)
+    shares = _shares(piece, kind, device, block_nbytes, threads)
     if not piece.is_plain:
         reading = replace(reading, threads=max(1, threads // len(shares)))
     if device == "cuda":
@@ -360,12 +361,17 @@ class _Cells:
         return rows, columns, np.concatenate(self._values)
 
 
-def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[Piece]:
+def _shares(
+    piece: Piece, kind: Kind | TokenKind, device: str, block_nbytes: int, threads: int
+) -> list[Piece]:
     """What each thread reads; ``first`` counts from the piece's first document."""
     if not piece.is_plain:
         return list(cut_pieces(piece.documents, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
-    if device == CORES:
-        return list(share_out(piece, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
+    if device == CORES or isinstance(
+        kind, TokenKind
+    ):  # loops that count by bins share out a block by themselves
+        each = threads if device == CORES else ceil_div(threads, tasks_at_once())
+        return list(share_out(piece, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, each))))
     if device == "cpu" or has_small_files(piece):
         return [Piece(0, piece.documents, piece.start, piece.stop)]
     return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
@@ -377,23 +383,17 @@ def _calls(count: Callable[[Piece, _Task], _Part], shares: Sequence[Piece]) -> l
     def call(share: Piece, task: _Task) -> _Part:
         if share.is_local:
             return count(share, task)
-        with reading_while(task.check), reading_ahead(share, *_range_of(share, task.kind)):
+        part = with_margins(share, task.kind) if share.is_part else (None, None)
+        with reading_while(task.check), reading_ahead(share, *part):
             return count(share, task)
 
     return [partial(call, share) for share in shares]
 
 
-def _range_of(share: Piece, kind: Kind | TokenKind) -> tuple[int, int] | tuple[None, None]:
-    return with_margins(share, kind) if share.is_part else (None, None)
-
-
 def _run(calls: Sequence[Callable[[_Task], _Part]], threads: int, task: _Task) -> list[_Part]:
     """Make the calls of the task, one a share, on threads."""
-
-    def with_task(call: Callable[[_Task], _Part], check: Callable[[], None]) -> _Part:
-        return call(replace(task, check=check))
-
-    return run_shares([partial(with_task, call) for call in calls], threads, task.check)
+    checked = [lambda check, call=call: call(replace(task, check=check)) for call in calls]
+    return run_shares(checked, threads, task.check)
 
 
 def run_shares(

@@ -141,3 +141,11 @@ def current_worker() -> Any:
     from distributed import get_worker
 
     return get_worker()
+
+
+def tasks_at_once() -> int:
+    """How many tasks the worker runs whose task this thread runs; 1 outside of tasks."""
+    try:
+        return int(current_worker().state.nthreads)
+    except ValueError:
+        return 1

@@ -337,7 +337,9 @@ def test_a_host_decompresses_on_all_its_cores(workers: int, at_once: int) -> Non
     for begun in (
         pieces[place : place + 2] for place in range(0, len(pieces), 2)
     ):  # by a worker's two threads
-        shares = [counting_pieces._shares(piece, "cuda", 2**23, decompressors) for piece in begun]
+        shares = [
+            counting_pieces._shares(piece, KINDS["byte"], "cuda", 2**23, decompressors) for piece in begun
+        ]
         assert sum(map(len, shares)) >= at_once
 
 

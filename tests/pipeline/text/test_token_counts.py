@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import dask
 import numpy as np
@@ -20,7 +22,7 @@ from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.room import Room
-from tilewright.pipeline.text import counting, totals
+from tilewright.pipeline.text import counting, pieces, totals
 from tilewright.pipeline.text.corpus import Corpus, Document, cut_pieces, list_corpus
 from tilewright.pipeline.text.counting import count_corpus, divided
 from tilewright.pipeline.text.formats.reading import Reading
@@ -365,6 +367,52 @@ def test_what_the_workers_of_gpus_count_on_their_cores(
     else:
         blocks = max(piece.nbytes for piece in division.work.pieces if piece.is_plain) / 2**23
         assert 31 < blocks <= 32 if by == "ngram:2" else 128 < blocks <= 192
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+def test_all_cores_of_a_worker_without_a_gpu_count_tokens(per_document: bool) -> None:
+    worker = WorkerFacts("cpu", "a CPU", None, None, cores=16, usable_cores=16, host_cores=16, threads=2)
+    corpus = Corpus((Document("a", "/a", 2**34, None),), ())
+    division = divided(corpus, kind_of("word"), [worker], per_document=per_document)
+    assert (division.device, set(division.threads)) == ("cpu", {16})
+    assert set(divided(corpus, KINDS["byte"], [worker], per_document=per_document).threads) != {16}
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize(("tasks", "shares"), [(1, 6), (2, 3), (5, 2)])
+def test_a_task_counts_tokens_by_shares(
+    per_document: bool,
+    tasks: int,
+    shares: int,
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [b"".join(TEXTS), b"the cat " * 300, TEXTS[0]]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_bytes(text)
+    asked = []
+
+    def run_shares(calls: Sequence[Any], threads: int, check: Any) -> list[Any]:
+        asked.append((len(calls), threads))
+        return [call(check) for call in calls]
+
+    monkeypatch.setattr(pieces, "LEAST_STREAM_NBYTES", 100)
+    monkeypatch.setattr(pieces, "tasks_at_once", lambda: tasks)
+    monkeypatch.setattr(pieces, "usable_cores", lambda: 6)
+    monkeypatch.setattr(pieces, "run_shares", run_shares)
+    with dask.config.set({"tilewright.decompress-threads": 6}):
+        found = counted_by(client, tmp_path, "ngram:2", per_document=per_document)
+    ((count, threads),) = asked
+    assert threads == 6
+    assert shares <= count < shares + len(texts)  # a share is of one file, or of whole ones
+    rows = found.counts if per_document else [found.counts]
+    for row, text in zip(rows, texts if per_document else [texts], strict=True):
+        expected = Counter[bytes]()
+        for document in [text] if per_document else texts:
+            expected += naive_tokens(document, kind_of("ngram:2"))
+        assert found.tokens is not None
+        assert {token: count for token, count in zip(found.tokens, row, strict=True) if count} == expected
 
 
 @pytest.mark.parametrize(
