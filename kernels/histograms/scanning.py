@@ -288,9 +288,9 @@ def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
 
 @kept
 @njit(nogil=True)
-def scan_documents(table, lo, edges, document, at, most, letters, lines, words, wanted, m):  # type: ignore[no-untyped-def]
-    """Count the words, or the ``lines``, of documents that lie one behind the other: document d is what is from address
-    ``lo + edges[d]`` to ``lo + edges[d + 1]``.
+def words_of_documents(table, lo, edges, document, at, most, letters, words, wanted, m):  # type: ignore[no-untyped-def]
+    """Count the words of documents that lie one behind the other: document d is what is from address ``lo + edges[d]``
+    to ``lo + edges[d + 1]``.
 
     From the byte at ``at`` on, which is of ``document``, and for about ``most`` bytes. Where ``words`` has a length, it
     gets their entries from place ``m`` on, `NO_WORD` before a document that others are before, and nothing behind place
@@ -299,28 +299,40 @@ def scan_documents(table, lo, edges, document, at, most, letters, lines, words, 
     """
     units = words[:wanted]
     while document + 1 < len(edges):
-        begin = lo + edges[document]
         end = lo + edges[document + 1]
-        if at == begin and m > 0 and len(words) and words[m - 1] != NO_WORD:
+        if at == lo + edges[document] and m > 0 and len(words) and words[m - 1] != NO_WORD:
             words[m] = NO_WORD
             m += 1
-        if at < end:
+        while at < end:
             if most <= 0:
                 return DONE, document, at, m
-            limit = min(end, at + most)
-            if lines:
-                why, after = scan_lines(table, at, end, limit, True)
-            else:
-                why, after, m = scan_words(table, at, end, limit, True, letters, units, m)
+            why, after, m = scan_words(table, at, end, min(end, at + most), True, letters, units, m)
             most -= after - at
             at = after
             if why != DONE:
                 return why, document, at, m
-            if at < end:
-                continue
         document += 1
         at = end
     return DONE, document, at, m
+
+
+@kept
+@njit(nogil=True)
+def lines_of_documents(table, lo, edges, document, at, most):  # type: ignore[no-untyped-def]
+    """The same of their lines. Numba compiles only one of the two where it is needed."""
+    while document + 1 < len(edges):
+        end = lo + edges[document + 1]
+        while at < end:
+            if most <= 0:
+                return DONE, document, at
+            why, after = scan_lines(table, at, end, min(end, at + most), True)
+            most -= after - at
+            at = after
+            if why != DONE:
+                return why, document, at
+        document += 1
+        at = end
+    return DONE, document, at
 
 
 @kept
@@ -351,8 +363,8 @@ def decode_characters(i, hi, limit, final, units):  # type: ignore[no-untyped-de
 @kept
 @njit(nogil=True)
 def decode_documents(lo, edges, document, at, units, begins):  # type: ignore[no-untyped-def]
-    """The same for documents as of `scan_documents`, from the byte at ``at`` on, which is of ``document``. Places in
-    ``units`` at which a document begins go into ``begins``, int64, one longer.
+    """The same for documents as of `words_of_documents`, from the byte at ``at`` on, which is of ``document``.
+    Places in ``units`` at which a document begins go into ``begins``, int64, one longer.
 
     Returns the document and the place where to go on, and how many units and beginnings there are.
     """

@@ -29,11 +29,12 @@ from tilewright.kernels.histograms.scanning import (
     decode_documents,
     first_character,
     first_line,
-    scan_documents,
+    lines_of_documents,
     scan_lines,
     scan_words,
     step_at,
     word_end,
+    words_of_documents,
 )
 from tilewright.kernels.histograms.tables.packed_table import NOWHERE, PackedTable
 from tilewright.kernels.histograms.tables.token_table import Table
@@ -223,21 +224,16 @@ class TokenCounter:
         """Count some of their words, or lines; the document and the place where to go on."""
         table = self._words
         assert table is not None
-        words = self._sorted if self._sorts else _NONE
-        why, document, at, used = scan_documents(
-            table.address,
-            lo,
-            edges,
-            document,
-            at,
-            STRIDE_NBYTES,
-            self._letters.ctypes.data,
-            self._kind.unit == "line",
-            words,
-            len(words) - MOST_N if self._sorts else 0,
-            self._sorted_used,
-        )
-        self._sorted_used = int(used)
+        where = (table.address, lo, edges, document, at, STRIDE_NBYTES)
+        if self._kind.unit == "line":
+            why, document, at = lines_of_documents(*where)
+        else:
+            words, wanted = _NONE, 0
+            if self._sorts:
+                words, wanted = self._sorted, len(self._sorted) - MOST_N
+            letters = self._letters.ctypes.data
+            why, document, at, used = words_of_documents(*where, letters, words, wanted, self._sorted_used)
+            self._sorted_used = int(used)
         if why == ROOM:
             table.make_room()
         elif why == FULL:
