@@ -137,7 +137,7 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
     start = i
     block = i
     following = i  # the first byte behind the last character that is not ASCII
-    waiting = 0  # words that are in the batch
+    waiting = np.int64(0)  # words that are in the batch
     while block < hi and (inside or block < limit):
         size = hi - block
         if size >= LANES:
@@ -206,7 +206,7 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
                     return ROOM, begin_of(table, done), m
                 if full:
                     return FULL, start, m
-                waiting = 0
+                waiting = np.int64(0)
             put_in_batch(table, waiting, start, p - start)
             waiting += 1
         # A character that ends behind the block is of the word that is under way, or of none.
@@ -219,8 +219,8 @@ def scan_words(table, i, hi, limit, final, letters, units, m):  # type: ignore[n
             return MORE, start, m
         if wanted and m >= wanted:
             return FULL, start, m
-        put_in_batch(table, 0, start, hi - start)
-        done, m = _count(table, 1, lo, end, units, m)
+        put_in_batch(table, np.int64(0), start, hi - start)
+        done, m = _count(table, np.int64(1), lo, end, units, m)
         if done < 1:
             return ROOM, start, m
         return DONE, hi, m
@@ -237,7 +237,7 @@ def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
     end = hi
     start = i
     block = i
-    waiting = 0  # lines that are in the batch
+    waiting = np.int64(0)  # lines that are in the batch
     while block < hi and start < limit:
         size = hi - block
         if size >= LANES:
@@ -266,7 +266,7 @@ def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
                 done = count_batch(table, waiting, lo, end)
                 if done < waiting:
                     return ROOM, begin_of(table, done)
-                waiting = 0
+                waiting = np.int64(0)
             put_in_batch(table, waiting, start, p - start)
             waiting += 1
             start = after
@@ -277,8 +277,8 @@ def scan_lines(table, i, hi, limit, final):  # type: ignore[no-untyped-def]
     if start < hi and start < limit:
         if not final:
             return MORE, start
-        put_in_batch(table, 0, start, hi - start)
-        if count_batch(table, 1, lo, end) < 1:
+        put_in_batch(table, np.int64(0), start, hi - start)
+        if count_batch(table, np.int64(1), lo, end) < 1:
             return ROOM, start
         start = hi
     if start < limit and not final:

@@ -118,7 +118,7 @@ def _is_malformed(i, end, hi):  # type: ignore[no-untyped-def]
 def _malformed(data, starts, lengths, found):  # type: ignore[no-untyped-def]
     """Say of each token whether it is no well-formed UTF-8; returns how many are not."""
     total = 0
-    lo = data.ctypes.data
+    lo = np.int64(data.ctypes.data)
     for token in range(len(starts)):
         start = lo + starts[token]
         found[token] = _is_malformed(start, start + lengths[token], lo + len(data))

@@ -284,11 +284,11 @@ def _gather(data, nbytes, starts, lengths, counts, order, to_data, to_offsets, t
     """Write the tokens in order, equal ones as one. Returns how many, and how many bytes."""
     tokens = 0
     place = 0
-    to = to_data.ctypes.data
-    starts_at = starts.ctypes.data
-    lengths_at = lengths.ctypes.data
-    counts_at = counts.ctypes.data
-    rank_at = rank.ctypes.data
+    to = np.int64(to_data.ctypes.data)
+    starts_at = np.int64(starts.ctypes.data)
+    lengths_at = np.int64(lengths.ctypes.data)
+    counts_at = np.int64(counts.ctypes.data)
+    rank_at = np.int64(rank.ctypes.data)
     for number in range(len(order)):
         # What is known of a token is fetched before its bytes.
         if number + 2 * AHEAD < len(order):
@@ -346,7 +346,7 @@ def in_order(
 @njit(nogil=True)
 def _pack(data, nbytes, starts, lengths, to_data, to_offsets):  # type: ignore[no-untyped-def]
     place = 0
-    to = to_data.ctypes.data
+    to = np.int64(to_data.ctypes.data)
     for token in range(len(starts)):
         n = lengths[token]
         copy_bytes(to + place, data + starts[token], n, min(nbytes - starts[token], len(to_data) - place) - n)
@@ -372,9 +372,9 @@ def merge_lists(  # type: ignore[no-untyped-def]
     j = 0
     tokens = 0
     place = 0
-    lo_a = a.ctypes.data
-    lo_b = b.ctypes.data
-    to = to_data.ctypes.data
+    lo_a = np.int64(a.ctypes.data)
+    lo_b = np.int64(b.ctypes.data)
+    to = np.int64(to_data.ctypes.data)
     left = uint64(0)
     right = uint64(0)
     if len(a_counts):
@@ -431,8 +431,8 @@ def _merged_size(a, a_offsets, b, b_offsets):  # type: ignore[no-untyped-def]
     """How many tokens, and how many bytes, two lists have when they are merged."""
     i = 0
     j = 0
-    lo_a = a.ctypes.data
-    lo_b = b.ctypes.data
+    lo_a = np.int64(a.ctypes.data)
+    lo_b = np.int64(b.ctypes.data)
     n = len(a_offsets) - 1
     m = len(b_offsets) - 1
     tokens = n + m
@@ -522,7 +522,7 @@ def merged(a: Tokens, a_counts: np.ndarray, b: Tokens, b_counts: np.ndarray) -> 
 @njit(nogil=True)
 def rising(data, offsets, first):  # type: ignore[no-untyped-def]
     """Behind token ``first``, the first token that does not come after the one before it, or how many there are."""
-    lo = data.ctypes.data
+    lo = np.int64(data.ctypes.data)
     place = first + 1
     while place < len(offsets) - 1:
         start = offsets[place]
@@ -567,8 +567,8 @@ def ngram_texts(low, high, n, bits, data, starts, lengths, joined, out, offsets)
     write = len(out) > 0
     wide = len(high) > 0
     unit_mask = (uint64(1) << uint64(bits)) - uint64(1)
-    words = data.ctypes.data
-    to = out.ctypes.data
+    words = np.int64(data.ctypes.data)
+    to = np.int64(out.ctypes.data)
     for entry in range(len(low)):
         k0 = low[entry]
         k1 = high[entry] if wide else uint64(0)

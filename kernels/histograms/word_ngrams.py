@@ -132,9 +132,9 @@ def _texts(low, high, n, bits, short, data, edges, out, offsets):  # type: ignor
     """
     wide = len(high) > 0
     unit_mask = (uint64(1) << uint64(bits)) - uint64(1)
-    words = data.ctypes.data
-    rows = short.ctypes.data
-    lo = out.ctypes.data
+    words = np.int64(data.ctypes.data)
+    rows = np.int64(short.ctypes.data)
+    lo = np.int64(out.ctypes.data)
     to = np.int64(lo)
     start = to  # of the n-gram before
     begin = np.int64(0)  # bytes of the first n - 1 words, with the blanks behind them

@@ -520,7 +520,7 @@ def _line_feed(i, stop, hi):  # type: ignore[no-untyped-def]
 @njit(nogil=True)
 def newline_from(data, i, stop):  # type: ignore[no-untyped-def]
     """Where the first newline in ``data[i:stop]`` stands, or -1."""
-    lo = data.ctypes.data
+    lo = np.int64(data.ctypes.data)
     found = _line_feed(lo + i, lo + stop, lo + len(data)) - lo
     return found if found < stop else -1
 
@@ -560,13 +560,13 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
         int64[STATE_LENGTH], written.
     """
     state[:] = 0
-    lo = data.ctypes.data
+    lo = np.int64(data.ctypes.data)
     hi = lo + len(data)
-    to = target.ctypes.data
+    to = np.int64(target.ctypes.data)
     to_hi = to + len(target)
-    id_to = ids.ctypes.data
+    id_to = np.int64(ids.ctypes.data)
     key_count = len(key_edges) - 1
-    span_0 = spans.ctypes.data
+    span_0 = np.int64(spans.ctypes.data)
     i = lo + start
     end = lo + stop
     filled = 0
@@ -589,7 +589,7 @@ def texts_of_lines(  # type: ignore[no-untyped-def]
             break
         fault = _object(
             first, edge, hi, keys.ctypes.data, key_edges.ctypes.data, key_count, span_0, stack.ctypes.data,
-            len(stack), scratch.ctypes.data, len(scratch), to + filled if fields == 1 else 0, to_hi,
+            len(stack), np.int64(scratch.ctypes.data), len(scratch), to + filled if fields == 1 else 0, to_hi,
         )  # fmt: skip
         if fault == 0:
             for k in range(fields):
