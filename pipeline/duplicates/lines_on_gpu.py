@@ -29,7 +29,7 @@ from tilewright.kernels.duplicates.signing import Signing, Signs
 from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
 from tilewright.pipeline.text.corpus import Piece, check_as_listed
 from tilewright.pipeline.text.formats.reading import Reading
-from tilewright.pipeline.text.formats.sources import Found
+from tilewright.pipeline.text.formats.sources import Found, Remark, Remarks
 from tilewright.pipeline.text.gpu import chunks, room
 from tilewright.pipeline.text.gpu.chunks import Span
 from tilewright.pipeline.text.gpu.lanes import borrowed_memory
@@ -39,6 +39,11 @@ from tilewright.pipeline.transfer.lane import Spares
 
 MOST_DOCUMENTS = 2**18
 """Lines that are signed at once: of each its signature takes memory, however short the line is."""
+
+
+def by_blocks(why: str) -> str:
+    """What is told of the file for which a piece is read block by block."""
+    return f"read block by block for the GPU, more slowly, {chunks.WITH_OTHERS}: {why} ({chunks.SMALLER})"
 
 
 class Lines(NamedTuple):
@@ -106,16 +111,18 @@ class _ChunkSigner:
         self._secret = cuda.to_device(device_digests.constants())
         self.uploads = chunks.UploadsFollowed(self.stream)
 
-    def lines(self, text: Any, lengths: np.ndarray) -> Lines:
-        """The lines of spans that lie in device memory, uint8, one behind the other."""
+    def lines(self, text: Any, lengths: np.ndarray, names: Sequence[str]) -> Lines:
+        """The lines of spans that lie in device memory, uint8, one behind the other. names: of the files that they are
+        of, each. Raises TooManyError, with the longest one's name, and TooLongError."""
         newlines = newlines_of(text, int(lengths.sum()), self._rooms, self.stream, room.MOST_LINES)
         if newlines is None:
-            raise chunks.TooManyError
+            raise chunks.TooManyError(names[int(lengths.argmax())])
         found = lines_of(newlines, lengths)
         if len(found.ends) > room.MOST_LINES:  # the last one of a file needs no newline
-            raise chunks.TooManyError
-        if (found.ends - found.edges[:-1]).max(initial=0) > chunks.MOST_LINE_NBYTES:
-            raise chunks.TooLongError
+            raise chunks.TooManyError(names[int(lengths.argmax())])
+        long = np.flatnonzero(found.ends - found.edges[:-1] > chunks.MOST_LINE_NBYTES)
+        if len(long):
+            raise chunks.TooLongError(names[int(np.searchsorted(np.cumsum(found.counts), long[0], "right"))])
         return found
 
     def digests(self, text: Any, lines: Lines) -> np.ndarray:
@@ -159,11 +166,12 @@ def sign_lines(
     readers: Executor,
     threads: int,
     check: Callable[[], None],
+    left: Remarks,
     *,
     signatures: bool,
 ) -> tuple[Found, list[SignedChunk]] | None:
     """Sign all lines of a piece that is `fit`. readers: a pool of so many threads that read. check: is called for each
-    chunk, and may end it.
+    chunk, and may end it. left: gets what is to be told where the piece has to be read block by block.
 
     Returns None where a line is too long, where a chunk has too many, where not all could be read, and where the GPU or
     the host has no room, then for all further pieces of the job: reading block by block works and takes longer, or says
@@ -178,8 +186,8 @@ def sign_lines(
         found = chunks.all_done(cut, sign, check)
         check_as_listed(piece.documents)
         return _found_in(piece, cut, found), found
-    except chunks.BY_OTHER_MEANS:
-        pass
+    except chunks.UnfitError as error:
+        left[by_blocks(error.why)] = Remark(1, error.name)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -203,7 +211,7 @@ def _sign_chunk(
         finally:
             signer.uploads.follow()
         brought = time.perf_counter()
-        lines = signer.lines(text, lengths)
+        lines = signer.lines(text, lengths, [piece.documents[span.place].name for span in spans])
         digests = signer.digests(text, lines)
         signs = tuple(signer.signs(text, lines, signatures=signatures))
     signing = time.perf_counter() - brought

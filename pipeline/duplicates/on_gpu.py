@@ -3,7 +3,6 @@ the next block is read to the lane's other buffer."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,15 @@ from tilewright.kernels.duplicates import device_signing
 from tilewright.kernels.duplicates.device_signing import DeviceSigner
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.text.gpu.lanes import CountingLane, borrowed_lane
 from tilewright.pipeline.text.whole.texts import LARGE_BLOCK_NBYTES
 from tilewright.pipeline.transfer.lane import Spares
 
-logger = logging.getLogger(__name__)
+NO_ROOM = (
+    "some of its documents, or of those that came in a piece with it, signed on the cores of the GPU's worker: the GPU"
+    " has no room for what becomes of them (fewer tilewright.decompress-threads take less)"
+)
+"""What is told of the first file of a share of which the cores signed some, the same of all."""
 
 _prepared: set[Signing] = set()
 _preparing = threading.Lock()
@@ -42,6 +44,8 @@ class LaneSigner:
         self, lane: CountingLane, signer: DeviceSigner, signing: Signing, *, signatures: bool
     ) -> None:
         self._lane, self._signer, self._signing, self._signatures = lane, signer, signing, signatures
+        self.by_cores = 0
+        """Blocks for which the GPU had no room."""
 
     def buffer(self) -> np.ndarray:
         """Memory for the next block; the last one stays as it is."""
@@ -56,9 +60,7 @@ class LaneSigner:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            logger.warning(
-                "the GPU has no room to sign %s of documents: the cores do it", format_nbytes(len(data))
-            )
+            self.by_cores += 1
             return sign_on_cores(data, edges, self._signing, signatures=self._signatures)
 
 

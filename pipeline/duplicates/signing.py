@@ -126,7 +126,8 @@ def _signed(
         from tilewright.pipeline.duplicates.on_gpu import prepare
 
         prepare(options.signing)
-        part = _lines_on_gpu(piece, options, reading, threads, check)
+        left: Remarks = {}
+        part = _lines_on_gpu(piece, options, reading, threads, check, left)
         if part is not None:
             return _joined(piece, options, [replace(piece, first=0)], [part])
         shares = whole_shares(piece, threads)
@@ -135,20 +136,22 @@ def _signed(
             reading, threads=max(1, threads // max(1, len(shares))), buffer_nbytes=LARGE_BLOCK_NBYTES
         )
         parts = run_shares([partial(_on_gpu, share, options, reading) for share in shares], threads, check)
+        if parts:
+            add_remarks(parts[0].found.remarks, left)
     return _joined(piece, options, shares, parts)
 
 
 def _lines_on_gpu(
-    piece: Piece, options: Options, reading: Reading, threads: int, check: Callable[[], None]
+    piece: Piece, options: Options, reading: Reading, threads: int, check: Callable[[], None], left: Remarks
 ) -> _Part | None:
     """What is found of a piece whose documents are lines of large plain files; None of any other, and where these have
-    to be read block by block."""
+    to be read block by block, of which ``left`` gets what is to be told."""
     from tilewright.pipeline.duplicates import lines_on_gpu
 
     if not lines_on_gpu.fit(piece, reading):
         return None
     signed = lines_on_gpu.sign_lines(
-        piece, options.signing, text_threads(threads), threads, check, signatures=options.signatures
+        piece, options.signing, text_threads(threads), threads, check, left, signatures=options.signatures
     )
     if signed is None:
         return None
@@ -178,7 +181,7 @@ def _on_cores(share: Piece, options: Options, reading: Reading, check: Callable[
 
 def _on_gpu(share: Piece, options: Options, reading: Reading, check: Callable[[], None]) -> _Part:
     from tilewright.kernels.duplicates.signing import sign_on_cores
-    from tilewright.pipeline.duplicates.on_gpu import borrowed_signer
+    from tilewright.pipeline.duplicates.on_gpu import NO_ROOM, borrowed_signer
 
     part = _Part(options)
     with (
@@ -203,6 +206,8 @@ def _on_gpu(share: Piece, options: Options, reading: Reading, check: Callable[[]
             memory=signer.buffer,
         )
         _sign_all(part, texts, sign)
+        if signer.by_cores:
+            part.found.remark(NO_ROOM, share.documents[0].name)
     return part
 
 

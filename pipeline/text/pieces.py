@@ -209,7 +209,8 @@ def _count(
         if not per_document and _is_brought_whole(piece, reading):
             from tilewright.pipeline.text.gpu.texts import count_tokens
 
-            found = count_tokens(piece, kind, partial(run_all, text_threads(threads)), threads, neighbours)
+            run = partial(run_all, text_threads(threads))
+            found = count_tokens(piece, kind, run, threads, neighbours, left)
             if found is not None:
                 part = _part_of(found, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
@@ -241,9 +242,8 @@ def _count(
         return _counts_of(piece, shares, parts, per_document, kind)
     with borrowed_tally(kind.bins) as tally:
         if _is_brought_whole(piece, reading):
-            counts = count_text(
-                piece, kind, tally, partial(run_all, text_threads(threads)), threads, neighbours
-            )
+            run = partial(run_all, text_threads(threads))
+            counts = count_text(piece, kind, tally, run, threads, neighbours, left)
             if counts is not None:
                 part = _part_of(counts, None, _all_found(piece))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)

@@ -97,7 +97,7 @@ def test_a_notice_says_what_is_left_to_the_cores_as_a_whole(
     by: str, tmp_path: Path, taken: list[Any]
 ) -> None:
     """Once, whatever pieces files are in."""
-    from tilewright.pipeline.text.gpu.fields import UNUSUAL
+    from tilewright.pipeline.text.gpu.fields import UNUSUAL, left_to_cores
 
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -109,7 +109,7 @@ def test_a_notice_says_what_is_left_to_the_cores_as_a_whole(
     assert all(each is None for each in taken)
     np.testing.assert_array_equal(found.counts, wanted.counts)
     (notice,) = (text for text in told if "left to the cores" in text)
-    assert notice.endswith(UNUSUAL)
+    assert notice.endswith(left_to_cores(UNUSUAL))
     assert ".jsonl" in notice
     assert [text for text in told if "cores" not in text] == also_told
 

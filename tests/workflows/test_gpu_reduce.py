@@ -18,6 +18,7 @@ from tests.kernels import naive
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
 from tilewright.pipeline.text.counting import count_corpus
 from tilewright.pipeline.text.histogram import Histogram
@@ -74,11 +75,24 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def on_both(client: Client, paths: list[Path], by: str, per_document: bool) -> None:
-    found, expected = (
-        histogram(paths, by=by, per_document=per_document, cluster=client, device=device)
-        for device in ("cuda", "cpu")
-    )
+def on_both(
+    client: Client, paths: list[Path], by: str, per_document: bool, told: list[str] | None = None
+) -> None:
+    """told: gets what is told of what the GPU counts more slowly."""
+    notices: dict[str, list[str]] = {"cuda": [], "cpu": []}
+
+    def counted(device: str) -> Histogram:
+        def listener(event: Event) -> None:
+            if isinstance(event, Notice):
+                notices[device].append(event.message)
+
+        return histogram(
+            paths, by=by, per_document=per_document, cluster=client, device=device, listener=listener
+        )
+
+    found, expected = counted("cuda"), counted("cpu")
+    if told is not None:
+        told += [text for text in notices["cuda"] if "more slowly" in text]
     assert found.device != "CPU"
     assert found.nbytes == expected.nbytes
     assert found.skipped == expected.skipped
@@ -120,15 +134,18 @@ def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
 
 
 def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
-    client: Client, large: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tilewright.pipeline.text.gpu import lanes
+    from tilewright.pipeline.text.gpu.texts import BLOCKS_NO_ROOM
 
     monkeypatch.setattr(lanes._spare_texts, "_kept", {})
     monkeypatch.setattr(lanes, "TEXT_STEP_NBYTES", 2**42)  # more than any GPU has
-    on_both(client, sorted(large.glob("*.txt")), "bigram", False)
+    told: list[str] = []
+    on_both(client, sorted(large.glob("*.txt")), "bigram", False, told)
     assert lanes._spare_texts.kept() == []
-    assert "the GPU has no room for" in caplog.text
+    (notice,) = told
+    assert notice.endswith(BLOCKS_NO_ROOM)
     monkeypatch.undo()
     on_both(client, sorted(large.glob("*.txt")), "bigram", False)
     assert lanes._spare_texts.kept()

@@ -30,7 +30,14 @@ from tilewright.pipeline.text.corpus import Document, Piece, read_range
 from tilewright.pipeline.text.formats.listing import head_of
 from tilewright.pipeline.text.formats.recognition import container_named, recognised, unopened
 from tilewright.pipeline.text.gpu.lanes import borrowed_lane, free_texts
-from tilewright.pipeline.text.gpu.room import CHUNK_NBYTES, CHUNKS, MOST_LINE_NBYTES, MOST_SPANS, are_large
+from tilewright.pipeline.text.gpu.room import (
+    CHUNK_NBYTES,
+    CHUNKS,
+    MOST_LINE_NBYTES,
+    MOST_LINES,
+    MOST_SPANS,
+    are_large,
+)
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
@@ -53,16 +60,45 @@ Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """Makes calls on the threads of the process that read, and returns what each does."""
 
 
-class TooLongError(Exception):
+class UnfitError(Exception):
+    """A piece does not come by chunks: another way to read it deals with it, or says what is wrong."""
+
+    why: str
+    """What is told of it, behind how it is read instead."""
+
+    def __init__(self, name: str, why: str = "") -> None:
+        """name: of the file for which it does not. why: unless it is the class's."""
+        self.why = why or self.why
+        super().__init__(name, self.why)
+        self.name = name
+
+
+AT_ONCE = f"{format_nbytes(CHUNK_NBYTES)} or less"
+"""A chunk, as it is told."""
+
+
+class TooLongError(UnfitError):
     """There is a line of more than `room.MOST_LINE_NBYTES`."""
 
+    why = f"a line of more than {format_nbytes(MOST_LINE_NBYTES)}"
 
-class TooManyError(Exception):
+
+class TooManyError(UnfitError):
     """There are more lines in a chunk than `room.MOST_LINES`."""
 
+    why = f"more than {MOST_LINES} lines in {AT_ONCE}"
 
-class NotReadError(Exception):
+
+class NotReadError(UnfitError):
     """Not all of a chunk could be read."""
+
+    why = "not all of it could be read for the GPU"
+
+
+WITH_OTHERS = "with all that came in a piece with it"
+"""Told of what is done with a piece for one of its files."""
+SMALLER = "with a smaller tilewright.piece-nbytes, fewer files come with it"
+"""What changes that."""
 
 
 class UploadsFollowed:
@@ -88,10 +124,6 @@ def borrowed(spares: Spares[Worker], of: Any) -> Iterator[Worker]:
     finally:
         worker.stream.synchronize()  # after a failure, kernels may still be at work in its memory
         spares.put(worker, of)
-
-
-BY_OTHER_MEANS = (TooLongError, TooManyError, NotReadError)
-"""Reading block by block deals with such lines, or says what is wrong."""
 
 
 class Span(NamedTuple):

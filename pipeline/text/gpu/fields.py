@@ -27,7 +27,6 @@ from tilewright.kernels.histograms.select import add_counts, clear
 from tilewright.kernels.histograms.token_counting import TokenCounts
 from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import format_nbytes
 from tilewright.kernels.records import device_json
 from tilewright.kernels.records.device_json import (
     ALIGNMENT,
@@ -51,8 +50,6 @@ from tilewright.pipeline.text.gpu.chunks import Span
 from tilewright.pipeline.text.gpu.lanes import Tally, borrowed_memory
 from tilewright.pipeline.text.gpu.lanes import prepare as prepare_counting
 from tilewright.pipeline.text.gpu.room import (
-    CHUNK_NBYTES,
-    MOST_LINE_NBYTES,
     MOST_LINES,
     MOST_WORDS_NBYTES,
     even_nbytes,
@@ -72,24 +69,16 @@ _UNUSUAL = f"keys with escapes, or nested more than {device_json.DEEPEST} deep"
 BY_CORES = f"{_CORES}: {_UNUSUAL}"
 """What is told of the records that no GPU decides."""
 
-_AS_A_WHOLE = f"{_CORES}, with all that came in a piece with it"
-_AT_ONCE = f"{format_nbytes(CHUNK_NBYTES)} or less"
-TOO_LONG = f"{_AS_A_WHOLE}: a line of more than {format_nbytes(MOST_LINE_NBYTES)}"
-TOO_MANY = f"{_AS_A_WHOLE}: more than {MOST_LINES} lines in {_AT_ONCE}"
-NOT_READ = f"{_AS_A_WHOLE}: not all of it could be read for the GPU"
-UNUSUAL = f"{_AS_A_WHOLE}: more than {MOST_UNDECIDED} lines in {_AT_ONCE} with faults, {_UNUSUAL}"
-FAULT = f"{_AS_A_WHOLE}: a line that is no JSON, or whose field holds no text"
-LACKING = f"{_AS_A_WHOLE}: no record that has the field"
-"""What is told of the file for which the cores read a piece. The same of all, so that it is told once a run."""
+UNUSUAL = f"more than {MOST_UNDECIDED} lines in {chunks.AT_ONCE} with faults, {_UNUSUAL}"
+FAULT = "a line that is no JSON, or whose field holds no text"
+LACKING = "no record that has the field"
+"""Why the cores, who know what is wrong with a line, read a piece, beside the reasons of `chunks`. The same of all
+files, so that it is told once a run."""
 
 
-class _LeftToCoresError(Exception):
-    """The cores have to read a piece: they know what is wrong with a line, or there is much that no GPU decides."""
-
-    def __init__(self, name: str, why: str) -> None:
-        """name: of the file for which they have to. why: one of what is told of it."""
-        super().__init__(name, why)
-        self.name, self.why = name, why
+def left_to_cores(why: str) -> str:
+    """What is told of the file for which the cores read a piece."""
+    return f"{_CORES}, {chunks.WITH_OTHERS}: {why} ({chunks.SMALLER})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,12 +272,8 @@ def _unless_left_to_cores(left: Remarks, count: Callable[[], Result]) -> Result 
     prepare()
     try:
         return count()
-    except chunks.TooLongError as error:
-        left[TOO_LONG] = Remark(1, str(error))
-    except chunks.NotReadError as error:
-        left[NOT_READ] = Remark(1, str(error))
-    except _LeftToCoresError as error:
-        left[error.why] = Remark(1, error.name)
+    except chunks.UnfitError as error:
+        left[left_to_cores(error.why)] = Remark(1, error.name)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -350,7 +335,7 @@ def _find_chunk(
             lying = [(place, span.nbytes) for place, span in zip(places, spans, strict=True)]
             texts = finder.find(text, lying, out, MOST_LINES, **how)
         except TooManyLinesError as error:
-            raise _LeftToCoresError(piece.documents[spans[error.args[0]].place].name, TOO_MANY) from error
+            raise chunks.TooManyError(piece.documents[spans[error.args[0]].place].name) from error
         finally:
             finder.stream.synchronize()  # nothing reads the text when it is another's
     left = _left_to_cores(piece, field, gap, spans, texts)
@@ -375,11 +360,11 @@ def _of_separators(texts: Texts, kind: Kind) -> np.ndarray:
 def _left_to_cores(
     piece: Piece, field: str, gap: int, spans: Sequence[Span], texts: Texts
 ) -> list[tuple[int, Records]]:
-    """What the loop on the cores makes of the lines that no GPU decided. Raises _LeftToCoresError where it finds a
+    """What the loop on the cores makes of the lines that no GPU decided. Raises chunks.UnfitError where it finds a
     fault in one, or there are too many."""
     many = np.flatnonzero(texts.rows[:, UNDECIDED] > MOST_UNDECIDED)
     if len(many):
-        raise _LeftToCoresError(piece.documents[spans[many[0]].place].name, UNUSUAL)
+        raise chunks.UnfitError(piece.documents[spans[many[0]].place].name, UNUSUAL)
     found = []
     for span, lines in zip(spans, texts.undecided, strict=True):
         if not len(lines):
@@ -392,7 +377,7 @@ def _left_to_cores(
             read_range(document, span.start + begin, span.start + end, data[place : place + end - begin])
         records = texts_of(data, field, gap)
         if records is None:
-            raise _LeftToCoresError(document.name, FAULT)
+            raise chunks.UnfitError(document.name, FAULT)
         found.append((span.place, records))
     return found
 
@@ -400,7 +385,7 @@ def _left_to_cores(
 def _together(
     piece: Piece, field: str, gap: int, cut: Sequence[list[Span]], counted: Sequence[_Counted]
 ) -> FieldCounts:
-    """What was found of all chunks. Raises _LeftToCoresError where a file has no record with the field: the error says
+    """What was found of all chunks. Raises chunks.UnfitError where a file has no record with the field: the error says
     what they have instead."""
     rows = np.zeros((len(piece.documents), ROW_LENGTH), np.int64)
     blocks = []
@@ -424,7 +409,7 @@ def _together(
             row[each] for each in (device_json.RECORDS, device_json.WITHOUT, device_json.NULL)
         )
         if records and without == records:
-            raise _LeftToCoresError(document.name, LACKING)
+            raise chunks.UnfitError(document.name, LACKING)
         found.ended("", records, lost=row[device_json.LOST])
         without_fields(found, document.name, [field], records, [without], [null])
         found.remark(BY_CORES, document.name, records=int(by_cores[place]))

@@ -3,7 +3,6 @@ go."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from tilewright.kernels.histograms.token_kinds import TokenKind
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.text.corpus import Piece, check_as_listed
+from tilewright.pipeline.text.formats.sources import Remark, Remarks
 from tilewright.pipeline.text.gpu.lanes import (
     MOST_TOKENS_NBYTES,
     Tally,
@@ -33,8 +33,6 @@ from tilewright.pipeline.text.gpu.lanes import (
 from tilewright.pipeline.text.sparse_pieces import Entries
 from tilewright.pipeline.threads import run_all
 
-logger = logging.getLogger(__name__)
-
 _bringing = threading.Lock()
 """Texts whose tokens are counted come one after the other: while the GPU counts one, another is brought. Side by side
 they would be there at the same time, and the bus idle while both are counted."""
@@ -43,29 +41,44 @@ Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """Makes calls on the threads of the process that read, and returns what each does."""
 
 
+_SMALLER = "a smaller tilewright.piece-nbytes makes pieces smaller"
+_BY_BLOCKS = "counted block by block, more slowly, with all that came in a piece with it"
+_BY_CORES = "counted on the cores of the GPU's worker, with all that came in a piece with it"
+_NO_ROOM = "the GPU has no room for the piece"
+_NOT_READ = "not all of it could be read at once"
+BLOCKS_NO_ROOM = f"{_BY_BLOCKS}: {_NO_ROOM} ({_SMALLER})"
+BLOCKS_NOT_READ = f"{_BY_BLOCKS}: {_NOT_READ}"
+CORES_NO_ROOM = (
+    f"{_BY_CORES}: {_NO_ROOM} and a table of its tokens, or the host for a list of them ({_SMALLER})"
+)
+CORES_NOT_READ = f"{_BY_CORES}: {_NOT_READ}"
+CORES_TOO_LONG = f"{_BY_CORES}: a piece of more than {format_nbytes(MOST_TOKENS_NBYTES)} ({_SMALLER})"
+"""What is told of the first file of a piece that is not counted at once. The same of all, so that it is told once a
+run."""
+
+
 def count_text(
-    piece: Piece, kind: Kind, tally: Tally, run: Run, threads: int, neighbours: int
+    piece: Piece, kind: Kind, tally: Tally, run: Run, threads: int, neighbours: int, left: Remarks
 ) -> Entries | None:
-    """Count a piece by a kind with bins.
+    """Count a piece by a kind with bins. left: gets what is to be told where it is not.
 
     Returns None, with nothing added to the tally, where not all could be read or the GPU has no room for it. Counting
     it block by block then says what is wrong, or works and takes longer.
     """
+    name = piece.documents[0].name
     with ExitStack() as stack:
         try:
             text = stack.enter_context(borrowed_text(piece, kind))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            logger.warning(
-                "the GPU has no room for %s of text: it is counted block by block",
-                format_nbytes(piece.nbytes),
-            )
+            left[BLOCKS_NO_ROOM] = Remark(1, name)
             return None
         try:
             moves = _brought(text, tally, run, threads, neighbours)
             clock = time.perf_counter()
             if moves is None:
+                left[BLOCKS_NOT_READ] = Remark(1, name)
                 return None
             nbytes = text.count(tally)
             # While the GPU counts. The loop that read the files does not look at their times.
@@ -79,26 +92,30 @@ def count_text(
     return Entries(np.zeros_like(bins), bins, values, None, nbytes, *seconds, unknown(kind))
 
 
-def count_tokens(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:
+def count_tokens(
+    piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int, left: Remarks
+) -> Entries | None:
     """Count the tokens of a piece, whose lists as many threads put in order as there are cores for each neighbour.
+    left: gets what is to be told where they are not counted.
 
     Returns None where not all could be read, and where the GPU has no room for it: then the cores count it, or say what
     is wrong.
     """
+    name = piece.documents[0].name
     if piece.nbytes > MOST_TOKENS_NBYTES:
+        left[CORES_TOO_LONG] = Remark(1, name)
         return None
     prepare(kind)
     try:
-        return _tokens_of(piece, kind, run, threads, neighbours)
+        found = _tokens_of(piece, kind, run, threads, neighbours)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        logger.warning(
-            "there is no room for %s of text and a table of its tokens on the GPU, or for a list of them: the cores"
-            " count it",
-            format_nbytes(piece.nbytes),
-        )
+        left[CORES_NO_ROOM] = Remark(1, name)
         return None
+    if found is None:
+        left[CORES_NOT_READ] = Remark(1, name)
+    return found
 
 
 def _tokens_of(piece: Piece, kind: TokenKind, run: Run, threads: int, neighbours: int) -> Entries | None:

@@ -424,7 +424,7 @@ def test_text_that_a_gpu_is_given_is_compared_too(tmp_path: Path, change: str | 
         if moment == "before":
             make()
         tally: Any = Tally(make if moment == "after" else lambda: None)
-        counted = partial(texts.count_text, piece, KINDS["byte"], tally, in_turn, 1, 1)
+        counted = partial(texts.count_text, piece, KINDS["byte"], tally, in_turn, 1, 1, {})
         if not change:
             part = counted()
             assert part is not None

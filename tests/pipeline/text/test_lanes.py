@@ -421,6 +421,7 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files that are cut behind lines, some in chunks with others; batches of few lines; what no table folds."""
+    from tilewright.pipeline.duplicates import lines_on_gpu
     from tilewright.pipeline.text.gpu import chunks as gpu_chunks
 
     piece = written(tmp_path, [(data, False) for data in LINES_OF_FILES])
@@ -447,6 +448,18 @@ def test_lines_of_large_files_are_signed_as_by_cores(
     assert len(chunks.cleared) == 1
     np.testing.assert_array_equal(again.digests, wanted.digests)
     np.testing.assert_array_equal(again.keys, wanted.keys)
+    assert (found.remarks, wanted.remarks) == ({}, {})
+    long = [
+        document.name
+        for document, data in zip(piece.documents, LINES_OF_FILES, strict=True)
+        if any(len(line) > 100 for line in data.split(b"\n"))
+    ]
+    (told,) = again.remarks.items()
+    assert told == (lines_on_gpu.by_blocks(gpu_chunks.TooLongError.why), (1, long[0], 0))
+    sentence = (
+        f"{long[0]}: read block by block for the GPU, more slowly, with all that came in a piece with it"
+    )
+    assert remarks_of(again.remarks)[0].startswith(f"{sentence}: a line of more than 4 MiB")
     monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 2**22)
     os.truncate(tmp_path / "000", 10)
     with pytest.raises(CorpusError, match="000 shrank"):
@@ -454,19 +467,24 @@ def test_lines_of_large_files_are_signed_as_by_cores(
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize(("most", "refused"), [(3, False), (2, True), (1, True)])
+@pytest.mark.parametrize(("most", "refused"), [(4, False), (3, True), (1, True)])
 def test_chunks_of_too_many_lines_are_read_block_by_block(
     most: int, refused: bool, tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two newlines, and a line that needs none."""
+    """Two newlines, and a line that needs none. Of both files, the longest is named."""
+    from tilewright.pipeline.duplicates.lines_on_gpu import by_blocks
+    from tilewright.pipeline.text.gpu import chunks as gpu_chunks
     from tilewright.pipeline.text.gpu import room
 
     monkeypatch.setattr(room, "MOST_LINES", most)
-    piece = written(tmp_path, [(b"one two\n\nfive six", False)])
+    piece = written(tmp_path, [(b"a", False), (b"one two\n\nfive six", False)])
     asked, reading = by_lines(), Reading(split_on="line")
     found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
     assert [each is None for each in chunks.taken] == [refused]
+    told = {by_blocks(gpu_chunks.TooManyError.why): (1, piece.documents[1].name, 0)}
+    assert found.remarks == (told if refused else {})
+    assert not wanted.remarks
     assert chunks.kept(asked) == ((0, 0) if refused else (1, 1))
     np.testing.assert_array_equal(found.digests, wanted.digests)
     np.testing.assert_array_equal(found.signatures, wanted.signatures)
@@ -672,7 +690,7 @@ def test_what_is_wrong_with_a_line_the_cores_say(
         again, _ = count_piece(piece, KINDS["bigram"], "cuda", per_document=False, **options)
         np.testing.assert_array_equal(again.cells, left.cells)
         np.testing.assert_array_equal(again.values, left.values)
-        told = again.remarks.pop(fields.FAULT, None)
+        told = again.remarks.pop(fields.left_to_cores(fields.FAULT), None)
         assert (told is None) == bool(left.bad)
         assert told is None or told == (1, piece.documents[1].name, 0)
         for name in ("nbytes", "documents", "lost", "remarks", "left_out", "bad"):
@@ -705,7 +723,8 @@ def test_fields_that_no_gpu_decides_are_read_by_the_cores(
 
     def count(*why: str, of: int = 1) -> None:
         found, _ = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
-        assert found.remarks == dict.fromkeys(why, (1, piece.documents[of].name, 0))
+        told = map(fields.left_to_cores, why)
+        assert found.remarks == dict.fromkeys(told, (1, piece.documents[of].name, 0))
         remarks.append(found.remarks)
         np.testing.assert_array_equal(found.values, wanted.values)
         np.testing.assert_array_equal(found.cells, wanted.cells)
@@ -717,17 +736,19 @@ def test_fields_that_no_gpu_decides_are_read_by_the_cores(
     count(fields.UNUSUAL)
     count(fields.UNUSUAL)
     add_remarks(*remarks)
-    assert remarks_of(remarks[0]) == [f"{piece.documents[1].name} and 1 other: {fields.UNUSUAL}"]
+    assert remarks_of(remarks[0]) == [
+        f"{piece.documents[1].name} and 1 other: {fields.left_to_cores(fields.UNUSUAL)}"
+    ]
     monkeypatch.setattr(fields, "MOST_LINES", 4)
     monkeypatch.setattr(gpu_chunks, "MOST_LINE_NBYTES", 15)
     monkeypatch.setattr(gpu_chunks, "LOOK_NBYTES", 1)
     monkeypatch.setattr(room, "CHUNK_NBYTES", 1)
-    count(fields.TOO_LONG)
+    count(gpu_chunks.TooLongError.why)
     monkeypatch.setattr(room, "CHUNK_NBYTES", 2**20)
-    count(fields.TOO_MANY)
+    count(gpu_chunks.TooManyError.why)
     with monkeypatch.context() as patch:
         patch.setattr(Upload, "failed", lambda upload: [0])
-        count(fields.NOT_READ, of=0)
+        count(gpu_chunks.NotReadError.why, of=0)
     monkeypatch.setattr(TextFinder, "find", no_room)
     count()
     assert gpu_chunks.no_room.is_set()
@@ -764,9 +785,11 @@ def test_what_else_is_read_by_the_cores(reading: Reading, by: str, tmp_path: Pat
 
 @pytest.mark.simulator
 def test_documents_for_which_a_gpu_has_no_room_are_signed_by_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is told of the first file of a share, once, however many blocks there are."""
     from tilewright.kernels.duplicates.device_signing import DeviceSigner
+    from tilewright.pipeline.duplicates.on_gpu import NO_ROOM
 
     def no_room(*given: object, **named: object) -> None:
         raise MemoryError
@@ -780,4 +803,5 @@ def test_documents_for_which_a_gpu_has_no_room_are_signed_by_cores(
     monkeypatch.setattr(DeviceSigner, "_sign", no_room)
     found, _ = signing.sign_piece(piece, asked, Reading(), "stop", "cuda", 1)
     np.testing.assert_array_equal(found.signatures, wanted.signatures)
-    assert "the GPU has no room to sign" in caplog.text
+    assert found.remarks == {NO_ROOM: (1, piece.documents[0].name, 0)}
+    assert not wanted.remarks
