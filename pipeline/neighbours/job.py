@@ -20,7 +20,7 @@ from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.neighbours.capacity import kept_of, mutual_nbytes
 from tilewright.kernels.neighbours.forms import compares_once, finds_on_gpu
 from tilewright.kernels.neighbours.order import Bound
-from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
+from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.here.client import is_here
@@ -61,6 +61,7 @@ from tilewright.pipeline.neighbours.pieces import FOLDER, Piece, Pieces, are_kep
 from tilewright.pipeline.neighbours.plan import Asked, NeighbourPlan, bands_of, plan_neighbours
 from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
 from tilewright.pipeline.neighbours.tasks import (
+    AFTER_ALL,
     WORDS,
     Candidates,
     Found,
@@ -273,6 +274,12 @@ def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Telle
             f"a worker's process comes to {format_nbytes(least)} or more, and {format_nbytes(plan.host_limit_nbytes)}"
             f" are allowed; {LIGHTER}, or give workers more"
         )
+    if plan.words_nbytes > memory_limit():
+        tell.warn(
+            f"what blocks find comes to {format_nbytes(plan.words_nbytes)} in the process that asks, and"
+            f" {format_nbytes(memory_limit())} are there; ask for fewer neighbours (k, -k), or run it where there is"
+            " more memory"
+        )
     return _Prepared(work, plan, name)
 
 
@@ -327,6 +334,7 @@ def planned_on(
             on_gpu=kind == "cuda",
             mutual_nbytes=_mutual_nbytes(request, sides, kind),
             whole=is_read_whole(request.metric, sides.a.dtype, sides.sums),
+            kept=0 if request.k is None else kept_of(request.k, request.exclude_self),
         ),
         metric=sides.metric,
         dtype=sides.sums.name,
@@ -463,17 +471,25 @@ def _find(
 
     stages = _Stages(listener, total)
     step = plan.block_rows
-    if work.mutual and not finished:
-        if plan.tasks == 1 or compares_once(work.a.dtype.newbyteorder("="), work.precision):
-            among = _found_by_bands(client, work, plan, total, stages)
-            if among is not None:
-                keep(0, plan.m, among)
-                total.seconds = time.perf_counter() - start
-                return finished
-            listener(Notice("too many items are equally near: each is compared with all"))
-        step = ceil_div(plan.m, plan.tasks)
+    once = plan.tasks == 1 or compares_once(work.a.dtype.newbyteorder("="), work.precision)
+    if work.mutual and once and not finished:
+        among = _found_by_bands(client, work, plan, total, stages)
+        if among is not None:
+            keep(0, plan.m, among)
+            total.seconds = time.perf_counter() - start
+            return finished
+        listener(Notice("too many items are equally near: each is compared with all"))
     if work.mutual:  # what is left is compared with all
-        work = replace(work, mutual=False, holds_b=False, key=f"{work.key}-all")
+        assert plan.otherwise is not None
+        other, step = plan.otherwise, plan.otherwise.block_rows
+        work = replace(
+            work,
+            mutual=False,
+            holds_b=other.holds_b,
+            panel_rows=other.panel_rows,
+            threads=max(1, work.threads * plan.workers // plan.threads),
+            key=f"{work.key}{AFTER_ALL}",
+        )
     ranges = list(_gaps(finished, plan.m, step))
     _search(
         client,

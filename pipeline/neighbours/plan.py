@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
-from tilewright.kernels.neighbours.capacity import LEAST_MUTUAL_ROWS
+from tilewright.kernels.neighbours.capacity import LEAST_MUTUAL_ROWS, WORD_NBYTES
 from tilewright.kernels.neighbours.order import MetricName
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError
@@ -29,7 +30,7 @@ GPU_PANEL_NBYTES, GPU_MOST_BLOCK = 2**30, 2**17
 BLOCKS_A_THREAD = 4
 """So many blocks at least, where A has the rows: the last ones end together, and a stopped run loses little."""
 
-INDEX_NBYTES = 8
+INDEX_NBYTES, BITS_NBYTES = 8, 4
 PAIR_NBYTES = 24
 """Of a pair: row, column and value."""
 COPIES = 3
@@ -72,6 +73,8 @@ class Asked:
     """What a GPU needs beside the items to compare them among themselves, each pair once; 0 where it does not."""
     whole: bool = False
     """Whether items are read whole before they are sent to it: those whose cosines may have to be scaled."""
+    kept: int = 0
+    """Words of an item that the comparison of a band finds."""
 
 
 LEAST_BAND = 2 * LEAST_MUTUAL_ROWS
@@ -83,6 +86,23 @@ HALVINGS = 60
 ITEM_PAIRS = 45_000
 """To read an item, bring it to a GPU and compare it with a sample takes as long as to compare it with so many, of any
 length: on an H100 with its host's cores 0.1 µs for 384 float16, and 2.2 ps for each pair."""
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """How items of one matrix are compared with all where each pair is not computed once after all: too many of them
+    are equally near, no tensor core takes them, or a part of them was found by an earlier run."""
+
+    block_rows: int
+    """Items of A that a task takes."""
+    panel_rows: int
+    """Items of B that it reads at a time."""
+    holds_b: bool
+    """Whether each worker keeps B in memory once it has read it."""
+    task_nbytes: int
+    """Memory of a task."""
+    held_nbytes: int
+    """Of B, where it is kept."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +157,11 @@ class NeighbourPlan:
     it, and in either case the process itself."""
     host_limit_nbytes: int | None = None
     """What the process may take; None: nobody says."""
+    words_nbytes: int = 0
+    """Memory of the process that asks, shared with the workers of its host: what is found of items that are compared
+    among themselves, and the neighbours that it says."""
+    otherwise: Otherwise | None = None
+    """What is done where items are not compared among themselves after all; None where they are not to be."""
 
     @property
     def operations(self) -> int:
@@ -177,6 +202,16 @@ class NeighbourPlan:
             + (f", of {format_nbytes(self.host_limit_nbytes)}" if self.host_limit_nbytes is not None else ""),
             f"output {format_nbytes(self.output_nbytes)}",
         ]
+        if self.words_nbytes:
+            lines.insert(-1, f"what blocks find {format_nbytes(self.words_nbytes)}, in the process that asks")
+        if self.otherwise is not None and self.tasks > 1:  # a single task has all of them at hand
+            other = self.otherwise
+            lines.insert(
+                2,
+                f"where too many items are equally near: blocks of {other.block_rows}, panels of {other.panel_rows},"
+                f" memory of a task {format_nbytes(other.task_nbytes)}"
+                + (f", of B {format_nbytes(other.held_nbytes)}" if other.holds_b else ""),
+            )
         if self.expected_pairs is not None:
             lines[-1] += f"; about {counted(self.expected_pairs, 'pair')}, by a sample"
         return "\n".join(lines)
@@ -198,6 +233,7 @@ def plan_neighbours(
 
     Raises PlanError where not even one item of A and one of B, in parts, fit.
     """
+    other: NeighbourPlan | None = None
     item_a, item_b = asked.itemsizes
     # As it is stored, as numbers of the sums, and packed.
     a_nbytes = asked.width * (item_a + 2 * asked.sum_itemsize)
@@ -221,6 +257,14 @@ def plan_neighbours(
     )
     if mutual:
         bands = bands_of(asked.m, workers)
+        other = plan_neighbours(
+            replace(asked, mutual_nbytes=0),
+            metric=metric,
+            dtype=dtype,
+            workers=workers,
+            threads=threads,
+            worker_nbytes=worker_nbytes,
+        )
         holds, block, panel = False, max(stop - first for first, stop in bands), asked.n
     elif most < min(asked.m, LEAST_BLOCK // 8) and asked.width > 1:
         holds, share = False, worker_nbytes // at_once
@@ -262,6 +306,8 @@ def plan_neighbours(
         if asked.on_gpu
         else at_a_time * task_nbytes + held
     )
+    if other is not None:
+        host = max(host, other.host_peak_nbytes)
     pairs = None if asked.k is not None else round(asked.density * _all_pairs(asked))
     entries = asked.m * (asked.k or 0) * (INDEX_NBYTES + asked.value_itemsize)
     if pairs is not None:
@@ -292,6 +338,14 @@ def plan_neighbours(
         items_dtype=items_dtype,
         host_peak_nbytes=host,
         host_limit_nbytes=host_limit_nbytes,
+        words_nbytes=_words_nbytes(asked, [stop for _, stop in bands]) if mutual else 0,
+        otherwise=(
+            None
+            if other is None
+            else Otherwise(
+                other.block_rows, other.panel_rows, other.holds_b, other.task_nbytes, other.held_nbytes
+            )
+        ),
     )
 
 
@@ -349,6 +403,14 @@ def _beside_bands(asked: Asked) -> int:
     item_a = asked.width * asked.itemsizes[0]
     sent = asked.m * (item_a + LINE_NBYTES) if asked.whole else LANES * LANE_NBYTES
     return asked.m * (item_a + _found_nbytes(asked)) + sent
+
+
+def _words_nbytes(asked: Asked, stops: Sequence[int]) -> int:
+    """Bytes of the process that asks: the words of all bands, and of each item the columns, the bits and the values of
+    its neighbours."""
+    assert asked.k is not None
+    words = sum(stops) * asked.kept * WORD_NBYTES
+    return words + asked.m * asked.k * (INDEX_NBYTES + BITS_NBYTES + asked.value_itemsize)
 
 
 def _found_nbytes(asked: Asked) -> int:

@@ -204,10 +204,15 @@ held_sample = _Held()
 """Of the items that are drawn for the check."""
 
 
+AFTER_ALL = "-all"
+"""Behind the key of a search whose items are compared with all, since they were not among themselves."""
+
+
 def free_held(key: str) -> None:
     """Forget what is held of a search that is over; asked of each worker."""
-    _held.free(key)
-    held_sample.free(key)
+    for each in (key, f"{key}{AFTER_ALL}"):
+        _held.free(each)
+        held_sample.free(each)
 
 
 class _Panels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.neighbours import job
 from tilewright.pipeline.neighbours.options import NeighbourRequest, open_sides
+from tilewright.pipeline.neighbours.plan import Otherwise
 from tilewright.pipeline.neighbours.tasks import Found, Work
 from tilewright.pipeline.plan.inputs import WorkerFacts
 
@@ -64,14 +66,19 @@ def test_items_that_no_tensor_core_takes_are_not_read_in_bands(
         client: Any, work: Work, find: Any, calls: Any, listener: Any, arrived: Any, *others: Any
     ) -> None:
         searched.extend((work.mutual, call[:2]) for call in calls)
+        if not work.mutual:
+            assert (work.panel_rows, work.holds_b, work.threads) == (20_000, True, 4)
         for place in range(len(calls)):
             arrived(place, Found({}, 0, 0, 0))
 
     monkeypatch.setattr(job, "_search", search)
     monkeypatch.setattr(job, "bands_of", lambda *asked: [(0, 70_000), (70_000, 100_000)])
-    plan: Any = SimpleNamespace(m=100_000, tasks=2, workers=2, block_rows=60_000)
+    other = Otherwise(block_rows=50_000, panel_rows=20_000, holds_b=True, task_nbytes=0, held_nbytes=0)
+    plan: Any = SimpleNamespace(m=100_000, tasks=2, workers=2, threads=4, block_rows=60_000, otherwise=other)
     client: Any = None
-    finished = job._find(client, work_of(dtype, precision), plan, None, job._Total(), said.append)
+    finished = job._find(
+        client, replace(work_of(dtype, precision), threads=8), plan, None, job._Total(), said.append
+    )
     bands = [(True, (0, 70_000)), (True, (70_000, 100_000))] if once else []
     assert searched == [*bands, (False, (0, 50_000)), (False, (50_000, 100_000))]
     assert len([event for event in said if isinstance(event, Notice)]) == int(once)
