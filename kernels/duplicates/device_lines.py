@@ -17,16 +17,13 @@ from numba import cuda
 from tilewright.kernels.duplicates.device_hashing import halves
 from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.duplicates.device_units import scanning
+from tilewright.kernels.duplicates.line_tiles import SPAN, THREADS, TILE
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.device_array import strided_view
-from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms.tables.device_keys import arithmetic
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.launcher import Launcher
 
-THREADS = 4 if SIMULATOR else 256
-SPAN = 8 if SIMULATOR else 64
-TILE = THREADS * SPAN
 NEWLINE, RETURN = 0x0A, 0x0D
 _FOUR_NEWLINES, _LOW_BITS, _HIGH_BITS = NEWLINE * 0x01010101, 0x7F7F7F7F, 0x80808080
 

@@ -28,7 +28,7 @@ from tilewright.pipeline.text.corpus import Corpus
 from tilewright.pipeline.text.counting import Division, divided, kind_of_corpus
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.ways import ways_of
-from tilewright.pipeline.text.gpu.room import fields_nbytes, may_be_fields, words_nbytes
+from tilewright.pipeline.text.gpu.room import fields_nbytes, may_be_fields, whole_nbytes, words_nbytes
 from tilewright.pipeline.text.pieces import MOST_BLOCK_NBYTES
 from tilewright.pipeline.text.totals import most_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -290,7 +290,9 @@ def _gpu_nbytes(
     if division.device != "cuda":
         return 0
     pieces, tables = division.work.pieces, isinstance(kind, TokenKind)
-    text = max((piece.nbytes for piece in pieces if piece.is_plain and piece.is_local), default=0)
+    text = whole_nbytes(
+        max((piece.nbytes for piece in pieces if piece.is_plain and piece.is_local), default=0)
+    )
     blocks = 2 * (LANE_NBYTES + EXTRA_NBYTES) * max(division.threads, default=0)
     by_field = [
         piece

@@ -187,8 +187,9 @@ def test_memory_of_a_gpu_is_of_texts_and_tables(by: str, tables: int) -> None:
     (cpu,) = workers(1, 3)
     gpu = replace(cpu, device="cuda", name="a GPU")
     plan = plan_count(of(2**34), kind, [gpu], per_document=False)
-    lane = 2 * (2**23 + 64)
-    assert plan.gpu_nbytes == 3 * plan.piece_nbytes + tables + lane * plan.threads
+    lane, step = 2 * (2**23 + 64), 2**25
+    steps = -(-(plan.piece_nbytes + 2**16) // step) * step
+    assert plan.gpu_nbytes == 3 * steps + tables + lane * plan.threads
     assert "of its GPU's" in str(plan)
     assert plan_count(of(2**34), kind, [cpu], per_document=False).gpu_nbytes == 0
     packed = plan_count(of(2**34, codec="gzip"), kind, [gpu], per_document=False)
@@ -198,11 +199,12 @@ def test_memory_of_a_gpu_is_of_texts_and_tables(by: str, tables: int) -> None:
 @pytest.mark.parametrize(
     ("sizes", "threads", "chunks", "texts"),
     [
-        ((2**34,), 1, (6, 2**27, 2**25 + 2**17), (1, 2**30)),
-        ((5 * 2**20, 3 * 2**20), 1, (1, 2**25, 2**25 + 2**17), (1, 2**25)),
-        ((5 * 2**20, 3 * 2**20), 2, (2, 2**25, 2**25 + 2**17), (2, 2**25)),
-        ((2**21, 2**10), 2, (1, 2**25, 2**24 + 2**17), (1, 2**25)),
-        ((150 * 2**20,) * 2, 2, (4, 2**27, 2**25 + 2**17), (2, 160 * 2**20)),
+        ((2**34,), 1, (6, 2**27, 2**25 + 2**16 + 2**17), (1, 2**30)),
+        ((5 * 2**20, 3 * 2**20), 1, (1, 2**25, 2**25 + 2**12 + 2**17), (1, 2**25)),
+        ((5 * 2**20, 3 * 2**20), 2, (2, 2**25, 2**25 + 2**12 + 2**17), (2, 2**25)),
+        ((2**21, 2**10), 2, (1, 2**25, 2**24 + 2**10 + 2**17), (1, 2**25)),
+        ((2**21 + 1,), 2, (1, 2**25, 2**25 + 2**11 + 2**17), (1, 2**25)),
+        ((150 * 2**20,) * 2, 2, (4, 2**27, 2**25 + 2**16 + 2**17), (2, 160 * 2**20)),
         ((2**19,), 1, None, None),
     ],
 )

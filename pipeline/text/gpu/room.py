@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.kernels.duplicates.line_tiles import newlines_nbytes
 from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.records.span_numbers import numbers_nbytes
 from tilewright.pipeline.text.corpus import Piece
@@ -18,10 +19,12 @@ LEAST_NBYTES = 2**20
 """Of files that are shorter on average, opening them one by one to look at their first bytes would take longest."""
 MOST_LINE_NBYTES = 2**22
 """A longer line would take longer than all others of its chunk: one thread or a few go through it byte after byte."""
-CHUNK_NBYTES = 2**27 - MOST_LINE_NBYTES - 2**16
+BESIDE_NBYTES = 2**16
+"""What stands between the files of a chunk or a piece, before them and behind them, at most: some bytes for each."""
+CHUNK_NBYTES = 2**27 - MOST_LINE_NBYTES - BESIDE_NBYTES
 """Text that is brought and worked on at once. On an H100 it takes 3 ms to come: of smaller ones the interpreter would
 have too many to deal with. What they take of the device's memory grows by powers of two, so they stay below one, though
-they end behind a line, and some bytes stand between files and behind all."""
+they end behind a line, with what stands beside their files."""
 CHUNKS = 6
 """Chunks under way at the same time, of which some are brought while others are worked on: where one waits for what it
 has to ask of the GPU, another keeps it at work."""
@@ -53,6 +56,11 @@ def may_be_fields(piece: Piece, reading: Reading) -> bool:
     )
 
 
+def whole_nbytes(nbytes: int) -> int:
+    """Memory of a GPU for a text of so many bytes that is brought as a whole; 0 for none."""
+    return round_up(nbytes + BESIDE_NBYTES, TEXT_STEP_NBYTES) if nbytes else 0
+
+
 def even_nbytes(nbytes: int) -> int:
     """How large chunks of so many bytes are, of which none is much smaller than others: each takes as many calls."""
     return ceil_div(nbytes, max(1, ceil_div(nbytes, CHUNK_NBYTES)))
@@ -66,7 +74,7 @@ def fields_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
 
 def words_nbytes(pieces: Sequence[Piece], tasks: int) -> int:
     """The same where words are counted, without the tables of the tasks: their texts lie together."""
-    texts = max((min(piece.nbytes, MOST_WORDS_NBYTES) for piece in pieces), default=0)
+    texts = max((min(piece.nbytes + BESIDE_NBYTES, MOST_WORDS_NBYTES) for piece in pieces), default=0)
     return min(tasks, len(pieces)) * round_up(texts, TEXT_STEP_NBYTES) + _chunks_nbytes(pieces, tasks, 1)
 
 
@@ -82,5 +90,5 @@ def _chunks_nbytes(pieces: Sequence[Piece], tasks: int, times: int) -> int:
     chunks = min(CHUNKS, sum(most[:tasks]))
     nbytes = min(CHUNK_NBYTES + MOST_LINE_NBYTES, max(piece.nbytes for piece in pieces))
     spans = min(MOST_SPANS, max(len(piece.documents) for piece in pieces))
-    lines = 8 * min(nbytes, MOST_LINES)
-    return chunks * (times * round_up(nbytes, TEXT_STEP_NBYTES) + lines + numbers_nbytes(spans))
+    text = round_up(nbytes + BESIDE_NBYTES, TEXT_STEP_NBYTES)
+    return chunks * (times * text + newlines_nbytes(nbytes, MOST_LINES) + numbers_nbytes(spans))

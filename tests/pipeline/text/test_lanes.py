@@ -24,6 +24,7 @@ from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.kernels.histograms.naive_tokens import naive_tokens
 from tests.pipeline.text.test_counting import dense, documents, naive_counts
 from tests.sampling import examples
+from tilewright.kernels.duplicates.line_tiles import newlines_nbytes
 from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
 from tilewright.pipeline.advance import watching
@@ -697,6 +698,33 @@ def test_what_is_wrong_with_a_line_the_cores_say(
             assert getattr(again, name) == getattr(left, name), name
         assert left.left_out or left.bad
     assert chunks.taken[0] is None
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("lines", [0, 1, 33, 64, 65, 1025])
+def test_chunks_of_nothing_but_newlines_take_no_more_than_is_planned(
+    lines: int, tmp_path: Path, chunks: Chunks
+) -> None:
+    """Of the device's memory, in which there are places for twice as many lines as there were bytes in a plan."""
+    from tilewright.kernels.records.span_numbers import numbers_nbytes
+    from tilewright.pipeline.text.gpu import fields, lanes, room
+
+    record = b'{"text": "a"}'
+    piece = json_lines(tmp_path, (record + b"\n" * lines,))
+    found, _ = count_piece(piece, KINDS["byte"], "cuda", per_document=False, **BY_DEVICE)
+    assert found.nbytes == 1
+    assert chunks.taken.pop() is not None
+    (finder,) = fields._spare_finders.kept("text")
+    texts = sum(each.size for each in lanes._spare_texts.kept())
+    newlines = finder._rooms.nbytes - numbers_nbytes(1)
+    assert newlines >= 8 * lines
+    assert newlines <= newlines_nbytes(piece.nbytes, room.MOST_LINES)
+    assert texts + finder._rooms.nbytes <= room.fields_nbytes([piece], 1)
+    lanes._spare_texts.free()
+    with lanes.borrowed_text(piece, KINDS["bigram"]):
+        pass
+    (text,) = lanes._spare_texts.kept()
+    assert piece.nbytes <= text.size <= room.whole_nbytes(piece.nbytes)
 
 
 @pytest.mark.simulator

@@ -18,10 +18,16 @@ def piece_of(*sizes: int) -> Piece:
     return Piece(0, documents, 0, sum(sizes))
 
 
-LARGE = 2 * 2**27 + 2**25
-"""A chunk as stored and decoded, and its lines."""
+LARGE = 2 * 2**27 + 2**25 + 2**16
+"""A chunk as stored and decoded, its lines, and how many its tiles have."""
 SMALL_NBYTES = 5 * 2**20
-SMALL = 2 * 2**25 + 2**25
+SMALL = 2 * 2**25 + 2**25 + 2**12
+TINY_NBYTES = 5 * 2**19
+TINY = 2 * 2**25 + 2**25 + 2**11
+"""Places for lines are given by powers of two."""
+STEP_NBYTES = 2**25
+STEP = 2 * 2**26 + 2**25 + 2**14
+"""What stands beside the files takes a step more."""
 
 
 @pytest.mark.parametrize(
@@ -29,6 +35,8 @@ SMALL = 2 * 2**25 + 2**25
     [
         ([], 3, 0, 0, 0),
         ([(SMALL_NBYTES,)], 1, 1, SMALL, 2**17),
+        ([(TINY_NBYTES,)], 1, 1, TINY, 2**17),
+        ([(STEP_NBYTES,)], 1, 1, STEP, 2**17),
         ([(SMALL_NBYTES - 1, 1)], 1, 1, SMALL, 2**18),
         ([(SMALL_NBYTES,), (SMALL_NBYTES,)], 1, 1, SMALL, 2**17),
         ([(SMALL_NBYTES,), (SMALL_NBYTES,)], 2, 2, SMALL, 2**17),
@@ -46,8 +54,9 @@ def test_memory_of_chunks(
     """A last chunk of two thousand tiny files had 256 MiB of numbers, of which no plan knew."""
     given = [piece_of(*sizes) for sizes in pieces]
     assert fields_nbytes(given, tasks) == chunks * (text + numbers)
-    once = text - (2**27 if text == LARGE else 2**25 if text else 0)
-    texts = 0 if not pieces else 2**30 if text == LARGE else 2**25
+    step = {LARGE: 2**27, STEP: 2**26, 0: 0}.get(text, 2**25)
+    once = text - step
+    texts = 2**30 if text == LARGE else step
     assert words_nbytes(given, tasks) == min(tasks, len(pieces)) * texts + chunks * (once + numbers)
 
 
@@ -89,4 +98,4 @@ def test_no_more_chunks_than_a_plan_counts(
     spans = max(map(len, cut))
     assert spans <= min(most, len(lines))
     texts = room.TEXT_STEP_NBYTES
-    assert fields_nbytes([piece], 1) >= len(cut) * (2 * texts + 8 * 20 + numbers_nbytes(spans))
+    assert fields_nbytes([piece], 1) >= len(cut) * (2 * texts + 8 * 32 + numbers_nbytes(spans))
