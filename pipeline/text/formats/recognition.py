@@ -103,12 +103,12 @@ def recognised(head: bytes, name: str = "") -> str | None:
             return "lzma"
         if ending in (".arrow", ".arrows") and head.startswith(b"\xff\xff\xff\xff"):
             return ARROW_STREAM
-    if (
-        len(head) >= 512
-        and (head[257:262] == b"ustar" or _NAMED.get(ending) == TAR)
-        and tar_checksum_fits(head)
-    ):
-        return TAR
+    if len(head) >= HEAD_NBYTES:
+        by_name = _NAMED.get(ending) == TAR
+        if (head[257:262] == b"ustar" or by_name) and tar_checksum_fits(head):
+            return TAR
+        if by_name and not any(head[:HEAD_NBYTES]):  # no member stands before its end
+            return TAR
     return None
 
 

@@ -216,6 +216,7 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
         or pyarrow.types.is_large_string(kind)
         or pyarrow.types.is_binary(kind)
         or pyarrow.types.is_large_binary(kind)
+        or pyarrow.types.is_null(kind)  # of a file in which every row is null: nobody knew of what
         or str(kind) in views
     )
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tests.pipeline.text.formats.test_layers import counted_piece, table, tarred, warc, zipped
 from tests.sampling import examples
 from tilewright.pipeline.errors import DocumentError, MalformedDocumentError
+from tilewright.pipeline.text.formats.sources import null_field
 
 TEXTS = [
     ("a/one.txt", b"one" * 50),
@@ -203,6 +204,40 @@ def test_wrong_columns_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(MalformedDocumentError, match=rf"t\.parquet: .*{says}"):
             counted_piece([tmp_path], "byte", per_document=False, nbytes=100, field=field)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "t.arrows"])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_column_of_which_nobody_knew_the_type_holds_empty_texts(
+    name: str, rows: int, tmp_path: Path
+) -> None:
+    """All are null: so is what pandas writes of a shard without a single text."""
+    columns = pyarrow.table({"text": pyarrow.nulls(rows), "n": pyarrow.array(range(rows), pyarrow.int64())})
+    if name == "t.parquet":
+        pyarrow.parquet.write_table(columns, tmp_path / name)
+    else:
+        make = pyarrow.ipc.new_file if name == "t.arrow" else pyarrow.ipc.new_stream
+        with make(tmp_path / name, columns.schema) as writer:
+            writer.write_table(columns)
+    every: tuple[dict[str, object], ...] = ({"field": "text"}, {"field": ["text"], "id_field": "n"})
+    for options in every:
+        _, _, found = counted_piece([tmp_path / name], "byte", per_document=True, nbytes=100, **options)
+        assert found.documents == rows
+        told = {null_field("text"): (1, str(tmp_path / name), rows)} if rows else {}
+        told |= {} if rows else {"no record in it": (1, str(tmp_path / name), 0)}
+        assert found.remarks == told
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_tar_without_members_has_no_documents(tmp_path: Path, suffix: str) -> None:
+    """It is nothing but zeros; by another name these are a text."""
+    data = gzip.compress(bytes(10240)) if suffix else bytes(10240)
+    for name, documents in ((f"a.tar{suffix}", 0), (f"a.txt{suffix}", 1)):
+        (tmp_path / name).write_bytes(data)
+        _, _, found = counted_piece([tmp_path / name], "byte", per_document=False, nbytes=100)
+        assert found.documents == documents
+        assert found.nbytes == 10240 * documents
+        assert not found.remarks
 
 
 def test_checksums_of_tars_may_be_signed(tmp_path: Path) -> None:
