@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -77,6 +78,9 @@ STORED_NBYTES = 2**20
 
 ELSEWHERE = "copy its contents to another file and count that, or leave it out"
 """What to do about a file whose length is not known before it is read."""
+
+_PATTERN = re.compile(r"[*?\[]")
+"""What patterns of a shell have, and names of files hardly ever."""
 
 LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
 """Errors for files that are gone, closed to us, or no longer files: a retry would meet them again."""
@@ -337,9 +341,13 @@ def _stat(path: str) -> os.stat_result:
         return os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = error.strerror if isinstance(error, OSError) else error
-        raise CorpusError(
-            f"cannot find {path or repr(path)}: {reason}; name files or folders that exist"
-        ) from error
+        remedy = "name files or folders that exist"
+        if isinstance(error, FileNotFoundError) and _PATTERN.search(path):
+            remedy += (
+                "; patterns are the shell's, which found no such file, or was kept from it by quotation marks: leave"
+                " these out, or name the folder, and the pattern by include (--include)"
+            )
+        raise CorpusError(f"cannot find {path or repr(path)}: {reason}; {remedy}") from error
 
 
 def _check_empty(name: str) -> None:

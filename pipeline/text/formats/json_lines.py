@@ -30,7 +30,10 @@ LEAST_LINE_NBYTES = 16
 
 _NAMES = ("", "", "null", "a number", "true or false", "an object", "a list")
 
-REMEDY = "restore the file, or have such lines left out and listed (--on-error report)"
+LEFT_OUT = "or have such lines left out and listed (--on-error report)"
+REMEDY = f"restore the file, {LEFT_OUT}"
+MARK = b"\xef\xbb\xbf"
+"""UTF-8's byte order mark, which only the first line of a file may begin with."""
 
 MOST_BAD = 100
 """Where so many lines were bad, and no more were good, the file is taken for none of JSON lines."""
@@ -247,6 +250,18 @@ class JsonLines:
                 " if it is a plain text, which is a document as a whole",
                 where,
             )
+        if code == loop.ENCODED and self._stands_there(MARK):
+            return ContentError(
+                f"no JSON, but it begins with a byte order mark (column {column}), as where files were joined",
+                f"join files without their marks, {LEFT_OUT}",
+                where,
+            )
+        if code == loop.UNENDED and self._line == 0 and self._goes_on():
+            return ContentError(
+                f"no JSON: {loop.FAULTS[code]} (column {column}), which may go on behind it",
+                f"put each record on one line (jq -c), {LEFT_OUT}",
+                where,
+            )
         if code == loop.ENCODED:
             return ContentError(
                 f"no JSON, but {loop.FAULTS[code]} (column {column})",
@@ -254,6 +269,17 @@ class JsonLines:
                 where,
             )
         return ContentError(f"no JSON: {loop.FAULTS[code]} (column {column})", REMEDY, where)
+
+    def _stands_there(self, mark: bytes) -> bool:
+        """Whether a mark stands where the loop found a fault."""
+        window = self._window
+        place = window.start + int(self._state[self._loop.PLACE])
+        return window.data[place : min(place + len(mark), window.stop)].tobytes() == mark
+
+    def _goes_on(self) -> bool:
+        """Whether the line in which the loop found a fault has an end, so that it was not cut off."""
+        window = self._window
+        return bool(self._loop.newline_from(window.data, window.start, window.stop) >= 0)
 
     def _check_field(self) -> None:
         reading, records = self._reading, counted(self._records, "record")

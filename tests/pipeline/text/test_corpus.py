@@ -224,6 +224,12 @@ def test_errors_name_what_is_missing(tmp_path: Path) -> None:
     for name in ("", "a\0b"):
         with pytest.raises(CorpusError, match="cannot find "):
             list_corpus([name])
+    with pytest.raises(
+        CorpusError, match=r"cannot find .*\*\.gz: .*exist; patterns are the shell's.*--include"
+    ):
+        list_corpus([tmp_path / "*.gz"])
+    (tmp_path / "[1].gz").touch()
+    assert list_corpus([tmp_path / "[1].gz"]).nbytes == 0
     (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match=r"no files in .*empty"):
         list_corpus([tmp_path / "empty"])

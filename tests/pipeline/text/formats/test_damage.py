@@ -140,6 +140,12 @@ def test_no_end_is_taken_for_the_whole(folder: Path, name: str) -> None:
         (b'{"text": "\\x"}', "no JSON: a text holds a malformed escape"),
         (b"{'text': 1}", "no JSON: no key in quotation marks"),
         (b'{"text": ' + b"[" * 1100 + b"}", "nested more than 1000 deep"),
+        (
+            b'\xef\xbb\xbf{"text": "a"}',
+            "no JSON, but it begins with a byte order mark .column 1.*join files without",
+        ),
+        (b' \xef\xbb\xbf{"text": "a"}', "no JSON, but it begins with a byte order mark .column 2"),
+        (b'\xef\xbb{"text": "a"}', "no JSON, but it begins with bytes of another encoding than UTF-8"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, says: str) -> None:
@@ -147,6 +153,25 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, says: str) -> None:
         gzip.compress(b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}\n')
     )
     with pytest.raises(MalformedDocumentError, match=rf"s\.jsonl\.gz:3: .*{says}"):
+        counted_piece([tmp_path], "byte", per_document=False, nbytes=100, field="text")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (
+            b'{\n "text": "a"\n}\n',
+            r":1: no JSON: the line ends within its value .column 2., which may go on.*jq -c",
+        ),
+        (b'{"text": "a"', r":1: no JSON: the line ends within its value .column 13.; restore the file"),
+        (b'{"text": "a"}\n{\n', r":2: no JSON: the line ends within its value .column 2.; restore the file"),
+    ],
+)
+def test_a_value_over_several_lines_is_told_from_one_that_was_cut_off(
+    tmp_path: Path, data: bytes, says: str
+) -> None:
+    (tmp_path / "s.json").write_bytes(data)
+    with pytest.raises(MalformedDocumentError, match=rf"s\.json{says}"):
         counted_piece([tmp_path], "byte", per_document=False, nbytes=100, field="text")
 
 
