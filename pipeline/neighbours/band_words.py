@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.store.sources.mapped import sight_of
 from tilewright.pipeline.store.sources.memory import NamelessFile, free_nbytes
@@ -68,18 +69,24 @@ class BandWords:
         self._firsts = [sum(rows[:place]) for place in range(len(rows))]
         self._file: NamelessFile | None = None
         self._words: np.ndarray | None = None
+        self.sent = ""
+        """Why words that were to be shared are sent through the cluster; empty where they are not."""
         shape, nbytes = (sum(rows), kept), sum(rows) * kept * WORD.itemsize
         free = free_nbytes()
         room = (
             MEMORY_SHARE * memory_limit()
         )  # what a container may take, which no free memory of the host says
-        if not shared or not nbytes or nbytes > (room if free is None else min(room, free)):
+        if not shared or not nbytes:
+            return
+        room = int(room if free is None else min(room, free))
+        if nbytes > room:
+            self.sent = f"they come to {format_nbytes(nbytes)}, and {format_nbytes(room)} may be shared here"
             return
         try:
             self._file = NamelessFile(nbytes, "tilewright-words")
             pages = mmap.mmap(self._file.descriptor, nbytes)
         except OSError as error:
-            logger.debug("words of bands are sent: %s", error)
+            self.sent = f"no memory is shared here: {error}"
             self.close()
             return
         self._words = np.frombuffer(pages, WORD).reshape(shape)

@@ -564,6 +564,13 @@ def _found_by_bands(
         return replace(found, arrays={}, candidates=None)
 
     held = BandWords(stops, kept_of(work.k, work.exclude_self), shared=not is_here(client))
+    if held.sent:
+        listener(
+            Notice(
+                f"what blocks find is sent through the cluster, more slowly: {held.sent}; ask for fewer neighbours"
+                " (k, -k), or run where there is more memory"
+            )
+        )
     try:
         find = find_and_sample if work.sampled else find_in_band
         calls = [(*band, held.place(number)) for number, band in enumerate(bands)]

@@ -67,12 +67,15 @@ def test_words_that_lie_elsewhere_are_sent(monkeypatch: pytest.MonkeyPatch) -> N
     alone.put(0, held.words[:2])
     assert alone.words.tolist() == [[4], [4]]
 
+    assert (held.sent, alone.sent) == ("", "")
+
     def fails(*arguments: Any) -> Any:
-        raise OSError
+        raise OSError("none is there")
 
     monkeypatch.setattr(band_words, "NamelessFile", fails)
     without = BandWords([2, 3], 1, shared=True)
     assert without.place(1) is None
+    assert without.sent == "no memory is shared here: none is there"
     without.put(1, np.full((3, 1), 5, np.uint64))
     without.put(0, np.full((2, 1), 4, np.uint64))
     assert without.words.tolist() == held.words.tolist()
@@ -83,7 +86,9 @@ def test_words_that_lie_elsewhere_are_sent(monkeypatch: pytest.MonkeyPatch) -> N
     ):  # what a container has is not the host's
         with monkeypatch.context() as patch:
             patch.setattr(band_words, name, lambda nbytes=nbytes: nbytes)
-            assert BandWords([2, 3], 1, shared=True).place(0) is None
+            short = BandWords([2, 3], 1, shared=True)
+            assert short.place(0) is None
+            assert short.sent == "they come to 40 B, and 39 B may be shared here"
 
 
 class HostLane:
@@ -333,16 +338,18 @@ def test_bands_find_the_nearest_of_all_items(
     assert tw.audit(out, cluster=client).passed
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("count", "no_room"), [(1, False), (2, False), (2, True)])
 def test_items_of_which_too_many_are_equally_near_are_compared_with_all(
     client: Client,
     gpus: Callable[..., ByNumPy],
     rng: np.random.Generator,
     tmp_path: Path,
     count: int,
+    no_room: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a worker that has all of them at once, by several anew; the words of bands are given back by then."""
+    """By a worker that has all of them at once, by several anew; the words of bands are given back by then, and it is
+    told where they are sent since nothing has room for them."""
     from tilewright.kernels.neighbours.host import Nearest
 
     open_files: list[str] = []
@@ -357,6 +364,8 @@ def test_items_of_which_too_many_are_equally_near_are_compared_with_all(
     monkeypatch.setattr(
         job, "is_here", lambda client: False
     )  # as workers of other processes: words are shared
+    if no_room:
+        monkeypatch.setattr(band_words, "free_nbytes", lambda: 1)
     monkeypatch.setattr(tasks, "nearest_for", lambda device: nearest)
     monkeypatch.setattr(tasks, "_placed", lambda work, items: items)
     x = rng.integers(-3, 4, (ITEMS, WIDTH)).astype(np.float16)
@@ -369,6 +378,10 @@ def test_items_of_which_too_many_are_equally_near_are_compared_with_all(
     assert not [name for name in open_files if "tilewright-words" in name]
     texts = [event.message for event in told if isinstance(event, Notice)]
     assert ("too many items are equally near: each is compared with all" in texts) == (count > 1)
+    sent = [
+        text for text in texts if text.startswith("what blocks find is sent through the cluster, more slowly")
+    ]
+    assert len(sent) == int(no_room)
 
 
 @pytest.mark.parametrize("quick", [True, False])
