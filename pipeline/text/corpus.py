@@ -455,11 +455,13 @@ def reader(
     codec: str | None = None,
     window_nbytes: int = 2**decompress.WINDOW_BITS,
     threads: int = 1,
+    alone: Callable[[], None] = lambda: None,
 ) -> decompress.Fill:
     """A function that fills arrays with a decompressed document, from beginning to end.
 
     codec: by which, where it is another than the document's. window_nbytes: the largest window of Zstandard. threads:
-    how many may decompress it, where it is large and consists of parts.
+    how many may decompress it, where it is large and consists of parts. alone: is called at its end where it is large,
+    and one had to.
 
     It may give fewer bytes than fit, and gives none at the end, when ``look`` has seen all stored bytes.
 
@@ -488,7 +490,7 @@ def reader(
         return decompress.reader(codec, stored, window_nbytes)
 
     if threads > 1 and document.nbytes >= parallel.LARGE_NBYTES and codec in parallel.CUTTERS:
-        fill = parallel.reader(codec, lambda: blocks(0), by_one_thread, threads, window_nbytes)
+        fill = parallel.reader(codec, lambda: blocks(0), by_one_thread, threads, window_nbytes, alone)
     else:
         fill = by_one_thread()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from tilewright.pipeline.text.corpus import (
     read_range,
     reader,
 )
-from tilewright.pipeline.text.formats import decompress, tar, warc, zipped
+from tilewright.pipeline.text.formats import decompress, parallel, tar, warc, zipped
 from tilewright.pipeline.text.formats.decompress import Fill
 from tilewright.pipeline.text.formats.encodings import Decoded
 from tilewright.pipeline.text.formats.json_lines import JsonLines
@@ -117,7 +118,8 @@ def _layers(document: Document, reading: Reading, found: Found, look: Look | Non
     codec = _codec(form, document.name)
     name = document.name
     if codec is not None:
-        fill: Fill = reader(document, look, codec, reading.window_nbytes, reading.threads)
+        alone = partial(found.remark, parallel.by_one_thread(codec), name)
+        fill: Fill = reader(document, look, codec, reading.window_nbytes, reading.threads, alone)
         yield from _text(_Layer(name, without_codec(name), "", fill, (codec,)), reading, found)
         return
     if form == ZIP or (form in CONTAINERS and form not in (TAR, WARC, ARROW_STREAM) and reading.fields):

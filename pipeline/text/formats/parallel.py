@@ -22,6 +22,13 @@ LARGE_NBYTES = 2**22
 """Files of so many stored bytes are worth it."""
 HELD_NBYTES = 2**30
 """What parts of one file that are under way may take, but for a single one."""
+_WRITTEN = {"gzip": "bgzip writes", decompress.ZSTD: "pzstd writes", "xz": "xz -T0 writes"}
+
+
+def by_one_thread(codec: str) -> str:
+    """What is told of a large file that several threads were to decompress."""
+    parts = _WRITTEN.get(codec, "others have")
+    return f"decompressed by one thread: it is no {codec} of parts that can be read by themselves, as {parts} them"
 
 
 def reader(
@@ -30,12 +37,14 @@ def reader(
     serial: Callable[[], decompress.Fill],
     threads: int,
     window_nbytes: int,
+    alone: Callable[[], None] = lambda: None,
 ) -> decompress.Fill:
     """A `decompress.Fill` as `decompress.reader` gives, by several threads.
 
-    stored: gives the file's bytes from the beginning, block by block. serial: gives a reader of one thread.
+    stored: gives the file's bytes from the beginning, block by block. serial: gives a reader of one thread. alone: is
+    called at the end of a file that one thread had to decompress.
     """
-    return _Fill(codec, stored, serial, threads, window_nbytes).fill
+    return _Fill(codec, stored, serial, threads, window_nbytes, alone).fill
 
 
 class _Fill:
@@ -48,13 +57,15 @@ class _Fill:
         serial: Callable[[], decompress.Fill],
         threads: int,
         window_nbytes: int,
+        alone: Callable[[], None],
     ) -> None:
-        self._codec, self._window_nbytes, self._make = codec, window_nbytes, serial
+        self._codec, self._window_nbytes, self._make, self._alone = codec, window_nbytes, serial, alone
         self._buffer = Buffer(stored())
         self._blocks = _blocks(CUTTERS[codec](window_nbytes), self._buffer, threads)
         self._block, self._done = np.empty(0, np.uint8), 0
         self._given = 0
         self._serial: decompress.Fill | None = None
+        self._told = False
 
     def fill(self, target: np.ndarray) -> int:
         if not len(target):
@@ -71,7 +82,11 @@ class _Fill:
                 return 0
             self._block, self._done = block, 0
         if self._serial is not None:
-            return self._serial(target)
+            got = self._serial(target)
+            if not got and not self._told:
+                self._told = True
+                self._alone()
+            return got
         count = min(len(target), len(self._block) - self._done)
         target[:count] = self._block[self._done : self._done + count]
         self._done += count

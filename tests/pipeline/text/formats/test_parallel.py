@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 import zstandard
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 from tests.sampling import examples
 from tilewright.kernels.records.block_marks import BLOCK, BYTE_INSIDE, END, find_marks
+from tilewright.pipeline.events import Event, Notice
 from tilewright.pipeline.text.formats import cuts, decompress, parallel
 
 WINDOW = 2**27
@@ -128,7 +130,19 @@ def test_parts_are_put_together(how: str, small_parts: None, monkeypatch: pytest
     data = write(parts)
     monkeypatch.setattr(cuts, "BLOCK_NBYTES", 120_000)
     assert in_parts(codec, data) == (b"".join(parts), "")
-    if how in ("xz in one block",):
+    told: list[str] = []
+    alone = parallel.reader(
+        codec,
+        lambda: blocks_of(data),
+        lambda: decompress.reader(codec, blocks_of(data), WINDOW),
+        2,
+        WINDOW,
+        lambda: told.append(how),
+    )
+    assert all_of(alone) == (b"".join(parts), "")
+    assert alone(np.empty(9, np.uint8)) == 0
+    assert told == ([how] if how == "xz in one block" else [])
+    if told:
         return
 
     def never() -> decompress.Fill:
@@ -224,3 +238,31 @@ def test_a_count_of_a_large_file(how: str, tmp_path: Path, monkeypatch: pytest.M
     os.utime(tmp_path / f"a{suffix}")
     again = tw.histogram(tmp_path / f"a{suffix}", by="bigram", device="cpu", state=tmp_path / "state")
     np.testing.assert_array_equal(again.counts, expected)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_large_file_that_one_thread_decompresses_is_told_of(
+    split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a run, with what writes files that all threads decompress; not of one thread that is asked for."""
+    monkeypatch.setattr(parallel, "LARGE_NBYTES", 2**10)
+    monkeypatch.setattr(cuts, "PART_NBYTES", 1500)
+    parts = contents(3, 9, 9000)
+    paths = [tmp_path / name for name in ("a.gz", "b.gz")]
+    for path in paths:
+        path.write_bytes(b"".join(map(gzip.compress, parts)) if split else gzip.compress(b"".join(parts)))
+    told: list[str] = []
+
+    def listener(event: Event) -> None:
+        told.extend([event.message] if isinstance(event, Notice) and "one thread" in event.message else [])
+
+    for threads in (1, 2):
+        with dask.config.set({"tilewright.decompress-threads": threads}):
+            found = tw.histogram(paths, device="cpu", listener=listener)
+        assert found.nbytes == 2 * len(b"".join(parts))
+        if split or threads == 1:
+            assert not told
+    whole = f"{paths[0]} and 1 other: decompressed by one thread: it is no gzip of parts"
+    assert [text.startswith(whole) and text.endswith("as bgzip writes them") for text in told] == (
+        [] if split else [True]
+    )
