@@ -40,7 +40,7 @@ from tilewright.pipeline.records import Record, open_record, packed_bytes, unpac
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Input, name_of, open_array, read_unit
-from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.attributes import codecs_notice, masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
@@ -109,7 +109,12 @@ def open_vectors(x: Input, y: Input, dtype: str | np.dtype | None, align: Align 
         result,
         dtype_reason(result, of_x, of_y, n, "numpy.vdot"),
         {role: found for role, vector in arrays.items() if (found := masks_of(vector)) is not None},
-        tuple(note for role, vector in arrays.items() if (note := packing_notice(role, vector))),
+        tuple(
+            note
+            for role, vector in arrays.items()
+            for note in (packing_notice(role, vector), codecs_notice(role, vector))
+            if note
+        ),
         {role: appearance_of(vector, status=True) for role, vector in arrays.items()},
         time.monotonic(),
     )

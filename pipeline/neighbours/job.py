@@ -78,7 +78,7 @@ from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.attributes import packing_notice
+from tilewright.pipeline.store.attributes import codecs_notice, packing_notice
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
 
@@ -250,7 +250,10 @@ def _searched(request: NeighbourRequest) -> _Searched:
 def prepare(client: Client, request: NeighbourRequest, sides: Sides, tell: Teller) -> _Prepared:
     """What the workers are told, and the plan."""
     tell.warn_once(
-        note for role, array in sides.arrays.items() if (note := packing_notice(role, array)) is not None
+        note
+        for role, array in sides.arrays.items()
+        for note in (packing_notice(role, array), codecs_notice(role, array))
+        if note is not None
     )
     if request.hardware is None:
         facts = survey(client, request.device)

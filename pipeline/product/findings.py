@@ -38,7 +38,13 @@ from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
-from tilewright.pipeline.store.attributes import is_unpacked, masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.attributes import (
+    codecs_notice,
+    is_unpacked,
+    masked_caution,
+    masks_of,
+    packing_notice,
+)
 from tilewright.pipeline.store.region import Masked, whole_of
 
 
@@ -76,8 +82,9 @@ def cautions(
         packing_notice(name, array, missing=code)
         for name, array, code in zip(factors.names[:2], (factors.a, factors.b), codes, strict=True)
     ]
+    found += map(codecs_notice, factors.names[:2], (factors.a, factors.b))
     if isinstance(out, zarr.Array):
-        found.append(packing_notice("output", out, written=True))
+        found += [packing_notice("output", out, written=True), codecs_notice("output", out)]
     found.append(_note_on_held(factors))
     path = local_path(out) if out is not None else None
     if facts and facts[0].device == "cpu" and precision != "full":

@@ -18,6 +18,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.chunks import KNOWN_CODECS, codecs_for_zarr
 from tilewright.pipeline.store.region import (
     Flattened,
     Masked,
@@ -103,6 +104,18 @@ def is_unpacked(array: StoredArray) -> bool:
     """Whether an array reads as what its packed numbers stand for."""
     whole = whole_of(array)
     return isinstance(whole, Masked) and whole.packing is not None
+
+
+def codecs_notice(role: str, array: StoredArray) -> str | None:
+    """One sentence for the user of an array whose chunks go through zarr-python for their codecs; None for any
+    other."""
+    names = codecs_for_zarr(array)
+    if not names:
+        return None
+    return (
+        f"{role}: chunks of {name_of(array)}, encoded by {' and '.join(names)}, go through zarr-python, more slowly;"
+        f" if it is read often, store it plain, or by {', '.join(KNOWN_CODECS[:4])}"
+    )
 
 
 def packing_notice(

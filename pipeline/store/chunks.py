@@ -285,6 +285,25 @@ def encoding_of(array: zarr.Array[Any], name: str, root: Path) -> ChunkLayout | 
     return _with_codecs(layout, chain)
 
 
+def codecs_for_zarr(array: StoredArray) -> list[str]:
+    """The names of the codecs by which the chunks of an array are encoded that only zarr-python reads, each once; none
+    where they are read without it, as far as that depends on codecs."""
+    if isinstance(array, Masked | Section):
+        return codecs_for_zarr(array.array)
+    stored = array.array if isinstance(array, Flattened) else array
+    if encoding_of(stored, "", Path()) is not None:
+        return []
+    metadata: Any = stored.metadata
+    if metadata.zarr_format == 2:
+        names = [codec.codec_id for codec in (*(metadata.filters or ()), metadata.compressor) if codec]
+    else:
+        chain: Sequence[Any] = metadata.codecs
+        if len(chain) == 1 and isinstance(chain[0], ShardingCodec):
+            chain = (*chain[0].codecs, *chain[0].index_codecs)
+        names = [str(codec.to_dict()["name"]) for codec in chain if not isinstance(codec, BytesCodec)]
+    return list(dict.fromkeys(names))
+
+
 def _with_codecs(layout: ChunkLayout, chain: Sequence[Any]) -> ChunkLayout | None:
     """The layout of chunks encoded by a chain of format 3's codecs; None where one of them is not known."""
     codecs = []

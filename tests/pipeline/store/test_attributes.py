@@ -6,13 +6,16 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+import numcodecs
 import numpy as np
 import pytest
 import xarray
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.codecs import numcodecs as codecs
 
+import tilewright as tw
 from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline.store.attributes import (
     FLAGS,
@@ -20,12 +23,14 @@ from tilewright.pipeline.store.attributes import (
     RANGES,
     SCALES,
     Names,
+    codecs_notice,
     masked_caution,
     masks_of,
     packing,
     packing_notice,
     product_names,
 )
+from tilewright.pipeline.store.region import Flattened, Section
 
 NAN_64, MINUS_9999_64 = "AAAAAAAA+H8=", "AAAAAICHw8A="
 """NaN and -9999 as xarray writes them in format 3: the bytes of a float64, in base64."""
@@ -362,3 +367,38 @@ def test_c_has_the_names_of_its_rows_and_columns(
 def test_what_are_no_names_is_passed_over(names: Any, tmp_path: Path) -> None:
     array = array_of(tmp_path / "a", "f4", {"_ARRAY_DIMENSIONS": names}, 2)
     assert product_names(array, array, False, False) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, ""),
+        ({"compressors": None}, ""),
+        ({"shards": (4, 4)}, ""),
+        ({"zarr_format": 2, "compressors": numcodecs.BZ2()}, "bz2"),
+        (
+            {"zarr_format": 2, "filters": [numcodecs.Delta("f4")], "compressors": numcodecs.Zstd()},
+            "delta and zstd",
+        ),
+        ({"compressors": codecs.BZ2}, "numcodecs.bz2"),
+        ({"compressors": codecs.LZMA, "shards": (4, 4)}, "numcodecs.lzma and crc32c"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_codecs_that_zarr_alone_reads_are_told_of(
+    options: dict[str, Any], told: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Also of a part of an array, and of one that is seen as a matrix."""
+    options = {"shape": (4, 4), "chunks": (2, 2), "dtype": "f4"} | options
+    made = {name: value() if isinstance(value, type) else value for name, value in options.items()}
+    array = zarr.create_array(tmp_path / "x.zarr", **made)
+    array[...] = rng.random((4, 4))
+    says = f"A: chunks of {tmp_path / 'x.zarr'}, encoded by {told}, go through zarr-python, more slowly"
+    matrix = Flattened(array, (0,), (1,))
+    for seen in (array, matrix, Section(matrix, (0, 2), (1, 3))):
+        found = codecs_notice("A", seen)
+        assert (found or "").startswith(says) == bool(told)
+        assert (found is None) == (not told)
+    run_told: list[Any] = []
+    tw.matmul(array, array, tmp_path / "c.zarr", device="cpu", listener=run_told.append)
+    assert sum("zarr-python" in getattr(event, "message", "") for event in run_told) == 2 * bool(told)
