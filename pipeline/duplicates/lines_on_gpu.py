@@ -41,9 +41,12 @@ MOST_DOCUMENTS = 2**18
 """Lines that are signed at once: of each its signature takes memory, however short the line is."""
 
 
+_BY_BLOCKS = "read block by block for the GPU, more slowly"
+
+
 def by_blocks(why: str) -> str:
     """What is told of the file for which a piece is read block by block."""
-    return f"read block by block for the GPU, more slowly, {chunks.WITH_OTHERS}: {why} ({chunks.SMALLER})"
+    return f"{_BY_BLOCKS}, {chunks.WITH_OTHERS}: {why} ({chunks.SMALLER})"
 
 
 class Lines(NamedTuple):
@@ -191,7 +194,8 @@ def sign_lines(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        chunks.tell_once(memory_that_ran_out(error), "sign lines")
+        if (why := chunks.given_up(memory_that_ran_out(error))) is not None:
+            left[f"{_BY_BLOCKS}, {why}"] = Remark(1, piece.documents[0].name)
     # Here, and not above: the frames of an error hold the memory of its chunk.
     chunks.free_spares(_spare_signers)
     return None

@@ -8,7 +8,6 @@ counts a field of JSON lines, `duplicates/lines_on_gpu.py` signs lines.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -44,8 +43,6 @@ from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.transfer.lane import Spares, forgotten_with_memory, untimed_event
 from tilewright.pipeline.transfer.lane_blocks import move_nbytes
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Worker = TypeVar("Worker")
@@ -277,18 +274,16 @@ _telling = threading.Lock()
 forgotten_with_memory(no_room.clear)
 
 
-def tell_once(where: str, what: str) -> None:
-    """Remember, for this job, that there was no room, and say so unless another piece has. where: as
-    `memory_that_ran_out` says it; what: was to be done with chunks."""
+def given_up(where: str) -> str | None:
+    """Remember, for this job, that there was no room. Returns what is told of the piece for which there was none,
+    behind how it is read instead; None where another piece was the first. where: as `memory_that_ran_out` says it."""
     with _telling:
         if no_room.is_set():
-            return
+            return None
         no_room.set()
-    logger.warning(
-        "no room to %s by chunks of %s in the memory of the %s: they are read block by block",
-        what,
-        format_nbytes(CHUNK_NBYTES),
-        where,
+    return (
+        f"with all pieces of this worker from then on: no room for chunks of {format_nbytes(CHUNK_NBYTES)} in the"
+        f" memory of the {where} (free some of it, or run fewer tasks at once: threads_per_worker, in a profile)"
     )
 
 

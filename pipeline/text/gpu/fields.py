@@ -173,7 +173,7 @@ def count_fields(
             found, of_separators=np.concatenate([NOTHING, *(each.of_separators for each in counted)])
         )
 
-    found = _unless_left_to_cores(left, count)
+    found = _unless_left_to_cores(piece, left, count)
     if found is None:
         tally.clear()
     return found
@@ -227,7 +227,7 @@ def count_field_words(
         found = _together(piece, field, 0, cut, counted)
         return replace(found, counting=found.counting + counting), words, lost
 
-    return _unless_left_to_cores(left, count)
+    return _unless_left_to_cores(piece, left, count)
 
 
 def _groups(cut: Sequence[list[Span]], nbytes: int) -> Iterator[list[list[Span]]]:
@@ -264,9 +264,8 @@ def _cut(piece: Piece) -> list[list[Span]]:
     return list(chunks.chunks_of(piece.documents, even_nbytes(piece.nbytes), starts))
 
 
-def _unless_left_to_cores(left: Remarks, count: Callable[[], Result]) -> Result | None:
-    """What a call gives; None where the cores have to read the piece. left: gets what is to be told of that; where
-    there is no room, `chunks.tell_once` warns."""
+def _unless_left_to_cores(piece: Piece, left: Remarks, count: Callable[[], Result]) -> Result | None:
+    """What a call gives; None where the cores have to read the piece. left: gets what is to be told of that."""
     if chunks.no_room.is_set():
         return None
     prepare()
@@ -277,7 +276,8 @@ def _unless_left_to_cores(left: Remarks, count: Callable[[], Result]) -> Result 
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        chunks.tell_once(memory_that_ran_out(error), "find a field of JSON lines")
+        if (why := chunks.given_up(memory_that_ran_out(error))) is not None:
+            left[f"{_CORES}, {why}"] = Remark(1, piece.documents[0].name)
     # Here, and not above: the frames of an error hold the memory of its chunk.
     chunks.free_spares(_spare_finders)
     return None

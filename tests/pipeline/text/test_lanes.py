@@ -521,7 +521,7 @@ def test_lines_of_a_task_that_is_given_up_leave_their_memory_to_the_next(
 
 @pytest.mark.simulator
 def test_lines_for_which_there_is_no_room_leave_none_of_it_taken(
-    tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who read block by block find it free, and it is said once in a job."""
     from tilewright.pipeline.duplicates import lines_on_gpu
@@ -538,18 +538,24 @@ def test_lines_for_which_there_is_no_room_leave_none_of_it_taken(
     wanted, _ = signing.sign_piece(piece, asked, reading, "stop")
     signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     assert chunks.kept(asked) == (1, 1)
+    told: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(lines_on_gpu._ChunkSigner, "digests", no_room)
-        for _ in range(2):
+        for turn in range(2):
             found, _ = signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
+            assert len(found.remarks) == (turn == 0)
+            told += remarks_of(found.remarks)
             np.testing.assert_array_equal(found.signatures, wanted.signatures)
             np.testing.assert_array_equal(found.digests, wanted.digests)
             assert chunks.kept(asked) == (0, 0)
     assert chunks.taken[1:] == [None, None]
     assert len(chunks.signers) == 1, "the second piece has not tried"
     assert chunks.cleared == [[]], "nothing held the memory of the chunk any more"
-    (told,) = (each.message for each in caplog.records if "no room" in each.message)
-    assert "in the memory of the host (no room for digests): they are read block by block" in told
+    (sentence,) = told
+    assert sentence.startswith(
+        f"{piece.documents[0].name}: read block by block for the GPU, more slowly, with all pieces"
+    )
+    assert "in the memory of the host (no room for digests)" in sentence
     free_device_memory()  # another job
     signing.sign_piece(piece, asked, reading, "stop", "cuda", 1)
     assert chunks.taken[-1] is not None
@@ -734,10 +740,9 @@ def test_fields_that_no_gpu_decides_are_read_by_the_cores(
     tmp_path: Path,
     chunks: Chunks,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """More lines than are listed; lines that are too long, or too many; what is not read; and where there is no room.
-    It is told of the file for which they read all, but of room."""
+    It is told of the file for which they read all."""
     from tilewright.kernels.records.device_json import TextFinder
     from tilewright.pipeline.text.gpu import chunks as gpu_chunks
     from tilewright.pipeline.text.gpu import fields, room
@@ -778,14 +783,15 @@ def test_fields_that_no_gpu_decides_are_read_by_the_cores(
         patch.setattr(Upload, "failed", lambda upload: [0])
         count(gpu_chunks.NotReadError.why, of=0)
     monkeypatch.setattr(TextFinder, "find", no_room)
-    count()
+    found, _ = count_piece(piece, kind, "cuda", per_document=False, **BY_DEVICE)
+    (told,) = remarks_of(found.remarks)
+    assert told.startswith(
+        f"{piece.documents[0].name}: left to the cores of the GPU's worker, with all pieces"
+    )
+    assert "no room for chunks of 124 MiB in the memory of the host (no room for texts)" in told
+    assert chunks.taken.pop() is None
     assert gpu_chunks.no_room.is_set()
     count()
-    (told,) = (each.message for each in caplog.records if "no room" in each.message)
-    assert (
-        "find a field of JSON lines by chunks of 124 MiB in the memory of the host (no room for texts)"
-        in told
-    )
 
 
 @pytest.mark.simulator
