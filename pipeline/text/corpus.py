@@ -79,8 +79,7 @@ STORED_NBYTES = 2**20
 ELSEWHERE = "copy its contents to another file and count that, or leave it out"
 """What to do about a file whose length is not known before it is read."""
 
-_PATTERN = re.compile(r"[*?\[]")
-"""What patterns of a shell have, and names of files hardly ever."""
+_PATTERN = re.compile(r"[*?\[]")  # of a shell's patterns
 
 LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
 """Errors for files that are gone, closed to us, or no longer files: a retry would meet them again."""
