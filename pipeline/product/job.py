@@ -157,9 +157,11 @@ def multiply(
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
     factors, shared = _shared(factors)
-    inputs = fingerprint_of(factors)
-    if factors.before is not None and (path := store.local_path(out)) is not None:
-        check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
+    inputs = None
+    if factors.before is not None:
+        inputs = fingerprint_of(factors)
+        if (path := store.local_path(out)) is not None:
+            check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, out, request.precision))
     loops = needs_loops_soon(factors, verify=request.verify)
@@ -176,7 +178,7 @@ def multiply(
         for place in filter(None, [out, factors.counts]):
             for note in check_written_alike(ask, place):
                 tell.warn(note)
-        if factors.before is None:
+        if inputs is None:
             inputs = fingerprint_of(factors)  # as late as can be: nobody waits for a cluster any more
         job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair, task)
         try:
