@@ -108,7 +108,7 @@ def record_sides(
         apart: list[str] = []
         listed: dict[str, Any] = {}
         if final is None or format_around(final) is None:
-            listed, _ = listed_sides(a, b, *transposed)
+            listed, _ = listed_sides(a, b, *transposed, called)
         else:
             called = sides_called(_in_one_folder(absolute(final), finals), a, b, *transposed)
             apart = [

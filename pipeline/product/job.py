@@ -746,7 +746,7 @@ def _open_output(
     options: dict[str, Any] = {
         "storage": factors.storage,
         "compressed": store.is_compressed(factors.a),
-        "dimension_names": product_names(factors.a, factors.b, *factors.transposed),
+        "dimension_names": job.inputs.request["names"],
         "attributes": first_attributes(path, factors.a, factors.b, *factors.transposed),
     }
     output = create_output(out, (plan.m, plan.n), factors.dtype, plan.c_unit, overwrite=overwrite, **options)
