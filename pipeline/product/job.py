@@ -696,7 +696,7 @@ def _why_nothing_is_kept(out: Source, digest: str) -> str:
         journal, array = journal_at(out)
         past = read_journal(journal) if journal is not None else None
         path = store.local_path(out)
-        if past is None and _holds_record(out):
+        if past is None and journal is not None and journal.exists():
             return "a record of finished tiles that is damaged, or of another version of Tilewright"
         if past is None:
             if path is not None and holds_tiles(path):

@@ -506,7 +506,7 @@ def read_unit(array: StoredArray) -> tuple[int, ...]:
 def part_unit(array: StoredArray) -> tuple[int, ...]:
     """Sides of what one thread reads at once: `read_unit`, or of shards in a store that is not local several of their
     chunks."""
-    array, unit = unmasked(array), read_unit(array)
+    unit, array = read_unit(array), unmasked(array)
     if isinstance(array, Flattened) or is_local(array) or array.shards is None:
         return unit
     layout = encoding_of(array, name_of(array), Path())

@@ -115,7 +115,7 @@ def packing_notice(
     whether what they say is covered.
     """
     reading = _read(array)
-    if is_unpacked(array) and not written:  # and no range says more
+    if reading.found and is_unpacked(array) and not written:  # and no range says more
         reading.found = {name: value for name, value in reading.found.items() if name in (*RANGES, *FLAGS)}
     if not reading.found:
         return None

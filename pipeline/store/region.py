@@ -38,7 +38,7 @@ def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Chun
     axes = []
     for part, side in zip(region, chunks, strict=True):
         axis = []
-        for index in range(part.start // side, ceil_div(part.stop, side)):
+        for index in range(part.start // side, (part.stop - 1) // side + 1):
             first, last = max(part.start, index * side), min(part.stop, (index + 1) * side)
             inside = slice(first - index * side, last - index * side)
             axis.append((index, inside, slice(first - part.start, last - part.start)))
