@@ -311,7 +311,7 @@ def open_factors(request: Request) -> Factors:
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
     epilogue = checked_epilogue(request.epilogue, shape, dtypes, before)
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
-    band = checked_band(request.window, shape)
+    band = None if request.window is None else checked_band(request.window, shape)
     even = band is None or band.before == band.after
     mirror = ""
     if own_transpose and even:
