@@ -146,10 +146,12 @@ def _said(verification: Verification | None) -> str:
 def _add_attributes(
     array: zarr.Array[Any], found: Mapping[str, Any], names: Sequence[str | None] = ()
 ) -> None:
-    """Write attributes in one step, durably: a growing array without metadata could not go on. names: of the array's
-    dimensions, if they are others now; all None as if there were none."""
+    """Write attributes in one step, durably, if there are any: a growing array without metadata could not go on. names:
+    of the array's dimensions, if they are others now; all None as if there were none."""
     folder = folder_of(array)
     renamed = any(name is not None for name in names) and tuple(names) != dimension_names(array)
+    if not found and not renamed:
+        return
     if folder is None:
         ended(lambda: array.update_attributes(dict(found)))
         return

@@ -185,6 +185,8 @@ def any_pending(arrays: Iterable[StoredArray]) -> bool:
 
 
 def _pending(arrays: Iterable[StoredArray]) -> Iterator[Pending]:
+    if not _opened:
+        return  # as where nobody uses dask's arrays
     for array in arrays:
         yield from filter(None, map(pending_of, parts_of(array)))
 
