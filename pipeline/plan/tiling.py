@@ -141,8 +141,8 @@ def panel_depth(
     if (a.plain and b.plain) or 0 in (m, n, k):
         return aimed
 
-    # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer than
-    # all the rest.
+    # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer
+    # than all the rest.
     few = replace(limits, workers=1, tiles=min(limits.tiles, MOST_TILES_TO_COMPARE))
     at_aim = Memory((m, n), items, aimed, transposed, limits, symmetric=symmetric, fused=fused)
     if aimed == k and _is_one_tile(m, n, k, c_unit, at_aim, few):

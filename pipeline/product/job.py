@@ -21,6 +21,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.heartbeats import told_of
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
@@ -157,11 +158,9 @@ def multiply(
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
     factors, shared = _shared(factors)
-    inputs = None
-    if factors.before is not None:
-        inputs = fingerprint_of(factors)
-        if (path := store.local_path(out)) is not None:
-            check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
+    inputs = None if factors.before is None else fingerprint_of(factors)
+    if inputs is not None and (path := store.local_path(out)) is not None:
+        check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, out, request.precision))
     loops = needs_loops_soon(factors, verify=request.verify)
@@ -173,7 +172,7 @@ def multiply(
     ):
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
-        check_read_alike(ask, shared)
+        check_read_alike(ask, shared, here=is_here(client))
         tell.warn_once(computed_on(client, shared.values()))
         for place in filter(None, [out, factors.counts]):
             for note in check_written_alike(ask, place):
@@ -186,9 +185,8 @@ def multiply(
         except _TooLarge as failed:
             first = failed
         on_all(client, tasks.release_memory)
-        facts = survey(
-            client, request.device, loops=loops
-        )  # what is free has changed, or it would have fitted
+        # What is free has changed, or it would have fitted.
+        facts = survey(client, request.device, loops=loops)
         try:
             return _attempt(job, facts, failed=first.plan)
         except PlanError as error:
