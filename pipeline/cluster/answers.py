@@ -314,7 +314,9 @@ class Packer:
         self, function: Callable[..., Any], arguments: Sequence[Any]
     ) -> tuple[tuple[bytes, ...], Sequence[Any]]:
         """What `tried` takes: the pickled part, and the other arguments as they are."""
-        count = next((place for place, one in enumerate(arguments) if _is_future(one)), len(arguments))
+        futures = _future_types()
+        first = (place for place, one in enumerate(arguments) if isinstance(one, futures))
+        count = next(first, len(arguments))
         before, self._last = self._last, []
         for place, part in enumerate((function, *arguments[:count])):
             same = place < len(before) and before[place][0] is part
@@ -322,14 +324,12 @@ class Packer:
         return tuple(data for _, data in self._last), arguments[count:]
 
 
-def _is_future(argument: Any) -> bool:
-    if isinstance(argument, HereFuture):
-        return True
+def _future_types() -> tuple[type, ...]:
     if not dask_is_there():
-        return False
+        return (HereFuture,)
     from distributed import Future
 
-    return isinstance(argument, Future)
+    return HereFuture, Future
 
 
 def tried(
