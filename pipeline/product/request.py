@@ -79,7 +79,7 @@ from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
+from tilewright.pipeline.store.region import StoredArray, stored_masks
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.store.sources.memory import copies_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -384,18 +384,14 @@ def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
 def _inputs(factors: Factors) -> dict[str, StoredArray]:
     """The factors, and their masks that are stored, by what they are called."""
     named = {factors.names.of(role): each for role, each in factors.roles.items()}
-    masks = {
-        f"{name}'s mask": factor.mask
-        for name, factor in ((name, whole_of(each)) for name, each in named.items())
-        if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
-    }
-    return named | masks
+    return named | stored_masks(named)
 
 
 def _check_distinct(out: Source, others: Mapping[str, Found], what: str) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there. what: it is, in words."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
+    growing = None if path is None else partial_path(path)
     needs = "need a place of their own" if what == PAIRS else "needs a place of its own"
     for role, factor in others.items():
         if (
@@ -413,12 +409,9 @@ def _check_distinct(out: Source, others: Mapping[str, Found], what: str) -> None
             raise OutputError(
                 f"output: {name} and {role}, {store.name_of(factor)}, lie one inside the other; {what} {needs}"
             )
-        if path is None:
-            continue
-        growing = partial_path(path).resolve()
-        if growing == theirs or growing in theirs.parents:
+        if growing is not None and (growing.resolve() == theirs or growing.resolve() in theirs.parents):
             raise OutputError(
-                f"output: {name} would grow at {partial_path(path)}, where {role} lies; give it another name"
+                f"output: {name} would grow at {growing}, where {role} lies; give it another name"
             )
 
 

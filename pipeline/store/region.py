@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -465,6 +465,15 @@ def parts_of(stored: StoredArray) -> list[zarr.Array[Any]]:
     whole = whole_of(stored)
     mask = whole.mask if isinstance(whole, Masked) else None
     return [base_of(whole), *([mask] if isinstance(mask, zarr.Array) else [])]
+
+
+def stored_masks(named: Mapping[str, StoredArray]) -> dict[str, zarr.Array[Any]]:
+    """The masks beside some arrays that are stored themselves, by what messages call them."""
+    return {
+        f"{name}'s mask": whole.mask
+        for name, stored in named.items()
+        if isinstance(whole := whole_of(stored), Masked) and isinstance(whole.mask, zarr.Array)
+    }
 
 
 def base_of(stored: StoredArray) -> zarr.Array[Any]:
