@@ -471,7 +471,8 @@ def plan_for(
         given = factors.storage.model(
             out, factors.shape, c_dtype, unit=c_unit, compressed=store.is_compressed(left)
         )
-    coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
+    stored = None if given is None else store.as_stored_matrix(given)
+    coded = store.is_compressed(left) if stored is None else not stored.plain
     limits = replace(
         limits,
         read_threads=_threads(
@@ -508,11 +509,7 @@ def plan_for(
             of_c, of_counts = encoders, partial(encoders_nbytes, factors.counts, piece)
             encoders = lambda threads: max(of_c(threads), of_counts(threads))  # noqa: E731
         threads = _threads("write-threads", facts, _is_local(out), [piece] if coded else [], encoders)
-        c = (
-            StoredMatrix(a.rows, b.columns, c_dtype, c_unit, not coded)
-            if given is None
-            else store.as_stored_matrix(given)
-        )
+        c = stored or StoredMatrix(a.rows, b.columns, c_dtype, c_unit, not coded)
         plan = plan_tiles(
             a,
             b,
@@ -522,7 +519,7 @@ def plan_for(
                 limits,
                 write_threads=threads,
                 encoders_nbytes=encoders(threads),
-                check_nbytes=_check_nbytes(facts, factors, out, c) if verify else 0,
+                check_nbytes=_check_nbytes(facts, factors, out, (a, b, c)) if verify else 0,
                 decoding=decoding,
             ),
             transpose_a=transpose_a,
@@ -615,10 +612,14 @@ def _least(limits: Iterable[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None, c: StoredMatrix) -> int:
-    """What the check of C takes of a worker's process."""
-    a = store.as_stored_matrix(factors.a, transpose=factors.transposed[0])
-    b = store.as_stored_matrix(factors.b, transpose=factors.transposed[1])
+def _check_nbytes(
+    facts: list[WorkerFacts],
+    factors: Factors,
+    out: Source | None,
+    stored: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
+) -> int:
+    """What the check of C takes of a worker's process. stored: op(A), op(B) and C."""
+    a, b, c = stored
     threads = config.threads("read-threads")
     if _is_local(out) and all(store.is_local(array) for array in (factors.a, factors.b)):
         threads = min(threads, max(fact.usable_cores for fact in facts))
