@@ -167,6 +167,8 @@ def get(name: str, override: Any = None) -> Any:
         raise OptionError(f"{where}: null is no value; leave it unset for {setting.default}")
     if setting.unit == "bytes":
         return as_nbytes(value, where)
+    if value is setting.default:
+        return value  # which is good
     if setting.unit in COUNTS:
         least, most = COUNTS[setting.unit], setting.most
         count = as_count(value)
@@ -268,9 +270,10 @@ def as_nbytes(value: int | float | str, name: str) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError("a truth value")  # which Python counts as a number
-        if isinstance(value, str) and not any(letter.isdigit() for letter in value):
-            raise ValueError("no number")  # Dask reads the empty text as one byte
-        if (count := as_count(value)) is not None:
+        if isinstance(value, str):
+            if not any(letter.isdigit() for letter in value):
+                raise ValueError("no number")  # Dask reads the empty text as one byte
+        elif (count := as_count(value)) is not None:
             value = count  # NumPy's integers, which Dask does not know
         nbytes = int(parse_bytes(value))
     except (ValueError, TypeError, AttributeError, OverflowError) as error:

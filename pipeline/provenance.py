@@ -108,7 +108,7 @@ def record_sides(
         apart: list[str] = []
         listed: dict[str, Any] = {}
         if final is None or format_around(final) is None:
-            listed, _ = listed_sides(a, b, *transposed)
+            listed, _ = listed_sides(a, b, *transposed, called)
         else:
             called = sides_called(_in_one_folder(absolute(final), finals), a, b, *transposed)
             apart = [
@@ -146,10 +146,12 @@ def _said(verification: Verification | None) -> str:
 def _add_attributes(
     array: zarr.Array[Any], found: Mapping[str, Any], names: Sequence[str | None] = ()
 ) -> None:
-    """Write attributes in one step, durably: a growing array without metadata could not go on. names: of the array's
-    dimensions, if they are others now; all None as if there were none."""
+    """Write attributes in one step, durably, if there are any: a growing array without metadata could not go on. names:
+    of the array's dimensions, if they are others now; all None as if there were none."""
     folder = folder_of(array)
     renamed = any(name is not None for name in names) and tuple(names) != dimension_names(array)
+    if not found and not renamed:
+        return
     if folder is None:
         ended(lambda: array.update_attributes(dict(found)))
         return

@@ -21,7 +21,7 @@ from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import pickling as pickle
 from tilewright.pipeline.cluster import identity
-from tilewright.pipeline.cluster.heartbeats import heartbeats_of
+from tilewright.pipeline.cluster.heartbeats import Heartbeats, heartbeats_of
 from tilewright.pipeline.cluster.here.client import HereFuture, is_here
 from tilewright.pipeline.cluster.here.worker import current_worker, dask_is_there
 from tilewright.pipeline.errors import (
@@ -84,9 +84,8 @@ def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
 
 def unchanged_answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """As ``answer_of``, but what Dask raises is raised as it is."""
-    heartbeats = heartbeats_of(client)
     check_connected(client)
-    if heartbeats is None:
+    if (heartbeats := _listening_to(client)) is None:
         return ask()
     answer: ConcurrentFuture[Answer] = begin(client, _asked(ask))
     try:
@@ -98,6 +97,11 @@ def unchanged_answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
         return answer.result()
     finally:
         answer.cancel()  # where nobody waits for it any more
+
+
+def _listening_to(client: Client) -> Heartbeats | None:
+    """What listens to a client's cluster, if anything does in this thread: nothing to this process itself."""
+    return None if is_here(client) else heartbeats_of(client)
 
 
 def check_connected(client: Client) -> None:
@@ -168,7 +172,7 @@ def run_on_all(
 
     Raises ClusterError where the scheduler does not answer.
     """
-    heartbeats = heartbeats_of(client)
+    heartbeats = _listening_to(client)
     if heartbeats is None:
         answers: dict[str, Any] = answer_of(
             client, partial(client.run, function, *arguments, on_error="return")
@@ -310,7 +314,9 @@ class Packer:
         self, function: Callable[..., Any], arguments: Sequence[Any]
     ) -> tuple[tuple[bytes, ...], Sequence[Any]]:
         """What `tried` takes: the pickled part, and the other arguments as they are."""
-        count = next((place for place, one in enumerate(arguments) if _is_future(one)), len(arguments))
+        futures = _future_types()
+        first = (place for place, one in enumerate(arguments) if isinstance(one, futures))
+        count = next(first, len(arguments))
         before, self._last = self._last, []
         for place, part in enumerate((function, *arguments[:count])):
             same = place < len(before) and before[place][0] is part
@@ -318,14 +324,12 @@ class Packer:
         return tuple(data for _, data in self._last), arguments[count:]
 
 
-def _is_future(argument: Any) -> bool:
-    if isinstance(argument, HereFuture):
-        return True
+def _future_types() -> tuple[type, ...]:
     if not dask_is_there():
-        return False
+        return (HereFuture,)
     from distributed import Future
 
-    return isinstance(argument, Future)
+    return HereFuture, Future
 
 
 def tried(

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -159,7 +160,7 @@ def find_profiles(path: str | os.PathLike[str] | None = None) -> FoundProfiles:
     OptionError
         ``path`` is none.
     """
-    built_in = _read_profiles(INSTALLED_PROFILES, FoundProfiles(()))
+    built_in = _built_in()
     chosen = config.get("cluster-file", path)
     if chosen is not None and (path is not None or not _is_of_dasks_files(chosen)):
         only = Path(chosen if path is not None else config.path_of("cluster-file") or chosen)
@@ -248,6 +249,12 @@ def _unreadable(path: Path, error: OSError) -> ClusterError:
     return ClusterError(
         f"cannot read the profiles file {path}: {error}; mend that, or name a file that you can read (--cluster-file)"
     )
+
+
+@cache
+def _built_in() -> ProfilesFile:
+    """The profiles of the installation, which do not change while a process lasts."""
+    return _read_profiles(INSTALLED_PROFILES, FoundProfiles(()))
 
 
 def _read_profiles(path: Path, farther: FoundProfiles) -> ProfilesFile:

@@ -35,8 +35,10 @@ def decoding_for(
 ) -> tuple[DecodingRoom | None, str]:
     """The memory that each GPU sets aside for decoding, out of what a plan has; and what decodes, for people. Nothing
     is said where the CPU multiplies, or nothing is encoded."""
-    encoded = [array for array in inputs if not store.as_stored_matrix(array).plain]
-    if facts[0].device == "cpu" or not encoded:
+    if facts[0].device == "cpu":
+        return None, ""
+    encoded = [array for array in inputs if not store.is_plain(array)]
+    if not encoded:
         return None, ""
     if not config.get("gpu-decoding"):
         return None, "by the cores (tilewright.gpu-decoding is false, its default)"

@@ -195,7 +195,7 @@ class MatmulPlan:
         """How C is cut into tiles."""
         return TileGrid.of((self.m, self.n), self.geometry, symmetric=self.symmetric, band=self.band)
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int]:
         """Tiles along m and along n."""
         return self.tile_grid.shape
@@ -266,7 +266,7 @@ class MatmulPlan:
         plain = not any(self.operand_dtypes) and self.sums == self.stored
         return dtype_reason(c, a, b, self.k, finished=self.finished) if plain else ""
 
-    @property
+    @cached_property
     def tile_count(self) -> int:
         return self.tile_grid.count
 

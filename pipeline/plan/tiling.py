@@ -141,12 +141,16 @@ def panel_depth(
     if (a.plain and b.plain) or 0 in (m, n, k):
         return aimed
 
+    # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer
+    # than all the rest.
+    few = replace(limits, workers=1, tiles=min(limits.tiles, MOST_TILES_TO_COMPARE))
+    at_aim = Memory((m, n), items, aimed, transposed, limits, symmetric=symmetric, fused=fused)
+    if aimed == k and _is_one_tile(m, n, k, c_unit, at_aim, few):
+        return aimed  # of one panel each: every chunk is decoded once
+
     def decoded(depth: int) -> list[float]:
         """Bytes decoded with each number of workers in `FEW_WORKERS`, with the tiles of one worker."""
-        memory = Memory((m, n), items, depth, transposed, limits, symmetric=symmetric, fused=fused)
-        # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer
-        # than all the rest.
-        few = replace(limits, workers=1, tiles=min(limits.tiles, MOST_TILES_TO_COMPARE))
+        memory = replace(at_aim, depth=depth)
         geometry = best_geometry(a, b, c_unit, memory, few, exact=True)
         if geometry is None:
             return [math.inf] * len(FEW_WORKERS)
@@ -250,14 +254,15 @@ def best_geometry(
     m, n, k = a.rows, b.columns, a.columns
     if m == 0 or n == 0:
         return Geometry(max(1, m), max(1, n), memory.depth, 1, max(1, m), max(1, n))
+    if _is_one_tile(m, n, k, c_unit, memory, limits):
+        return Geometry(m, n, memory.depth, 1, m, n)
     search_grid = _search_square if memory.symmetric else _search_grid
     search = partial(search_grid, a, b, memory, limits.device_nbytes)
     least = search(c_unit, 1)
     if least is None:
         return None
-    operations = (n * (n + 1) * k if memory.symmetric else 2 * m * n * k) * memory.fused.sums
-    tiles = max(1, min(limits.tiles, operations // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
+    tiles = _worth_tiles(m, n, k, memory, limits)
     wanted = tiles if few_workers else max(tiles, limits.workers)
     # Somebody who asks for more tiles than by default, as for a stop to cost less, knows that more is read. Only whole
     # tiles are recorded: parts of k make a stop no cheaper.
@@ -298,6 +303,20 @@ def best_geometry(
     cell = cell or (best.rows, best.columns)
     cell_rows, cell_columns = min(cell[0], best.rows), min(cell[1], best.columns)
     return Geometry(best.rows, best.columns, memory.depth, best.k_parts, cell_rows, cell_columns)
+
+
+def _worth_tiles(m: int, n: int, k: int, memory: Memory, limits: Limits) -> int:
+    """How many tiles a C of these sides is worth by its operations, up to the number that is asked for."""
+    operations = (n * (n + 1) * k if memory.symmetric else 2 * m * n * k) * memory.fused.sums
+    return max(1, min(limits.tiles, operations // TILE_OPERATIONS))
+
+
+def _is_one_tile(m: int, n: int, k: int, c_unit: tuple[int, int], memory: Memory, limits: Limits) -> bool:
+    """Whether a C of these sides is one stored piece, too little work for two tasks, and fits: then there is no other
+    way to cut it."""
+    one_piece = m <= c_unit[0] and n <= c_unit[1]
+    one_task = limits.workers <= limits.tiles and _worth_tiles(m, n, k, memory, limits) == 1
+    return one_piece and one_task and memory.nbytes(m, n, 1) <= limits.device_nbytes
 
 
 def finer_geometry(

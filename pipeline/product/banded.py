@@ -37,10 +37,8 @@ def as_window(value: Any) -> tuple[int, int] | None:
     return int(both[0]), int(both[1])
 
 
-def checked_band(window: tuple[int, int] | None, shape: tuple[int, int]) -> Band | None:
+def checked_band(window: tuple[int, int], shape: tuple[int, int]) -> Band:
     """The band of a C of this shape. Raises OptionError where it reaches beyond C."""
-    if window is None:
-        return None
     band = Band(*window)
     rows, columns = shape
     if band.before > max(0, rows - 1) or band.after > max(0, columns - 1):

@@ -21,6 +21,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.heartbeats import told_of
+from tilewright.pipeline.cluster.here.client import is_here
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
@@ -132,6 +133,8 @@ class Job:
     client: Client
     request: Request
     out: Source
+    path: Path | None
+    """Where C is to lie on a local disk; None: elsewhere."""
     factors: Factors
     """As the workers multiply them."""
     inputs: Fingerprint
@@ -157,8 +160,9 @@ def multiply(
     factors = open_factors(request)
     check_output(out, factors, overwrite=request.overwrite)
     factors, shared = _shared(factors)
-    inputs = fingerprint_of(factors)
-    if factors.before is not None and (path := store.local_path(out)) is not None:
+    path = store.local_path(out)
+    inputs = None if factors.before is None else fingerprint_of(factors)
+    if inputs is not None and path is not None:
         check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, out, request.precision))
@@ -171,22 +175,21 @@ def multiply(
     ):
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
-        check_read_alike(ask, shared)
+        check_read_alike(ask, shared, here=is_here(client))
         tell.warn_once(computed_on(client, shared.values()))
         for place in filter(None, [out, factors.counts]):
             for note in check_written_alike(ask, place):
                 tell.warn(note)
-        if factors.before is None:
+        if inputs is None:
             inputs = fingerprint_of(factors)  # as late as can be: nobody waits for a cluster any more
-        job = Job(client, request, out, _as_computed(factors, facts), inputs, tell, repair, task)
+        job = Job(client, request, out, path, _as_computed(factors, facts), inputs, tell, repair, task)
         try:
             return _attempt(job, facts)
         except _TooLarge as failed:
             first = failed
         on_all(client, tasks.release_memory)
-        facts = survey(
-            client, request.device, loops=loops
-        )  # what is free has changed, or it would have fitted
+        # What is free has changed, or it would have fitted.
+        facts = survey(client, request.device, loops=loops)
         try:
             return _attempt(job, facts, failed=first.plan)
         except PlanError as error:
@@ -383,17 +386,16 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
         if past.finished:
             tell.say("an earlier run left a record of tiles that C cannot have; it starts anew")
         past = None
-    elif past is None and resume and (why := _why_nothing_is_kept(out, job.inputs.digest)):
+    elif past is None and resume and (why := _why_nothing_is_kept(job)):
         tell.say(f"an earlier run left {why}; its tiles are replaced, and it starts anew")
-    path = store.local_path(out)
     if past is not None and past.fault:
         tell.say(past.fault)
-    if past is not None and path is not None and lacks_mark(path):
-        tell.say(f"{partial_path(path)} has lost its mark, {MARK_NAME}, which is put back")
+    if past is not None and job.path is not None and lacks_mark(job.path):
+        tell.say(f"{partial_path(job.path)} has lost its mark, {MARK_NAME}, which is put back")
     tell.say(_choice(facts, plan))
     if note := few_tiles_note(plan, past):
         tell.say(note)
-    altered = _altered(path, past) if path is not None and past is not None else ""
+    altered = _altered(job.path, past) if job.path is not None and past is not None else ""
     output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):
         tell.say(f"an earlier run left an array that is no more what it was; it starts anew{altered}")
@@ -688,20 +690,19 @@ def _find_past(out: Source, digest: str) -> Past | None:
     return None if array is not None and changed_metadata(array, past) else past
 
 
-def _why_nothing_is_kept(out: Source, digest: str) -> str:
+def _why_nothing_is_kept(job: Job) -> str:
     """What an earlier run left that is of no use to a product, in words; empty where it left nothing."""
     try:
-        journal, array = journal_at(out)
+        journal, array = journal_at(job.out)
         past = read_journal(journal) if journal is not None else None
-        path = store.local_path(out)
-        if past is None and _holds_record(out):
+        if past is None and journal is not None and journal.exists():
             return "a record of finished tiles that is damaged, or of another version of Tilewright"
         if past is None:
-            if path is not None and holds_tiles(path):
-                return f"{partial_path(path)} without a record of finished tiles"
-            grown = array is not None and not isinstance(out, zarr.Array)
-            return f"{store.name_of(out)} without a record of finished tiles" if grown else ""
-        if past.digest == digest and array is not None:
+            if job.path is not None and holds_tiles(job.path):
+                return f"{partial_path(job.path)} without a record of finished tiles"
+            grown = array is not None and not isinstance(job.out, zarr.Array)
+            return f"{store.name_of(job.out)} without a record of finished tiles" if grown else ""
+        if past.digest == job.inputs.digest and array is not None:
             changed = changed_metadata(array, past)
             # If nothing was, another run has begun it since we looked; its lease will say so.
             return f"an array whose metadata were changed ({changed})" if changed else ""
@@ -724,9 +725,8 @@ def _open_output(
     job: Job, plan: MatmulPlan, past: Past | None, overwrite: bool
 ) -> tuple[Output, Past | None]:
     """The output to write to, and what is recorded of the tiles that it already holds; None where it is new."""
-    out, factors = job.out, job.factors
+    out, path, factors = job.out, job.path, job.factors
     counts = None if job.repair is not None else factors.counts  # those that stand there are right
-    path = store.local_path(out)
     if past is not None:
         output = resume_output(path, overwrite) if path is not None else resume_output_in_place(out)
         if output is not None:
@@ -744,7 +744,7 @@ def _open_output(
     options: dict[str, Any] = {
         "storage": factors.storage,
         "compressed": store.is_compressed(factors.a),
-        "dimension_names": product_names(factors.a, factors.b, *factors.transposed),
+        "dimension_names": job.inputs.request["names"],
         "attributes": first_attributes(path, factors.a, factors.b, *factors.transposed),
     }
     output = create_output(out, (plan.m, plan.n), factors.dtype, plan.c_unit, overwrite=overwrite, **options)

@@ -79,7 +79,7 @@ from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
-from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, whole_of
+from tilewright.pipeline.store.region import StoredArray, stored_masks
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.store.sources.memory import copies_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -311,7 +311,7 @@ def open_factors(request: Request) -> Factors:
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
     epilogue = checked_epilogue(request.epilogue, shape, dtypes, before)
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
-    band = checked_band(request.window, shape)
+    band = None if request.window is None else checked_band(request.window, shape)
     even = band is None or band.before == band.after
     mirror = ""
     if own_transpose and even:
@@ -384,18 +384,14 @@ def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
 def _inputs(factors: Factors) -> dict[str, StoredArray]:
     """The factors, and their masks that are stored, by what they are called."""
     named = {factors.names.of(role): each for role, each in factors.roles.items()}
-    masks = {
-        f"{name}'s mask": factor.mask
-        for name, factor in ((name, whole_of(each)) for name, each in named.items())
-        if isinstance(factor, Masked) and not isinstance(factor.mask, HeldMask)
-    }
-    return named | masks
+    return named | stored_masks(named)
 
 
 def _check_distinct(out: Source, others: Mapping[str, Found], what: str) -> None:
     """Refuse an output in the place of a factor: it replaces or fills what stands there. what: it is, in words."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
+    growing = None if path is None else partial_path(path)
     needs = "need a place of their own" if what == PAIRS else "needs a place of its own"
     for role, factor in others.items():
         if (
@@ -413,12 +409,9 @@ def _check_distinct(out: Source, others: Mapping[str, Found], what: str) -> None
             raise OutputError(
                 f"output: {name} and {role}, {store.name_of(factor)}, lie one inside the other; {what} {needs}"
             )
-        if path is None:
-            continue
-        growing = partial_path(path).resolve()
-        if growing == theirs or growing in theirs.parents:
+        if growing is not None and (growing.resolve() == theirs or growing.resolve() in theirs.parents):
             raise OutputError(
-                f"output: {name} would grow at {partial_path(path)}, where {role} lies; give it another name"
+                f"output: {name} would grow at {growing}, where {role} lies; give it another name"
             )
 
 
@@ -478,7 +471,8 @@ def plan_for(
         given = factors.storage.model(
             out, factors.shape, c_dtype, unit=c_unit, compressed=store.is_compressed(left)
         )
-    coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
+    stored = None if given is None else store.as_stored_matrix(given)
+    coded = store.is_compressed(left) if stored is None else not stored.plain
     limits = replace(
         limits,
         read_threads=_threads(
@@ -515,11 +509,7 @@ def plan_for(
             of_c, of_counts = encoders, partial(encoders_nbytes, factors.counts, piece)
             encoders = lambda threads: max(of_c(threads), of_counts(threads))  # noqa: E731
         threads = _threads("write-threads", facts, _is_local(out), [piece] if coded else [], encoders)
-        c = (
-            StoredMatrix(a.rows, b.columns, c_dtype, c_unit, not coded)
-            if given is None
-            else store.as_stored_matrix(given)
-        )
+        c = stored or StoredMatrix(a.rows, b.columns, c_dtype, c_unit, not coded)
         plan = plan_tiles(
             a,
             b,
@@ -529,7 +519,7 @@ def plan_for(
                 limits,
                 write_threads=threads,
                 encoders_nbytes=encoders(threads),
-                check_nbytes=_check_nbytes(facts, factors, out, c) if verify else 0,
+                check_nbytes=_check_nbytes(facts, factors, out, (a, b, c)) if verify else 0,
                 decoding=decoding,
             ),
             transpose_a=transpose_a,
@@ -622,10 +612,14 @@ def _least(limits: Iterable[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None, c: StoredMatrix) -> int:
-    """What the check of C takes of a worker's process."""
-    a = store.as_stored_matrix(factors.a, transpose=factors.transposed[0])
-    b = store.as_stored_matrix(factors.b, transpose=factors.transposed[1])
+def _check_nbytes(
+    facts: list[WorkerFacts],
+    factors: Factors,
+    out: Source | None,
+    stored: tuple[StoredMatrix, StoredMatrix, StoredMatrix],
+) -> int:
+    """What the check of C takes of a worker's process. stored: op(A), op(B) and C."""
+    a, b, c = stored
     threads = config.threads("read-threads")
     if _is_local(out) and all(store.is_local(array) for array in (factors.a, factors.b)):
         threads = min(threads, max(fact.usable_cores for fact in facts))

@@ -96,8 +96,8 @@ def name_of(source: Given) -> str:
         source = base_of(source)
     if isinstance(source, Slice):
         return name_of(source.source)
-    if is_given_array(source):
-        return described(source)
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
     if isinstance(source, zarr.Array):
         if isinstance(source.store, MappedStore):
             return source.store.mapped.name
@@ -116,7 +116,7 @@ def name_of(source: Given) -> str:
         if not names_itself(source.store):
             return f"/{source.path} in {kind_of(source.store)}"
         return str(source.store_path)
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else str(source)
+    return described(source) if is_given_array(source) else str(source)
 
 
 def names_itself(store: Any) -> bool:
@@ -466,7 +466,9 @@ def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArr
     """
     if isinstance(source, Flattened | Masked | Section):
         return source
-    asked = source if isinstance(source, Slice) else sliced_name(source)
+    asked = source if isinstance(source, Slice) else None
+    if isinstance(source, str) and source.endswith("]"):
+        asked = sliced_name(source)
     given = source if asked is None else asked.source
     cut = None
     if not isinstance(given, str | os.PathLike | zarr.Array) and is_given_array(given):
@@ -504,7 +506,7 @@ def read_unit(array: StoredArray) -> tuple[int, ...]:
 def part_unit(array: StoredArray) -> tuple[int, ...]:
     """Sides of what one thread reads at once: `read_unit`, or of shards in a store that is not local several of their
     chunks."""
-    array, unit = unmasked(array), read_unit(array)
+    unit, array = read_unit(array), unmasked(array)
     if isinstance(array, Flattened) or is_local(array) or array.shards is None:
         return unit
     layout = encoding_of(array, name_of(array), Path())

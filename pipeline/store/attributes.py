@@ -128,7 +128,7 @@ def packing_notice(
     whether what they say is covered.
     """
     reading = _read(array)
-    if is_unpacked(array) and not written:  # and no range says more
+    if reading.found and is_unpacked(array) and not written:  # and no range says more
         reading.found = {name: value for name, value in reading.found.items() if name in (*RANGES, *FLAGS)}
     if not reading.found:
         return None
@@ -587,12 +587,15 @@ def flattened_sides(
     `FLATTENED` has what `made_of` says of each such dimension of C, by its name, and as ``levels`` what its axes are
     called among those of C. called: its names, if not those of `product_sides`.
     """
+    made = [made_of(*side) for side in sides_of(a, b, transpose_a, transpose_b)]
+    if made == [None, None]:
+        return None
     called = called or product_sides(a, b, transpose_a, transpose_b)
-    found = {}
-    for one, (factor, side) in zip(called, sides_of(a, b, transpose_a, transpose_b), strict=True):
-        made = made_of(factor, side)
-        if one.name is not None and made is not None:
-            found[one.name] = made | {"levels": list(one.levels)}
+    found = {
+        one.name: of_side | {"levels": list(one.levels)}
+        for one, of_side in zip(called, made, strict=True)
+        if one.name is not None and of_side is not None
+    }
     return {FLATTENED: found} if found else None
 
 

@@ -24,7 +24,6 @@ from tilewright.pipeline.store.attributes import (
     dimension_names,
     flattened_sides,
     made_of,
-    product_names,
     product_sides,
     sides_of,
 )
@@ -176,7 +175,10 @@ def for_zarr(values: np.ndarray) -> np.ndarray:
 
 def of_sides(array: StoredArray, side: int) -> dict[str, Coordinates]:
     """By name, the coordinates of each axis that a side of a matrix is made of, one for each place of the axis."""
-    base, names = base_of(array), dimension_names(base_of(array))
+    base = base_of(array)
+    names = dimension_names(base)
+    if set(names) == {None}:
+        return {}
     return {
         str(names[axis]): found
         for axis in axes_of(array, side)
@@ -344,13 +346,18 @@ SIDES = "side_coordinates"
 
 
 def listed_sides(
-    a: StoredArray, b: StoredArray, transpose_a: bool, transpose_b: bool
+    a: StoredArray,
+    b: StoredArray,
+    transpose_a: bool,
+    transpose_b: bool,
+    called: Sequence[SideNames] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """What `SIDES` says of C = op(A) op(B): by the name of each dimension of one axis, as far as it has coordinates
-    that Zarr stores, ``values``, ``dtype`` and ``attributes``. And a sentence for those that are too many."""
-    names = product_names(a, b, transpose_a, transpose_b) or ()
+    that Zarr stores, ``values``, ``dtype`` and ``attributes``. And a sentence for those that are too many. called: as
+    for `attributes.flattened_sides`."""
+    called = called or product_sides(a, b, transpose_a, transpose_b)
     found, told = {}, []
-    for name, (array, side) in zip(names, ((a, int(transpose_a)), (b, int(not transpose_b))), strict=False):
+    for (name, _), (array, side) in zip(called, sides_of(a, b, transpose_a, transpose_b), strict=True):
         one = None if name is None else of_side(array, side)
         if one is None:
             continue

@@ -56,9 +56,8 @@ class Origin:
     """...the local archive that it lies in. Neither: the array is remote."""
 
 
-def origin_of(array: StoredArray) -> Origin:
-    """Where an array's data come from, by its innermost store."""
-    array = base_of(array)
+def origin_of(array: zarr.Array[Any]) -> Origin:
+    """Where a stored array's data come from, by its innermost store."""
     if isinstance(array.store, AtUrl):
         return _of_bucket(name_of(array))
     store = unwrapped(array.store)

@@ -49,7 +49,7 @@ from tilewright.pipeline.store.region import (
     Section,
     StoredArray,
     base_of,
-    whole_of,
+    stored_masks,
 )
 from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.store.sessions import (
@@ -60,6 +60,7 @@ from tilewright.pipeline.store.sessions import (
     is_fork,
     session_of,
 )
+from tilewright.pipeline.store.sources.mapped import MappedStore
 from tilewright.pipeline.store.waiting import answer_of
 
 Answer = TypeVar("Answer")
@@ -143,17 +144,13 @@ def check_shared_output(out: Source) -> None:
         _pickled(array, array.store, "output", name_of(out))
 
 
-def check_read_alike(ask: Ask, arrays: Mapping[str, StoredArray]) -> None:
+def check_read_alike(ask: Ask, arrays: Mapping[str, StoredArray], *, here: bool = False) -> None:
     """Raise StoreError where a worker does not find in its copy of an input, given by its role, what the caller finds
-    there: its metadata, and whether there is a first chunk and how that begins."""
-    every = {role: base_of(given) for role, given in arrays.items()}
-    every |= {
-        f"{role}'s mask": given.mask
-        for role, given in ((role, whole_of(each)) for role, each in arrays.items())
-        if isinstance(given, Masked) and not isinstance(given.mask, HeldMask)
-    }
+    there: its metadata, and whether there is a first chunk and how that begins. here: this process is the only worker,
+    where a copy of a map is the same map."""
+    every = {role: base_of(given) for role, given in arrays.items()} | stored_masks(arrays)
     for role, array in every.items():
-        if not _is_known(array):
+        if not (_is_known(array) or (here and isinstance(array.store, MappedStore))):
             pickled = _pickled(array, array.store, role, name_of(array))
             _check_look(ask, pickled, array.store, _keys_of(array), role, name_of(array))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -38,7 +38,7 @@ def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Chun
     axes = []
     for part, side in zip(region, chunks, strict=True):
         axis = []
-        for index in range(part.start // side, ceil_div(part.stop, side)):
+        for index in range(part.start // side, (part.stop - 1) // side + 1):
             first, last = max(part.start, index * side), min(part.stop, (index + 1) * side)
             inside = slice(first - index * side, last - index * side)
             axis.append((index, inside, slice(first - part.start, last - part.start)))
@@ -465,6 +465,15 @@ def parts_of(stored: StoredArray) -> list[zarr.Array[Any]]:
     whole = whole_of(stored)
     mask = whole.mask if isinstance(whole, Masked) else None
     return [base_of(whole), *([mask] if isinstance(mask, zarr.Array) else [])]
+
+
+def stored_masks(named: Mapping[str, StoredArray]) -> dict[str, zarr.Array[Any]]:
+    """The masks beside some arrays that are stored themselves, by what messages call them."""
+    return {
+        f"{name}'s mask": whole.mask
+        for name, stored in named.items()
+        if isinstance(whole := whole_of(stored), Masked) and isinstance(whole.mask, zarr.Array)
+    }
 
 
 def base_of(stored: StoredArray) -> zarr.Array[Any]:

@@ -137,7 +137,7 @@ def region_reads(
     """
     if isinstance(array, Section):
         return region_reads(array.array, array.within(region), in_loops=in_loops)
-    check_computed(base_of(array))
+    check_computed(array)
     if isinstance(array, Masked):
         return [
             RegionRead(part.target, partial(_read_masked, array, region, part))

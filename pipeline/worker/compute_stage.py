@@ -192,7 +192,7 @@ class ComputeStage:
         if begins_part:
             target = self._set_aside(job, target)
         cuts = cuts_of(self._plan, job.tile.rows) if pairs[0].behind < SLAB_PANELS else ()
-        ends = pairs[-1].behind == 0 and len(slabs_of(self._plan, job.tile)) > 1
+        ends = len(cuts) > 1 and pairs[-1].behind == 0 and len(slabs_of(self._plan, job.tile)) > 1
         for rows in cuts if len(cuts) > 1 else (None,):
             for place, pair in enumerate(pairs):
                 for sums, forms in zip(accumulators(self._plan, target), self._forms, strict=True):

@@ -195,21 +195,16 @@ def multiply(
     diagonal: bool = False,
     slab: slice | None = None,
 ) -> frozenset[str]:
-    """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used, and
-    where the numbers decided what they did, that."""
+    """Put the product of two panels into ``tile`` on the GPU, or add it, cell by cell. Returns the names of the kernels
+    used, and where the numbers decided what they did, that."""
     options = {**_options(product, tile, accumulate), "device": product.device}
     names: dict[tuple[int, int], str] = {}  # cells of one shape get the same kernel
     decided: set[str] = set()
     for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal, slab):
-        if 1 in cell.shape and isinstance(cell, np.ndarray):
-            _multiply_thin(left, right, cell, options)
-        else:
-            with noted() as outcomes:
-                matmul(left, right, out=cell, stream=stream, lower=lower, **options)
-            if outcomes:
-                decided.update(outcomes)
-                continue
-        if cell.shape not in names:
+        with noted() as outcomes:
+            matmul(left, right, out=cell, stream=stream, lower=lower, **options)
+        decided.update(outcomes)
+        if not outcomes and cell.shape not in names:
             names[cell.shape] = kernel_name(left, right, cell, **options)
     return frozenset(names.values()) | decided
 
@@ -443,7 +438,12 @@ class HostUnit:
             return self._multiply_packed(a, b, tile, accumulate, diagonal)
         assert isinstance(a, Placed), "both operands are packed, or none"
         assert isinstance(b, Placed), "the same"
-        multiply(self._product, a, b, tile, accumulate, None, diagonal, slab)
+        options = {**_options(self._product, tile, accumulate), "device": self._product.device}
+        for left, right, cell, lower in _cells(self._product.plan, a, b, tile, diagonal, slab):
+            if 1 in cell.shape:
+                _multiply_thin(left, right, cell, options)
+            else:
+                matmul(left, right, out=cell, lower=lower, **options)
         return frozenset([host.kernel_name(tile.dtype)])
 
     def _multiply_packed(

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import zarr
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
@@ -51,19 +52,28 @@ class Along:
         """What it is called in an example of code: ``x`` of X, ``weights`` of ``weights['lat']``."""
         return self.role.lower().removeprefix("the ").partition("[")[0]
 
-    @property
-    def names(self) -> tuple[str | None, ...]:
-        """Of the axes that the side is made of."""
-        names = dimension_names(base_of(self.array))
-        return tuple(names[axis] for axis in axes_of(self.array, self.side))
+    @cached_property
+    def base(self) -> zarr.Array[Any]:
+        """The array that is stored."""
+        return base_of(self.array)
 
-    @property
+    @cached_property
+    def axes(self) -> tuple[int, ...]:
+        """Of that, the axes that the side is made of."""
+        return axes_of(self.array, self.side)
+
+    @cached_property
+    def names(self) -> tuple[str | None, ...]:
+        """Of these axes."""
+        names = dimension_names(self.base)
+        return tuple(names[axis] for axis in self.axes)
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of these axes."""
-        base = base_of(self.array)
-        return tuple(int(base.shape[axis]) for axis in axes_of(self.array, self.side))
+        return tuple(int(self.base.shape[axis]) for axis in self.axes)
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """The first place along the flattened axes, and the last + 1."""
         return span_of(self.array, self.side, math.prod(self.shape))
@@ -75,7 +85,7 @@ class Along:
 
     def coordinates(self, number: int) -> Coordinates | None:
         """Of one of the axes, as far as they are known."""
-        return known_along(base_of(self.array), axes_of(self.array, self.side)[number])
+        return known_along(self.base, self.axes[number])
 
 
 @dataclass(frozen=True)
@@ -121,11 +131,10 @@ def check_same_labels(one: Along, other: Along, paired: str) -> None:
 
     paired: what is done along the side, in words, such as ``summed over``.
     """
-    if base_of(one.array) is base_of(other.array) and (axes_of(one.array, one.side), one.span) == (
-        axes_of(other.array, other.side),
-        other.span,
-    ):
+    if one.base is other.base and (one.axes, one.span) == (other.axes, other.span):
         return
+    if any(set(side.names) == {None} for side in (one, other)):
+        return  # axes without a name have no coordinates
     _check_order(one, other, paired)
     for names, left, right, places in _labelled(one, other):
         differ = _differing(left, right)

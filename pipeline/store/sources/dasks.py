@@ -185,11 +185,13 @@ def any_pending(arrays: Iterable[StoredArray]) -> bool:
 
 
 def _pending(arrays: Iterable[StoredArray]) -> Iterator[Pending]:
+    if not _opened:
+        return  # as where nobody uses dask's arrays
     for array in arrays:
         yield from filter(None, map(pending_of, parts_of(array)))
 
 
-def check_computed(array: zarr.Array[Any]) -> None:
+def check_computed(array: StoredArray) -> None:
     """Raise StoreError for an array of dask that nobody has had computed: its memory holds zeros."""
     pending = pending_of(array)
     if pending is not None and not pending.is_computed:
@@ -198,7 +200,7 @@ def check_computed(array: zarr.Array[Any]) -> None:
         )
 
 
-def pending_of(array: zarr.Array[Any]) -> Pending | None:
+def pending_of(array: StoredArray) -> Pending | None:
     """What is still to be computed of an array; None for any but one of dask."""
     kept = array.store.keeps if isinstance(array.store, MappedStore) else None
     return kept if isinstance(kept, Pending) else None

@@ -126,6 +126,8 @@ def _values(source: Any, role: str) -> np.ndarray:
 def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
     """The array in a file that is no Zarr; None where the path is none of a kind that we know. Raises as
     `open_given`."""
+    if not os.path.isfile(path):  # as most often: an array of Zarr is a folder
+        return None
     if is_npy(path):
         return open_npy(path, name, role)
     if hdf5.is_hdf5(path):

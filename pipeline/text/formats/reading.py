@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tilewright.kernels.arguments import check_choice, check_flag, shown
 from tilewright.kernels.choices import ON_ERROR, PASSAGES, ErrorPolicy, PassageName
@@ -44,7 +44,7 @@ class Reading:
     buffer_nbytes: int = 2**20
     """Text in which lines, paragraphs and fields are looked for in one go."""
 
-    @property
+    @cached_property  # asked of every file
     def as_stored(self) -> bool:
         """Whether a text is a document as it is, so that it may be cut anywhere."""
         return not (self.fields or self.split_on or self.encoding)
