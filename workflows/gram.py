@@ -559,7 +559,7 @@ def _request(x: Input, out: Source | None, y: Input | None, options: dict[str, A
             if of_y != options["missing"]:
                 raise OptionError(
                     f"add_up={shown(add_up)}: what is missing would be {options['missing']} in X and {of_y} in Y, whose"
-                    " dtypes differ; give both in one (astype)"
+                    " dtypes differ; give both in one"
                 )
     return GramRequest(x, out, y, storage=as_storage(**stored), **options)
 

@@ -234,7 +234,7 @@ def _check_keeps_layout(request: GramRequest, widening: Widening | None) -> None
         raise OptionError(
             f"{', '.join(request.storage.facts())} given with append=True, and the chunks of the result that becomes"
             " wider stay as they are stored; leave these away (--chunks, --shards, --codec), or compute it anew"
-            " (overwrite)"
+            " (overwrite=True without append)"
         )
 
 
