@@ -212,7 +212,10 @@ def plan_only(request: GramRequest) -> MatmulPlan:
     # Vectors of the lengths that they will have.
     found = {
         role: {
-            side: Moments.of_nothing(int(matrices.arrays[role].shape[axis_of(side)]), np.dtype(np.float64))
+            side: Moments.of_nothing(
+                int(matrices.arrays[role].shape[axis_of(side)]),
+                np.dtype(np.complex128 if matrices.arrays[role].dtype.kind == "c" else np.float64),
+            )
             for side in want.sides
         }
         for role, want in wanted.items()
