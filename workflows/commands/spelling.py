@@ -88,7 +88,8 @@ class _Spelling:
         message = BOTH.sub(_of_others, message)
         message = self.assigned.sub(self._assigned, message)
         message = self.named.sub(lambda found: self._name(found[1]), message)
-        message = re.sub(r"\b([a-z]+) \((--?[a-z-]+)\)", self._explained, message)
+        message = re.sub(r"\b(?P<name>[a-z]+) \((?P<said>--?[a-z-]+)\)", self._explained, message)
+        message = re.sub(r"(?<=\()(?P<said>--?[a-z-]+), (?P<name>[a-z]+)(?=\))", self._explained, message)
         message = re.sub(r"\{'(\w+)': '?(\w+)'?\}", r"\1=\2", message)
         message = SAID_OF_OPTIONS.sub(self._plain, PYTHONS.sub("", message))
         message = re.sub(r"\b([a-z]+)(?= (?:and|or) --)", lambda found: self._option(found[1]), message)
@@ -104,7 +105,7 @@ class _Spelling:
         return found["before"] + self._option(found["name"]) + (found["behind"] or "")
 
     def _explained(self, found: re.Match[str]) -> str:
-        return found[2] if self.options.get(found[1]) == found[2] else found[0]
+        return found["said"] if self.options.get(found["name"]) == found["said"] else found[0]
 
     def _assigned(self, found: re.Match[str]) -> str:
         name, value = found[1], found[2]

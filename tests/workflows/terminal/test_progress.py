@@ -160,11 +160,13 @@ def test_work_that_begins_anew_is_shown_once() -> None:
 def test_only_a_terminal_gets_a_display(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with listening() as listener:
-        assert isinstance(listener, Lines)
+    told: list[type] = []
+    monkeypatch.setattr(console, "as_told", lambda listener: told.append(type(listener)) or listener)
+    with listening():
+        assert told == [Lines]
     monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)
     with listening() as listener:
-        assert isinstance(listener, Display)
+        assert told == [Lines, Display]
         listener(Notice("said"))
     assert "said" in capsys.readouterr().err
 
