@@ -292,7 +292,7 @@ def test_dot_sums_small_integers_in_a_type_that_holds_them(run: Run, rng: np.ran
     refused = run("dot", "x.zarr", "x.zarr", "--dtype", "uint8")
     assert refused.exit_code == 1
     assert "X: x.zarr holds int8, which does not cast to --dtype uint8" in refused.stderr
-    assert "leave dtype out for int32" in refused.stderr
+    assert "leave --dtype out for int32" in refused.stderr
 
 
 def test_dot_prints_the_product_alone(run: Run, rng: np.random.Generator) -> None:

@@ -10,7 +10,15 @@ import sys
 import pytest
 from rich.console import Console
 
-from tilewright.pipeline.events import Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned, on_waiting
+from tilewright.pipeline.events import (
+    Listener,
+    Notice,
+    UnitAdvanced,
+    UnitDone,
+    WorkDone,
+    WorkPlanned,
+    on_waiting,
+)
 from tilewright.workflows import console
 from tilewright.workflows.console import listening
 from tilewright.workflows.terminal import progress
@@ -161,7 +169,12 @@ def test_only_a_terminal_gets_a_display(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[type] = []
-    monkeypatch.setattr(console, "as_told", lambda listener: told.append(type(listener)) or listener)
+
+    def as_told(listener: Listener) -> Listener:
+        told.append(type(listener))
+        return listener
+
+    monkeypatch.setattr(console, "as_told", as_told)
     with listening():
         assert told == [Lines]
     monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)
