@@ -188,7 +188,8 @@ def gram(
         One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
         more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied;
-        ``"cos"`` stands for these where the latitudes, in degrees, are the coordinates of that axis beside X.
+        ``"cos"`` stands for these where the latitudes, in degrees, are the coordinates of that axis beside X. Of
+        several axes also an array of their lengths, such as areas of latitudes × longitudes.
     window
         Only a band of C is computed and stored: the elements whose column is at most so many before or behind their
         row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
