@@ -356,9 +356,9 @@ def eofs(request: EofRequest) -> EofRun:
             passes.keep_moments(of_variables)
         moments = {matrices.of: of_variables}
         missing = matrices.treatments["X"].missing
+        _check_finite(matrices, of_variables)
         if told := likely_missing("X", task.x, missing, moments):
             tell.warn(told)
-        _check_finite(matrices, of_variables)
         check_lines(matrices, "X", moments, request.constant)
         if told := lines_notice(matrices, "X", moments, request.constant, "their part of each EOF is"):
             tell.say(told)
