@@ -477,7 +477,7 @@ class TestCommands:
             ("cov x.zarr c.zarr --of lines", 2, "lines"),
             ("gram x.zarr c.zarr --window 7", 1, "--window 7: the result is 7 × 7, so that a band reaches"),
             ("gram x.zarr c.zarr --missing none", 1, "--missing none is neither a number"),
-            ("corr x.zarr c.zarr --missing-as pairwise", 1, "missing_as='pairwise': nobody said"),
+            ("corr x.zarr c.zarr --missing-as pairwise", 1, "--missing-as pairwise: nobody said"),
         ):
             result = CliRunner().invoke(cli, words.split())
             assert result.exit_code == status, result.output

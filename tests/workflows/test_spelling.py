@@ -64,6 +64,7 @@ def context() -> click.Context:
         ("sum_over=['lat', 'lon'] names all", "--sum-over lat,lon names all"),
         ("ask for no more (k, -k)", "ask for no more (-k)"),
         ("name their model (--dtype, dtype)", "name their model (--dtype)"),
+        ("nan; missing=math.inf, --missing inf, where", "nan; --missing inf, where"),
         ("k=0: it must be 1 or more", "-k 0: it must be 1 or more"),
         ("missing=-1 and sum_over=None: give both", "--missing -1 and no --sum-over: give both"),
         ("say center={'columns': values}", "say --center columns=values"),

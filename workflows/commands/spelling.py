@@ -139,6 +139,8 @@ def _words(value: Any) -> list[str]:
 
 def _as_word(value: str) -> str:
     """A value as Python shows it, as one word of a command line."""
+    if value in ("math.inf", "math.nan"):
+        return value.removeprefix("math.")
     if value[0] in "'\"":
         return shlex.quote(value[1:-1]) if value[1:-1] else "''"
     if value[0] == "{":  # {'columns': values}
@@ -153,7 +155,7 @@ def _as_word(value: str) -> str:
 def _once(message: str) -> str:
     """The message without what it says twice: the function's word and the command's beside each other."""
     message = re.sub(rf"({OPTION}) \(({OPTION})\)", _longer, message)
-    return re.sub(rf"(?<=\()({OPTION}), ({OPTION})(?=[,)])", _longer, message)
+    return re.sub(rf"({OPTION}), ({OPTION})(?=[,);])", _longer, message)
 
 
 def _longer(found: re.Match[str]) -> str:
