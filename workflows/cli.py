@@ -286,10 +286,16 @@ def corr(arrays: tuple[str, ...], as_json: bool, **shared: Any) -> None:
     "--weights",
     metavar="[AXIS=]ARRAY",
     callback=as_weights,
-    help="A stored vector of one weight for each variable, such as its area; or, as lat=ARRAY, for each place of one of"
-    " the variables' axes, and lat=cos for the cosines of latitudes in degrees, the coordinates beside X.",
+    help="A stored vector of one weight for each variable, such as its area, or an array of the variables' axes; or, as"
+    " lat=ARRAY, for each place of one of these, and lat=cos for the cosines of latitudes in degrees, the coordinates"
+    " beside X.",
 )
-@click.option("--sample-weights", metavar="ARRAY", help="A stored vector of one weight for each sample.")
+@click.option(
+    "--sample-weights",
+    metavar="[AXIS=]ARRAY",
+    callback=as_weights,
+    help="A stored vector of one weight for each sample; or, as lat=ARRAY or lat=cos, for each place of an axis.",
+)
 @click.option(
     "--method",
     type=click.Choice(METHODS),

@@ -36,6 +36,7 @@ from tilewright.kernels.choices import (
 from tilewright.kernels.words import did_you_mean, in_one_line
 from tilewright.pipeline.cluster.endings import request_end
 from tilewright.workflows.commands.completion import Text, misspelt_option, with_completions
+from tilewright.workflows.commands.spelling import as_options, as_told
 
 if TYPE_CHECKING:
     from tilewright.pipeline.events import Event, Listener
@@ -139,6 +140,10 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise misspelt_option(self, error.option_name, ctx) from None
+        except click.BadParameter as error:
+            if type(error) is not click.BadParameter:
+                raise
+            raise click.BadParameter(as_options(error.message, ctx), ctx, error.param) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.meta.get(_DEBUG, False)
@@ -157,7 +162,7 @@ class Command(click.Command):
         except Exception as error:
             if debug or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
-            _fail(error)
+            _fail(error, ctx)
 
     def work(self, ctx: click.Context) -> Any:
         """What the command does."""
@@ -348,11 +353,13 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], None
     return callback
 
 
-def _fail(error: Exception) -> NoReturn:
+def _fail(error: Exception, ctx: click.Context) -> NoReturn:
     from tilewright.kernels.errors import TilewrightError
 
     message = in_one_line(str(error))
-    if not isinstance(error, TilewrightError):
+    if isinstance(error, TilewrightError):
+        message = as_options(message, ctx)
+    else:
         message = f"{type(error).__name__}: {message} (not foreseen; --debug shows where)"
     raise Failed(message) from error
 
@@ -372,11 +379,11 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
         from tilewright.workflows.terminal.display import displaying
 
         with displaying() as listener:
-            yield listener
+            yield as_told(listener)
     else:
         from tilewright.workflows.terminal.progress import Lines
 
-        yield Lines()
+        yield as_told(Lines())
 
 
 def _quiet(event: Event) -> None:

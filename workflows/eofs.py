@@ -218,7 +218,8 @@ def eofs(
         the variance. For grid points that is the area they stand for, the cosine of the latitude; X is multiplied by
         the root, which is what xeofs calls its weights. Or those along one or more of the variables' axes, by name or
         number, such as ``{"lat": np.cos(np.deg2rad(latitude))}``, which are multiplied; ``"cos"`` stands for these
-        where the latitudes, in degrees, are the coordinates of that axis beside X.
+        where the latitudes, in degrees, are the coordinates of that axis beside X. Of several axes also an array of
+        their lengths, such as areas of latitudes × longitudes.
     sample_weights
         One for each sample: means are weighted, and squares count so many times. n - 1 becomes W - (sum of the squared
         weights) / W, as of ``numpy.cov(aweights=)``. Scores are those of the samples as they are.

@@ -188,7 +188,8 @@ def gram(
         One a row (column), of the side that is summed over, 0 or more: in memory, or the path of a stored vector. Each
         product is multiplied by its weight, and the variables' means and deviations are weighted. Or those along one or
         more of the axes that are summed over, by name or number, such as ``{"lat": cosines}``, which are multiplied;
-        ``"cos"`` stands for these where the latitudes, in degrees, are the coordinates of that axis beside X.
+        ``"cos"`` stands for these where the latitudes, in degrees, are the coordinates of that axis beside X. Of
+        several axes also an array of their lengths, such as areas of latitudes × longitudes.
     window
         Only a band of C is computed and stored: the elements whose column is at most so many before or behind their
         row, as one number for both or ``(before, after)``; all else is 0. Tiles that do not touch the band are not
@@ -559,7 +560,7 @@ def _request(x: Input, out: Source | None, y: Input | None, options: dict[str, A
             if of_y != options["missing"]:
                 raise OptionError(
                     f"add_up={shown(add_up)}: what is missing would be {options['missing']} in X and {of_y} in Y, whose"
-                    " dtypes differ; give both in one (astype)"
+                    " dtypes differ; give both in one"
                 )
     return GramRequest(x, out, y, storage=as_storage(**stored), **options)
 

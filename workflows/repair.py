@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
 from tilewright.kernels.arguments import check_flag
 from tilewright.kernels.choices import DeviceName, PrecisionName
+from tilewright.pipeline.check.verify import no_product_of
 from tilewright.pipeline.cluster.profiles import Cluster
-from tilewright.pipeline.errors import OptionError, OutputError
+from tilewright.pipeline.errors import DTypeError, OptionError, OutputError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.audit import Audit, record_of
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.repair import repair_by_checksums, repair_by_products
 from tilewright.pipeline.product.request import Durability, Request, open_factors
-from tilewright.pipeline.store.arrays import Input, Source, local_path, name_of, open_array
+from tilewright.pipeline.store.arrays import Input, Source, local_path, name_of, open_array, open_matrix
 from tilewright.pipeline.store.probe import shared_inputs
 from tilewright.workflows.verify import checking
 
@@ -97,6 +99,10 @@ def repair(
         durability=durability,
         listener=listener,
     ).checked()
+    for role, given in (("A", request.a), ("B", request.b)):
+        factor = open_matrix(given, role)
+        if not np.can_cast(factor.dtype, product.dtype, "same_kind"):
+            raise DTypeError(no_product_of(role, factor, product))
     if record is not None:
         return repair_by_checksums(request, product, path, record)
     factors = open_factors(request)

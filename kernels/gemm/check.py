@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ def result_dtype(
     names: tuple[str, str] = ("a", "b"),
     elements: Sequence[np.dtype] = ELEMENTS,
     k: int | None = None,
+    remedy: Callable[[], str] | None = None,
 ) -> np.dtype:
     """The product's element type: numpy.result_type's, or ``dtype`` where both inputs cast to it ``same_kind``.
 
@@ -62,7 +63,8 @@ def result_dtype(
     anything else it has no common type (nor has it in ml_dtypes), so ``dtype`` must be given.
     Where ``elements`` is left out, float8 is multiplied too, of either kind by either; its products are float32.
     Booleans are refused: numpy.matmul forms their logical product, which cannot be accumulated.
-    names: what errors call the factors. elements: the allowed types, which errors list.
+    names: what errors call the factors. elements: the allowed types, which errors list. remedy: what the error for
+    a ``dtype`` that a factor does not cast to says to do, where leaving it out may be refused as well.
 
     Raises
     ------
@@ -84,9 +86,12 @@ def result_dtype(
     wanted = element(dtype, elements)
     for name, found in zip(names, (a, b), strict=True):
         if not np.can_cast(_as_numpy_knows(found), _as_numpy_knows(wanted), "same_kind"):
+            told = (
+                f"leave dtype out for {dtype_name(_default(a, b, names, k))}" if remedy is None else remedy()
+            )
             raise DTypeError(
                 f"{name} holds {dtype_name(found)}, which does not cast to dtype={dtype_name(wanted)} within its "
-                f"kind; leave dtype out for {dtype_name(_default(a, b, names, k))}, or convert it first"
+                f"kind; {told}, or convert it first"
             )
     return wanted
 

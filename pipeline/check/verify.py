@@ -612,6 +612,14 @@ def check_shapes(c: zarr.Array[Any], left: tuple[int, int], right: tuple[int, in
         )
 
 
+def no_product_of(role: str, factor: StoredArray, c: zarr.Array[Any]) -> str:
+    """What is wrong where C's dtype is none that a product of this factor has, in words."""
+    return (
+        f"{role}: {name_of(factor)} holds {factor.dtype.name}, and no product of that is {c.dtype.name}, which"
+        f" {name_of(c)} holds; give the factors that it is the product of, or multiply anew"
+    )
+
+
 def check_plain(a: StoredArray, b: StoredArray, c: zarr.Array[Any], precision: str) -> None:
     """Raise OptionError for a precision that is not for C's dtype, and DTypeError for factors that C's kind cannot
     hold: sums are formed in that kind, so that floats would lose their fractions in integers, and a wrong C could
@@ -620,8 +628,5 @@ def check_plain(a: StoredArray, b: StoredArray, c: zarr.Array[Any], precision: s
         # Integers may be of any width: they are compared modulo C's.
         integers = factor.dtype.kind in "iu" and c.dtype.kind in "iu"
         if not integers and not np.can_cast(factor.dtype, c.dtype, "same_kind"):
-            raise DTypeError(
-                f"{role}: {name_of(factor)} holds {factor.dtype.name}, and no product of that is {c.dtype.name}, which"
-                f" {name_of(c)} holds; check other arrays, or multiply anew"
-            )
+            raise DTypeError(no_product_of(role, factor, c))
     check.precision(precision, c.dtype.newbyteorder("="))

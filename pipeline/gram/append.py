@@ -46,7 +46,9 @@ def check_can_append(request: GramRequest) -> None:
             " one step"
         )
     if request.window is not None:
-        raise OptionError("append=True beside window: a band is computed anew; leave one of them out")
+        raise OptionError(
+            "append=True beside window (--window): a band is computed anew; leave one of them out"
+        )
 
 
 def check_adds_lines(request: GramRequest, matrices: Matrices) -> None:
@@ -54,17 +56,17 @@ def check_adds_lines(request: GramRequest, matrices: Matrices) -> None:
     if (why := not_additive(request, matrices)) is not None:
         raise OptionError(
             f"append=True beside {why}, which changes with every line that comes, and with it all of the result;"
-            " keep the plain sums, those of gram, and make the rest of them, or give it numbers:"
-            " center={'columns': values}, divide=number"
+            " keep the plain sums, those of gram, and make the rest of them, or give gram numbers to subtract and to"
+            " divide by"
         )
 
 
 def not_additive(request: GramRequest, matrices: Matrices) -> str | None:
     """The option by which C is no sum over lines; None where it is one."""
     if any(each.centered for each in matrices.treatments.values()):
-        return f"center={request.center!r}"
+        return "centring by means of X itself"
     if any(each.scaled for each in matrices.treatments.values()):
-        return f"scale={request.scale!r}"
+        return "scaling by deviations of X itself"
     if matrices.pairwise:
         return "missing_as='pairwise'"
     if isinstance(request.divide, str):
@@ -206,7 +208,7 @@ def appending(
     if length < lines:
         raise OutputError(
             f"append=True: {path} has {counted(lines, matrices.summed[:-1])} in it, and {names_of(matrices)} {length}:"
-            f" it is of another X, or some were taken out of that; compute it anew (overwrite)"
+            f" it is of another X, or some were taken out of that; compute it anew (overwrite=True without append)"
         )
     _check_width(request, matrices, c)
     check_same_numbers(matrices, past, known, path)
@@ -245,7 +247,7 @@ def record_of_gram(c: zarr.Array[Any], path: str) -> tuple[Past, Mapping[str, An
 def _no_record(path: str) -> OutputError:
     return OutputError(
         f"append=True: {path} has no record of which lines are in it: it was not made by tilewright gram, or by options"
-        " that lines cannot be added to; compute it anew (overwrite)"
+        " that lines cannot be added to; compute it anew (overwrite=True without append)"
     )
 
 
@@ -294,8 +296,8 @@ def _check_width(request: GramRequest, matrices: Matrices, c: zarr.Array[Any]) -
     if not np.can_cast(natural, held, "safe"):
         raise DTypeError(
             f"append=True: {name_of(c)} holds {held}, and sums over {matrices.length} {matrices.summed} need"
-            f" {natural}: compute it anew with dtype={natural.name!r}, or pass dtype={held.name!r} if they fit all the"
-            " same"
+            f" {natural}: compute it anew with dtype={natural.name!r} (overwrite=True without append), or pass"
+            f" dtype={held.name!r} if they fit all the same"
         )
 
 
@@ -313,5 +315,5 @@ def check_same_numbers(matrices: Matrices, past: Past, known: Mapping[str, Any],
                 raise OutputError(
                     f"append=True: {path} was made of other numbers than {name_of(array)} holds in rows"
                     f" {spans[0].start} to {spans[0].stop - 1}, columns {spans[1].start} to {spans[1].stop - 1}: only"
-                    " lines that came behind the others are added; compute it anew (overwrite)"
+                    " lines that came behind the others are added; compute it anew (overwrite=True without append)"
                 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.kernels.passes.moments import Moments
+from tilewright.kernels.passes.moments import HALF_BITS, Moments
 from tilewright.kernels.tolerance import unit_roundoff
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.gram.options import Matrices, Treatment, axis_of, terms
@@ -23,6 +23,9 @@ from tilewright.pipeline.store.arrays import name_of
 MOST_WRONG = 2.0**-10
 """The share of a variable's sum of squares that centring may get wrong without a word: 0.1 %."""
 
+SHOWING = 8.0
+"""Times the rounding of a variable's deviations: what its mean loses shows in these from there on."""
+
 
 def with_rest_of_means(made: Made, matrices: Matrices, found: Mapping[str, Statistics]) -> Made:
     """The same, and what the means of variables lose where they are rounded, if a mean is so large beside its
@@ -30,25 +33,62 @@ def with_rest_of_means(made: Made, matrices: Matrices, found: Mapping[str, Stati
     sums.
 
     Where numbers are missing, or both sides are centred, it is no such product; nor is what numbers lose that the
-    transform's dtype does not hold. Raises OptionError where that is more than `MOST_WRONG` of the squares of a
-    variable, or of its products, or, of variables of unit variance, of which the diagonal is known to be 1, more than
-    rounding of sums explains: the check would find that the others are not those of such variables.
+    transform's dtype does not hold. Raises OptionError as `rests_of_means`.
     """
-    of, n = matrices.of, matrices.length
-    pairs = [
-        (role, transform)
+    transforms = {
+        role: transform
         for role, transform in zip(matrices.arrays, made.transforms, strict=False)
         if transform is not None and matrices.treatments[role].centered
-    ]
-    if len(pairs) < len(matrices.arrays):
+    }
+    if len(transforms) < len(matrices.arrays):
         return made
-    complete = made.pairwise is None and all(
-        transform.dtype.kind != "c" and _complete(matrices, role, found[role]) for role, transform in pairs
+    rests = rests_of_means(
+        matrices,
+        transforms,
+        found,
+        complete=made.pairwise is None
+        and all(
+            transform.dtype.kind != "c" and is_complete(matrices, role, found[role])
+            for role, transform in transforms.items()
+        ),
+        known=made.epilogue is not None and made.epilogue.diagonal is not None,
+        over_pairs=made.pairwise is not None and made.pairwise.centered,
     )
-    known = made.epilogue is not None and made.epilogue.diagonal is not None
-    over_pairs = made.pairwise is not None and made.pairwise.centered  # by the means of each pair, afterwards
+    if not rests:
+        return made
+    roles = tuple(rests)
+    epilogue = replace(
+        made.epilogue or Epilogue(),
+        row_pairs=rests[roles[0]],
+        column_pairs=rests[roles[-1]],
+        pair_weight=terms(matrices.length, matrices.weights),
+    )
+    return replace(made, epilogue=epilogue)
+
+
+def rests_of_means(
+    matrices: Matrices,
+    transforms: Mapping[str, Transform],
+    found: Mapping[str, Statistics],
+    *,
+    complete: bool,
+    known: bool = False,
+    over_pairs: bool = False,
+    linear: bool = False,
+) -> dict[str, np.ndarray]:
+    """What the means of variables are more than the offsets of these transforms, times their factors, by role; nothing
+    where that does not show beside the deviations, or cannot be taken from what is made of the matrices.
+
+    complete: whether it can, as `is_complete` says. known: whether variables have unit variance, and the diagonal is
+    known to be 1. over_pairs: whether the means of each pair are subtracted afterwards. linear: whether it
+    shows in the deviations themselves, and not only in sums of their products. Raises OptionError where more
+    is lost that cannot be taken than `MOST_WRONG` of the squares of a variable, or of its products, or, of those of
+    which the diagonal is known, more than rounding of sums explains: the check would find that the others are not those
+    of such variables.
+    """
+    of, n = matrices.of, matrices.length
     rests, shows = {}, False
-    for role, transform in pairs:
+    for role, transform in transforms.items():
         treatment, rounding = matrices.treatments[role], unit_roundoff(transform.dtype)
         for side in treatment.centered:
             moments, offsets = found[role][side], getattr(transform, f"{side[:-1]}_offsets")
@@ -64,7 +104,7 @@ def with_rest_of_means(made: Made, matrices: Matrices, found: Mapping[str, Stati
             lacking = 1 - moments.count / max(1, matrices.arrays[role].shape[1 - axis_of(side)])
             of_products = 2 * np.sqrt(of_rest) * lacking
             if complete:
-                shows |= bool((of_rest > rounding).any())
+                shows |= bool((of_rest > (rounding if not linear else (SHOWING * rounding) ** 2)).any())
                 factors = getattr(transform, f"{side[:-1]}_factors")
                 rests[role] = rest if factors is None else rest * factors
                 of_rest *= rounding * np.sqrt(n)  # as the sums of what is taken from them are rounded
@@ -84,25 +124,18 @@ def with_rest_of_means(made: Made, matrices: Matrices, found: Mapping[str, Stati
                     f" {means[line]:.9g} and deviation {deviations[line]:.3g};"
                     f" {_remedy(abs(means[line]) / deviations[line], n, transform, known, complete, wide)}"
                 )
-    if not shows:
-        return made
-    roles = tuple(rests)
-    epilogue = replace(
-        made.epilogue or Epilogue(),
-        row_pairs=rests[roles[0]],
-        column_pairs=rests[roles[-1]],
-        pair_weight=terms(n, matrices.weights),
-    )
-    return replace(made, epilogue=epilogue)
+    return rests if shows else {}
 
 
-def _complete(matrices: Matrices, role: str, found: Statistics) -> bool:
-    """Whether the sums are those of centred variables, each of all lines, so that what means lost is a product."""
+def is_complete(matrices: Matrices, role: str, found: Statistics) -> bool:
+    """Whether the sums are those of centred variables, each of all lines or of none, so that what means lost is a
+    product: variables of no lines are 0."""
     treatment, of, summed = matrices.treatments[role], matrices.of, matrices.summed
     if treatment.centered != (of,) or treatment.offsets or summed in treatment.factors:
         return False
     lines = matrices.length if matrices.weights is None else int(np.count_nonzero(matrices.weights))
-    return bool((found[of].count == lines).all())
+    count = found[of].count
+    return bool(((count == lines) | (count == 0)).all())
 
 
 def _divided(one: np.ndarray, other: np.ndarray, where: np.ndarray) -> np.ndarray:
@@ -114,13 +147,16 @@ def _lost_in(moments: Moments, means: np.ndarray, weighted: bool) -> np.ndarray:
     """What the means are more than these numbers of double precision, `means_of` the same moments, say."""
     if weighted or moments.least.dtype.kind not in "iu":
         return moments.rest
-    lost = np.zeros(len(means))
-    rounding, sums = unit_roundoff(np.float64), moments.exact_sums
-    for line in np.flatnonzero(
-        rounding * moments.weight * means**2 > moments.second
-    ):  # of others it does not show
-        count, whole = int(moments.count[line]), int(means[line])
-        lost[line] = (sums[line] - whole * count) / count - (means[line] - whole)
+    count = np.maximum(moments.count, 1)
+    # Of sums that 64 bits hold; whole numbers near the means times the counts are then held, too.
+    short = np.abs(means) * count < 2.0**62
+    whole = np.where(short, means, 0.0).astype(np.int64)
+    total = np.where(short, (moments.high << HALF_BITS) + moments.low, 0)
+    lost: np.ndarray = np.where(short, (total - whole * count) / count - (means - whole), 0.0)
+    sums = moments.exact_sums if not short.all() else []
+    for line in np.flatnonzero(~short & (moments.weight * means**2 > moments.second)):
+        mean = int(means[line])
+        lost[line] = (sums[line] - mean * int(count[line])) / int(count[line]) - (means[line] - mean)
     return lost
 
 

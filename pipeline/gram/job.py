@@ -213,7 +213,10 @@ def plan_only(request: GramRequest) -> MatmulPlan:
     # Vectors of the lengths that they will have.
     found = {
         role: {
-            side: Moments.of_nothing(int(matrices.arrays[role].shape[axis_of(side)]), np.dtype(np.float64))
+            side: Moments.of_nothing(
+                int(matrices.arrays[role].shape[axis_of(side)]),
+                np.dtype(np.complex128 if matrices.arrays[role].dtype.kind == "c" else np.float64),
+            )
             for side in want.sides
         }
         for role, want in wanted.items()
@@ -235,7 +238,7 @@ def _check_keeps_layout(request: GramRequest, widening: Widening | None) -> None
         raise OptionError(
             f"{', '.join(request.storage.facts())} given with append=True, and the chunks of the result that becomes"
             " wider stay as they are stored; leave these away (--chunks, --shards, --codec), or compute it anew"
-            " (overwrite)"
+            " (overwrite=True without append)"
         )
 
 

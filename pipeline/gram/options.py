@@ -663,7 +663,7 @@ def _sides_of(
     if rows == columns:
         raise OptionError(
             f"{name}: X has as many rows as columns, {rows}, so that numbers might be of either; say"
-            f" {name}={{'columns': values}} or {{'rows': values}}"
+            f" {name}={{'columns': values}} or {name}={{'rows': values}}"
         )
     words = ", ".join(map(repr, CENTERS if name == "center" else SIDES))
     found = _vector(name, value, array, SIDES, f"True, False, {words}, or one number a column or row")

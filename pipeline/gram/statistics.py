@@ -122,8 +122,18 @@ def likely_missing(
     role: str, array: StoredArray, missing: Missing, found: Mapping[str, Moments]
 ) -> str | None:
     """A sentence about such a number: how many lines have it, as the pass that found them tells by their least
-    elements; else None."""
+    elements; or about NaN that nobody said to be missing; else None."""
     for side, moments in found.items():
+        bounded = np.isfinite(moments.least) & np.isfinite(
+            moments.most
+        )  # of infinities the mean may be NaN, too
+        lines = int((np.isnan(moments.mean) & bounded).sum())
+        if lines and missing is None and not is_beside_mask(array):
+            return (
+                f"{role}: {name_of(array)} holds NaN in {lines} of its {counted(len(moments.mean), side[:-1])}, which"
+                " becomes NaN in all that is made of these: where it stands for a missing number, say missing='nan'"
+                " (--missing nan)"
+            )
         code = likely_code(array, missing, [moments])
         if code is not None:
             lines = int((moments.least == code).sum())

@@ -131,15 +131,13 @@ def _pairs_dtype(matrices: Matrices, dtypes: list[np.dtype], asked: Any) -> np.d
 def _transformed_dtype(matrices: Matrices, form: Form, dtypes: list[np.dtype], asked: Any) -> np.dtype:
     if asked is not None:
         names = tuple(f"{role}: {name_of(array)}" for role, array in matrices.arrays.items())
-        found = check.result_dtype(
-            dtypes[0], dtypes[-1], asked, (names[0], names[-1]), NUMPY_ELEMENTS, k=matrices.length
-        )
-        if found.kind not in "fc":
+        wanted = check.element(asked, NUMPY_ELEMENTS)
+        if wanted.kind not in "fc":
             raise DTypeError(
-                f"dtype={found}: numbers that are centred, scaled, weighted or divided are no integers; ask for a float"
-                " or complex dtype, or leave dtype out"
+                f"dtype={wanted}: numbers that are centred, scaled, weighted or divided are no integers; ask for a"
+                " float or complex dtype, or leave dtype out"
             )
-        return found
+        return check.result_dtype(dtypes[0], dtypes[-1], asked, (names[0], names[-1]), NUMPY_ELEMENTS)
     if form == "exact":
         return np.dtype(np.float64)
     common = np.result_type(*dtypes)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import shown
+from tilewright.kernels.arguments import host_array, shown
 from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
 from tilewright.pipeline.gram.axes import axes_text, axis_named, broadcast_weights
 from tilewright.pipeline.product.fusing import is_values, read_vector
@@ -19,6 +19,7 @@ from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.coordinates import along_axis
 from tilewright.pipeline.store.labels.alignment import Align, Along, check_same_labels
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.sources.xarrays import is_data_array
 
 COSINE = "cos"
@@ -79,7 +80,7 @@ def weights_of_axes(
                 f"{called}={COSINE!r} is said of an axis: give its name or number too, as {{'lat': {COSINE!r}}}"
                 f"{option}; the axes of {name_of(x)} that are {what} are {', '.join(map(str, axes))}"
             )
-        return weights
+        return _of_all_axes(weights, x, axes, align, called)
     if not weights:
         raise OptionError(f"{called}: the mapping is empty; its keys may be axes that are {what}")
     found = {}
@@ -114,6 +115,31 @@ def weights_of_axes(
             )
         found[axis] = values
     return broadcast_weights(x, axes, found)
+
+
+def _of_all_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], align: Align, called: str) -> Any:
+    """Weights of several axes at once, such as areas of latitudes and longitudes, as those of the side that consists of
+    these; others as they are. Raises ShapeError where they are of other places."""
+    if len(axes) < 2 or not is_values(weights):
+        return weights
+    if not isinstance(weights, str | os.PathLike | zarr.Array) and not is_data_array(weights):
+        found: Any = host_array(called, weights)
+    else:
+        found = open_array(weights, ndim=1, or_more=True, role=called)
+    if len(found.shape) < 2:
+        return weights
+    shape = tuple(x.shape[axis] for axis in axes)
+    if tuple(found.shape) != shape:
+        raise ShapeError(
+            f"{called} has shape {tuple(found.shape)}; give one number for each of the {' × '.join(map(str, shape))}"
+            f" places of axes {', '.join(map(str, axes))} of {name_of(x)}, in that order, or weights by axis"
+        )
+    if not isinstance(found, zarr.Array):
+        return found.reshape(-1)
+    if align == "labels":
+        for side, axis in enumerate(axes):
+            check_same_labels(Along("X", x, axis), Along(called, found, side), "which have weights")
+    return read_region(found, tuple(slice(0, side) for side in shape)).reshape(-1)
 
 
 def _labelled(value: Any, called: str) -> zarr.Array[Any] | None:

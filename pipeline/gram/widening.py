@@ -121,6 +121,7 @@ def _check_apart(request: GramRequest, matrices: Matrices) -> None:
                     f"append=True beside {option}={getattr(request, option)!r}: means and deviations of the"
                     f" {matrices.summed} change with every one of the {matrices.of} that comes, and with them all of"
                     f" the result; give them as numbers, {option}={{{matrices.summed!r}: values}}, or compute it anew"
+                    " (overwrite=True without append)"
                 )
     if request.counts is not None:
         raise OptionError(
@@ -142,7 +143,7 @@ def _check_order(matrices: Matrices, c: zarr.Array[Any]) -> None:
                 f"append=True: the {matrices.of} of {names_of(matrices)} are {' × '.join(map(str, new['shape']))}"
                 f" ({', '.join(map(str, new['dimensions']))}), and those in {name_of(c)}"
                 f" {' × '.join(map(str, old['shape']))}: new ones lie between the others unless the first of these axes"
-                " alone grew; compute it anew (overwrite)"
+                " alone grew; compute it anew (overwrite=True without append)"
             )
 
 
@@ -154,7 +155,7 @@ def widened(widening: Widening, product: Request) -> Past:
     if bool(widening.past.request.get("symmetric")) != factors.symmetric:
         raise OutputError(
             f"append=True: {name_of(widening.c)} was computed {'' if not factors.symmetric else 'not '}as a symmetric"
-            " product, and this one is another; compute it anew (overwrite)"
+            " product, and this one is another; compute it anew (overwrite=True without append)"
         )
     past, c = widening.past, widening.c
     unit = write_unit(c)

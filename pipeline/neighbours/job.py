@@ -440,6 +440,9 @@ def _growing(request: NeighbourRequest, path: Path, digest: str) -> Iterator[tup
             raise
         except BaseException:
             pieces.save_last()
+            pieces.close()
+            if not pieces.are_any():
+                pieces.drop()
             raise
         finally:
             pieces.close()

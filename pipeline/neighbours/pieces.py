@@ -191,6 +191,10 @@ class Pieces:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.digest = ""
 
+    def are_any(self) -> bool:
+        """Whether a block is finished and written."""
+        return bool(self._names())
+
     def _names(self) -> list[str]:
         return [entry.name for entry in self.folder.iterdir() if PIECE_NAME.fullmatch(entry.name)]
 

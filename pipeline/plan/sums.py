@@ -137,7 +137,7 @@ def _remedy(a: np.dtype, b: np.dtype, most: int, finished: bool) -> str:
     if (safe := safe_dtype(a, b, most)) is not None:
         return f"; --dtype {safe} (dtype={safe.name!r}) is safe"
     if finished:
-        return "; no integer type is safe, and a factor of float64 (astype) gives rounded sums"
+        return "; no integer type is safe, and a factor that is stored as float64 gives rounded sums"
     return "; no integer type is safe, and --dtype float64 (dtype='float64') gives rounded sums"
 
 

@@ -32,7 +32,7 @@ def as_window(value: Any) -> tuple[int, int] | None:
     ):
         raise OptionError(
             f"window={shown(value)}: give how many variables before and behind each are wanted, as one whole number of"
-            " 0 or more for both, or as (before, after)"
+            " 0 or more for both, or as two, such as window=(3, 5)"
         )
     return int(both[0]), int(both[1])
 

@@ -17,7 +17,14 @@ from tilewright.kernels.arguments import host_array, shown
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.widths import SUM_DTYPES, largest_sum_of
-from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, ShapeError, StoreError
+from tilewright.pipeline.errors import (
+    DTypeError,
+    OptionError,
+    OutputError,
+    ShapeError,
+    StoreError,
+    TilewrightError,
+)
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.pairs import Pairwise
 from tilewright.pipeline.plan.transform import TRANSFORMED, Epilogue, Fused, Transform, reach
@@ -41,7 +48,12 @@ VECTORS = {
 }
 """The vectors of an epilogue, and what callers know them by."""
 NUMBERS = ("alpha", "beta", "offset", "pair_weight")
-INTEGERS_BY = "to round sums to floating point, pass dtype='float64' (--dtype float64)"
+
+LARGE_DTYPES = (np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.float64), np.dtype(np.complex128))
+"""What errors about the dtype of C may say to ask for, if it is not refused in its turn."""
+
+Remedy: TypeAlias = "Callable[[], str]"
+"""What an error says to do, found out where there is one."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,63 @@ class Sums:
 
     result: np.dtype
     sums: np.dtype
+
+
+@dataclass(frozen=True)
+class AskedOfSums:
+    """What the dtypes of a product follow from, besides the one that is asked for."""
+
+    operands: tuple[np.dtype, np.dtype]
+    names: tuple[str, str]
+    """What errors call the factors."""
+    k: int
+    shape: tuple[int, int]
+    """Of C."""
+    epilogue: Epilogue | None = None
+    before: zarr.Array[Any] | None = None
+    """What C held, if that is added to."""
+
+
+def checked_sums(asked: AskedOfSums, wanted: Any) -> tuple[Sums, Epilogue | None]:
+    """The dtypes of a product where C is to be of ``wanted``, or of what is usual where that is None, and its epilogue
+    as `_checked_epilogue` has it.
+
+    Raises DTypeError, OptionError, OutputError or ShapeError. Where another dtype would do, an error about dtypes names
+    one that is not refused in its turn.
+    """
+    _check_apart_from_dtypes(asked)
+    return _checked(asked, wanted, lambda: _dtype_that_does(asked, wanted))
+
+
+def _checked(asked: AskedOfSums, wanted: Any, remedy: Remedy) -> tuple[Sums, Epilogue | None]:
+    dtypes = _sums_of(asked, wanted, remedy)
+    return dtypes, _checked_epilogue(asked.epilogue, asked.shape, dtypes, asked.before, remedy)
+
+
+def _dtype_that_does(asked: AskedOfSums, refused: Any) -> str:
+    """Which other dtype to ask for, in words."""
+
+    def found(wanted: Any) -> np.dtype | None:
+        try:
+            return _checked(asked, wanted, lambda: "")[0].result
+        except TilewrightError:
+            return None
+
+    if refused is not None and (usual := found(None)) is not None:
+        return f"leave dtype out for {usual}"
+    held = () if asked.before is None else (asked.before.dtype.newbyteorder("="),)
+    allowed = [dtype for dtype in (*held, *LARGE_DTYPES) if found(dtype) is not None]
+    integers = [dtype for dtype in allowed if dtype.kind in "iu"][:1]
+    others = [dtype for dtype in allowed if dtype.kind in "fc"][:1]
+    told = [
+        f"dtype={dtype.name!r} if no number exceeds {np.iinfo(dtype).max}"
+        if asked.before is not None and not np.can_cast(asked.before.dtype, dtype, "safe")
+        else f"dtype={dtype.name!r}"
+        for dtype in integers
+    ]
+    of_integers = all(dtype.kind in "iu" for dtype in asked.operands)
+    told += [f"dtype={dtype.name!r}{', which rounds' if of_integers else ''}" for dtype in others]
+    return f"pass {', or '.join(told)}"
 
 
 def checked_transform(transform: Transform | None, array: StoredArray, role: str) -> Transform | None:
@@ -75,26 +144,56 @@ def checked_transform(transform: Transform | None, array: StoredArray, role: str
     return replace(transform, dtype=dtype, **held)
 
 
-def _vector(vector: Any, length: int, dtype: np.dtype, name: str) -> np.ndarray:
-    found = np.asarray(vector)
+def _check_apart_from_dtypes(asked: AskedOfSums) -> None:
+    """What no dtype of C would help about, before an error may name one. Raises ShapeError, OptionError or
+    OutputError."""
+    epilogue = asked.epilogue
+    if epilogue is None:
+        return
+    for name in NUMBERS:
+        _check_finite(name, getattr(epilogue, name))
+    for name, told in VECTORS.items():
+        if (vector := getattr(epilogue, name)) is not None:
+            _check_length(np.asarray(vector), asked.shape[0 if name.startswith("row") else 1], told)
+    if epilogue.diagonal is not None and asked.shape[0] != asked.shape[1]:
+        raise ShapeError(f"diagonal is given for a C of {asked.shape[0]} × {asked.shape[1]}, which has none")
+    if not epilogue.beta:
+        return
+    if asked.before is None:
+        raise OptionError(
+            "beta is not 0, and there is no C to add to: leave beta out, or name one that exists"
+        )
+    if asked.before.shape != asked.shape:
+        raise OutputError(
+            f"output: {store.name_of(asked.before)} has shape {asked.before.shape}, and op(A) op(B), which is added to"
+            f" it, {asked.shape}"
+        )
+
+
+def _check_length(found: np.ndarray, length: int, name: str) -> None:
     if found.ndim != 1 or len(found) != length:
         shape = "one number" if found.ndim == 0 else " × ".join(map(str, found.shape))
         raise ShapeError(
             f"{name} has {shape} elements; it needs one dimension of {length}, one for each line"
         )
+
+
+def _vector(vector: Any, length: int, dtype: np.dtype, name: str) -> np.ndarray:
+    found = np.asarray(vector)
+    _check_length(found, length, name)
     if found.dtype.kind not in "iufc" or not np.can_cast(found.dtype, dtype, "same_kind"):
         raise DTypeError(f"{name} holds {found.dtype}, which does not cast to {dtype} within its kind")
     return np.ascontiguousarray(found, dtype)
 
 
-def _check_range(name: str, found: np.ndarray, result: np.dtype) -> None:
+def _check_range(name: str, found: np.ndarray, result: np.dtype, remedy: Remedy) -> None:
     """Raise DTypeError for integers that C's type does not hold: they would wrap before anything is made of them."""
     limits = np.iinfo(result)
     least, most = (int(found.min()), int(found.max())) if found.size else (0, 0)
     if least < limits.min or most > limits.max:
         raise DTypeError(
             f"{name} holds integers from {least} to {most}, and C, {result}, those from {int(limits.min)} to"
-            f" {int(limits.max)}; pass a dtype that holds them, or dtype='float64', which rounds"
+            f" {int(limits.max)}; {remedy()}"
         )
 
 
@@ -108,15 +207,17 @@ def _check_finite(name: str, value: Any) -> None:
         raise OptionError(f"{name}={shown(value)}: it must be a finite number")
 
 
-def checked_epilogue(
-    epilogue: Epilogue | None, shape: tuple[int, int], dtypes: Sums, before: zarr.Array[Any] | None
+def _checked_epilogue(
+    epilogue: Epilogue | None,
+    shape: tuple[int, int],
+    dtypes: Sums,
+    before: zarr.Array[Any] | None,
+    remedy: Remedy,
 ) -> Epilogue | None:
     """An epilogue whose vectors fit C, contiguous and of the dtype that C's needs. Raises DTypeError, ShapeError,
     OptionError, or OutputError about what C held before."""
     if epilogue is None:
         return None
-    for name in NUMBERS:
-        _check_finite(name, getattr(epilogue, name))
     result = dtypes.result
     kind = {"c": np.complex128, "f": np.float64}.get(result.kind, result)
     held: dict[str, Any] = {}
@@ -126,26 +227,24 @@ def checked_epilogue(
             continue
         found = np.asarray(vector)
         if result.kind != "c" and found.dtype.kind == "c":
-            raise DTypeError(f"{told} holds {found.dtype}, and C {result}; pass dtype='complex128'")
+            raise DTypeError(f"{told} holds {found.dtype}, and C {result}; {remedy()}")
         if result.kind in "iu":
             if found.dtype.kind not in "iu":
-                raise DTypeError(f"{told} holds {found.dtype}, and C {result}; {INTEGERS_BY}")
-            _check_range(told, found, result)
+                raise DTypeError(f"{told} holds {found.dtype}, and C {result}; {remedy()}")
+            _check_range(told, found, result, remedy)
             found = found.astype(result)
         held[name] = _vector(found, shape[0 if name.startswith("row") else 1], np.dtype(kind), told)
     for name in NUMBERS:
         value = getattr(epilogue, name)
         if result.kind != "c" and isinstance(value, complex | np.complexfloating):
-            raise OptionError(f"{name}={shown(value)} is complex, and C {result}; pass dtype='complex128'")
+            raise OptionError(f"{name}={shown(value)} is complex, and C {result}; {remedy()}")
         if result.kind in "iu" and int(value) != value:
-            raise OptionError(f"{name}={shown(value)} is a fraction, and C {result}; {INTEGERS_BY}")
+            raise OptionError(f"{name}={shown(value)} is a fraction, and C {result}; {remedy()}")
         held[name] = int(value) if result.kind in "iu" else value.item() if hasattr(value, "item") else value
     if epilogue.diagonal is not None:
-        if shape[0] != shape[1]:
-            raise ShapeError(f"diagonal is given for a C of {shape[0]} × {shape[1]}, which has none")
         held["diagonal"] = _vector(epilogue.diagonal, shape[0], np.dtype(kind), "diagonal")
-    if epilogue.beta:
-        _check_before(before, shape, result)
+    if epilogue.beta and before is not None:
+        _check_before(before, result, remedy)
     return replace(epilogue, **held)
 
 
@@ -174,50 +273,36 @@ def checked_pairwise(
     return pairwise
 
 
-def _check_before(before: zarr.Array[Any] | None, shape: tuple[int, int], result: np.dtype) -> None:
-    if before is None:
-        raise OptionError(
-            "beta is not 0, and there is no C to add to: leave beta out, or name one that exists"
-        )
-    if before.shape != shape:
-        raise OutputError(
-            f"output: {store.name_of(before)} has shape {before.shape}, and op(A) op(B), which is added to it, {shape}"
-        )
+def _check_before(before: zarr.Array[Any], result: np.dtype, remedy: Remedy) -> None:
     if not np.can_cast(before.dtype, result, "same_kind"):
         raise OutputError(
             f"output: {store.name_of(before)} holds {before.dtype}, which does not cast to {result}, the dtype of what"
-            f" is added to it; pass dtype={before.dtype.name!r} where the sums may be of that, or convert it first"
+            f" is added to it; {remedy()}, or convert it first"
         )
 
 
-def sums_of(
-    epilogue: Epilogue | None,
-    operands: tuple[np.dtype, np.dtype],
-    wanted: Any,
-    names: tuple[str, str],
-    k: int,
-    before: zarr.Array[Any] | None = None,
-) -> Sums:
-    """The dtypes of a product of such operands, where C is to be of ``wanted`` if that is not None. What is added to an
-    existing C keeps its dtype, if nobody asked for another and the product casts to it.
+def _sums_of(asked: AskedOfSums, wanted: Any, remedy: Remedy) -> Sums:
+    """The dtypes of a product, where C is to be of ``wanted`` if that is not None. What is added to an existing C keeps
+    its dtype, if nobody asked for another and the product casts to it.
 
     Integers are summed exactly, in the type that holds their sums, whatever floats C holds; which it does by default
     where the epilogue is not of integers alone. Where it is, C holds by default what that makes of any sums. Raises
     DTypeError, or OutputError where no type of integers holds both what C held and what is added to it.
     """
+    epilogue, before, operands, names, k = asked.epilogue, asked.before, asked.operands, asked.names, asked.k
     natural = check.result_dtype(*operands, None, names, NUMPY_ELEMENTS, k=k)
     if epilogue is not None and wanted is None and before is not None and epilogue.beta:
         held = before.dtype.newbyteorder("=")
         wanted = held if np.can_cast(natural, held, "same_kind") and held in NUMPY_ELEMENTS else None
     if epilogue is None or natural.kind not in "iu":
-        result = check.result_dtype(*operands, wanted, names, NUMPY_ELEMENTS, k=k)
+        result = check.result_dtype(*operands, wanted, names, NUMPY_ELEMENTS, k=k, remedy=remedy)
         return Sums(result, accumulator_dtype(result))
     if wanted is None:
         result = np.dtype(np.float64)
         if is_integral(epilogue):
-            result = _holding(epilogue, natural, operands, k, before)
+            result = _holding(epilogue, natural, operands, k, before, remedy)
     else:
-        result = check.result_dtype(*operands, wanted, names, NUMPY_ELEMENTS, k=k)
+        result = check.result_dtype(*operands, wanted, names, NUMPY_ELEMENTS, k=k, remedy=remedy)
     return Sums(result, natural if result.kind == "f" else accumulator_dtype(result))
 
 
@@ -227,6 +312,7 @@ def _holding(
     operands: tuple[np.dtype, np.dtype],
     k: int,
     before: zarr.Array[Any] | None,
+    remedy: Remedy,
 ) -> np.dtype:
     """The smallest type, of no fewer numbers than that of the sums, that holds all that an epilogue of integers makes
     of them; the widest of its kind where none does, or that of what C held if the factors cast to it. before: integers
@@ -234,8 +320,9 @@ def _holding(
     most = largest_sum_of(*operands, k)
     least, most = reach(epilogue, -most if "i" in (operands[0].kind, operands[1].kind) else 0, most)
     if epilogue.beta and before is not None:
-        held = np.iinfo(before.dtype)
-        ends = [int(epilogue.beta.real) * end for end in (int(held.min), int(held.max))]
+        limits = np.iinfo(before.dtype) if before.dtype != np.bool_ else None
+        held = (int(limits.min), int(limits.max)) if limits is not None else (0, 1)
+        ends = [int(epilogue.beta.real) * end for end in held]
         least, most = least + min(ends), most + max(ends)
     wide = (
         dtype
@@ -252,8 +339,7 @@ def _holding(
         return before.dtype.newbyteorder("=")
     raise OutputError(
         f"output: {store.name_of(before)} holds {before.dtype}, and no type of integers holds that and sums of products"
-        f" of {operands[0]} by {operands[1]}, which may be negative; pass dtype={widest.name!r} if none of its numbers"
-        f" exceeds {np.iinfo(widest).max}, or dtype='float64', which rounds"
+        f" of {operands[0]} by {operands[1]}, which may be negative; {remedy()}"
     )
 
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -26,12 +26,9 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
-    ClusterError,
     DamagedError,
-    DamagedProductError,
     DeviceMemoryError,
     OutputError,
-    OutputExistsError,
     PlanError,
     StoreError,
     VerificationError,
@@ -73,8 +70,10 @@ from tilewright.pipeline.product.kept import (
     check_same_bits,
     count_earlier,
     goes_on,
+    keeping_what_is_finished,
     kept_note,
     kept_tiles,
+    telling_what_is_kept,
     with_their_groups,
     would_keep_note,
 )
@@ -92,6 +91,7 @@ from tilewright.pipeline.product.output import (
     resume_output,
     resume_output_in_place,
 )
+from tilewright.pipeline.product.output_group import missing_folders
 from tilewright.pipeline.product.request import (
     Factors,
     Request,
@@ -396,10 +396,11 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     if note := few_tiles_note(plan, past):
         tell.say(note)
     altered = _altered(job.path, past) if job.path is not None and past is not None else ""
+    folders = missing_folders(job.path)
     output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):
         tell.say(f"an earlier run left an array that is no more what it was; it starts anew{altered}")
-    try:
+    with keeping_what_is_finished(output, folders):
         if job.repair is not None and found is None:
             output.remove()
             raise StoreError(
@@ -407,8 +408,6 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
                 " run write there at a time, and repair it again"
             )
         return _fill(job, facts, plan, output, found)
-    finally:
-        output.release()
 
 
 def _fill(
@@ -482,7 +481,7 @@ def _fill(
                 beside=counts,
             )
             watch.record = stack.enter_context(closing(ledger))
-            stack.enter_context(_telling_what_is_kept(plan, ledger))
+            stack.enter_context(telling_what_is_kept(plan.tile_count, ledger))
         keeping = Keeping(ledger, output.array, beside=counts)
         roots = [root.absolute() for array in arrays.values() if (root := folder_of(array)) is not None]
         if ledger is not None and roots and request.durability == "full":
@@ -598,23 +597,6 @@ def _run_all(
         )  # on the workers the other one is over
         run, found = run.followed_by(more), found.merged(also)
     return run, found
-
-
-@contextmanager
-def _telling_what_is_kept(plan: MatmulPlan, ledger: Ledger) -> Iterator[None]:
-    """Add to the error of a lost cluster, or of storage that fails, what the next run need not do again."""
-    try:
-        yield
-    except (InputChangedError, OutputExistsError, DamagedProductError):
-        raise  # which say what becomes of the tiles
-    except (ClusterError, StoreError) as error:
-        done = len(ledger.tiles)
-        if not done:
-            raise
-        tiles = counted(plan.tile_count, "tile")
-        raise type(error)(
-            f"{error}; {done} of {tiles} are finished and kept, and the same command goes on there"
-        ) from error
 
 
 def _verified(

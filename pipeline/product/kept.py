@@ -1,4 +1,5 @@
-"""What a run keeps of an earlier run of the same product: its finished tiles, in the tiles of a new plan.
+"""What a run keeps of an earlier run of the same product: its finished tiles, in the tiles of a new plan; and what it
+leaves to a later one where it fails.
 
 A plan with other tiles than C was begun with has tiles that those are made of (`plan/grid.py`). What the record says of
 a finished tile is handed on to its pieces.
@@ -6,9 +7,14 @@ a finished tile is handed on to its pieces.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +22,39 @@ import zarr
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import PlanError
+from tilewright.pipeline.errors import (
+    ClusterError,
+    DamagedProductError,
+    OutputExistsError,
+    PlanError,
+    StoreError,
+    TaskError,
+    VerificationError,
+)
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.inputs import Recipe
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, StoredObject
-from tilewright.pipeline.product.ledger import Group, Past, Stored
+from tilewright.pipeline.product.inputs import InputChangedError
+from tilewright.pipeline.product.ledger import Group, Ledger, Past, Stored, read_journal
+from tilewright.pipeline.product.output import (
+    CHECKSUMS_NAME,
+    ENDED,
+    FILE_NAME,
+    MARK_NAME,
+    Output,
+    replaced_path,
+)
+from tilewright.pipeline.product.output_group import remove_folders
+from tilewright.pipeline.store.chunks import METADATA_NAMES
+from tilewright.pipeline.store.journal import FileJournal, twin_of
+from tilewright.pipeline.store.locks import is_locked_by
 from tilewright.pipeline.store.objects import fault_of
+
+BARE = frozenset(
+    {MARK_NAME, FILE_NAME, twin_of(Path(FILE_NAME)).name, CHECKSUMS_NAME, ".zattrs", *METADATA_NAMES.values()}
+)
+"""What is in the folder of a growing array before its first tile, besides a folder of drafts."""
 
 
 class Kept(NamedTuple):
@@ -203,3 +235,65 @@ def _other_bits(plan: MatmulPlan, past: Past) -> str:
         f"; some of C is computed otherwise ({'; '.join(map(told, others))}) than the rest ({told(plan.recipe)}), and"
         " may differ from it in the last bits (--same-bits refuses that)"
     )
+
+
+@contextmanager
+def keeping_what_is_finished(output: Output, folders: Sequence[Path]) -> Iterator[None]:
+    """Let other runs write to the output when the block ends. Where it ends by an error before any tile was finished,
+    there is nothing to go on from, and nothing stays, nor the folders that were made for it. A product that failed its
+    check is there to be inspected.
+    """
+    try:
+        yield
+    except VerificationError:
+        raise
+    except BaseException:
+        if output.beside is not None and _remove_bare(output.beside):
+            output = replace(output, beside=None)
+        if output.beside is None and _remove_bare(output):
+            remove_folders(folders)
+        raise
+    finally:
+        output.release()
+
+
+def _remove_bare(output: Output) -> bool:
+    """Remove a growing array without tiles. Returns whether it is gone: it stays where another run, which does not see
+    our lock, has taken it over."""
+    partial, final, drafts = output.partial, output.final, output.drafts
+    if output.lock is None or partial is None or final is None or drafts is None:
+        return False
+    try:
+        if not is_locked_by(output.lock, partial) or set(os.listdir(partial)) - {*BARE, drafts}:
+            return False
+        past = read_journal(FileJournal(partial / FILE_NAME))
+        if past is not None and past.finished:  # of which nothing is stored, as of zeros
+            return False
+        # A run that takes it over renames this, too, before anything else: one of both succeeds.
+        os.rename(partial / drafts, partial / f"{drafts}{ENDED}")
+        aside = replaced_path(final)
+        partial.rename(aside)
+        if set(os.listdir(aside)) - {*BARE, f"{drafts}{ENDED}"}:  # another run has begun in this moment
+            aside.rename(partial)
+            return False
+        shutil.rmtree(aside)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def telling_what_is_kept(count: int, ledger: Ledger) -> Iterator[None]:
+    """Add to the error of a lost cluster, of storage or of a task that fails, what the next run need not do again.
+    count: all tiles."""
+    try:
+        yield
+    except (InputChangedError, OutputExistsError, DamagedProductError):
+        raise  # which say what becomes of the tiles
+    except (ClusterError, StoreError, TaskError) as error:
+        done = len(ledger.tiles)
+        if not done:
+            raise
+        raise type(error)(
+            f"{error}; {done} of {counted(count, 'tile')} are finished and kept, and the same command goes on there"
+        ) from error

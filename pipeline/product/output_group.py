@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,18 @@ def check_group_free(path: Path, kind: str, *, overwrite: bool) -> None:
         raise exists_error(str(path), replaceable=of_kind) from None
 
 
+def missing_folders(path: Path | None) -> list[Path]:
+    """The folders that would be made for an output at a local path, the innermost first."""
+    return [] if path is None else [folder for folder in path.absolute().parents if not folder.exists()]
+
+
+def remove_folders(folders: Sequence[Path]) -> None:
+    """Remove folders that were made for an output, unless somebody else writes there by now."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 @contextmanager
 def output_group(
     path: Path, kind: str, *, overwrite: bool, keeps: Callable[[Path], bool] = lambda growing: False
@@ -129,6 +141,7 @@ def output_group(
     StoreError
         The place cannot be written.
     """
+    folders = missing_folders(path)
     try:
         with growing_folder(path, keeps) as growing:
             yield growing.absolute()
@@ -148,6 +161,7 @@ def output_group(
     except BaseException:
         if not keeps(partial_path(path)):
             remove_growing(path)
+            remove_folders(folders)
         raise
 
 

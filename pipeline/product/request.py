@@ -56,13 +56,13 @@ from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Trans
 from tilewright.pipeline.product.banded import check_given_band, checked_band
 from tilewright.pipeline.product.beside import check_counts, check_unit, named_counts
 from tilewright.pipeline.product.fusing import (
-    checked_epilogue,
+    AskedOfSums,
     checked_pairwise,
+    checked_sums,
     checked_transform,
     epilogue_of,
     mirrored,
     opened_before,
-    sums_of,
 )
 from tilewright.pipeline.product.in_place import check_given_output, is_unfinished
 from tilewright.pipeline.product.ledger import REPAIR, Past
@@ -306,10 +306,10 @@ def open_factors(request: Request) -> Factors:
         stored.dtype.newbyteorder("=") if transform is None else transform.dtype
         for stored, transform in ((left, of_a), (right, of_b))
     ]
-    dtypes = sums_of(request.epilogue, (operands[0], operands[1]), request.dtype, names, inner_left, before)
-    check.precision(request.precision, dtypes.sums if dtypes.sums.kind in "iu" else dtypes.result)
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
-    epilogue = checked_epilogue(request.epilogue, shape, dtypes, before)
+    asked = AskedOfSums((operands[0], operands[1]), names, inner_left, shape, request.epilogue, before)
+    dtypes, epilogue = checked_sums(asked, request.dtype)
+    check.precision(request.precision, dtypes.sums if dtypes.sums.kind in "iu" else dtypes.result)
     fused = Fused((of_a, of_b), epilogue, checked_pairwise(request.pairwise, (of_a, of_b), epilogue))
     band = None if request.window is None else checked_band(request.window, shape)
     even = band is None or band.before == band.after

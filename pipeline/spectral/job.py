@@ -41,7 +41,6 @@ from tilewright.pipeline.gram.statistics import Wanted, find_statistics, likely_
 from tilewright.pipeline.gram.transforms import (
     check_lines,
     lines_notice,
-    made_transformed,
     not_finite,
     without_values,
 )
@@ -50,6 +49,7 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.transform import Transform
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.spectral import eof_group
+from tilewright.pipeline.spectral.anomalies import Anomalies, check_varies
 from tilewright.pipeline.spectral.krylov import (
     AsymmetricError,
     NotFiniteError,
@@ -275,7 +275,8 @@ def plan_only(request: EofRequest) -> EofPlan:
 def _plans(task: Task, client: Client, tell: PassTeller) -> dict[str, MatmulPlan]:
     """Of each kind of product that a run makes, by what it is of. Raises as these do where no worker can make one."""
     search, x, variables = task.request.search, task.x, axis_of(task.matrices.of)
-    nothing = Moments.of_nothing(task.variables, np.dtype(np.float64))
+    wide = np.dtype(np.complex128 if task.dtype.kind == "c" else np.float64)
+    nothing = Moments.of_nothing(task.variables, wide)
     moments = {task.matrices.of: replace(nothing, count=nothing.count + 1, weight=nothing.weight + 1)}
     anomalies = Anomalies.of(task.matrices, moments, task.weights, task.dtype)
     block = search.aim(min(x.shape), max(x.shape), 1, task.dtype).block
@@ -355,23 +356,23 @@ def eofs(request: EofRequest) -> EofRun:
             passes.keep_moments(of_variables)
         moments = {matrices.of: of_variables}
         missing = matrices.treatments["X"].missing
+        _check_finite(matrices, of_variables)
         if told := likely_missing("X", task.x, missing, moments):
             tell.warn(told)
-        _check_finite(matrices, of_variables)
         check_lines(matrices, "X", moments, request.constant)
         if told := lines_notice(matrices, "X", moments, request.constant, "their part of each EOF is"):
             tell.say(told)
         anomalies = Anomalies.of(matrices, moments, task.weights, dtype)
-        _check_varies(anomalies, matrices, of_variables)
+        check_varies(anomalies, matrices, of_variables)
         matrix = Streamed(client, search, task.source, x, anomalies.transform, folder, tell, passes=passes)
         matrix.spent.passes += 1
         if not passes.reused:
             matrix.spent.read_nbytes += math.prod(x.shape) * x.dtype.itemsize
-        found = _modes(matrix, matrices, task.by_samples, task.products, request.verify)
+        found = _modes(matrix, matrices, anomalies, task.by_samples, task.products, request.verify)
         _check_converged(found, search, matrix.spent.passes, "X", kept=bool(passes.digest))
-        vectors = _vectors(matrix, matrices, found) if task.by_samples else found.vectors
+        vectors = _vectors(matrix, matrices, anomalies, found) if task.by_samples else found.vectors
         # Scores are of the samples as they are, whatever these count for.
-        verification = _scores(matrix, matrices, vectors, anomalies.unweighted(matrices), request.verify)
+        verification = _scores(matrix, matrices, anomalies, vectors, request.verify)
         scores = matrix.open("scores")
         squares = _variances(scores, matrices)
         rounding = search.aim(min(x.shape), max(x.shape), 1, dtype).rounding
@@ -453,98 +454,13 @@ def _growing(task: Task, path: Path) -> Iterator[tuple[Path, Passes]]:
             raise
 
 
-@dataclass(frozen=True)
-class Anomalies:
-    """What is decomposed: X centred, scaled and weighted."""
-
-    transform: Transform
-    """Of X as it is stored, with the roots of weights of both sides."""
-    total: float
-    """The variance of all variables together."""
-    degrees: float
-    """What sums of squares are divided by."""
-
-    @classmethod
-    def of(
-        cls,
-        matrices: Matrices,
-        moments: Mapping[str, Moments],
-        weights: np.ndarray | None,
-        dtype: np.dtype,
-    ) -> Anomalies:
-        """Of the moments of the variables, and their weights."""
-        transform = made_transformed(matrices, {"X": moments}, dtype, "left").transforms[1] or Transform(
-            dtype
-        )
-        if weights is not None:
-            side = matrices.of[:-1]
-            roots = np.sqrt(weights)
-            factors = getattr(transform, f"{side}_factors")
-            roots = roots if factors is None else factors * roots
-            transform = replace(transform, **{f"{side}_factors": roots.astype(dtype)})
-        found = moments[matrices.of]
-        squares = found.second
-        if not matrices.treatments["X"].centered:
-            squares = squares + found.weight * np.abs(found.mean) ** 2
-        factors = getattr(transform, f"{matrices.of[:-1]}_factors")
-        if factors is not None:
-            squares = squares * np.abs(factors).astype(np.float64) ** 2
-        degrees = matrices.degrees(1)
-        return cls(transform, math.fsum(squares) / degrees, degrees)
-
-    def unweighted(self, matrices: Matrices) -> Transform:
-        """The same without weights of the samples."""
-        if matrices.summed == "rows":
-            return replace(self.transform, row_factors=None)
-        return replace(self.transform, column_factors=None)
-
-    def vectors(self, matrices: Matrices) -> dict[str, np.ndarray]:
-        """What was subtracted from each variable, and what it was multiplied by then, where it was."""
-        side = matrices.of[:-1]
-        found = {
-            "mean": getattr(self.transform, f"{side}_offsets"),
-            "factor": getattr(self.transform, f"{side}_factors"),
-        }
-        return {name: vector for name, vector in found.items() if vector is not None}
-
-
-def _check_varies(anomalies: Anomalies, matrices: Matrices, moments: Moments) -> None:
-    """Raise OptionError where nothing varies: any vectors would do for EOFs of that, and mean nothing."""
-    # Of one number throughout, the mean may be rounded, so that squares are left.
-    varies = not matrices.treatments["X"].centered or bool(
-        (moments.least != moments.most)[moments.count > 0].any()
-    )
-    x, kind = matrices.arrays["X"], np.finfo(anomalies.transform.dtype)
-    if varies and moments.spread.any() and anomalies.total < kind.tiny:
-        raise OptionError(
-            f"X: the squares of what varies in {name_of(x)}, {anomalies.total:.3g}, are below what {kind.dtype} tells"
-            " from 0: multiply X by a large number first, or ask for a wider dtype (dtype='float64', --dtype float64)"
-        )
-    if anomalies.total > 0 and varies:
-        return
-    there, all_ = int(moments.count.sum()), math.prod(x.shape)
-    if is_beside_mask(x):
-        why = (
-            f" the mask leaves {there} of {all_} numbers, and it is to be True where one is missing: if it says where"
-            " they are there, invert it (~mask)"
-        )
-    elif matrices.treatments["X"].missing is not None:
-        why = f" {there} of {all_} numbers are not missing: give another number for those that are (missing, --missing)"
-    elif matrices.treatments["X"].centered:
-        why = (
-            " each variable is one number throughout: give other data, or center=False (--no-center) for EOFs of what"
-            " is there"
-        )
-    else:
-        why = " all numbers are 0: give other data"
-    raise OptionError(
-        f"X: nothing varies in {name_of(x)}: the total variance of its {len(moments.mean)} variables is 0, so that"
-        f" there are no EOFs;{why}"
-    )
-
-
 def _modes(
-    matrix: Streamed, matrices: Matrices, by_samples: bool, products: int | None, verify: bool
+    matrix: Streamed,
+    matrices: Matrices,
+    anomalies: Anomalies,
+    by_samples: bool,
+    products: int | None,
+    verify: bool,
 ) -> Pairs:
     """The leading eigenpairs of YᴴY, or of YYᴴ where there are fewer samples than variables, for Y of samples ×
     variables: in either case of the smaller side, so that the basis is as short as it can be. The longer thin matrix
@@ -568,14 +484,15 @@ def _modes(
             matrix.spent.passes += 2
             return image
         if by_samples:
-            matrix.begin("u", block, samples)
+            matrix.begin("u", anomalies.of_samples(block), samples)
             matrix.multiply("v", "u", transpose=not flipped, conjugate=True)
             matrix.multiply("w", "v", transpose=flipped)
+            image = anomalies.of_samples(matrix.get("w"))
         else:
             matrix.begin("v", block, variables)
             matrix.multiply("u", "v", transpose=flipped)
             matrix.multiply("w", "u", transpose=not flipped, conjugate=True)
-        image = matrix.get("w")
+            image = anomalies.of_variables(matrix.get("w"), block)
         passes.keep_image(step, block, image)
         return image
 
@@ -587,6 +504,7 @@ def _modes(
         g = matrix.get("g")
         if flipped:  # X by its conjugate, where it should be the conjugate by X
             g = g.conj()
+        g = anomalies.of_pairs_of_samples(g) if by_samples else anomalies.of_variables(g)
         # As near as rounding lets it come, which takes no pass.
         near = replace(aim, tolerance=float(unit_roundoff(np.float64)))
         return replace(leading_pairs(lambda block: g @ block, side, near), tolerance=aim.tolerance)
@@ -600,10 +518,10 @@ def _modes(
         raise _not_finite("X", matrix.array) from error
 
 
-def _vectors(matrix: Streamed, matrices: Matrices, found: Pairs) -> np.ndarray:
+def _vectors(matrix: Streamed, matrices: Matrices, anomalies: Anomalies, found: Pairs) -> np.ndarray:
     """The EOFs, n × k, from the samples' eigenvectors u: Yᴴu, of length 1. Where there is no variance left, any vectors
     that are orthogonal to the others."""
-    matrix.begin("u", found.vectors, axis_of(matrices.summed))
+    matrix.begin("u", anomalies.of_samples(found.vectors), axis_of(matrices.summed))
     matrix.multiply("v", "u", transpose=matrices.of == "columns", conjugate=True)
     images = matrix.get("v")
     sound = found.values > found.floor
@@ -621,12 +539,18 @@ def _vectors(matrix: Streamed, matrices: Matrices, found: Pairs) -> np.ndarray:
 
 
 def _scores(
-    matrix: Streamed, matrices: Matrices, vectors: np.ndarray, transform: Transform, verify: bool
+    matrix: Streamed, matrices: Matrices, anomalies: Anomalies, vectors: np.ndarray, verify: bool
 ) -> Verification | None:
     """Store the anomalies times the EOFs."""
     matrix.put("eofs", vectors, axis_of(matrices.of))
     return matrix.multiply(
-        "scores", "eofs", transpose=matrices.of == "rows", verify=verify, transform=transform, again=True
+        "scores",
+        "eofs",
+        transpose=matrices.of == "rows",
+        verify=verify,
+        transform=anomalies.unweighted(matrices),
+        epilogue=anomalies.epilogue(vectors),
+        again=True,
     )
 
 

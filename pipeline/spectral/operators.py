@@ -15,7 +15,7 @@ from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.events import Caution, Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.transform import Transform
+from tilewright.pipeline.plan.transform import Epilogue, Transform
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.job import multiply, plan_only
 from tilewright.pipeline.product.request import Request
@@ -138,11 +138,12 @@ class Streamed:
         conjugate: bool = False,
         verify: bool = False,
         transform: Transform | None = None,
+        epilogue: Epilogue | None = None,
         again: bool = False,
     ) -> Verification | None:
         """Store M, its transpose or the conjugate of either, times a thin matrix.
 
-        transform: another than the matrix's own. again: as in `_store`.
+        transform: another than the matrix's own. epilogue: of the product. again: as in `_store`.
         """
         own = self._made(transform or self.transform, conjugate)
         return self._store(
@@ -152,6 +153,7 @@ class Streamed:
             transpose_a=transpose,
             verify=verify,
             transforms=(own, None),
+            epilogue=epilogue,
         )
 
     def gram(self, name: str, *, columns: bool, verify: bool) -> Verification | None:

@@ -232,6 +232,8 @@ def _check(path: Path | str, facts: Mapping[str, Any], counts: Counts, tokens: T
     try:
         kind = any_kind_named(by)  # type: ignore[arg-type]
     except OptionError:
+        if by is None:
+            fail("it does not say what it counts")
         fail(f"it says that it counts by {shown(by)}, and not by {', '.join(KINDS)}, word, line or ngram:N")
     if isinstance(kind, TokenKind) != (tokens is not None):
         fail(f"counts by {by} {'lack' if tokens is None else 'have'} tokens")

@@ -190,8 +190,12 @@ def test_lines_are_added_only_to_what_was_made_of_the_others(
     tw.gram(path, out, **options)
     grow(path, x[:7])
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"center": True}, OptionError, "append=True beside center=True, which changes with every line"),
-        ({"scale": True}, OptionError, "append=True beside scale=True"),
+        (
+            {"center": True},
+            OptionError,
+            "append=True beside centring by means of X itself, which changes with every line",
+        ),
+        ({"scale": True}, OptionError, "append=True beside scaling by deviations of X itself"),
         ({"divide": "n"}, OptionError, "append=True beside divide='n'"),
         ({"missing": 3, "missing_as": "pairwise"}, OptionError, "append=True beside missing_as='pairwise'"),
         ({"window": 3}, OptionError, "append=True beside window"),

@@ -475,9 +475,9 @@ class TestCommands:
             ("gram x.zarr", 2, "found 1 array names; give X [Y] OUT, and behind them --center"),
             ("gram --center x.zarr c.zarr", 2, "found 1 array names"),
             ("cov x.zarr c.zarr --of lines", 2, "lines"),
-            ("gram x.zarr c.zarr --window 7", 1, "window=7: the result is 7 × 7, so that a band reaches"),
-            ("gram x.zarr c.zarr --missing none", 1, "missing='none' is neither a number"),
-            ("corr x.zarr c.zarr --missing-as pairwise", 1, "missing_as='pairwise': nobody said"),
+            ("gram x.zarr c.zarr --window 7", 1, "--window 7: the result is 7 × 7, so that a band reaches"),
+            ("gram x.zarr c.zarr --missing none", 1, "--missing none is neither a number"),
+            ("corr x.zarr c.zarr --missing-as pairwise", 1, "--missing-as pairwise: nobody said"),
         ):
             result = CliRunner().invoke(cli, words.split())
             assert result.exit_code == status, result.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -211,7 +210,7 @@ def test_no_smaller_plan_goes_on_where_its_bits_would_be_others(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
+def test_a_second_failure_is_a_clear_error_and_leaves_nothing(
     factors: Factors,
     client: Client,
     tmp_path: Path,
@@ -236,14 +235,9 @@ def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
     assert f"the plan before it took {format_nbytes(first)}" in says
     assert "--device-memory" in says
     assert not out.exists()
-    partial = outputs.partial_path(out)
-    assert not [path for path in (partial / "c").rglob("*") if path.is_file()], "no chunk was written"
-    lines = (partial / ledger.FILE_NAME).read_text().splitlines()
-    assert not [line for line in lines if "objects" in json.loads(line)], "no tile is on record"
+    assert not outputs.partial_path(out).exists(), "no tile was finished"
     assert engines._engines == {}
-    run = tw.matmul(a_path, b_path, out, **options)
-    head = json.loads(lines[0])
-    assert run.plan.geometry[:6] == (*head["tile"], head["panel_depth"], head["k_parts"], *head["cell"])
+    tw.matmul(a_path, b_path, out, **options)
     assert_product(zarr.open_array(out)[...], a, b)
 
 

@@ -244,7 +244,7 @@ def test_other_files_are_told(tmp_path: Path) -> None:
         (tmp_path / "f", OptionError, "has no ending"),
         (tmp_path / "none.json", StoreError, r"cannot read .*none\.json: No such file"),
         (tmp_path / "none.zarr", StoreError, r"none\.zarr"),
-        (tmp_path / "other.zarr", StoreError, "it says that it counts by None"),
+        (tmp_path / "other.zarr", StoreError, "it does not say what it counts"),
         (tmp_path / "deep.zarr", tw.ShapeError, "deep"),
         (3, OptionError, "3 is no path"),
     ]

@@ -213,7 +213,7 @@ def test_commands_take_the_same(
     assert opened(tmp_path / "d").chunks == (30, 30)
     for option, value, told in (
         ("--chunks", "16y8", "no sides of a matrix's chunks"),
-        ("--codec", "zst:3", "codec='zst:3' is unknown"),
+        ("--codec", "zst:3", "--codec zst:3 is unknown"),
         ("--shards", "0", "whole numbers of 1 or"),
     ):
         wrong = CliRunner().invoke(cli, ["matmul", str(a), str(b), str(tmp_path / "e"), option, value])

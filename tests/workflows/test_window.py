@@ -305,4 +305,4 @@ def test_a_band_is_asked_for_by_a_command(
     np.testing.assert_allclose(zarr.open_array(tmp_path / "r.zarr")[...], expected, atol=1e-6)
     wrong = CliRunner().invoke(cli, ["corr", str(path), str(tmp_path / "r.zarr"), "--window", "1,x"])
     assert wrong.exit_code == 1
-    assert "window=(1, 'x'): give how many variables" in wrong.output
+    assert "--window 1,x: give how many variables" in wrong.output

@@ -178,9 +178,9 @@ variables_options = options(
     click.option("--missing-as", type=click.Choice(MISSING_AS), default="mean", show_default=True,
                  help="What a missing number counts as; pairwise: nothing, elements are those over their pairs."),
     click.option("--weights", metavar="[AXIS=]ARRAY", callback=as_weights,
-                 help="A stored vector of weights, one for each line of the side that is summed over; or, as lat=ARRAY,"
-                 " for each place of one of the axes that are, and lat=cos for the cosines of latitudes in degrees, the"
-                 " coordinates beside X."),
+                 help="A stored vector of weights, one for each line of the side that is summed over, or an array of"
+                 " the axes that are; or, as lat=ARRAY, for each place of one of these, and lat=cos for the cosines of"
+                 " latitudes in degrees, the coordinates beside X."),
     click.option("--append", is_flag=True,
                  help="Add to OUT what came to X since it was made, rows to sums or new variables, and nothing twice."),
     click.option("--counts", metavar="ARRAY",

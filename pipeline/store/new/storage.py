@@ -209,7 +209,7 @@ def _as_sides(name: str, given: Any) -> tuple[int, int] | None:
     if len(parts) != 2 or any(part is None or part < 1 for part in parts):
         raise OptionError(
             f"{name}={shown(given)} are no sides of a matrix's {name}: give rows and columns, whole numbers of 1 or"
-            f" more, such as (1024, 1024) or '1024x1024' (--{name} 1024x1024), or one number for both"
+            f" more, such as {name}='1024x1024' (--{name} 1024x1024), or one number for both"
         )
     return parts[0], parts[1]
 

@@ -97,8 +97,8 @@ def as_span(given: Any, name: str) -> tuple[int | None, int | None]:
         first, last = (None if end is None else as_count(end) for end in ends)
         return first, last
     raise OptionError(
-        f"{name}={shown(given)} is no range; give it as '1000:2000' (the first, and the last and one more), as"
-        " slice(1000, 2000) without a step, or as (1000, 2000)"
+        f"{name}={shown(given)} is no range; give it as '1000:2000' (the first, and the last and one more),"
+        " without a step"
     )
 
 
@@ -113,5 +113,5 @@ def _within(
         return first, last
     ends = ":".join("" if end is None else str(end) for end in span)
     raise OptionError(
-        f"{role}: {what}={ends} are not among the {length} {what} of {name}; ask for those it has"
+        f"{role}: {what} {ends} are not among the {length} {what} of {name}; ask for those it has"
     )

@@ -10,7 +10,15 @@ import sys
 import pytest
 from rich.console import Console
 
-from tilewright.pipeline.events import Notice, UnitAdvanced, UnitDone, WorkDone, WorkPlanned, on_waiting
+from tilewright.pipeline.events import (
+    Listener,
+    Notice,
+    UnitAdvanced,
+    UnitDone,
+    WorkDone,
+    WorkPlanned,
+    on_waiting,
+)
 from tilewright.workflows import console
 from tilewright.workflows.console import listening
 from tilewright.workflows.terminal import progress
@@ -160,11 +168,18 @@ def test_work_that_begins_anew_is_shown_once() -> None:
 def test_only_a_terminal_gets_a_display(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with listening() as listener:
-        assert isinstance(listener, Lines)
+    told: list[type] = []
+
+    def as_told(listener: Listener) -> Listener:
+        told.append(type(listener))
+        return listener
+
+    monkeypatch.setattr(console, "as_told", as_told)
+    with listening():
+        assert told == [Lines]
     monkeypatch.setattr(console.sys.stderr, "isatty", lambda: True)
     with listening() as listener:
-        assert isinstance(listener, Display)
+        assert told == [Lines, Display]
         listener(Notice("said"))
     assert "said" in capsys.readouterr().err
 
