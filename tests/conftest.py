@@ -245,6 +245,18 @@ def keep_from_the_collector() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _loops_from_the_first_block() -> None:
+    """A process does its first work without loops, to which no test would get otherwise: here only those are without
+    them that are of that."""
+    from tilewright.kernels.cpu import product as host_product
+    from tilewright.kernels.cpu import thin
+    from tilewright.kernels.cpu.loops import Allowance
+    from tilewright.pipeline.transfer import zstd
+
+    host_product._few = thin._allowance = zstd.in_steps = Allowance(0)
+
+
 @pytest.fixture(autouse=True)
 def shares_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Processes of the tests share a GPU's memory, but for tests marked ``whole_gpu``, which take most of it: such a
