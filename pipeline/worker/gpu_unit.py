@@ -325,8 +325,8 @@ class CudaUnit:
         self._mirror_stream = urgent_stream("mirrors")
         self._upload_nbytes = move_nbytes(product.plan.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
-        self._in_loops = zstd_chunks.available()
-        """Whether threads can move bytes without the interpreter's lock."""
+        self._in_loops = product.in_loops and zstd_chunks.available()
+        """Whether threads move bytes without the interpreter's lock."""
         if self._in_loops:
             file_upload.prepare()
             file_download.prepare()

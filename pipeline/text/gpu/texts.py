@@ -32,6 +32,7 @@ from tilewright.pipeline.text.gpu.lanes import (
 )
 from tilewright.pipeline.text.sparse_pieces import Entries
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.transfer import file_upload
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ def _brought(
     """Bring a text to the GPU, for a tally that counts what is there. Returns the seconds of reading and of waiting of
     each thread; None where not all could be read."""
     upload = text.upload(threads, neighbours)
+    file_upload.prepare()
 
     def move() -> tuple[float, float]:
         with borrowed_lane() as lane:

@@ -13,12 +13,12 @@ import pytest
 import zarr
 from zarr.storage import MemoryStore
 
-from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.plan import tiling, told
 from tilewright.pipeline.plan.inputs import Geometry, Limits, WorkerFacts
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import request as requests
-from tilewright.pipeline.product.request import Factors, plan_for
+from tilewright.pipeline.product.request import Factors, need_loops_soon, plan_for
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 GIB = 2**30
@@ -237,3 +237,40 @@ def test_a_cpu_has_a_thread_a_core_for_reads_or_writes_of_chunk_files(
     facts = [WorkerFacts("cpu", "CPU", None, 4 * GIB, 2, 2, 2)]
     made = plan_for(Factors(a, a, np.dtype("f4"), a.shape[1]), out, facts)
     assert (made.read_threads, made.write_threads) == threads
+
+
+def test_loops_move_a_gpus_bytes_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GiB for each worker, read and written together."""
+    monkeypatch.setattr(told, "IN_LOOPS_NBYTES", 2**30)
+    a = zarr.create_array(MemoryStore(), shape=(512, 512), chunks=(256, 256), dtype="f4")
+    facts = [WorkerFacts("cuda", "GPU", GIB, None, 1, 16, 16)]
+    few = plan_for(Factors(a, a, np.dtype("f4"), 512), None, facts)
+    many = replace(few, decoded_nbytes=3 * 2**28, write_nbytes=2**28)
+
+    def in_loops(plan: MatmulPlan) -> bool:
+        return told.Product(a, a, a, plan, "cuda", "full", "").in_loops
+
+    assert in_loops(many)
+    assert not in_loops(few)
+    assert not in_loops(replace(many, workers=2))
+    assert not in_loops(replace(many, decoded_nbytes=2**28))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "side", "verify", "wanted"),
+    [
+        ("f4", 2048, True, ()),
+        ("f4", 3000, True, ("cpu", "cuda")),
+        ("f4", 9000, True, ("cuda",)),
+        ("f4", 9000, False, ()),
+        ("f4", 10000, False, ("cuda",)),
+        ("c8", 256, True, ()),
+        ("i8", 512, True, ()),
+        ("i8", 600, True, ("cpu",)),
+    ],
+)
+def test_numba_is_set_up_early_where_its_loops_are_needed_soon(
+    dtype: str, side: int, verify: bool, wanted: tuple[str, ...]
+) -> None:
+    a = zarr.create_array(MemoryStore(), shape=(side, side), chunks=(side, side), dtype=dtype)
+    assert need_loops_soon(Factors(a, a, np.dtype(dtype), side), verify=verify) == wanted
