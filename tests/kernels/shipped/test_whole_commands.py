@@ -84,6 +84,7 @@ def folder(tmp_path: Path) -> Path:
         for matrix in "ab":
             zeros = np.zeros((512, 512), name)
             zarr.create_array(tmp_path / f"{name}-{matrix}.zarr", data=zeros, chunks=(256, 256))
+    zarr.create_array(tmp_path / "x.zarr", data=np.zeros(65536, "f4"), chunks=(8192,))
     (tmp_path / "texts").mkdir()
     for number in range(40):
         (tmp_path / "texts" / f"{number}.txt").write_text("some letters " * 30)
@@ -131,6 +132,7 @@ def listed(driver: Path, folder: Path, *words: str) -> tuple[dict[str, str], lis
             marks=pytest.mark.more,
             id="float16",
         ),
+        pytest.param(("dot", "x.zarr", "x.zarr"), ("dot",), marks=pytest.mark.more, id="dot"),
         pytest.param(
             *(("histogram", "texts", "--by", "codepoint", "--per-document"), ("histograms",)),
             marks=pytest.mark.more,
