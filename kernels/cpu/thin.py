@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -233,14 +232,6 @@ _allowance = Allowance(NUMPY_ELEMENTS)
 def _numpy_serves(loop: Callable[..., None], block: np.ndarray) -> bool:
     """Whether a block is one of the few for which a loop need not be loaded, and it is not loaded yet."""
     return loop not in _loaded and _allowance.takes(block.size)
-
-
-def numba_is_there() -> bool:
-    """Whether Numba is imported, so that a loop need not bring it."""
-    try:
-        return bool(sys.modules["numba"])
-    except KeyError:
-        return False
 
 
 def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> None:
