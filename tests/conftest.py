@@ -253,11 +253,11 @@ def _loops_from_the_first_block() -> None:
     from tilewright.kernels.cpu import thin
     from tilewright.kernels.cpu.loops import Allowance
     from tilewright.pipeline.check import fused
-    from tilewright.pipeline.plan import told
     from tilewright.pipeline.transfer import file_rectangles, zstd
+    from tilewright.pipeline.worker import gpu_unit
 
-    host_product._few = thin._allowance = fused._by_numpy = zstd.in_steps = Allowance(0)
-    told.IN_LOOPS_NBYTES = file_rectangles.FEW_NBYTES = 0
+    host_product._few = thin._allowance = fused._by_numpy = zstd.in_steps = gpu_unit._in_python = Allowance(0)
+    file_rectangles.FEW_NBYTES = 0
 
 
 @pytest.fixture(autouse=True)

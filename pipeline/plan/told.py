@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.contents import NOTHING, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.product import MatmulPlan
@@ -22,9 +23,9 @@ THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("downl
 """The threads that a tile passes through, and the stages whose time each of them counts."""
 
 IN_LOOPS_NBYTES = 1 << 30
-"""What a worker with a GPU moves at least where compiled loops do it. Python moves so much in a tenth of a second more
-(20 GB/s in place of 46, and 13 in place of 20, on 16 cores); loading the loops takes a third of a second, and
-compiling them, where they are not kept on disk yet, two to four more."""
+"""What a worker's process has moved to and from its GPU before compiled loops do it. Python moves so much in a tenth of
+a second more (20 GB/s in place of 46, and 13 in place of 20, on 16 cores); loading the loops takes a third of a second,
+and compiling them, where they are not kept on disk yet, two to four more."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,9 @@ class Product:
     """As ``drafts``, below that."""
 
     @property
-    def in_loops(self) -> bool:
-        """Whether compiled loops move the bytes of a worker with a GPU: they serve many bytes, and what the GPU
-        decodes."""
-        moved = (self.plan.decoded_nbytes + self.plan.write_nbytes) / max(1, self.plan.workers)
-        return self.plan.decoding is not None or moved >= IN_LOOPS_NBYTES
+    def moved_nbytes(self) -> int:
+        """What each worker reads and writes, about."""
+        return ceil_div(self.plan.decoded_nbytes + self.plan.write_nbytes, max(1, self.plan.workers))
 
 
 Corners: TypeAlias = tuple[int, int, int, int]

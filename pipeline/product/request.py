@@ -728,7 +728,7 @@ def need_loops_soon(factors: Factors, *, verify: bool) -> tuple[DeviceKind, ...]
     On a CPU BLAS multiplies floats, and NumPy a few integers. Numba, which the check needs, is started after the
     product, unless that is over so soon that the check would wait for it; or so small that NumPy does for the check,
     too. A GPU is sooner done, and
-    loops move its bytes where there are many (`Product.in_loops`)."""
+    loops move its bytes where there are many (`gpu_unit.in_loops`)."""
     (m, n), k = factors.shape, factors.k
     elements = m * k + k * n + m * n
     checked = verify and elements > NUMPY_ELEMENTS
