@@ -245,6 +245,21 @@ def keep_from_the_collector() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _loops_from_the_first_block() -> None:
+    """A process does its first work without loops, to which no test would get otherwise: here only those are without
+    them that are of that."""
+    from tilewright.kernels.cpu import product as host_product
+    from tilewright.kernels.cpu import thin
+    from tilewright.kernels.cpu.loops import Allowance
+    from tilewright.pipeline.check import fused
+    from tilewright.pipeline.transfer import file_rectangles, zstd
+    from tilewright.pipeline.worker import gpu_unit
+
+    host_product._few = thin._allowance = fused._by_numpy = zstd.in_steps = gpu_unit._in_python = Allowance(0)
+    file_rectangles.FEW_NBYTES = 0
+
+
 @pytest.fixture(autouse=True)
 def shares_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Processes of the tests share a GPU's memory, but for tests marked ``whole_gpu``, which take most of it: such a

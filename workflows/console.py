@@ -33,6 +33,7 @@ from tilewright.kernels.choices import (
     PASSAGES,
     SCHEMES,
 )
+from tilewright.kernels.shipped.lacking import compilations
 from tilewright.kernels.words import did_you_mean, in_one_line
 from tilewright.pipeline.cluster.endings import request_end
 from tilewright.workflows.commands.completion import Text, misspelt_option, with_completions
@@ -156,7 +157,10 @@ class Command(click.Command):
                     logging.getLogger("tilewright").setLevel(logging.DEBUG)
                 else:
                     silence_libraries()
-                return self.work(ctx)
+                result = self.work(ctx)
+            if not ctx.meta.get(_QUIET, False):
+                tell_compilations()
+            return result
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
@@ -397,6 +401,22 @@ def import_dask() -> None:
         import dask  # noqa: F401
     except ValueError as error:  # which names the file
         raise Failed(in_one_line(str(error))) from error
+
+
+def tell_compilations() -> None:
+    """Say which kernels this process had to compile although there is a file of shipped ones, which lacks them."""
+    found = [one for one in compilations() if one.beyond is not None]
+    if not found:
+        return
+    from tilewright.kernels.numbers import counted
+
+    names = ", ".join(dict.fromkeys(one.kernel for one in found))
+    seconds = sum(one.seconds for one in found)
+    file = " and ".join(dict.fromkeys(str(one.beyond) for one in found))
+    click.echo(
+        f"compiled {counted(len(found), 'kernel')} in {seconds:.1f} s, which {file} has not got: {names}",
+        err=True,
+    )
 
 
 def silence_libraries() -> None:

@@ -138,7 +138,7 @@ def demo(
     root, modules = list_modules()
     with ExitStack() as stack:
         with _stage(seconds, "start"):
-            client = stack.enter_context(open_executor(cluster, cluster_file))
+            client = stack.enter_context(open_executor(cluster, cluster_file, loops=device == "cpu"))
         work: dict[str, Any] = {"cluster": client, "device": device, "listener": listener}
         with _stage(seconds, "count letters"):
             letters = histogram(modules, by="letter", **work)

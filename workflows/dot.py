@@ -157,11 +157,12 @@ def timed_dot(
     vectors = open_vectors(x, y, dtype, align)
     for note in vectors.notes:
         listener(Caution(note))
+    where, graphs = (cluster, cluster_file), any_pending(vectors.arrays.values())
     with (
-        open_executor(cluster, cluster_file, graphs=any_pending(vectors.arrays.values())) as client,
+        open_executor(*where, loops=device == "cpu", graphs=graphs) as client,
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
-        facts = survey(client, device)
+        facts = survey(client, device, loops=("cpu",))
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         if vectors.dtype_reason:
             listener(Notice(f"the sum is {vectors.dtype_reason}"))

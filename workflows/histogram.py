@@ -34,7 +34,8 @@ from tilewright.pipeline.text.formats.piped import named, pipes_among, without_p
 from tilewright.pipeline.text.formats.reading import Reading, reading_of
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, kept_counts, open_counts
-from tilewright.pipeline.worker.survey import survey
+from tilewright.pipeline.transfer.file_rectangles import FEW_NBYTES
+from tilewright.pipeline.worker.survey import KINDS, survey
 from tilewright.workflows.batch.planning import planned_job
 
 
@@ -175,10 +176,10 @@ def histogram(
             open_counts(
                 keeping, kind, per_document=asked.per_document, reading=asked.reading, listener=listener
             ) as record,
-            open_executor(cluster, cluster_file) as client,
+            open_executor(cluster, cluster_file, loops=device == "cpu") as client,
             workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
         ):
-            facts = survey(client, device)
+            facts = survey(client, device, loops=("cpu",) if corpus.nbytes < FEW_NBYTES else KINDS)
             count, workers = counted(len(corpus.documents), "file"), counted(len(facts), "worker")
             listener(Notice(f"counting {count} by {kind.name} on {facts[0].name} with {workers}"))
             return count_corpus(
@@ -284,7 +285,7 @@ def plan_histogram(
             facts = job.facts_of_texts(device, tell.warn)
         else:
             client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
-            facts = survey(client, device, loops=False)
+            facts = survey(client, device, loops=())
         return plan_count(
             corpus,
             asked.kind,

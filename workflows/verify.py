@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.choices import PRECISIONS, PrecisionName
+from tilewright.kernels.cpu.thin import NUMPY_ELEMENTS
 from tilewright.pipeline import config
 from tilewright.pipeline.check.band import verify_band, verify_outside
 from tilewright.pipeline.check.sides import StoredSide
@@ -47,8 +48,9 @@ def checking(
 ) -> Iterator[Client]:
     """A client whose workers can check these arrays, by their roles, and find them as they are here. name: of the work,
     for what is said while it waits. Raises as `verify`."""
+    loops = sum(array.size for array in arrays.values()) > NUMPY_ELEMENTS
     with (
-        open_executor(cluster, cluster_file, graphs=any_pending(arrays.values())) as client,
+        open_executor(cluster, cluster_file, loops=loops, graphs=any_pending(arrays.values())) as client,
         workers_held(client, waiting=on_waiting(listener, name, "ends it")),
     ):
         # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.

@@ -74,6 +74,29 @@ def target_type(dtype: np.dtype) -> Any:
     return numba.types.Array(numba.from_dtype(dtype), 2, "A", aligned=False)
 
 
+class Allowance:
+    """How much of some work this process still does without a loop that it would have to load, or to compile. Any
+    thread may ask.
+
+    Examples
+    --------
+    >>> few = Allowance(100)
+    >>> few.takes(60), few.takes(60), few.takes(40)
+    (True, False, True)
+    """
+
+    def __init__(self, amount: int) -> None:
+        self._left = amount
+        self._lock = threading.Lock()
+
+    def takes(self, amount: int) -> bool:
+        with self._lock:
+            if amount > self._left:
+                return False
+            self._left -= amount
+            return True
+
+
 @functools.cache
 def _disk_cache() -> Any:
     """The class of Numba's cache on disk, as `kept` uses it. Numba offers no public way; tests fail where this one

@@ -5,7 +5,8 @@ products are exact in floating point (`tilewright.kernels.gemm.exact.digits`) an
 magnitude faster than NumPy's own integer product. Where the CPU has the instructions of AVX-512, integers that lie
 within 255 of each other go to products of bytes (`tilewright.kernels.cpu.byte_integer`), and wide ones to 52-bit
 multiply-adds (`tilewright.kernels.cpu.integer`), as soon as those are less work than the digits that the values need;
-on any other CPU digits do all of it.
+on any other CPU digits do all of it. Only the first few integers of a process are left to NumPy: they are multiplied
+before a loop is loaded.
 
 Everything here may be called from several threads at once: the loops run on threads of their own, not in Numba's thread
 pool, which some of its threading layers do not let threads share.
@@ -22,6 +23,7 @@ import numpy as np
 
 from tilewright.kernels.cpu import blas
 from tilewright.kernels.cpu.loops import (
+    Allowance,
     blocks,
     by_memory,
     compiled,
@@ -49,6 +51,11 @@ there: then a cache still holds part of what BLAS has written. A lower half with
 strip, since each call of BLAS ends with threads that wait for others."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
+FEW_MULTIPLICATIONS = 2**27
+"""Of integers, that a process leaves to NumPy before it loads loops: a fifteenth of a second. Setting Numba up takes a
+fifth of one, and loops that are not kept on disk one more to compile."""
+FEW_ELEMENTS = 2**22
+"""The most of a matrix that is left to NumPy: what is multiplied is converted, and lies beside the result."""
 STRASSEN_PRODUCTS = 4
 """From this many digit products on, Strassen's seven half-size products in place of eight save more than they cost."""
 STRASSEN_SIDE = 1024
@@ -68,6 +75,8 @@ def matmul(
         return
     if not a.shape[1]:
         out[...] = 0
+    elif out.dtype.kind in "iu" and _numpy_serves(a, b, out):
+        _few_integers(a, b, out, accumulate, lower)
     elif out.dtype.kind in "iu":
         _integers(a, b, out, accumulate, lower)
     else:
@@ -77,7 +86,8 @@ def matmul(
 
 
 def kernel_name(dtype: np.dtype) -> str:
-    """What multiplies matrices with this result dtype; for integers, the candidates (the values decide)."""
+    """What multiplies matrices with this result dtype; for integers, the candidates (the values decide, and of the
+    first few of a process it is NumPy)."""
     if dtype.kind not in "iu":
         return "BLAS"
     from tilewright.kernels.cpu import byte_integer as host_bytes
@@ -407,6 +417,22 @@ def _bytes(
                 right, begin = work.right(b[steps, columns]), columns.start
             reach = rows.start - columns.start if lower else None
             work.add(work.left(a[rows, steps]), right, target[rows, columns], reach)
+
+
+_few = Allowance(FEW_MULTIPLICATIONS)
+
+
+def _numpy_serves(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> bool:
+    """Whether matrices are of the few integers for which no loop need be loaded."""
+    return max(a.size, b.size, out.size) <= FEW_ELEMENTS and _few.takes(out.size * a.shape[1])
+
+
+def _few_integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, lower: bool) -> None:
+    """By NumPy's own loop, which wraps as ``out`` does, and is quickest down two lines of memory."""
+    product = np.ascontiguousarray(a, out.dtype) @ np.asfortranarray(b, out.dtype)
+    if accumulate:
+        product += out
+    np.copyto(out, product, where=np.tri(*out.shape, dtype=np.bool_) if lower else True)
 
 
 def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, lower: bool) -> None:

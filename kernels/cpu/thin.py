@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.loops import Allowance, kept
 from tilewright.kernels.deferred import numba
 from tilewright.kernels.numbers import ceil_div
 
@@ -78,9 +77,10 @@ LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**1000
 Others are formed again with every term scaled by a power of two."""
 
 
-NUMPY_ELEMENTS = 2**22
-"""Elements, in all blocks together, that a process without Numba multiplies by NumPy, at a few nanoseconds each:
-Numba's import and the loading of a loop take a third of a second."""
+NUMPY_ELEMENTS = 2**24
+"""Elements, in all blocks together, that a process multiplies by NumPy before it loads a loop, at a few nanoseconds
+each: setting Numba up for the CPU takes a third of a second, and a loop that is not kept on disk one more to
+compile."""
 
 
 def add_thin_product(
@@ -107,19 +107,25 @@ def add_thin_product(
     Source: the scaled sums follow J. L. Blue, "A portable Fortran program to find the Euclidean norm of a vector",
     ACM Transactions on Mathematical Software 4 (1978), with one scale for each piece of a row in place of three.
     """
-    if _numpy_serves(block, out) and add_by_numpy(
-        block, vectors, out, norm_vectors, norm_out, column_squares
+    exact = out.dtype.kind == "i" and not norm_vectors.size and not column_squares.size
+    if exact and _numpy_serves(_add_thin_product, block):
+        out += block.astype(out.dtype) @ vectors.T
+        return
+    real = block.dtype.kind == "f" and out.dtype == np.float64
+    if (
+        (real or (block.dtype.kind == "c" and out.dtype == np.complex128))
+        and _numpy_serves(_add_rows if real else _add_thin_product, block)
+        and add_by_numpy(block, vectors, out, norm_vectors, norm_out, column_squares)
     ):
         return
     lines, turned = _by_lines(block)
-    of_floats = block.dtype.kind == "f" and out.dtype == np.float64
-    if of_floats and not turned:
+    if real and not turned:
         _add_by_rows(lines, vectors, out, norm_vectors, norm_out, column_squares)
-    elif of_floats and not column_squares.size:
+    elif real and not column_squares.size:
         _add_by_columns(lines, vectors, out, norm_vectors, norm_out)
     else:
         lengths: Any = (norm_vectors, norm_out, column_squares)
-        if out.dtype.kind == "i" and not norm_vectors.size and not column_squares.size:
+        if exact:
             lengths = (None, None, None)  # for which Numba compiles none of their code
         _loop(_add_thin_product)(lines, turned, vectors, out, *lengths)
 
@@ -193,15 +199,18 @@ def add_by_numpy(
     norm_out: np.ndarray,
     column_squares: np.ndarray,
 ) -> bool:
-    """`add_thin_product` of real floats without a loop to compile, in a few passes and with widened copies. False, and
-    nothing is done, where anything is not finite, or squares leave the range in which they need no scale."""
-    wide = block.astype(np.float64)
+    """`add_thin_product` of floats or complex numbers without a loop to compile, in a few passes and with widened
+    copies. False, and nothing is done, where anything is not finite, or squares leave the range in which they need no
+    scale."""
+    wide = block.astype(out.dtype, order="C")
     with np.errstate(all="ignore"):
         sums = wide @ vectors.T
-        np.abs(wide, out=wide)
+        parts = wide.view(np.float64)  # real and imaginary parts count as elements of their own
+        each = wide.itemsize // parts.itemsize
+        np.abs(parts, out=parts)
         squares = np.empty_like(norm_out)
         for t, weights in enumerate(norm_vectors):
-            terms = wide * weights
+            terms = parts * np.repeat(weights, each)
             zero = ~terms.any(axis=1)
             squares[:, t] = np.einsum("ij,ij->i", terms, terms)
             usual = (squares[:, t] >= LEAST_SQUARES) & (squares[:, t] <= MOST_SQUARES)
@@ -213,40 +222,16 @@ def add_by_numpy(
     out += sums
     np.copyto(norm_out, np.sqrt(before + squares), where=squares > 0)
     if column_squares.size:
-        column_squares += np.einsum("ij,ij->j", wide, wide)
+        column_squares += np.einsum("ij,ij->j", parts, parts).reshape(-1, each).sum(1)
     return True
 
 
-class _Allowance:
-    """How many elements this process still gives to NumPy, where Numba is not there."""
-
-    def __init__(self, elements: int) -> None:
-        self._left = elements
-        self._lock = threading.Lock()
-
-    def takes(self, elements: int) -> bool:
-        with self._lock:
-            if elements > self._left:
-                return False
-            self._left -= elements
-            return True
+_allowance = Allowance(NUMPY_ELEMENTS)
 
 
-_allowance = _Allowance(NUMPY_ELEMENTS)
-
-
-def _numpy_serves(block: np.ndarray, out: np.ndarray) -> bool:
-    """Whether a block is of real floats, and one of the few for which Numba need not be imported."""
-    real = block.dtype.kind == "f" and out.dtype == np.float64
-    return real and not numba_is_there() and _allowance.takes(block.size)
-
-
-def numba_is_there() -> bool:
-    """Whether Numba is imported, so that a loop need not bring it."""
-    try:
-        return bool(sys.modules["numba"])
-    except KeyError:
-        return False
+def _numpy_serves(loop: Callable[..., None], block: np.ndarray) -> bool:
+    """Whether a block is one of the few for which a loop need not be loaded, and it is not loaded yet."""
+    return loop not in _loaded and _allowance.takes(block.size)
 
 
 def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> None:
@@ -256,6 +241,11 @@ def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> No
     which is all bits, where an element is chosen, else 0. out: rows × count of the wide dtype; sums wrap. A quarter of
     the work of a multiplication where processors have none for 64-bit integers in vector registers.
     """
+    if _numpy_serves(_add_chosen_sums, block):
+        wide = block.astype(out.dtype)
+        for t, mask in enumerate(masks):
+            out[:, t] += (wide & mask).sum(1, dtype=out.dtype)
+        return
     _loop(_add_chosen_sums)(*_by_lines(block), masks, out)
 
 
@@ -290,10 +280,13 @@ def clear_columns(block: np.ndarray, columns: np.ndarray) -> None:
 
 _loop_lock = threading.Lock()
 """Without it, threads that start together would each compile, or load, a loop of their own."""
+_loaded: set[Callable[..., None]] = set()
+"""Functions of loops that this process has asked for."""
 
 
 def _loop(function: Callable[..., None]) -> Any:
     with _loop_lock:
+        _loaded.add(function)
         return _compiled_loop(function)
 
 

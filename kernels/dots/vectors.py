@@ -204,4 +204,5 @@ def launch_partials(
 ) -> None:
     """Write the sum of each block's products to ``partials``, a device array of ``blocks`` accumulators."""
     arguments = (address(x), address(y), x.shape[0], partials)
-    launch.enqueue(_kernel(x.dtype, accumulator, conjugate), blocks, THREADS, stream, 0, *arguments)
+    kernel = _kernel(x.dtype, accumulator, conjugate and x.dtype.kind == "c")
+    launch.enqueue(kernel, blocks, THREADS, stream, 0, *arguments)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import re
 import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from tilewright.kernels.gpu import code_cache
 from tilewright.kernels.gpu.code_cache import MachineCode
 from tilewright.kernels.gpu.driver_error import DriverError, checked
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.kernels.shipped import packs
+from tilewright.kernels.shipped import lacking, packs
 from tilewright.kernels.shipped.described import described, gpus
 
 COMPILING_THREADS = 8
@@ -41,6 +43,9 @@ DEFAULT_SHARED_NBYTES = 48 * 1024
 """Shared memory that a block may have without opting in."""
 
 Capability = tuple[int, int]
+
+logger = logging.getLogger(__name__)
+
 
 _array_operations = threading.Lock()
 _target = threading.local()
@@ -186,7 +191,12 @@ class CompiledKernel:
         key = self._key(capability)
         if key is not None and (kept := code_cache.load(key)) is not None:
             yield kept
+        began = time.perf_counter()
         made = compile_function(self.py_func, self.signature, capability, self.launch_bounds)
+        seconds, pack = time.perf_counter() - began, packs.usable(capability)
+        name = self.py_func.__name__
+        lacking.add(lacking.Compilation(name, seconds, None if pack is None else pack.path))
+        logger.debug("compiled %s %s in %.2f s", name, self.signature, seconds)
         if key is not None:
             code_cache.store(key, made)
         yield made

@@ -7,18 +7,21 @@
    lanes meet the same byte still takes turns.
 3. ``per-warp``: the same with 256 bins for each warp, so that warps no longer wait for each other.
 
-Each kernel adds into ``counts``, int64[(documents, bins)], and reads ``data``, uint8[n], as one-dimensional
-arrays of any alignment. The counted positions are start <= i < stop, and documents lie between neighbouring
-entries of ``offsets``, int64[documents + 1]. Any grid and block give the same counts.
+Each kernel adds into ``counts``, int64[(documents, bins)], and reads ``data``, uint8[n]; both are contiguous.
+The counted positions are start <= i < stop, and documents lie between neighbouring entries of ``offsets``,
+int64[documents + 1]. Any grid and block give the same counts.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from numba import cuda, int32, int64
+from numba import cuda, int32, int64, types, uint8
 
-from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu import launch
+from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tokens import BIGRAM, CODE_MASK, CODEPOINT, Kind
 from tilewright.kernels.numbers import WARP, ceil_div
@@ -32,12 +35,12 @@ BLOCKS_PER_MULTIPROCESSOR = 8
 MAX_BLOCK_BYTES = 1 << 30
 """Bins of a block hold 32 bits with sign."""
 
-folded_bin = cuda.jit(device=True)(tokens.folded_bin)
-document_at = cuda.jit(device=True)(tokens.document_at)
-character_at = cuda.jit(device=True)(tokens.character_at)
+folded_bin = cuda.jit(device=True, inline="always")(tokens.folded_bin)
+document_at = cuda.jit(device=True, inline="always")(tokens.document_at)
+character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
 
 
-@cuda.jit(device=True)
+@cuda.jit(device=True, inline="always")
 def token_bin(data, i, lo, hi, code):  # type: ignore[no-untyped-def]
     """The bin of the token that begins at byte ``i`` of the document ``data[lo:hi]``, or -1 for none."""
     if code == CODEPOINT:
@@ -48,7 +51,6 @@ def token_bin(data, i, lo, hi, code):  # type: ignore[no-untyped-def]
     return folded_bin(int(data[i]), code)
 
 
-@cuda.jit
 def global_atomic(data, offsets, start, stop, code, counts):  # type: ignore[no-untyped-def]
     """Rung 1. One thread takes every grid-th position. No shared memory."""
     documents = offsets.shape[0] - 1
@@ -62,7 +64,6 @@ def global_atomic(data, offsets, start, stop, code, counts):  # type: ignore[no-
         i += cuda.gridsize(1)
 
 
-@cuda.jit
 def shared_atomic(data, offsets, start, stop, code, counts):  # type: ignore[no-untyped-def]
     """Rung 2, for one document of bytes, ascii or letters. Shared memory: 1 KiB."""
     bins = cuda.shared.array(BYTES, int32)
@@ -83,7 +84,6 @@ def shared_atomic(data, offsets, start, stop, code, counts):  # type: ignore[no-
             cuda.atomic.add(counts, (0, target), int64(bins[value]))
 
 
-@cuda.jit
 def per_warp(data, offsets, start, stop, code, counts):  # type: ignore[no-untyped-def]
     """Rung 3, for one document of bytes, ascii or letters. At most 256 threads. Shared memory: 8 KiB."""
     bins = cuda.shared.array((WARPS, BYTES), int32)
@@ -110,6 +110,13 @@ def per_warp(data, offsets, start, stop, code, counts):  # type: ignore[no-untyp
 
 
 KERNELS = {"global-atomic": global_atomic, "shared-atomic": shared_atomic, "per-warp": per_warp}
+SIGNATURE = types.void(uint8[::1], int64[::1], int64, int64, int32, int64[:, ::1])
+
+
+@functools.cache
+def kernel(name: str) -> Any:
+    """Rung ``name``, for `launch.enqueue`."""
+    return compile_kernel(KERNELS[name], SIGNATURE)
 
 
 def launch_portable(
@@ -126,12 +133,14 @@ def launch_portable(
     """Enqueue rung ``name`` with ``grid`` = (blocks, threads), or with one chosen for the size."""
     if stop > start:
         blocks, threads = grid or default_grid(stop - start)
-        KERNELS[name][blocks, threads, stream](data, offsets, start, stop, kind.code, counts)
+        launch.enqueue(
+            kernel(name), blocks, threads, stream, 0, data, offsets, start, stop, kind.code, counts
+        )
 
 
 def default_grid(nbytes: int) -> tuple[int, int]:
     if SIMULATOR:  # each of its threads is a thread of the host
         return 2, WARP
-    most = BLOCKS_PER_MULTIPROCESSOR * cuda.get_current_device().MULTIPROCESSOR_COUNT
+    most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
     blocks = min(ceil_div(nbytes, THREADS * BYTES_PER_THREAD), most)
     return max(blocks, ceil_div(nbytes, MAX_BLOCK_BYTES)), THREADS

@@ -21,6 +21,10 @@ ALONE_NBYTES = 1 << 20
 ALONE_BYTES_NBYTES = 16 << 20
 """... and its bytes, ascii or letters from this many on: it takes the GPU longer than a launch does."""
 
+MANY_WIDE = "global-atomic"
+"""What counts pairs or characters of many documents in one launch. Rows this wide are sparse for small documents:
+nothing is gained by counting elsewhere first."""
+
 
 def count_on_device(
     data: Any, documents: DocumentOffsets, start: int, stop: int, kind: Kind, queue: Any, out: Any = None
@@ -122,8 +126,7 @@ def _count_together(
 
         launch_documents(data, places, stop - start, documents.longest > LARGE, kind, rows, queue)
     else:
-        # Rows this wide are sparse for small documents: nothing is gained by counting elsewhere first.
-        launch_portable("global-atomic", data, places, start, stop, kind, rows, queue)
+        launch_portable(MANY_WIDE, data, places, start, stop, kind, rows, queue)
     if not documents.stays:
         keep_until_passed(queue, places)
 

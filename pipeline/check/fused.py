@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 import zarr
 
-from tilewright.kernels.cpu.thin import numba_is_there
+from tilewright.kernels.cpu.loops import Allowance
+from tilewright.kernels.cpu.thin import NUMPY_ELEMENTS
 from tilewright.kernels.passes import transform_host
 from tilewright.pipeline.check.sides import Done, Side, StoredSide, Work
 from tilewright.pipeline.check.vectors import Probe
@@ -46,6 +47,9 @@ IDENTITY_SIDE = 256
 
 FUSED_NBYTES = 32
 """What an element that is transformed and scaled takes more than a stored one: two copies of complex numbers."""
+
+_by_numpy = Allowance(NUMPY_ELEMENTS)
+"""Elements that this process transforms before it loads the loop."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class FusedSide(StoredSide):
         if self.transform is None:
             return block
         region = (columns, rows) if self.transpose else (rows, columns)
-        if not numba_is_there():
+        if _by_numpy.takes(block.size):
             return transformed(self.transform, block, *region)
         target = np.empty(block.shape, self.transform.dtype)
         changes = changes_of(self.transform, block.dtype, region)

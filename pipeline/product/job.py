@@ -96,7 +96,7 @@ from tilewright.pipeline.product.request import (
     Factors,
     Request,
     check_output,
-    needs_loops_soon,
+    need_loops_soon,
     open_factors,
     plan_for,
 )
@@ -166,10 +166,11 @@ def multiply(
         check_not_added(path, inputs.inputs, lambda before: fingerprint_of(factors, before).digest)
     tell = Teller(request.listener)
     tell.warn_once(cautions(factors, out, request.precision))
-    loops = needs_loops_soon(factors, verify=request.verify)
+    loops = need_loops_soon(factors, verify=request.verify)
+    at_once = "cpu" in loops and (request.device == "cpu" or "cuda" in loops)
     where, graphs = (request.cluster, request.cluster_file), any_pending(shared.values())
     with (
-        open_executor(*where, loops=loops, graphs=graphs) as client,
+        open_executor(*where, loops=at_once, graphs=graphs) as client,
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
         told_of(client, recorder.heard),
     ):
@@ -284,7 +285,7 @@ def _survey_for_plan(request: Request, cluster: Cluster) -> list[WorkerFacts]:
         open_executor(cluster, request.cluster_file, loops=False) as client,
         workers_held(client, waiting=on_waiting(request.listener, "plan", "ends it")),
     ):
-        return survey(client, request.device, loops=False)
+        return survey(client, request.device, loops=())
 
 
 def _shared(factors: Factors) -> tuple[Factors, dict[str, StoredArray]]:

@@ -148,7 +148,7 @@ def repair_by_products(
             " the product of, with their transposes, or compute it anew (matmul --overwrite)"
         )
     writable = zarr.open_array(path, mode="r+")
-    plan = plan_for(factors, writable, survey(client, request.device, loops=True))
+    plan = plan_for(factors, writable, survey(client, request.device))
     bad = _tiles_of(found, plan.tile_grid)
     past = Past(
         plan.geometry,

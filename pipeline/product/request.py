@@ -15,7 +15,8 @@ import zarr
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.bfloat16 import is_bfloat16
-from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
+from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceKind, DeviceName, PrecisionName
+from tilewright.kernels.cpu.product import FEW_MULTIPLICATIONS
 from tilewright.kernels.cpu.thin import NUMPY_ELEMENTS
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
@@ -52,6 +53,7 @@ from tilewright.pipeline.plan.memory import LINE_NBYTES
 from tilewright.pipeline.plan.pairs import COUNT_DTYPE, Pairwise
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.tiling import output_chunks
+from tilewright.pipeline.plan.told import IN_LOOPS_NBYTES
 from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Transform
 from tilewright.pipeline.product.banded import check_given_band, checked_band
 from tilewright.pipeline.product.beside import check_counts, check_unit, named_counts
@@ -714,14 +716,21 @@ SMALL_PRODUCTS = 2**36
 """Multiplications that two cores do in a second: in a product of fewer, time counts and not memory."""
 
 
-def needs_loops_soon(factors: Factors, *, verify: bool) -> bool:
-    """Whether Numba had better set itself up while the product is planned, where the CPU multiplies.
+def need_loops_soon(factors: Factors, *, verify: bool) -> tuple[DeviceKind, ...]:
+    """On which devices that multiply Numba had better set itself up while the product is planned.
 
-    BLAS multiplies floats there, and Numba, which the check needs, is started after the product, unless that is over so
-    soon that the check would wait for it; or so small that NumPy does for the check, too."""
-    if factors.sums.kind in "iu" or factors.fused:
-        return True
+    On a CPU BLAS multiplies floats, and NumPy a few integers. Numba, which the check needs, is started after the
+    product, unless that is over so soon that the check would wait for it; or so small that NumPy does for the check,
+    too. A GPU is sooner done, and
+    loops move its bytes where there are many (`gpu_unit.in_loops`)."""
     (m, n), k = factors.shape, factors.k
-    real = factors.sums.kind == "f"
-    tiny = real and m * k + k * n + m * n <= NUMPY_ELEMENTS
-    return verify and not tiny and m * n * k < SMALL_PRODUCTS
+    elements = m * k + k * n + m * n
+    checked = verify and elements > NUMPY_ELEMENTS
+    many = factors.sums.kind in "iu" and m * n * k > FEW_MULTIPLICATIONS
+    on_cpu = many or bool(factors.fused) or (checked and m * n * k < SMALL_PRODUCTS)
+    moved = (
+        m * k * factors.a.dtype.itemsize + k * n * factors.b.dtype.itemsize + m * n * factors.sums.itemsize
+    )
+    on_gpu = checked or moved >= IN_LOOPS_NBYTES or config.get("gpu-decoding")
+    needing: dict[DeviceKind, bool] = {"cpu": on_cpu, "cuda": on_gpu}
+    return tuple(kind for kind, needs in needing.items() if needs)

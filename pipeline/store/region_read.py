@@ -531,7 +531,7 @@ def _decompressed(path: Path, extent: Extent, layout: ChunkLayout, wanted: Wante
 
     offset, nbytes = extent
     decompress = zstd.decompress_in_steps
-    if in_loop:
+    if in_loop and not zstd.in_steps.takes(layout.chunk_nbytes):
         from tilewright.pipeline.transfer.zstd_loop import decompress
     frames = zstd.Frames(zstd.WINDOW_BITS, str(path), nbytes, offset, decompress)
     try:

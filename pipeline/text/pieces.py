@@ -655,7 +655,7 @@ def _count_block(block: Block, kind: Kind, gap: int, edges: np.ndarray) -> np.nd
 def _is_brought_whole(piece: Piece, reading: Reading) -> bool:
     """Whether a piece is brought to a GPU as one text."""
     return (
-        file_upload.available()
+        file_upload.serves(piece.nbytes)
         and piece.is_plain
         and piece.is_local
         and not has_small_files(piece)

@@ -12,6 +12,8 @@ ANY_LENGTH = -1
 
 LONG_ROW_NBYTES = 64 * 2**10
 """Shorter parts of rows are read with the bytes between them and then picked out: reading each by itself costs more."""
+FEW_NBYTES = 64 << 20
+"""Of a text: fewer are on a GPU sooner without the loop that brings them, unless it is loaded."""
 LEAST_USEFUL_SHARE = 1 / 16
 """Below this share of wanted bytes in the rows, even short parts are read one by one."""
 

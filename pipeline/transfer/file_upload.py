@@ -13,6 +13,7 @@ raises the right error if it fails too.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from tilewright.kernels.cpu.loops import compiled
 from tilewright.kernels.numbers import ceil_div
-from tilewright.pipeline.transfer import calls, lane_copies
+from tilewright.pipeline.transfer import calls, file_rectangles, lane_copies
 from tilewright.pipeline.transfer.calls import (
     SEEK_END,
     call1,
@@ -210,9 +211,18 @@ def available() -> bool:
     return calls.available(SYSTEM, DRIVER)
 
 
+def serves(nbytes: int) -> bool:
+    """Whether the loop is what brings a text of so many bytes to the device."""
+    return available() and (nbytes >= file_rectangles.FEW_NBYTES or _loop.cache_info().currsize > 0)
+
+
+_preparing = threading.Lock()
+
+
 def prepare() -> None:
-    """Compile the loop, or find it compiled, so that the first upload does not wait for it."""
-    _loop()
+    """Compile the loop, or find it compiled, so that the first upload does not wait for it; one thread does."""
+    with _preparing:
+        _loop()
 
 
 class Upload:

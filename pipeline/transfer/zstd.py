@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.kernels.cpu.loops import Allowance
 from tilewright.pipeline.transfer.files import READ_FLAGS
 
 WINDOW_BITS = 27
@@ -26,6 +27,10 @@ STORED_NBYTES = 2**20
 """Stored bytes that are read at a time, as much as stays in a core's cache."""
 LARGEST_SPARE_NBYTES = 2**24
 """The largest decoder that is kept for the next file: enough for windows of 8 MiB, as ``zstd -19`` writes them."""
+
+IN_STEPS_NBYTES = 256 << 20
+"""What a process decompresses step by step, with turns at the interpreter's lock, before it loads the loop."""
+in_steps = Allowance(IN_STEPS_NBYTES)
 
 OUT, IN, POSITION, STOP, RESULT, FILLED, WHOLE, WORDS = 0, 3, 6, 7, 8, 9, 10, 11
 """Indices in the 64-bit words that hold the state: libzstd's ZSTD_outBuffer and ZSTD_inBuffer (address, size and

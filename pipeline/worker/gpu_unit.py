@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.kernels.cpu.loops import Allowance
 from tilewright.kernels.gpu import peer_memory
 from tilewright.kernels.gpu.device_array import Memory, address, as_device_array
 from tilewright.kernels.gpu.memory import allocating
@@ -32,7 +33,7 @@ from tilewright.kernels.passes.contents import overflow_of
 from tilewright.pipeline.decoding.coding import ZSTD, Coding
 from tilewright.pipeline.decoding.pace import Pace
 from tilewright.pipeline.plan.band import Band
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
+from tilewright.pipeline.plan.told import IN_LOOPS_NBYTES, NOTHING_FOUND, Found, Product
 from tilewright.pipeline.store.chunks import coding_of
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
@@ -308,6 +309,15 @@ class _Hashes:
             return pinned_bytes(nbytes)
 
 
+_in_python = Allowance(IN_LOOPS_NBYTES)
+
+
+def in_loops(product: Product) -> bool:
+    """Whether compiled loops are to move what a worker moves of a product: Python's threads move the first few bytes of
+    a process, but none that the GPU decodes."""
+    return product.plan.decoding is not None or not _in_python.takes(product.moved_nbytes)
+
+
 class CudaUnit:
     """One GPU. Threads move bytes through pinned lanes, and wait for a free one."""
 
@@ -325,8 +335,8 @@ class CudaUnit:
         self._mirror_stream = urgent_stream("mirrors")
         self._upload_nbytes = move_nbytes(product.plan.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
-        self._in_loops = zstd_chunks.available()
-        """Whether threads can move bytes without the interpreter's lock."""
+        self._in_loops = zstd_chunks.available() and in_loops(product)
+        """Whether threads move bytes without the interpreter's lock."""
         if self._in_loops:
             file_upload.prepare()
             file_download.prepare()

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.system import CPU_COUNT
 
+from tilewright.kernels.choices import DeviceKind
 from tilewright.kernels.cpu.loops import start_compiler, usable_cores
 from tilewright.kernels.gemm import scratch
 from tilewright.pipeline import config
@@ -32,11 +34,13 @@ from tilewright.pipeline.worker.peers import answer_peers
 if TYPE_CHECKING:
     from distributed import Client
 
+KINDS: tuple[DeviceKind, ...] = "cpu", "cuda"
 
-def survey(client: Client, device: str, *, loops: bool = True) -> list[WorkerFacts]:
+
+def survey(client: Client, device: str, *, loops: Sequence[DeviceKind] = KINDS) -> list[WorkerFacts]:
     """The facts about every worker that is there; unlike `await_workers` it waits for none.
 
-    loops: whether a CPU will need Numba's compiled loops.
+    loops: on which kind of device the work will soon need Numba's compiled loops, so that it is set up meanwhile.
 
     Raises
     ------
@@ -89,14 +93,15 @@ def facts_here(device: str, host_memory: int | None, device_memory: int | str | 
 
 
 async def worker_facts(
-    device: str, loops: bool, decoders: bool, dask_worker: Any
+    device: str, loops: Sequence[DeviceKind], decoders: bool, dask_worker: Any
 ) -> WorkerFacts | TilewrightError:
     """Describe this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
-    loops: whether work on a CPU will need compiled loops, so that Numba should start now. decoders: whether to look for
-    what decodes on a GPU. ``dask_worker`` is filled in by `identity.answer`, which calls this on the worker's event
-    loop. What may take long runs in threads: the first look for a GPU; then `free_what_is_over`, which on a GPU's
-    worker is the first to import numba.cuda and makes the context that the loop is attached to afterwards.
+    loops: on which kind of device work will need compiled loops, so that Numba should start now: a GPU's bytes may be
+    moved by loops on the CPU, whatever it computes. decoders: whether to look for what decodes on a GPU.
+    ``dask_worker`` is filled in by `identity.answer`, which calls this on the worker's event loop. What may take long
+    runs in threads: the first look for a GPU; then `free_what_is_over`, which on a GPU's worker is the first to import
+    numba.cuda and makes the context that the loop is attached to afterwards.
 
     A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
     would log a raised one at length.
@@ -109,7 +114,7 @@ async def worker_facts(
         found = await asyncio.to_thread(resolve_device, device)
     except TilewrightError as error:
         return error
-    if loops or found == "cuda":  # a GPU's bytes are moved by loops on the CPU, whatever it computes
+    if found in loops:
         start_compiler()  # while the job is planned and its first bytes are read
     await asyncio.to_thread(free_what_is_over, found)
     name, free = "CPU", None

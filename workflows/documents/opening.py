@@ -109,6 +109,6 @@ def plan_of_documents(
             facts = job.facts_of_texts(device, Teller(listener).warn)
         else:
             client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
-            facts = survey(client, device, loops=False)
+            facts = survey(client, device, loops=())
         planned = plan_documents(work, corpus, facts, document_nbytes=document_nbytes, on_error=on_error)
     return planned if out is None else replace(planned, outputs={"result": out})

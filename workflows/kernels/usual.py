@@ -30,7 +30,7 @@ DTYPES = tuple(np.dtype(code) for code in ("f4", "f8", "f2", "i1", "u1", "i2", "
 """Of both factors, in pipelines; of `tilewright.kernels.matmul` bfloat16 and float8 too."""
 SIDES = (
     *(2**power for power in range(8, 17)),
-    *(1500, 2000, 3000, 5000, 6000, 10000, 12000, 20000, 50000),
+    *(384, 640, 768, 1500, 2000, 3000, 5000, 6000, 10000, 12000, 20000, 50000),
     *(999, 2001, 4097, 10001),
 )
 """Of square matrices. Which tiles a kernel has depends on how many there are for a GPU, and which of its ways to load
@@ -114,7 +114,8 @@ def kernels_of(jobs: Iterable[Usual]) -> dict[str, Needed]:
 
 def _ask_for_products(dtype: np.dtype) -> None:
     """Products of square matrices, either of which may be transposed, and of one by its own transpose, checked as by
-    default."""
+    default; and the hashes of their panels."""
+    _ask_for_hashes()
     for side, unit in sorted({(side, min(side, unit)) for side in SIDES for unit in CHUNK_SIDES}):
         for transpose_a, transpose_b, symmetric in LAYOUTS:
             _ask_for_plan(_plan(dtype, side, unit, transpose_a, transpose_b, symmetric))
@@ -203,7 +204,8 @@ def _ask_for_hashes() -> None:
 
 def _ask_for_histograms() -> None:
     from tilewright.kernels.histograms.documents import LARGE, launch_documents
-    from tilewright.kernels.histograms.select import add_counts
+    from tilewright.kernels.histograms.portable import launch_portable
+    from tilewright.kernels.histograms.select import MANY_WIDE, add_counts
     from tilewright.kernels.histograms.tokens import BIGRAM, KINDS
     from tilewright.kernels.records import device_json
 
@@ -213,9 +215,11 @@ def _ask_for_histograms() -> None:
     for kind in KINDS.values():
         counts = DescribedArray((kind.bins,), None, np.int64)
         add_counts(text, 0, TEXT_NBYTES, 0, TEXT_NBYTES, kind, counts, queue)
+        rows = DescribedArray((2, kind.bins), None, np.int64)
         if kind.code < BIGRAM:
-            rows = DescribedArray((2, kind.bins), None, np.int64)
             launch_documents(text, offsets, 2 * LARGE, True, kind, rows, queue)
+        else:
+            launch_portable(MANY_WIDE, text, offsets, 0, TEXT_NBYTES, kind, rows, queue)
     device_json.prepare()
 
 

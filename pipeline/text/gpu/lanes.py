@@ -37,7 +37,6 @@ from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.text.corpus import Piece
 from tilewright.pipeline.text.gpu.room import TEXT_STEP_NBYTES
 from tilewright.pipeline.text.sparse_pieces import reading_on
-from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.transfer.lane import Lane, Spares, untimed_event
@@ -261,8 +260,6 @@ def prepare(kind: Kind | TokenKind) -> None:
     with _preparing:
         if kind.name in _prepared:
             return
-        if file_upload.available():
-            file_upload.prepare()
         cuda.current_context()
         if isinstance(kind, TokenKind):
             prepare_tokens(kind)

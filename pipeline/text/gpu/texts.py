@@ -32,6 +32,7 @@ from tilewright.pipeline.text.gpu.lanes import (
 )
 from tilewright.pipeline.text.sparse_pieces import Entries
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.transfer import file_upload
 
 _bringing = threading.Lock()
 """Texts whose tokens are counted come one after the other: while the GPU counts one, another is brought. Side by side
@@ -155,6 +156,7 @@ def _brought(
     """Bring a text to the GPU, for a tally that counts what is there. Returns the seconds of reading and of waiting of
     each thread; None where not all could be read."""
     upload = text.upload(threads, neighbours)
+    file_upload.prepare()
 
     def move() -> tuple[float, float]:
         with borrowed_lane() as lane:

@@ -12,6 +12,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -325,3 +326,34 @@ def test_the_compiler_is_started_once_and_who_needs_it_is_told_of_errors(
     assert not told, "a traceback beside whatever the command says"
     with pytest.raises(OSError, match="no place"):
         host_loops.compiled(host_loops._same, host_loops.numba.int64)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("i8", "i8", "i8"), ("u8", "i4", "i8"), ("i2", "u1", "u4"), ("i1", "i1", "i1")]
+)
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_numpy_multiplies_the_first_few_integers(
+    dtypes: tuple[str, str, str],
+    lower: bool,
+    accumulate: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:
+    """To the bit, as the loops multiply them; the next product is theirs."""
+    side, k = 23, 17
+    monkeypatch.setattr(host, "_few", host_loops.Allowance(side * side * k))
+    infos = [np.iinfo(dtype) for dtype in dtypes]
+    a, b, before = (
+        rng.integers(info.min, info.max, shape, dtype=info.dtype, endpoint=True)
+        for info, shape in zip(infos, ((k, side), (k, side), (side, side)), strict=True)
+    )
+    outs = before.copy(), before.copy()
+    for place, out in enumerate(outs):
+        by_loops = mock.Mock(side_effect=host._integers)
+        monkeypatch.setattr(host, "_integers", by_loops)
+        host.matmul(a.T, b, out, accumulate=accumulate, lower=lower)
+        assert by_loops.call_count == place
+    wanted = np.tri(side, dtype=bool) if lower else np.ones((side, side), bool)
+    np.testing.assert_array_equal(outs[0][wanted], outs[1][wanted])
+    np.testing.assert_array_equal(outs[0][~wanted], before[~wanted])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,12 +9,6 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.cpu import thin
-
-
-@pytest.fixture(autouse=True)
-def numba_is_there() -> None:
-    """Where nothing has imported it yet, NumPy serves the first blocks of a process."""
-    importlib.import_module("numba")
 
 
 def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator) -> None:
@@ -240,18 +233,18 @@ def test_norms_of_products_whose_factors_have_no_squares() -> None:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 def test_numpy_gives_what_the_loop_does(dtype: str, order: str, rng: np.random.Generator) -> None:
-    block = np.asarray(rng.standard_normal((37, 61)), dtype, order=order)  # type: ignore[call-overload]
+    numbers = rng.standard_normal((37, 61))
+    if dtype.startswith("c"):
+        numbers = numbers + 1j * rng.standard_normal((37, 61))
+    block = np.asarray(numbers, dtype, order=order)  # type: ignore[call-overload]
     block[5] = 0
     vectors, weights = rng.uniform(size=(3, 61)), rng.uniform(size=(2, 61))
     outs = [
-        (np.ones((37, 3)), np.full((37, 2), 0.5), np.ones(61), add)
+        (np.ones((37, 3), thin.wide_dtype(block.dtype)), np.full((37, 2), 0.5), np.ones(61), add)
         for add in (thin.add_thin_product, thin.add_by_numpy)
     ]
-    import numba  # with which the first of them takes the loop
-
-    assert numba
     for out, norms, squares, add in outs:
         add(block, vectors, out, weights, norms, squares)
     for by_loop, by_numpy in zip(outs[0][:3], outs[1][:3], strict=True):
@@ -269,3 +262,49 @@ def test_numpy_leaves_to_the_loop_what_squares_do_not_hold(element: float) -> No
     assert not out.any()
     assert not norms.any()
     assert not squares.any()
+
+
+@pytest.fixture
+def few_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has loaded no loop yet, and gives NumPy as many elements as one block of the tests below has."""
+    monkeypatch.setattr(thin, "_loaded", set())
+    monkeypatch.setattr(thin, "_allowance", thin.Allowance(37 * 61))
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u4", "i8", "u8"])
+@pytest.mark.parametrize("sums", ["i4", "i8"])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_numpy_serves_the_first_integers(
+    dtype: str, sums: str, chosen: bool, few_elements: None, rng: np.random.Generator
+) -> None:
+    """To the bit, wrapping, without any loop; the next block is the loop's."""
+    assert few_elements is None
+    info, wide = np.iinfo(dtype), np.dtype(sums)
+    block = thin.widen(rng.integers(info.min, info.max, (37, 61), dtype=dtype, endpoint=True), wide)
+    limit = np.iinfo(wide)
+    vectors = (
+        -rng.integers(0, 2, (3, 61), wide)
+        if chosen
+        else rng.integers(limit.min, limit.max, (3, 61), wide, endpoint=True)
+    )
+    outs = [np.ones((37, 3), sums) for _ in range(2)]
+    for out, loops in zip(outs, (0, 1), strict=True):
+        if chosen:
+            thin.add_chosen_sums(block, vectors, out)
+        else:
+            nothing = np.zeros((0, 61)), np.zeros((37, 0)), np.zeros(0)
+            thin.add_thin_product(block, vectors, out, *nothing)
+        assert len(thin._loaded) == loops
+    np.testing.assert_array_equal(*outs)
+    sign = -1 if chosen else 1
+    np.testing.assert_array_equal(outs[0], 1 + sign * (block.astype(wide) @ vectors.T))
+
+
+def test_numpy_serves_the_first_floats(few_elements: None, rng: np.random.Generator) -> None:
+    assert few_elements is None
+    block, vectors = rng.standard_normal((37, 61)).astype("f4"), rng.uniform(size=(3, 61))
+    for loops in (0, 1):
+        out = np.zeros((37, 3))
+        thin.add_thin_product(block, vectors, out, np.zeros((0, 61)), np.zeros((37, 0)), np.zeros(0))
+        np.testing.assert_allclose(out, block.astype("f8") @ vectors.T, rtol=1e-12, atol=1e-12)
+        assert len(thin._loaded) == loops

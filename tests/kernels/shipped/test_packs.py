@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from tilewright.kernels.gpu.code_cache import MachineCode
 from tilewright.kernels.gpu.compiled import CompiledKernel, compile_kernel
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms import documents
-from tilewright.kernels.shipped import packs
+from tilewright.kernels.shipped import lacking, packs
+from tilewright.workflows.console import tell_compilations
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -60,6 +62,27 @@ def test_what_is_shipped_is_neither_compiled_nor_kept(
     assert not compilations
     assert not (tmp_path / "code").exists()
     assert kernel().machine_code((8, 0)) != SHIPPED, "it is of one capability"
+
+
+def test_what_a_file_lacks_is_told(
+    folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lacking, "_compilations", [])
+    path = write(folder)
+    kernel().machine_code(HOPPER)
+    assert lacking.compilations() == ()
+    tell_compilations()
+    kernel(bounds=(64, 1)).machine_code(HOPPER)
+    kernel().machine_code((8, 0))  # of which there is no file
+    assert [(one.kernel, one.beyond) for one in lacking.compilations()] == [
+        ("clear_large", path),
+        ("clear_large", None),
+    ]
+    assert len(compilations) == 2
+    assert capsys.readouterr().err == ""
+    tell_compilations()
+    told = capsys.readouterr().err
+    assert re.fullmatch(rf"compiled 1 kernel in \d\.\d s, which {path} has not got: clear_large\n", told)
 
 
 def test_nothing_shipped_is_no_error(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sampling import examples, with_others
+from tilewright.kernels.cpu.loops import Allowance
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.pipeline.check import fused as fused_sides
 from tilewright.pipeline.check import verify
@@ -301,7 +301,7 @@ def test_nan_is_followed_to_where_it_comes_from(
 
 
 @pytest.mark.parametrize("transpose", [False, True])
-def test_a_block_is_transformed_alike_without_numba(
+def test_a_block_is_transformed_alike_without_loops(
     transpose: bool, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = rng.integers(-1, 3, (9, 14)).astype("i1")
@@ -312,8 +312,8 @@ def test_a_block_is_transformed_alike_without_numba(
     places = (slice(2, 9), slice(3, 14))
     part = block[places]
     found = []
-    for there in (True, False):
-        monkeypatch.setattr(fused_sides, "numba_is_there", partial(bool, there))
+    for elements in (0, block.size):
+        monkeypatch.setattr(fused_sides, "_by_numpy", Allowance(elements))
         found.append(side._transformed(part, *(places[::-1] if transpose else places)))
     assert found[0].tobytes() == found[1].tobytes()
     np.testing.assert_array_equal(found[1], transformed(transform, part, *places))

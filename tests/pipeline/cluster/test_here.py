@@ -156,7 +156,7 @@ def test_it_answers_as_the_worker_of_a_local_cluster_does() -> None:
     with open_executor("local") as ours, open_cluster("local") as of_dask:
         assert is_here(ours)
         assert not is_here(of_dask)
-        (mine,), (theirs,) = survey(ours, "cpu", loops=False), survey(of_dask, "cpu", loops=False)
+        (mine,), (theirs,) = survey(ours, "cpu", loops=()), survey(of_dask, "cpu", loops=())
         assert mine.address.startswith("inproc://")
         assert theirs.address.startswith("inproc://")
         facts = [{**vars(fact), "address": ""} for fact in (mine, theirs)]

@@ -13,13 +13,16 @@ import pytest
 import zarr
 from zarr.storage import MemoryStore
 
-from tilewright.pipeline.plan import tiling
+from tilewright.kernels.cpu.loops import Allowance
+from tilewright.pipeline.plan import tiling, told
+from tilewright.pipeline.plan.decoding import DecodingRoom
 from tilewright.pipeline.plan.inputs import Geometry, Limits, WorkerFacts
 from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import request as requests
-from tilewright.pipeline.product.request import Factors, plan_for
+from tilewright.pipeline.product.request import Factors, need_loops_soon, plan_for
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.worker import gpu_unit
 
 GIB = 2**30
 ZSTD, BLOSC = zarr.codecs.ZstdCodec, zarr.codecs.BloscCodec
@@ -237,3 +240,41 @@ def test_a_cpu_has_a_thread_a_core_for_reads_or_writes_of_chunk_files(
     facts = [WorkerFacts("cpu", "CPU", None, 4 * GIB, 2, 2, 2)]
     made = plan_for(Factors(a, a, np.dtype("f4"), a.shape[1]), out, facts)
     assert (made.read_threads, made.write_threads) == threads
+
+
+def test_loops_move_all_but_the_first_bytes_of_a_gpus_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read and written, together, of a worker's share."""
+    a = zarr.create_array(MemoryStore(), shape=(512, 512), chunks=(256, 256), dtype="f4")
+    facts = [WorkerFacts("cuda", "GPU", GIB, None, 1, 16, 16)]
+    few = plan_for(Factors(a, a, np.dtype("f4"), 512), None, facts)
+    room = DecodingRoom(*[1] * 8)
+
+    def in_loops(**changes: Any) -> bool:
+        return gpu_unit.in_loops(told.Product(a, a, a, replace(few, **changes), "cuda", "full", ""))
+
+    monkeypatch.setattr(gpu_unit, "_in_python", Allowance(1000))
+    assert in_loops(decoded_nbytes=900, write_nbytes=200)
+    assert not in_loops(decoded_nbytes=900, write_nbytes=200, workers=2)  # 550
+    assert not in_loops(decoded_nbytes=300, write_nbytes=100)
+    assert in_loops(decoded_nbytes=0, write_nbytes=0, decoding=room)
+    assert in_loops(decoded_nbytes=60, write_nbytes=0), "50 bytes are left"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "side", "verify", "wanted"),
+    [
+        ("f4", 2048, True, ()),
+        ("f4", 3000, True, ("cpu", "cuda")),
+        ("f4", 9000, True, ("cuda",)),
+        ("f4", 9000, False, ()),
+        ("f4", 10000, False, ("cuda",)),
+        ("c8", 256, True, ()),
+        ("i8", 512, True, ()),
+        ("i8", 600, True, ("cpu",)),
+    ],
+)
+def test_numba_is_set_up_early_where_its_loops_are_needed_soon(
+    dtype: str, side: int, verify: bool, wanted: tuple[str, ...]
+) -> None:
+    a = zarr.create_array(MemoryStore(), shape=(side, side), chunks=(side, side), dtype=dtype)
+    assert need_loops_soon(Factors(a, a, np.dtype(dtype), side), verify=verify) == wanted

@@ -297,7 +297,7 @@ def surveyed() -> Coroutine[Any, Any, Any]:
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=False),
         state=SimpleNamespace(nthreads=1),
     )
-    return worker_facts("cpu", False, False, worker)
+    return worker_facts("cpu", (), False, worker)
 
 
 def test_a_worker_can_be_surveyed_while_an_engine_is_made(

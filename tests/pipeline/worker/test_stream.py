@@ -19,6 +19,7 @@ import pytest
 import zarr
 
 from tests.pipeline.worker.held_contents import assert_contents
+from tilewright.kernels.choices import DeviceKind
 from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.inputs import Geometry, Limits, WorkerFacts
 from tilewright.pipeline.plan.memory import LINE_NBYTES
@@ -668,7 +669,8 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.75),
         state=SimpleNamespace(nthreads=3),
     )
-    for loops in (False, True):
+    loops: tuple[DeviceKind, ...]
+    for loops in ((), ("cuda",), ("cuda", "cpu")):
         facts = asyncio.run(worker_facts("cpu", loops, False, worker))
         assert isinstance(facts, WorkerFacts)
         assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
@@ -687,7 +689,9 @@ def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: 
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.8),
         state=SimpleNamespace(nthreads=1),
     )
-    facts = asyncio.run(worker_facts("cuda", False, False, worker))
-    assert isinstance(facts, WorkerFacts)
-    assert facts.device == "cuda"
+    loops: tuple[DeviceKind, ...]
+    for loops in ((), ("cpu",), ("cuda", "cpu")):
+        facts = asyncio.run(worker_facts("cuda", loops, False, worker))
+        assert isinstance(facts, WorkerFacts)
+        assert facts.device == "cuda"
     assert started == [True]
