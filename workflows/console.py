@@ -33,11 +33,11 @@ from tilewright.kernels.choices import (
     PASSAGES,
     SCHEMES,
 )
-from tilewright.kernels.shipped.lacking import compilations
 from tilewright.kernels.words import did_you_mean, in_one_line
 from tilewright.pipeline.cluster.endings import request_end
 from tilewright.workflows.commands.completion import Text, misspelt_option, with_completions
 from tilewright.workflows.commands.spelling import as_options, as_told
+from tilewright.workflows.terminal.compilations import tell_compilations
 
 if TYPE_CHECKING:
     from tilewright.pipeline.events import Event, Listener
@@ -401,22 +401,6 @@ def import_dask() -> None:
         import dask  # noqa: F401
     except ValueError as error:  # which names the file
         raise Failed(in_one_line(str(error))) from error
-
-
-def tell_compilations() -> None:
-    """Say which kernels this process had to compile although there is a file of shipped ones, which lacks them."""
-    found = [one for one in compilations() if one.beyond is not None]
-    if not found:
-        return
-    from tilewright.kernels.numbers import counted
-
-    names = ", ".join(dict.fromkeys(one.kernel for one in found))
-    seconds = sum(one.seconds for one in found)
-    file = " and ".join(dict.fromkeys(str(one.beyond) for one in found))
-    click.echo(
-        f"compiled {counted(len(found), 'kernel')} in {seconds:.1f} s, which {file} has not got: {names}",
-        err=True,
-    )
 
 
 def silence_libraries() -> None:

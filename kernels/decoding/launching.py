@@ -21,7 +21,7 @@ from tilewright.kernels.decoding.zstd import (
 from tilewright.kernels.decoding.zstd_copies import HEAD_WORDS, HELD_NBYTES, SEQUENCE_WORDS
 from tilewright.kernels.decoding.zstd_tables import ENCODED, GOOD, KIND, LITERAL_NBYTES
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.gpu.device_functions import device_function
+from tilewright.kernels.gpu.compiled import device_function
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.launcher import Launcher
 

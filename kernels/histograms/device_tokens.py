@@ -14,8 +14,8 @@ import numba
 from numba import cuda
 
 from tilewright.kernels.gemm.base import Variant
+from tilewright.kernels.gpu.compiled import device_function
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.gpu.device_functions import device_function
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tables.device_keys import (
     BLANK,

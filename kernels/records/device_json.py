@@ -29,9 +29,8 @@ from tilewright.kernels.duplicates.device_hashing import halves
 from tilewright.kernels.duplicates.device_lines import as_words, find_newlines
 from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.gpu.compiled import multiprocessors
+from tilewright.kernels.gpu.compiled import device_function, multiprocessors
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
-from tilewright.kernels.gpu.device_functions import device_function
 from tilewright.kernels.histograms.select import clear
 from tilewright.kernels.histograms.tables.device_keys import arithmetic
 from tilewright.kernels.numbers import ceil_div, round_up

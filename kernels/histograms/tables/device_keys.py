@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numba
 
+from tilewright.kernels.gpu.compiled import device_function
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.gpu.device_functions import device_function
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.token_kinds import word_table
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK

@@ -10,9 +10,8 @@ import numba
 import pytest
 from numba import cuda
 
-from tilewright.kernels.gpu.compiled import compile_function, compiling_for
+from tilewright.kernels.gpu.compiled import compile_function, compiling_for, device_function
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.gpu.device_functions import device_function
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 

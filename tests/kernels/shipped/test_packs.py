@@ -18,7 +18,7 @@ from tilewright.kernels.gpu.compiled import CompiledKernel, compile_kernel
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms import documents
 from tilewright.kernels.shipped import lacking, packs
-from tilewright.workflows.console import tell_compilations
+from tilewright.workflows.terminal.compilations import tell_compilations
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
