@@ -42,9 +42,10 @@ from tilewright.pipeline.text.fingerprints import NONE, Fingerprints
 from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, head_of
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.recognition import container_named, may_be_known, recognised
-from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks
+from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks, all_found
 from tilewright.pipeline.text.gpu.room import may_be_fields
 from tilewright.pipeline.text.sparse_counts import narrowest
+from tilewright.pipeline.text.sparse_pieces import as_one_list
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
 from tilewright.pipeline.transfer import file_upload
@@ -212,7 +213,7 @@ def _count(
             run = partial(run_all, text_threads(threads))
             found = count_tokens(piece, kind, run, threads, neighbours, left)
             if found is not None:
-                part = _part_of(found, None, _all_found(piece))
+                part = _part_of(found, None, all_found(len(piece.documents)))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
         words = None if per_document else _words_on_gpu(piece, kind, reading, threads, neighbours, left)
         if words is not None:
@@ -227,6 +228,11 @@ def _count(
     task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
     if device != "cuda" and task.is_sparse:
         parts = _run(_calls(_sparse_on_host, shares), threads, task)
+        if len(parts) > 1 and parts[0].columns is None:
+            lists = [(part.tokens, part.values) for part in parts if part.tokens is not None]
+            tokens, values = as_one_list(lists, partial(run_all, text_threads(threads)))
+            others = [replace(part, tokens=None, values=NO_CELLS) for part in parts[1:]]
+            parts = [replace(parts[0], tokens=tokens, values=values), *others]
         add_remarks(parts[0].found.remarks, left)
         return _counts_of(piece, shares, parts, per_document, kind)
     assert isinstance(kind, Kind)
@@ -245,7 +251,7 @@ def _count(
             run = partial(run_all, text_threads(threads))
             counts = count_text(piece, kind, tally, run, threads, neighbours, left)
             if counts is not None:
-                part = _part_of(counts, None, _all_found(piece))
+                part = _part_of(counts, None, all_found(len(piece.documents)))
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
         field = _field_on_gpu(piece, kind, tally, task, threads, left)
         if field is not None:
@@ -453,7 +459,7 @@ def _counts_of(
     if isinstance(kind, TokenKind):
         tokens = all_tokens([part.tokens for part in parts if part.tokens is not None])
     entries: np.ndarray | None
-    if len(parts) == 1 and parts[0].columns is None:
+    if parts[0].columns is None:
         entries, values = None, parts[0].values
     else:
         entries, values = _entries(parts, begins, width_of(kind, tokens))
@@ -539,15 +545,6 @@ def _part_of(counts: Entries, prints: Fingerprints | None, found: Found) -> _Par
         counts.rows, counts.columns, counts.values, counts.nbytes, stages, _rows_of(prints), found,
         counts.lost, counts.tokens,
     )  # fmt: skip
-
-
-def _all_found(piece: Piece) -> Found:
-    """What is said of a piece's documents where each is a text by itself."""
-    found = Found(True)
-    for place in range(len(piece.documents)):
-        found.place = place
-        found.ended("")
-    return found
 
 
 def _on_host(share: Piece, task: _Task) -> _Part:

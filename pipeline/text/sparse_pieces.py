@@ -4,9 +4,10 @@ and rows of many bins."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -198,3 +199,16 @@ def count_wide_rows(kind: Kind, blocks: Iterable[Block], check: Callable[[], Non
     all_rows, all_columns, all_values = map(np.concatenate, (rows, columns, values))
     clock.count += clock.lap()
     return Entries(all_rows, all_columns, all_values, None, nbytes, clock.read, clock.count, lost)
+
+
+def as_one_list(
+    lists: Sequence[tuple[Tokens, np.ndarray]], run: Callable[[Sequence[Callable[[], Any]]], list[Any]]
+) -> tuple[Tokens, np.ndarray]:
+    """Lists of tokens in order, with their counts, as one: two and two are merged, all pairs of a round by ``run``."""
+    from tilewright.kernels.histograms.token_order import merged
+
+    while len(lists) > 1:
+        pairs = zip(lists[::2], lists[1::2], strict=False)
+        rest = lists[len(lists) - len(lists) % 2 :]
+        lists = [*run([partial(merged, *one, *other) for one, other in pairs]), *rest]
+    return lists[0]

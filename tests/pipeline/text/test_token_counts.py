@@ -12,9 +12,13 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kernels.histograms.naive_tokens import naive_tokens
 from tests.pipeline.text.test_counting import count, cpu_workers, dense, naive_counts
+from tests.sampling import examples
+from tilewright.kernels.histograms.token_counting import counts_of
 from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import KINDS
@@ -31,6 +35,7 @@ from tilewright.pipeline.text.kept_counts import State, open_counts
 from tilewright.pipeline.text.pieces import CORES
 from tilewright.pipeline.text.saved_counts import save_histogram
 from tilewright.pipeline.text.sparse_counts import SparseCounts
+from tilewright.pipeline.text.sparse_pieces import as_one_list
 from tilewright.pipeline.text.totals import MOST_RUNS, RowTotal, TokenTotal
 
 BY = ["word", "line", "ngram:2", "ngram:3:character", "ngram:4:byte"]
@@ -413,6 +418,30 @@ def test_a_task_counts_tokens_by_shares(
             expected += naive_tokens(document, kind_of("ngram:2"))
         assert found.tokens is not None
         assert {token: count for token, count in zip(found.tokens, row, strict=True) if count} == expected
+
+
+@settings(max_examples=examples(20))
+@given(
+    documents=st.lists(
+        st.lists(st.sampled_from([b"a", b"b", b"ab", b"\xff", b""]), max_size=6), min_size=1, max_size=9
+    ),
+    turned=st.booleans(),
+)
+def test_lists_of_shares_become_one(documents: list[list[bytes]], turned: bool) -> None:
+    lists = [
+        counts_of([np.frombuffer(b" ".join(each), np.uint8)], kind_of("ngram:2:byte")) for each in documents
+    ]
+
+    def run(calls: Sequence[Any]) -> list[Any]:
+        found = {number: calls[number]() for number in range(len(calls))[:: -1 if turned else 1]}
+        return [found[number] for number in range(len(calls))]
+
+    tokens, counts = as_one_list([(each.tokens, each.counts) for each in lists], run)
+    expected = Counter[bytes]()
+    for each in documents:
+        expected += naive_tokens(b" ".join(each), kind_of("ngram:2:byte"))
+    assert list(tokens) == sorted(expected)
+    assert dict(zip(tokens, counts.tolist(), strict=True)) == expected
 
 
 @pytest.mark.parametrize(
