@@ -172,10 +172,10 @@ def test_the_command_says_it_in_one_line_and_leaves_no_output(
     outputs.mkdir()
     (folder / "log").write_bytes(b"a line\n")
 
-    def grown(*arguments: Any) -> Any:
+    def grown(*arguments: Any, **options: Any) -> Any:
         with (folder / "log").open("ab") as log:
             log.write(b"another\n")
-        return survey(*arguments)
+        return survey(*arguments, **options)
 
     survey = counting.survey
     monkeypatch.setattr(counting, "survey", grown)

@@ -10,6 +10,7 @@ import pytest
 import xxhash
 
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills
+from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 EVERY = (
@@ -95,7 +96,8 @@ def test_becomes_machine_code(tmp_path: Path) -> None:
     from tilewright.kernels.duplicates import device_digests
 
     for variant in device_digests.variants():
-        text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
+        with compiling_for((9, 0)):
+            text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
         report = assemble(text, "sm_90", tmp_path)
         assert_no_spills(report)
         assert ".f64" not in text, "words and numbers with a sign become floats together"

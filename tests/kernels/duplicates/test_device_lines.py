@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tests.sampling import examples
+from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 pytest_device = pytest.mark.parametrize(
@@ -77,7 +78,8 @@ def test_becomes_machine_code(tmp_path: Path) -> None:
     from tilewright.kernels.duplicates import device_lines
 
     for variant in device_lines.variants():
-        text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
+        with compiling_for((9, 0)):
+            text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
         report = assemble(text, "sm_90", tmp_path)
         assert_no_spills(report)
         assert ".f64" not in text, "words and numbers with a sign become floats together"

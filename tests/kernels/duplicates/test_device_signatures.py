@@ -18,6 +18,7 @@ from tests.sampling import examples
 from tilewright.kernels.choices import FORMS, HASHES, SCHEMES, SHINGLES
 from tilewright.kernels.duplicates.device_folding import COUNT_SHIFT, LENGTH_SHIFT, UNSETTLED, folding_of
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
+from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms.token_kinds import TokenKind
 
@@ -290,7 +291,8 @@ def compiled_variants() -> list[Any]:
 def test_becomes_machine_code(variant: Any, tmp_path: Path) -> None:
     from numba import cuda
 
-    text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
+    with compiling_for((9, 0)):
+        text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0))
     report = assemble(text, "sm_90", tmp_path)
     assert_no_spills(report)
     assert " 0 bytes stack frame" in report

@@ -501,7 +501,7 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "texts": (lists(["a"]), tw.DTypeError, r"holds object; only bool"),
     "column": (lambda folder: lists([1])(folder) + "x", tw.StoreError, r"no column xx; it has x, y"),
     "columns": (lambda folder: lists([1])(folder)[:-3], tw.StoreError, r"the columns of lists x, y; give one, as"),
-    "range": (lambda _: tw.slice(np.zeros((3, 3)), rows=(2, 5)), tw.OptionError, r"A: rows=2:5 are not among the 3"),
+    "range": (lambda _: tw.slice(np.zeros((3, 3)), rows=(2, 5)), tw.OptionError, r"A: rows 2:5 are not among the 3"),
     "long": (lambda _: "a.zarr[1:2,1:2,1:2]", tw.OptionError, r"names 3 ranges; rows and columns are two"),
 }  # fmt: skip
 
