@@ -45,7 +45,7 @@ from tilewright.pipeline.text.formats.recognition import container_named, may_be
 from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, add_remarks, all_found
 from tilewright.pipeline.text.gpu.room import may_be_fields
 from tilewright.pipeline.text.sparse_counts import narrowest
-from tilewright.pipeline.text.sparse_pieces import as_one_list
+from tilewright.pipeline.text.sparse_pieces import with_one_list
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
 from tilewright.pipeline.transfer import file_upload
@@ -217,6 +217,7 @@ def _count(
                 return _counts_of(piece, [replace(piece, first=0)], [part], per_document, kind)
         words = None if per_document else _words_on_gpu(piece, kind, reading, threads, neighbours, left)
         if words is not None:
+            words = with_one_list(words, partial(run_all, text_threads(threads)))
             return _counts_of(piece, [replace(piece, first=0)] * len(words), words, per_document, kind)
         device, threads = CORES, min(threads, usable_cores())
     shares = _shares(piece, kind, device, block_nbytes, threads)
@@ -228,11 +229,7 @@ def _count(
     task = _Task(kind, per_document, block_nbytes, fingerprints, reading, end_if_given_up())
     if device != "cuda" and task.is_sparse:
         parts = _run(_calls(_sparse_on_host, shares), threads, task)
-        if len(parts) > 1 and parts[0].columns is None:
-            lists = [(part.tokens, part.values) for part in parts if part.tokens is not None]
-            tokens, values = as_one_list(lists, partial(run_all, text_threads(threads)))
-            others = [replace(part, tokens=None, values=NO_CELLS) for part in parts[1:]]
-            parts = [replace(parts[0], tokens=tokens, values=values), *others]
+        parts = with_one_list(parts, partial(run_all, text_threads(threads)))
         add_remarks(parts[0].found.remarks, left)
         return _counts_of(piece, shares, parts, per_document, kind)
     assert isinstance(kind, Kind)

@@ -212,3 +212,14 @@ def as_one_list(
         rest = lists[len(lists) - len(lists) % 2 :]
         lists = [*run([partial(merged, *one, *other) for one, other in pairs]), *rest]
     return lists[0]
+
+
+def with_one_list(parts: list[Any], run: Callable[[Sequence[Callable[[], Any]]], list[Any]]) -> list[Any]:
+    """Parts of a piece, with the fields of `Entries`, of which the first has all tokens and their counts where each had
+    a list of its own. The driver has less to merge then, which it does by itself."""
+    if len(parts) == 1 or parts[0].columns is not None:
+        return parts
+    lists = [(part.tokens, part.values) for part in parts if part.tokens is not None]
+    tokens, values = as_one_list(lists, run)
+    others = [replace(part, tokens=None, values=np.empty(0, np.int64)) for part in parts[1:]]
+    return [replace(parts[0], tokens=tokens, values=values), *others]
