@@ -370,9 +370,8 @@ def _shares(
     """What each thread reads; ``first`` counts from the piece's first document."""
     if not piece.is_plain:
         return list(cut_pieces(piece.documents, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
-    if device == CORES or isinstance(
-        kind, TokenKind
-    ):  # loops that count by bins share out a block by themselves
+    # Loops that count by bins share out a block by themselves; of tokens each thread counts a share.
+    if device == CORES or isinstance(kind, TokenKind):
         each = threads if device == CORES else ceil_div(threads, tasks_at_once())
         return list(share_out(piece, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, each))))
     if device == "cpu" or has_small_files(piece):
