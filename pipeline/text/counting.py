@@ -74,6 +74,9 @@ that is sorted from."""
 TOLD_NBYTES = 2**22
 """Of a file of so many bytes that is not cut, it is told how far it has been read."""
 
+SHARES_OF_HOST = 8
+"""A worker's memory is at least so many times the plain text of which its threads count the tokens."""
+
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
 
@@ -244,7 +247,9 @@ def divided(
     decompressors = decompressors_of(workers, neighbours) if by_shares or not plain else 1
     left = everything(corpus) if record is None else what_is_left(record, corpus, kind)
     on_gpus = device == "cuda"
-    work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors, on_gpus)
+    tasks = 1 if device == CORES else max(worker.threads for worker in workers)
+    shares = ceil_div(decompressors, tasks) if by_shares else 0
+    work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors, on_gpus, shares)
     plain_threads = decompressors if by_shares else readers
     threads = [plain_threads if piece.is_plain else decompressors for piece in work.pieces]
     return Division(device, left, work, threads, nbytes, neighbours, note, by_shares)
@@ -289,11 +294,13 @@ def _work(
     per_document: bool,
     decompressors: int,
     on_gpus: bool,
+    shares: int = 0,
 ) -> Work:
-    """What each task counts: for a GPU `_task_blocks` of plain text at a time, if the corpus has as much for each
-    thread. What was counted before and may have changed keeps its pieces.
+    """What each task counts: of plain text `_task_blocks` at a time for a GPU, and for cores a share for each of a
+    task's, if the corpus has as much for each thread. What was counted before and may have changed keeps its pieces.
 
-    block: what the setting says of a piece, in bytes.
+    block: what the setting says of a piece, in bytes. shares: of a plain piece, each counted by a thread; 0 where it is
+    not counted so.
     """
     documents = [corpus.documents[place] for place in left.whole]
     whole = sum(document.nbytes for document in documents) + sum(
@@ -303,9 +310,11 @@ def _work(
     compressed = sum(document.codec is not None for document in documents)
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
-    plain_nbytes = (
-        nbytes if not on_gpus else min(_task_blocks(kind, workers) * min(block, LANE_NBYTES), share)
-    )
+    plain_nbytes = nbytes
+    if on_gpus:
+        plain_nbytes = min(_task_blocks(kind, workers) * min(block, LANE_NBYTES), share)
+    elif shares:
+        plain_nbytes = min(shares * _share_nbytes(workers, block, decompressors), share)
     most = MOST_DOCUMENTS
     if per_document and isinstance(kind, Kind) and (on_gpus or kind.bins <= MOST_BINS_OF_ARRAYS):
         most = max(1, ROWS_NBYTES // (kind.bins * 8))
@@ -342,6 +351,14 @@ def _task_blocks(kind: Kind | TokenKind, workers: Sequence[WorkerFacts]) -> int:
         if worker.host_limit_nbytes is not None
     ]
     return max(1, min(most, min(shares, default=most * LANE_NBYTES) // LANE_NBYTES))
+
+
+def _share_nbytes(workers: Sequence[WorkerFacts], block: int, threads: int) -> int:
+    """Plain text of which a thread counts the tokens at a time. It holds it; and its table grows from nothing, and its
+    list is merged with others', so that small shares take several times as long."""
+    limits = [worker.host_limit_nbytes for worker in workers if worker.host_limit_nbytes is not None]
+    rooms = [max(LEAST_PIECE_NBYTES, limit // (SHARES_OF_HOST * threads)) for limit in limits]
+    return min([block, *rooms])
 
 
 def _reduction(before: Total) -> Reduction[Counts | None, Total]:

@@ -376,11 +376,24 @@ def test_what_the_workers_of_gpus_count_on_their_cores(
 
 @pytest.mark.parametrize("per_document", [False, True])
 def test_all_cores_of_a_worker_without_a_gpu_count_tokens(per_document: bool) -> None:
+    """Each a share of 32 MiB at a time, the setting's piece: of two tasks eight each. Bins are counted by a task's own
+    threads, all of a piece."""
     worker = WorkerFacts("cpu", "a CPU", None, None, cores=16, usable_cores=16, host_cores=16, threads=2)
     corpus = Corpus((Document("a", "/a", 2**34, None),), ())
     division = divided(corpus, kind_of("word"), [worker], per_document=per_document)
     assert (division.device, set(division.threads)) == ("cpu", {16})
-    assert set(divided(corpus, KINDS["byte"], [worker], per_document=per_document).threads) != {16}
+    assert {piece.nbytes for piece in division.work.pieces} == {8 * 2**25}
+    others = divided(corpus, KINDS["byte"], [worker], per_document=per_document)
+    assert set(others.threads) != {16}
+    assert {piece.nbytes for piece in others.work.pieces} == {2**25}
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(2**36, 2**25), (2**30, 2**23), (2**20, 2**20)])
+def test_shares_of_tokens_are_no_larger_than_memory_allows(limit: int, expected: int) -> None:
+    worker = WorkerFacts("cpu", "a CPU", None, limit, cores=16, usable_cores=16, host_cores=16, threads=2)
+    corpus = Corpus((Document("a", "/a", 2**34, None),), ())
+    division = divided(corpus, kind_of("word"), [worker], per_document=False)
+    assert {piece.nbytes for piece in division.work.pieces} == {8 * expected}
 
 
 @pytest.mark.parametrize("per_document", [False, True])
