@@ -7,13 +7,16 @@ import pickle
 import sys
 from typing import Any
 
+MAIN = b"\x8c\x08__main__"
+"""How a pickle names that module, of which other processes have another; paths may have its name in theirs."""
+
 
 def dumps(what: Any) -> bytes:
     """What ``distributed.protocol.pickle.dumps`` gives, or another pickle of the same."""
     if not _by_value():
         try:
             found = pickle.dumps(what, protocol=pickle.HIGHEST_PROTOCOL)
-            if b"__main__" not in found:
+            if MAIN not in found:
                 return found
         except Exception:  # by value it may be possible, and if not Dask says so
             pass
