@@ -2,8 +2,9 @@
 
 Chunks are dealt out from one list (`CodedUpload.run`). A thread that finds a slot of the GPU free, and the GPU soon
 enough, takes a batch for it: it looks at the headers, and all threads bring the stored bytes over the bus as they bring
-plain ones (`transfer/file_upload.py`). Any other thread decodes one chunk itself, in the way that chunks take where no
-GPU decodes, or waits.
+plain ones (`transfer/file_upload.py`). One thread at a time does so, and one batch ahead of the others: several would
+take turns with the interpreter's lock, and none of their batches be brought before nearly all are ready. Any other
+thread decodes one chunk itself, in the way that chunks take where no GPU decodes, or waits.
 
 Who decodes a chunk is decided in several places. Before the run, `choice.decoding_for` says whether GPUs decode at all
 and what nvCOMP may decode. `CudaUnit._coding_of` (`worker/gpu_unit.py`) says of an array whether its chunks come here.
@@ -218,6 +219,8 @@ class Decoding:
 
 IDLE_SECONDS = 1e-4
 """How long the thread sleeps that looks at the GPU: less than a batch takes to be brought."""
+AHEAD = 1
+"""Batches that may be open while another is begun: one is brought meanwhile."""
 WATCH_SECONDS = 0.02
 """After so long others look for themselves, should nobody have woken them."""
 
@@ -253,6 +256,8 @@ class CodedUpload:
         """Guards what is dealt out; notified where that changes what threads without work may do."""
         self._watched = False
         """Whether a thread looks at the GPU."""
+        self._beginning = False
+        """Whether a thread looks at the headers of a batch."""
         self._open: list[Batch] = []
         self._failed: set[int] = set()
         self.finishing = 0
@@ -271,48 +276,53 @@ class CodedUpload:
         """
         reading, moving = 0.0, 0.0
         while True:
-            batch = next((batch for batch in self._open if batch.wants_help), None)
-            if batch is not None:
+            wanting = self._wanting()
+            batch = wanting[0] if wanting else None
+            choice: Choice | None = Choice.WAIT
+            numbers, slot = range(0), None
+            if len(wanting) <= AHEAD and not (wanting and self._beginning):
+                choice, numbers, slot = self._take(helps=batch is not None)
+            if slot is not None:
+                spent = self._begin(numbers, slot)
+            elif batch is not None:
                 spent = batch.bring(words)
+            elif choice is None:
+                return reading, moving
+            elif choice is Choice.WAIT:
+                start = self._clock()
+                self._wait()
+                spent = 0.0, self._clock() - start
             else:
-                choice, numbers, slot = self._take()
-                if choice is None:
-                    return reading, moving
-                if choice is Choice.WAIT:
-                    start = self._clock()
-                    self._wait()
-                    spent = 0.0, self._clock() - start
-                elif slot is not None:
-                    spent = self._begin(numbers, slot)
-                else:
-                    start = self._clock()
-                    spent = self._on_core(numbers[0], lane)
-                    self._pace.took(core=self._clock() - start)
-                    self._decoding.on_cores += 1
+                start = self._clock()
+                spent = self._on_core(numbers[0], lane)
+                self._pace.took(core=self._clock() - start)
+                self._decoding.on_cores += 1
             reading, moving = reading + spent[0], moving + spent[1]
 
-    def _take(self) -> tuple[Choice | None, range, Slot | None]:
-        """What this thread does next: nothing where no chunk is left, decode one, begin a batch, or wait."""
+    def _take(self, *, helps: bool) -> tuple[Choice | None, range, Slot | None]:
+        """What this thread does next: nothing where no chunk is left, decode one, begin a batch, or wait. helps: it has
+        a batch to bring if it does not begin another."""
         ready = self._next < len(self._chunks) and self._decoding.ready()
         slot = self._decoding.take() if ready else None  # which may take note of batches that are done
         with self._changed:
             left = len(self._chunks) - self._next
-            if not left:
-                if slot is not None:
-                    self._decoding.put(slot)
-                return None, range(0), None
-            at_once = self._decoding.at_once(self._nbytes)
-            choice = Choice.CORE
-            if ready:
-                choice = self._pace.choice(left, at_once, self._threads, room=slot is not None)
+            choice: Choice | None = None
+            if left:
+                at_once = self._decoding.at_once(self._nbytes)
+                choice = Choice.CORE
+                if ready:
+                    choice = self._pace.choice(left, at_once, self._threads, room=slot is not None)
+                if choice is Choice.GPU and self._beginning:
+                    choice = Choice.WAIT  # for the batch that is about to be opened
             if slot is not None and choice is not Choice.GPU:
                 self._decoding.put(slot)
                 slot = None
-            if choice is Choice.WAIT:
+            if choice in (None, Choice.WAIT) or (helps and slot is None):
                 return choice, range(0), None
             count = min(left, self._share) if slot is not None else 1
             numbers = range(self._next, self._next + count)
             self._next += count
+            self._beginning |= slot is not None
             if count == left:
                 self._changed.notify_all()  # nobody needs to wait any more
             return choice, numbers, slot
@@ -322,26 +332,41 @@ class CodedUpload:
         at the GPU for all others, who are woken: if all did, they would take turns with the interpreter's lock, and one
         that waited for the GPU would not help to bring what is open meanwhile."""
         with self._changed:
-            if self._wants_help() or self._next == len(self._chunks):
+            if self._wanting() or self._next == len(self._chunks):
                 return
-            if self._watched:
+            if self._watched or self._beginning:
                 self._changed.wait(WATCH_SECONDS)
                 return
             self._watched = True
         try:
-            while not (self._wants_help() or self._next == len(self._chunks) or self._decoding.is_free()):
+            while not (
+                self._wanting()
+                or self._beginning
+                or self._next == len(self._chunks)
+                or self._decoding.is_free()
+            ):
                 time.sleep(IDLE_SECONDS)
         finally:
             with self._changed:
                 self._watched = False
                 self._changed.notify_all()
 
-    def _wants_help(self) -> bool:
-        return any(batch.wants_help for batch in self._open)
+    def _wanting(self) -> list[Batch]:
+        """Batches that threads may help to bring."""
+        return [batch for batch in self._open if batch.wants_help]
 
     def _begin(self, numbers: range, slot: Slot) -> tuple[float, float]:
         """Look at chunks and open a batch of them; returns the seconds of that."""
         start = self._clock()
+        try:
+            self._look_and_open(numbers, slot)
+        finally:
+            with self._changed:
+                self._beginning = False
+                self._changed.notify_all()
+        return self._clock() - start, 0.0
+
+    def _look_and_open(self, numbers: range, slot: Slot) -> None:
         chunks = self._chunks[numbers.start : numbers.stop]
         try:
             headers = look_at(
@@ -364,17 +389,15 @@ class CodedUpload:
             if not tables.numbers:
                 self._failed.update(numbers)
                 self._decoding.put(slot)
-                return self._clock() - start, 0.0
+                return
             batch = Batch(slot, tables, self._bring(tables.rectangles))
         except BaseException:
             self._decoding.put(slot)
             raise
         self._failed.update(tables.refused)
         self._decoding.add(self, batch)
-        with self._changed:  # two threads may each begin one
-            self._open = [other for other in self._open if other.wants_help] + [batch]
-            self._changed.notify_all()
-        return self._clock() - start, 0.0
+        with self._changed:
+            self._open = [*self._wanting(), batch]
 
     def tell(self, batch: Batch) -> None:
         """Take note of what became of a batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,9 @@ from tests.pipeline.store.stored_arrays import CODECS, chunk_file, encoded
 from tilewright.kernels.decoding.nvcomp import HARMLESS
 from tilewright.kernels.gpu.driver_error import DriverError
 from tilewright.pipeline.decoding import decoders
+from tilewright.pipeline.decoding import upload as upload_module
 from tilewright.pipeline.decoding.coding import RAW, ZSTD
+from tilewright.pipeline.decoding.headers import look_at
 from tilewright.pipeline.decoding.pace import Choice, Pace
 from tilewright.pipeline.decoding.upload import CodedUpload, Decoding
 from tilewright.pipeline.plan.decoding import CHECKED, EVERYWHERE, workspace_for
@@ -415,45 +418,70 @@ def uploads_of(path: Path, slots: list[PretendedSlot], bring: Callable[[Any], An
 class Brought:
     """Stored bytes that come, after a while, or not."""
 
-    def __init__(self, come: Callable[[], None] = lambda: None) -> None:
-        self._come = come
+    def __init__(self, come: Callable[[], None] = lambda: None, count: int = 8) -> None:
+        self._come, self._count = come, count
 
     def run(self, lane: Any) -> tuple[float, float]:
         self._come()
         return 0.0, 0.0
 
     def failed(self) -> list[int]:
-        return list(range(8))
+        return list(range(self._count))
 
 
 def begin_next(upload: CodedUpload) -> None:
-    _, taken, slot = upload._take()
+    _, taken, slot = upload._take(helps=False)
     assert slot is not None
     upload._begin(taken, slot)
 
 
-def test_batches_that_begin_at_once_are_all_brought(tmp_path: Path) -> None:
-    """A thread lists the one that it begins, while another does."""
-    others: list[threading.Thread] = []
+def run_by(upload: CodedUpload, count: int) -> None:
+    threads = [threading.Thread(target=upload.run, args=(None, None)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
-    class Open(list[Any]):
-        """Batches, of which another thread begins one as soon as somebody looks at them."""
 
-        def __iter__(self) -> Any:
-            found = super().__iter__()
-            if not others:
-                others.append(threading.Thread(target=begin_next, args=(upload,)))
-                others[0].start()
-                others[0].join(0.5)
-            return found
+def test_one_thread_at_a_time_looks_at_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several would take turns with the interpreter's lock, and all of their batches be late."""
+    looking: list[None] = []
+    most: list[int] = []
 
-    slots = [PretendedSlot(8, 2**16) for _ in range(2)]
-    upload = uploads_of(tmp_path / "a", slots, lambda _: Brought())
-    upload._open = Open()
-    begin_next(upload)
-    others[0].join(10)
-    upload.run(None, None)
-    assert [batch.begun.is_set() for _, batch in upload._decoding._under_way] == [True, True]
+    def look(*arguments: Any, **options: Any) -> Any:
+        looking.append(None)
+        most.append(len(looking))
+        time.sleep(0.01)
+        found = look_at(*arguments, **options)
+        looking.pop()
+        return found
+
+    monkeypatch.setattr(upload_module, "look_at", look)
+    upload = uploads_of(
+        tmp_path / "a", [PretendedSlot(4, 2**16) for _ in range(4)], lambda _: Brought(count=4)
+    )
+    run_by(upload, 4)
+    assert most == [1, 1, 1, 1]
+    assert upload.failed() == list(range(16))
+
+
+def test_the_next_batch_is_begun_while_one_is_brought(tmp_path: Path) -> None:
+    """By one of the threads; what is brought waits for it here."""
+    opened: list[Any] = []
+    second = threading.Event()
+
+    def bring(rectangles: Any) -> Brought:
+        opened.append(rectangles)
+        if len(opened) == 2:
+            second.set()
+        return Brought(lambda: waited.append(second.wait(10)))
+
+    waited: list[bool] = []
+    upload = uploads_of(tmp_path / "a", [PretendedSlot(8, 2**16) for _ in range(2)], bring)
+    run_by(upload, 2)
+    assert waited
+    assert all(waited)
     assert upload.failed() == list(range(16))
 
 
