@@ -280,7 +280,7 @@ class CodedUpload:
             batch = wanting[0] if wanting else None
             choice: Choice | None = Choice.WAIT
             numbers, slot = range(0), None
-            if len(wanting) <= AHEAD and not (wanting and self._beginning):
+            if len(wanting) <= AHEAD and not self._beginning:
                 choice, numbers, slot = self._take(helps=batch is not None)
             if slot is not None:
                 spent = self._begin(numbers, slot)
@@ -332,7 +332,7 @@ class CodedUpload:
         at the GPU for all others, who are woken: if all did, they would take turns with the interpreter's lock, and one
         that waited for the GPU would not help to bring what is open meanwhile."""
         with self._changed:
-            if self._wanting() or self._next == len(self._chunks):
+            if self._wanting() or (self._next == len(self._chunks) and not self._beginning):
                 return
             if self._watched or self._beginning:
                 self._changed.wait(WATCH_SECONDS)
