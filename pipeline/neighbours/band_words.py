@@ -3,6 +3,7 @@ workers of its host write to, so that no bytes pass through Dask, or as workers 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 import os
@@ -21,8 +22,8 @@ logger = logging.getLogger(__name__)
 WORD = np.dtype(np.uint64)
 MEMORY_SHARE = 0.25
 """Of what this process may take, at most for words."""
-POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-"""Linux's, which alone has such files."""
+MADV_POPULATE_WRITE = 23
+"""Linux's, from 5.14 on; `mmap` does not name it."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,21 @@ class WordsPlace:
             logger.debug("words of a band are sent: %s", error)
             return None
         try:
-            pages = mmap.mmap(descriptor, lead + nbytes, mmap.MAP_SHARED | POPULATE, offset=begin - lead)
+            pages = mmap.mmap(descriptor, lead + nbytes, mmap.MAP_SHARED, offset=begin - lead)
         except OSError as error:
             logger.debug("words of a band are sent: %s", error)
             return None
         finally:
             os.close(descriptor)
+        _populate(pages)
         return np.frombuffer(pages, WORD, self.rows * self.kept, lead).reshape(self.rows, self.kept)
+
+
+def _populate(pages: mmap.mmap) -> None:
+    """Have all pages there, whatever they hold, without the interpreter's lock, which MAP_POPULATE would hold. Where
+    the system does not know how, each comes once it is written to."""
+    address = np.frombuffer(pages, np.uint8).ctypes.data
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(pages)), MADV_POPULATE_WRITE)
 
 
 class BandWords:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -327,11 +327,17 @@ def _found_in_band(
             beside(band)
             return nan_rows
 
+        looked: Future[int] | None = None
+
         def target() -> np.ndarray | None:
+            nonlocal looked
+            looked = pool.submit(
+                look
+            )  # not while the GPU's work is enqueued, which wants the interpreter's lock
             return None if opened is None else opened.result()
 
-        looked = pool.submit(look)
         words = mutual.words_of_band(items, first, work.k, target=target, **options)
+        looked = looked or pool.submit(look)
         every = None
         if words is None and not first and stop == work.n:
             every = mutual.nearest_with_all(items, work.k, threads=work.threads, **options)
@@ -341,7 +347,7 @@ def _found_in_band(
         found = of_neighbours(every, nan_rows, read_nbytes)
     elif words is None:
         found = Found({}, 0, nan_rows, read_nbytes)
-    elif words is target():
+    elif opened is not None and words is opened.result():
         memory.append(words)
         found = Found({}, 0, nan_rows, read_nbytes, placed=True)
     else:
