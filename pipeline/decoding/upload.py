@@ -153,7 +153,11 @@ class Decoding:
         return max(1, min(self.batch(nbytes), fair))
 
     def take(self) -> Slot | None:
-        """A free slot for the caller alone; None where all are in use."""
+        """A free slot for the caller alone; None where all are in use. Only then it is looked what is done, which asks
+        the driver about each of them."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
         self._collect()
         with self._lock:
             return self._free.pop() if self._free else None
