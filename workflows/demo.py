@@ -32,6 +32,7 @@ from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.text.histogram import Histogram, bars
 from tilewright.pipeline.text.saved_counts import store_counts
+from tilewright.pipeline.text.sparse_counts import SparseCounts, added_up
 from tilewright.pipeline.transfer.files import reason_with_remedy
 from tilewright.workflows.histogram import histogram
 from tilewright.workflows.matmul import matmul
@@ -149,7 +150,8 @@ def demo(
         )
         with _stage(seconds, "count pairs"):
             bigrams = histogram(modules, by="bigram", per_document=True, **work)
-            counts = letter_pairs(np.asarray(bigrams.counts))
+            assert isinstance(bigrams.counts, SparseCounts), "documents have few of so many bins"
+            counts = letter_pairs(bigrams.counts)
         with _stage(seconds, "store"):
             store_counts(
                 counts, counts_path, MADE_BY | {"documents": list(bigrams.documents)}, overwrite=True
@@ -217,12 +219,16 @@ def list_modules() -> tuple[Path, list[Path]]:
     return root, modules
 
 
-def letter_pairs(bigrams: np.ndarray) -> np.ndarray:
+def letter_pairs(bigrams: SparseCounts) -> np.ndarray:
     """Counts of pairs of letters, case folded, int64[(documents, 676)], from those of pairs of bytes."""
-    table = bigrams.reshape(-1, 256, 256)
-    upper, lower = (slice(ord(first), ord(first) + LETTERS) for first in "Aa")
-    firsts = table[:, upper] + table[:, lower]
-    return np.ascontiguousarray((firsts[:, :, upper] + firsts[:, :, lower]).reshape(-1, PAIRS))
+    letter = np.full(256, -1)
+    for first in "Aa":
+        letter[ord(first) : ord(first) + LETTERS] = np.arange(LETTERS)
+    first, second = letter[bigrams.indices >> 8], letter[bigrams.indices & 255]
+    chosen = (first >= 0) & (second >= 0)
+    cells = bigrams.rows() * PAIRS + first * LETTERS + second
+    counts = added_up(cells[chosen], bigrams.values[chosen], len(bigrams) * PAIRS)
+    return counts.reshape(-1, PAIRS)
 
 
 def comparable(counts: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from distributed import Client
 
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Event, Notice
+from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.workflows import demo as demos
 from tilewright.workflows.demo import SimilarPair, comparable, demo, letter_pairs, most_similar
 
@@ -21,7 +22,10 @@ def test_pairs_of_letters_are_folded_and_all_else_is_left_out() -> None:
         counts[1, ord(first), ord(second)] = times
     for first, second in (("a", "@"), ("@", "A"), ("[", "a"), ("z", "{"), ("a", "`")):
         counts[1, ord(first), ord(second)] = 100
-    pairs = letter_pairs(counts.reshape(2, 65536))
+    found = counts.reshape(2, 65536)
+    rows, columns = np.nonzero(found)
+    indptr = np.searchsorted(rows, range(3))
+    pairs = letter_pairs(SparseCounts(indptr, columns.astype(np.uint32), found[rows, columns], 65536))
     assert pairs.shape == (2, 676)
     assert not pairs[0].any()
     assert pairs[1, 0 * 26 + 1] == 10
