@@ -3,11 +3,11 @@
     python -m tests.kernels.gemm.sanitized [--seconds S] [--jobs N] [--logs FOLDER] [TARGET ...]
 
 ``make sanitize`` runs all of them. A target is ``histogram``, ``documents``, ``dot``, ``mutex`` or ``matmul``, or one
-part of it such as ``dot:int8`` or ``matmul:skinny``. Each part runs in a process of its own under each tool, as many
-at once as there are cores, and prints one line: tool, part, exit code, seconds, and how many cases it ran. With
-``--logs`` each also writes what it says to a file there as it goes, so that a run that is cut short shows how far it
-came. The exit code is the highest of all. It needs a GPU and ``compute-sanitizer``, from the CUDA toolkit or
-``pip install 'cuda-toolkit[sanitizer]'``.
+part of it such as ``dot:int8`` or ``matmul:skinny``; or one of `TESTED`, whose cases are tests. Each part runs in a
+process of its own under each tool, as many at once as there are cores, and prints one line: tool, part, exit code,
+seconds, and how many cases it ran. With ``--logs`` each also writes what it says to a file there as it goes, so that a
+run that is cut short shows how far it came. The exit code is the highest of all. It needs a GPU and
+``compute-sanitizer``, from the CUDA toolkit or ``pip install 'cuda-toolkit[sanitizer]'``.
 
 Most of the time goes into compiling: a variant takes the compiler seconds, and the tool as long again. So cases come
 in the order of what they add, and `--seconds` cuts them off: first one ragged product of every dtype, then the other
@@ -26,12 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.kernels import naive
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
@@ -62,6 +63,15 @@ LIES = (
     ("padded rows", "padded columns"),
     ("strided", "offset"),
 )
+TESTED = {
+    "decoding": ("tests/kernels/decoding/test_placing.py", "tests/pipeline/decoding/test_gpu_decoding.py"),
+    "neighbours": ("tests/kernels/neighbours/test_device.py",),
+    "passes": ("tests/kernels/passes",),
+    "records": ("tests/kernels/records/test_device_json.py",),
+    "signatures": ("tests/kernels/duplicates",),
+    "tokens": ("tests/kernels/histograms/test_device_tokens.py",),
+}
+"""Targets whose cases are tests, and where these are."""
 EXIT = 9
 """What the sanitizer exits with where it found something; a target that fails by itself exits with 1."""
 
@@ -228,9 +238,43 @@ CASES: dict[str, Callable[..., Iterator[str]]] = {
 }
 
 
+class Until:
+    """A plugin of pytest's that says which tests have passed, and begins none once the time is up."""
+
+    def __init__(self, session_seconds: float) -> None:
+        self._began, self._seconds = time.monotonic(), session_seconds
+        self.ran = 0
+        self.is_up = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.ran += 1
+            print(f"{time.monotonic() - self._began:5.1f} s: {report.nodeid}", flush=True)
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if time.monotonic() - self._began > self._seconds:
+            self.is_up = True
+            item.session.shouldstop = "the time is up"
+
+
+def run_tests(paths: Sequence[str], seconds: float) -> None:
+    """Run the tests of one GPU in files until they are through or the time is up; the first that fails is the last."""
+    until = Until(seconds)
+    options = ["-x", "-m", "gpu and not multigpu", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are imported by now
+    code = pytest.main([*options, *paths], plugins=[until])
+    if code != pytest.ExitCode.OK and not (until.is_up and code == pytest.ExitCode.INTERRUPTED):
+        raise SystemExit(1)
+    assert until.ran, f"no test of {', '.join(paths)} ran"
+    print(f"ran {until.ran} cases{', and no more for want of time' if until.is_up else ''}", flush=True)
+
+
 def run_inside(target: str, seconds: float) -> None:
     """Run a part's cases until they are through or the time is up; say each one's name, and how many there were."""
     name, _, part = target.partition(":")
+    if name in TESTED:
+        run_tests(TESTED[name], seconds)
+        return
     began = time.monotonic()
     ran, all_of_them = 0, True
     for case in CASES[name](*([part] if part else [])):
@@ -285,7 +329,7 @@ def run_under(tool: str, target: str, seconds: float, logs: Path | None) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("targets", nargs="*", default=list(CASES), metavar="TARGET")
+    parser.add_argument("targets", nargs="*", default=[*CASES, *TESTED], metavar="TARGET")
     parser.add_argument("--seconds", type=float, default=600.0, help="for the cases of one part; 600")
     parser.add_argument("--jobs", type=int, default=min(16, len(os.sched_getaffinity(0))), help="at once")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="for a file of each part's output")
@@ -293,9 +337,9 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true", help="run the cases themselves, under no tool")
     options = parser.parse_args()
     wanted = [part for target in options.targets for part in parts(target)]
-    unknown = [part for part in wanted if part.partition(":")[0] not in CASES]
+    unknown = [part for part in wanted if part.partition(":")[0] not in CASES and part not in TESTED]
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(CASES)}")
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join([*CASES, *TESTED])}")
     if options.inside:
         for part in wanted:
             run_inside(part, options.seconds)
