@@ -396,22 +396,6 @@ class ChunkUpload:
         lane: int64[`LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
         seconds of reading and decompressing, and of moving.
         """
-        return self._run(lane, self._path_starts, self._table, self._counter, self._failed)
-
-    def run_one(self, lane: np.ndarray, number: int) -> tuple[float, float]:
-        """As `run`, of one chunk alone, which the others do not take: for those who deal chunks out themselves."""
-        only = slice(number, number + 1)
-        counter = np.zeros(1, np.int64)
-        return self._run(lane, self._path_starts[only], self._table[only], counter, self._failed[only])
-
-    def _run(
-        self,
-        lane: np.ndarray,
-        path_starts: np.ndarray,
-        table: np.ndarray,
-        counter: np.ndarray,
-        failed: np.ndarray,
-    ) -> tuple[float, float]:
         spent = np.zeros(2)
         with _compiling:
             loop = _compiled_upload()
@@ -419,10 +403,10 @@ class ChunkUpload:
         loop(
             self._functions,
             self._paths,
-            path_starts,
-            table,
-            counter,
-            failed,
+            self._path_starts,
+            self._table,
+            self._counter,
+            self._failed,
             lane,
             decoder.begin(WINDOW_BITS),
             decoder.memory,
@@ -430,10 +414,6 @@ class ChunkUpload:
         )
         give_back(decoder)
         return float(spent[0]), float(spent[1])
-
-    def has_failed(self, number: int) -> bool:
-        """Whether a chunk could not be moved whole, once `run_one` has returned."""
-        return bool(self._failed[number])
 
     def failed(self) -> list[int]:
         """The indices of chunks that could not be moved whole, once every `run` has returned."""

@@ -459,14 +459,15 @@ class CudaUnit:
 
         assert self._decoding is not None, "else nothing has a coding"
         chunks = [part.source for part, _ in found if isinstance(part.source, StoredChunk)]
-        loops = None
-        if coding.form == ZSTD and not coding.suffix and not coding.by_columns and not coding.numbers.swapped:
-            loops = self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
+        in_loops = (
+            coding.form == ZSTD and not coding.suffix and not coding.by_columns and not coding.numbers.swapped
+        )
 
         def on_core(number: int, lane: Lane) -> tuple[float, float]:
-            if loops is not None:
-                spent = loops.run_one(lane.to_gpu, number)
-                if loops.has_failed(number):
+            if in_loops:
+                loop = self._chunks.ChunkUpload(chunks[number : number + 1], LOOP_BLOCK_NBYTES)
+                spent = loop.run(lane.to_gpu)
+                if loop.failed():
                     upload.fail(number)
                 return spent
             part, place = found[number]
