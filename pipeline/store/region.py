@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import zarr
@@ -20,8 +20,7 @@ SCRAP_NBYTES = 2**20
 """Size of the buffer through which whole rows pass where only a part of each is wanted: it stays in cache."""
 
 
-@dataclass(frozen=True)
-class ChunkPart:
+class ChunkPart(NamedTuple):
     """The part of one chunk that a region wants."""
 
     chunk: tuple[int, ...]
@@ -43,10 +42,13 @@ def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Chun
             inside = slice(first - index * side, last - index * side)
             axis.append((index, inside, slice(first - part.start, last - part.start)))
         axes.append(axis)
-    for one in itertools.product(*axes):
-        # An array without dimensions is one chunk.
-        places, insides, targets = zip(*one, strict=True) if one else ((), (), ())
-        yield ChunkPart(places, insides, targets)
+    if not axes:  # an array without dimensions is one chunk
+        yield ChunkPart((), (), ())
+        return
+    places, insides, targets = zip(*(zip(*axis, strict=True) for axis in axes), strict=True)
+    yield from map(
+        ChunkPart, itertools.product(*places), itertools.product(*insides), itertools.product(*targets)
+    )
 
 
 def pieces_of_whole(region: Sequence[slice], unit: tuple[int, ...] | None) -> Iterator[ChunkPart]:

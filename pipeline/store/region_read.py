@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
@@ -321,8 +321,7 @@ def reads_parts(array: StoredArray) -> bool:
     return not isinstance(array, Flattened) or matrix_order(ranges.layout, array) == ()
 
 
-@dataclass(frozen=True)
-class FilePart:
+class FilePart(NamedTuple):
     """The part of a chunk that a region needs, where a loop outside the interpreter can read it from its file."""
 
     source: Rectangle | StoredChunk
@@ -351,16 +350,15 @@ def region_uploads(
     pieces = chunks_in(region, read_unit(array)) if layout.mapped is None else _pieces(array, layout, region)
     if layout.whole:  # a thread to each part of it, as to each chunk of others
         pieces = (part for piece in pieces for part in _split(piece, layout.dtype.itemsize))
+    plainly = layout.plain
+    reads_of = _plain_reads if plainly else _coded_reads
     for piece in pieces:
-        if layout.plain:
-            reads = partial(_plain_reads, layout, indexes, piece)
-        else:
-            reads = partial(_coded_reads, layout, indexes, piece)
+        reads = partial(reads_of, layout, indexes, piece)
         path = f"{layout.root}/{layout.file_name(piece.chunk)}"
         extent: Extent | None = None
         if layout.shards is not None or layout.mapped is not None:
             extent = _extent_in_shard(layout, path, piece.chunk, indexes)
-            if extent is None or (layout.plain and extent[1] != layout.chunk_nbytes):
+            if extent is None or (plainly and extent[1] != layout.chunk_nbytes):
                 others += reads()
                 continue
         source = _source_of(layout, piece, path, extent, address, pitch)
