@@ -37,12 +37,18 @@ from tilewright.kernels.histograms.tables.token_table import (
     fetch_key,
     key_entry,
     put_in_batch,
+    put_row,
 )
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
 
-DONE, MORE, ROOM, FULL = range(4)
+DONE, MORE, ROOM, FULL, NGRAMS = range(5)
 """Why a loop returned: all is counted; the token that begins there needs bytes behind ``hi``; the table has no room for
-the token that begins there; the array of units is full."""
+the token that begins there; the array of units, or that of rows, is full; the table of n-grams has no room."""
+
+DOCUMENT, AT, FIRST, LAST, PLACE = range(5)
+"""Where a loop of rows goes on: the document, the address there, the units that are found and not counted yet, and how
+many entries of rows there are."""
+STATE_LENGTH = 5
 
 NO_WORD = 0xFFFFFFFF
 """Among numbers of words: a document ends here."""
@@ -450,6 +456,126 @@ def count_ngrams(table, units, first, last, n, bits, rolling):  # type: ignore[n
     rolling[1] = k0
     rolling[2] = uint64(have)
     return place
+
+
+@kept
+@njit(nogil=True)
+def rows_of_words(table, lo, edges, letters, units, state, columns, values, ends):  # type: ignore[no-untyped-def]
+    """Count the words of documents, as of `words_of_documents`, each by itself: what it holds goes into ``columns`` and
+    ``values``, uint64 (`put_row`), and where that ends there into ``ends``, int64[documents].
+
+    ``state``, int64[STATE_LENGTH], says where to begin, and then where to go on; ``units`` has no length. Returns why
+    it stopped.
+    """
+    while state[DOCUMENT] + 1 < len(edges):
+        end = lo + edges[state[DOCUMENT] + 1]
+        while state[AT] < end:
+            why, state[AT], _ = scan_words(table, state[AT], end, end, True, letters, units, 0)
+            if why != DONE:
+                return why
+        place = put_row(table, columns, values, state[PLACE])
+        if place < 0:
+            return FULL
+        ends[state[DOCUMENT]] = state[PLACE] = place
+        state[DOCUMENT] += 1
+        state[AT] = end
+    return DONE
+
+
+@kept
+@njit(nogil=True)
+def rows_of_lines(table, lo, edges, state, columns, values, ends):  # type: ignore[no-untyped-def]
+    """The same of their lines."""
+    while state[DOCUMENT] + 1 < len(edges):
+        end = lo + edges[state[DOCUMENT] + 1]
+        while state[AT] < end:
+            why, state[AT] = scan_lines(table, state[AT], end, end, True)
+            if why != DONE:
+                return why
+        place = put_row(table, columns, values, state[PLACE])
+        if place < 0:
+            return FULL
+        ends[state[DOCUMENT]] = state[PLACE] = place
+        state[DOCUMENT] += 1
+        state[AT] = end
+    return DONE
+
+
+@njit(nogil=True)
+def _count_found(grams, units, n, bits, rolling, state):  # type: ignore[no-untyped-def]
+    """Count the n-grams that end in the units that were found; whether there was room for all."""
+    state[FIRST] = count_ngrams(grams, units, state[FIRST], state[LAST], n, bits, rolling)
+    return state[FIRST] == state[LAST]
+
+
+@njit(nogil=True)
+def _end_row(grams, rolling, state, end, columns, values, ends):  # type: ignore[no-untyped-def]
+    """Have the next document begin behind ``end``; whether there was room for the row of the last."""
+    place = put_row(grams, columns, values, state[PLACE])
+    if place < 0:
+        return False
+    rolling[:] = 0
+    ends[state[DOCUMENT]] = state[PLACE] = place
+    state[DOCUMENT] += 1
+    state[AT] = end
+    return True
+
+
+@kept
+@njit(nogil=True)
+def rows_of_word_ngrams(  # type: ignore[no-untyped-def]
+    table, grams, lo, edges, letters, units, n, bits, rolling, state, columns, values, ends
+):
+    """As `rows_of_words`, of n-grams of words, which the table ``grams`` counts by the words' numbers in the other.
+    ``units``, uint32, is for those that are found before they are counted; ``rolling`` as of `count_ngrams`."""
+    while state[DOCUMENT] + 1 < len(edges):
+        end = lo + edges[state[DOCUMENT] + 1]
+        while True:
+            if not _count_found(grams, units, n, bits, rolling, state):
+                return NGRAMS
+            if state[AT] >= end:
+                break
+            why, state[AT], state[LAST] = scan_words(table, state[AT], end, end, True, letters, units, 0)
+            state[FIRST] = 0
+            if why == ROOM:
+                return ROOM
+        if not _end_row(grams, rolling, state, end, columns, values, ends):
+            return FULL
+    return DONE
+
+
+@kept
+@njit(nogil=True)
+def rows_of_character_ngrams(grams, lo, edges, units, n, bits, rolling, state, columns, values, ends):  # type: ignore[no-untyped-def]
+    """The same of characters, whose numbers are their code points."""
+    while state[DOCUMENT] + 1 < len(edges):
+        end = lo + edges[state[DOCUMENT] + 1]
+        while True:
+            if not _count_found(grams, units, n, bits, rolling, state):
+                return NGRAMS
+            if state[AT] >= end:
+                break
+            _, state[AT], state[LAST] = decode_characters(state[AT], end, end, True, units)
+            state[FIRST] = 0
+        if not _end_row(grams, rolling, state, end, columns, values, ends):
+            return FULL
+    return DONE
+
+
+@kept
+@njit(nogil=True)
+def rows_of_byte_ngrams(grams, data, edges, n, bits, rolling, state, columns, values, ends):  # type: ignore[no-untyped-def]
+    """The same of the bytes of ``data``, uint8, which are units themselves: `AT` is the place of one there."""
+    while state[DOCUMENT] + 1 < len(edges):
+        end = edges[state[DOCUMENT] + 1]
+        state[FIRST], state[LAST] = state[AT], end
+        is_counted = _count_found(grams, data, n, bits, rolling, state)
+        state[AT] = state[FIRST]
+        if not is_counted:
+            return NGRAMS
+        if not _end_row(grams, rolling, state, end, columns, values, ends):
+            return FULL
+    return DONE
 
 
 @kept

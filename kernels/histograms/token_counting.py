@@ -6,7 +6,6 @@ next one comes. Its loops release the interpreter lock, and several counters may
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,17 +18,27 @@ from tilewright.kernels.cpu.spare import give_back, take
 from tilewright.kernels.cpu.vectors import LANES, high_mask, load_byte, trailing_zeros
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms.scanning import (
+    AT,
+    DOCUMENT,
     DONE,
     FULL,
     MORE,
+    NGRAMS,
     NO_WORD,
+    PLACE,
     ROOM,
+    STATE_LENGTH,
     count_ngrams_between,
     decode_characters,
     decode_documents,
     first_character,
     first_line,
     lines_of_documents,
+    rows_of_byte_ngrams,
+    rows_of_character_ngrams,
+    rows_of_lines,
+    rows_of_word_ngrams,
+    rows_of_words,
     scan_lines,
     scan_words,
     step_at,
@@ -58,6 +67,8 @@ MOST_KEY_BITS = 64
 FIRST_WORDS = 1 << 12
 MOST_SORTED = {2: 1 << 23, 3: 1 << 23, 4: 1 << 22, 5: 1 << 22}
 """By n, the most words whose n-grams are sorted at a time: with their keys, twice, they take 160 MiB."""
+ROWS_ENTRIES = 1 << 18
+"""Entries of rows that are put together before they are copied."""
 MOST_NUMBERED = 1 << 20
 """Different words from which on a stretch is the last before they are numbered anew: five numbers fit 128 bits."""
 
@@ -162,7 +173,7 @@ class TokenCounter:
         self._begins = np.empty(len(self._units) + 1, np.int64)
         self._rolling = np.zeros(3, np.uint64)
         self._tail = np.empty(0, np.uint8)
-        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+        self._rows: list[Rows] = []
 
     @property
     def _table(self) -> Table:
@@ -195,10 +206,7 @@ class TokenCounter:
         in ``data``. As `begin`, `stretch` and `end_row` for each, but that short ones, of which there are millions, do
         not take turns with the interpreter's lock."""
         if self._with_rows:
-            for first, last in itertools.pairwise(edges.tolist()):
-                self.begin()
-                self.stretch(data[first:last], ends=True)
-                self.end_row()
+            self._rows_of_documents(data, edges)
             return
         self._tail = self._tail[:0]
         lo = data.ctypes.data
@@ -240,6 +248,53 @@ class TokenCounter:
             self._make_room_for_words()
         return int(document), int(at)
 
+    def _rows_of_documents(self, data: np.ndarray, edges: np.ndarray) -> None:
+        """Count documents each by itself."""
+        self.begin()
+        unit, letters, grams = self._kind.unit, self._letters.ctypes.data, self._grams
+        by_address = unit != "byte"
+        lo = data.ctypes.data if by_address else 0
+        state = np.zeros(STATE_LENGTH, np.int64)
+        state[AT] = lo + int(edges[0])
+        ends = np.empty(len(edges) - 1, np.int64)
+        columns, values = np.empty((2, ROWS_ENTRIES), np.uint64)
+        done = 0  # documents whose rows are kept
+        while True:
+            rows = state, columns, values, ends
+            ngrams = self._kind.n, self._bits, self._rolling, *rows
+            if grams is None:
+                table = self._table.address
+                if unit == "line":
+                    why = rows_of_lines(table, lo, edges, *rows)
+                else:
+                    why = rows_of_words(table, lo, edges, letters, self._units, *rows)
+            elif self._words is not None:
+                why = rows_of_word_ngrams(
+                    self._words.address, grams.address, lo, edges, letters, self._units, *ngrams
+                )
+                self._check_words()
+            elif unit == "character":
+                why = rows_of_character_ngrams(grams.address, lo, edges, self._units, *ngrams)
+            else:
+                why = rows_of_byte_ngrams(grams.address, data, edges, *ngrams)
+            if why == ROOM:
+                assert self._words is not None
+                self._words.make_room()
+            elif why == NGRAMS:
+                assert grams is not None
+                grams.make_room()
+            else:
+                used, document = int(state[PLACE]), int(state[DOCUMENT])
+                lengths = np.diff(ends[done:document], prepend=0)
+                self._rows.append(
+                    Rows(lengths, *(each[:used].astype(np.int64) for each in (columns, values)))
+                )
+                if why == DONE:
+                    return
+                done, state[PLACE] = document, 0
+                if self._table.touched_used > len(columns):
+                    columns, values = np.empty((2, self._table.touched_used), np.uint64)
+
     def part(self, data: np.ndarray, start: int, *, more: Callable[[int], np.ndarray]) -> None:
         """Count the tokens that begin in ``data[start:]``, a part of a document with some bytes before it.
 
@@ -279,7 +334,8 @@ class TokenCounter:
     def end_row(self) -> None:
         """The document has ended: keep what it holds, if rows are wanted."""
         if self._with_rows:
-            self._rows.append(self._table.take_row())
+            entries, counts = self._table.take_row()
+            self._rows.append(Rows(np.array([len(entries)]), entries, counts))
 
     def take(self) -> TokenCounts:
         """All counts so far, which are forgotten. A document may be under way."""
@@ -340,9 +396,10 @@ class TokenCounter:
     def take_rows(self) -> tuple[Tokens, Rows]:
         """The rows so far, which are forgotten, and the tokens that they are of. No document is under way."""
         tokens = self._tokens()
-        lengths = np.fromiter((len(entries) for entries, _ in self._rows), np.int64, len(self._rows))
-        columns = np.concatenate([_NO_PLACES, *(entries for entries, _ in self._rows)])
-        values = np.concatenate([_NO_PLACES, *(counts for _, counts in self._rows)])
+        lengths, columns, values = (
+            np.concatenate([_NO_PLACES, *(getattr(rows, name) for rows in self._rows)])
+            for name in ("lengths", "columns", "values")
+        )
         self._rows = []
         self._forget()
         return tokens, Rows(lengths, columns, values)
@@ -365,18 +422,20 @@ class TokenCounter:
             why, at = self._scan(data, at, min(limit, at + STRIDE_NBYTES), ends)
             if not self._with_rows and self._has_enough():
                 self._set_aside()
-            if (
-                self._grams is not None
-                and self._words is not None
-                and self._words.used > MOST_WORDS - STRIDE_NBYTES
-            ):
-                raise OptionError(
-                    f"documents of one piece have more than {self._words.used} different words, and n-grams of each"
-                    f" document may be of {MOST_WORDS}; count them for all documents together"
-                )
+            self._check_words()
             if why == MORE:
                 break
         return at
+
+    def _check_words(self) -> None:
+        """Raises OptionError where words of which n-grams are counted may soon be more than have numbers."""
+        if self._grams is None or self._words is None:
+            return
+        if self._words.used > MOST_WORDS - STRIDE_NBYTES:
+            raise OptionError(
+                f"documents of one piece have more than {self._words.used} different words, and n-grams of each"
+                f" document may be of {MOST_WORDS}; count them for all documents together"
+            )
 
     def _has_enough(self) -> bool:
         """Whether what the tables hold is to be set aside."""

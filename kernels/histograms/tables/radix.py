@@ -41,8 +41,8 @@ def _to_places(times, total):  # type: ignore[no-untyped-def]
 
 @kept
 @njit(nogil=True)
-def _sort_keys(keys, other, passes):  # type: ignore[no-untyped-def]
-    """Sort, by way of another array of the same length. Returns whether the result lies there."""
+def sort_by_digits(keys, other, passes):  # type: ignore[no-untyped-def]
+    """Sort keys, uint64, by way of another array of the same length. Returns whether the result lies there."""
     mask = uint64((1 << DIGIT_BITS) - 1)
     times = _digits(keys, passes)
     moved = False
@@ -64,7 +64,7 @@ def _sort_keys(keys, other, passes):  # type: ignore[no-untyped-def]
 @kept
 @njit(nogil=True)
 def _sort_pairs(keys, values, other, other_values, passes):  # type: ignore[no-untyped-def]
-    """As `_sort_keys`, with a value beside each key."""
+    """As `sort_by_digits`, with a value beside each key."""
     mask = uint64((1 << DIGIT_BITS) - 1)
     times = _digits(keys, passes)
     moved = False
@@ -90,7 +90,7 @@ def sort_keys(keys: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys, uint64, of so many bits, in order; they may lie where they were, or in another array. Returns that with
     them, and the one whose contents are of no use any more."""
     other = take(len(keys), keys.dtype)
-    moved = _sort_keys(keys, other, ceil_div(bits, DIGIT_BITS))
+    moved = sort_by_digits(keys, other, ceil_div(bits, DIGIT_BITS))
     return (other, keys) if moved else (keys, other)
 
 

@@ -25,6 +25,7 @@ from tilewright.kernels.cpu.vectors import (
     store_int,
     store_word,
 )
+from tilewright.kernels.histograms.tables.radix import DIGIT_BITS, sort_by_digits
 
 SLOT_NBYTES = 32
 """Key, number of the entry plus 1, and where its bytes lie: no slot lies on two lines of the cache."""
@@ -34,6 +35,8 @@ FIRST_SLOTS = 1 << 12
 FIRST_ARENA = 1 << 16
 LONG = 16
 """Bytes from which on a token's key does not hold all of it."""
+FEW = 64
+"""Entries of a row below which comparing them sorts it sooner than their digits do."""
 
 (
     SLOTS,
@@ -280,6 +283,41 @@ def fetch_key(table, k0, k1):  # type: ignore[no-untyped-def]
     prefetch(load_int(table + SLOTS) + _slot_of(k0, k1, load_word(table + SHIFT)) * SLOT_NBYTES)
 
 
+@njit(nogil=True)
+def put_row(table, columns, values, place):  # type: ignore[no-untyped-def]
+    """Put the entries whose counts are not zero, ascending, and their counts, which become zero, into ``columns`` and
+    ``values``, uint64, from ``place`` on. Returns the place behind them, or -1 where there is no room for all."""
+    touched = load_int(table + TOUCHED)
+    number = load_int(table + TOUCHED_USED)
+    if place + number > len(columns):
+        return np.int64(-1)
+    row = columns[place : place + number]
+    for k in range(number):
+        row[k] = load_word(touched + 8 * k)
+    if number < FEW:
+        # Most come as they are numbered, or nearly so.
+        for k in range(1, number):
+            entry = row[k]
+            j = k
+            while j > 0 and row[j - 1] > entry:
+                row[j] = row[j - 1]
+                j -= 1
+            row[j] = entry
+    else:
+        passes = 1
+        while load_int(table + USED) >> (passes * DIGIT_BITS):
+            passes += 1
+        if sort_by_digits(row, values[place : place + number], passes):
+            row[:] = values[place : place + number]
+    counts = load_int(table + COUNTS)
+    for k in range(number):
+        at = counts + 8 * np.int64(row[k])
+        values[place + k] = load_word(at)
+        store_word(at, uint64(0))
+    store_int(table + TOUCHED_USED, 0)
+    return place + number
+
+
 @kept
 @njit(nogil=True)
 def _rehash(old, slots, shift):  # type: ignore[no-untyped-def]
@@ -443,9 +481,14 @@ class Table:
         low, high = _keys(self._slots, self.used)
         return low, high
 
+    @property
+    def touched_used(self) -> int:
+        """Entries whose counts are not zero."""
+        return int(self.state[TOUCHED_USED // 8])
+
     def take_row(self) -> tuple[np.ndarray, np.ndarray]:
         """The entries whose counts are not zero, ascending, and their counts, which become zero."""
-        entries = np.sort(self.touched[: self.state[TOUCHED_USED // 8]])
+        entries = np.sort(self.touched[: self.touched_used])
         values = self.counts[entries]
         self.counts[entries] = 0
         self.state[TOUCHED_USED // 8] = 0

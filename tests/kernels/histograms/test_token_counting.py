@@ -126,25 +126,90 @@ def test_documents_at_once_are_each_by_itself(
     assert found == again == expected
 
 
-@settings(max_examples=examples(15))
-@given(documents=st.lists(texts, min_size=1, max_size=4))
-def test_rows_are_of_their_documents(documents: list[bytes]) -> None:
-    for kind in KINDS_HERE[:3]:
+def as_counters(counter: TokenCounter) -> list[Counter[bytes]]:
+    """The rows that were counted; checks that each has its entries in order."""
+    tokens, rows = counter.take_rows()
+    ends = np.cumsum(rows.lengths)
+    assert len(rows.columns) == len(rows.values) == rows.lengths.sum()
+    found = []
+    for end, length in zip(ends.tolist(), rows.lengths.tolist(), strict=True):
+        columns, values = rows.columns[end - length : end], rows.values[end - length : end]
+        assert (np.diff(columns) > 0).all()
+        assert (values > 0).all()
+        row: Counter[bytes] = Counter()
+        for i, n in zip(columns.tolist(), values.tolist(), strict=True):
+            row[tokens[i]] += n  # several that are folded alike are one
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*KINDS_HERE, any_kind_named("ngram:4:character")],
+    ids=lambda kind: f"{kind.name}{kind.casefold:d}",
+)
+@settings(max_examples=examples(12))
+@given(
+    documents=st.lists(texts | st.just(b""), min_size=1, max_size=12),
+    before=st.binary(max_size=3),
+    units=st.integers(1, 20),
+    entries=st.integers(1, 30),
+)
+def test_rows_are_of_their_documents(
+    kind: TokenKind, documents: list[bytes], before: bytes, units: int, entries: int
+) -> None:
+    """Whole documents by one loop, and one that comes in stretches between them."""
+    text = np.frombuffer(before + b"".join(documents) + b"behind", np.uint8)
+    edges = len(before) + np.cumsum([0, *map(len, documents)])
+    expected = [naive_tokens(document, kind) for document in documents]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_counting, "UNITS", units)
+        patch.setattr(token_counting, "ROWS_ENTRIES", entries)
         counter = TokenCounter(kind, rows=True)
-        for data in documents:
-            counter.begin()
-            counter.stretch(np.frombuffer(data, np.uint8), ends=True)
-            counter.end_row()
-        tokens, rows = counter.take_rows()
-        place = 0
-        for data, length in zip(documents, rows.lengths.tolist(), strict=True):
-            here = slice(place, place + length)
-            found = {
-                tokens[i]: n
-                for i, n in zip(rows.columns[here].tolist(), rows.values[here].tolist(), strict=True)
-            }
-            assert found == naive_tokens(data, kind)
-            place += length
+        counter.documents(text, edges)
+        counter.begin()
+        counter.stretch(text[edges[0] : edges[1]], ends=False)
+        counter.stretch(text[:0], ends=True)
+        counter.end_row()
+        counter.documents(text, edges)
+        assert as_counters(counter) == [*expected, expected[0], *expected]
+        counter.documents(text, edges[:1])
+        counter.documents(text, edges)
+        assert as_counters(counter) == expected
+
+
+@pytest.mark.parametrize("by", ["word", "line", "ngram:2", "ngram:3:byte", "ngram:4:character"])
+def test_tables_grow_between_rows(by: str, rng: np.random.Generator) -> None:
+    """Rows shorter and longer than those that are sorted by their digits, and of more entries than there is room for;
+    the same entries and values as of each document counted by a call."""
+    kind = any_kind_named(by)
+    documents = [
+        b"".join(b"%d\n" % number for number in rng.integers(0, 10**6, length))
+        for length in rng.integers(0, 150, 300).tolist()
+    ]
+    data, edges = np.frombuffer(b"".join(documents), np.uint8), np.cumsum([0, *map(len, documents)])
+    counter = TokenCounter(kind, rows=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_counting, "ROWS_ENTRIES", 400)
+        counter.documents(data, edges)
+    tokens, rows = counter.take_rows()
+    for first, last in itertools.pairwise(edges.tolist()):
+        counter.begin()
+        counter.stretch(data[first:last], ends=True)
+        counter.end_row()
+    again, by_calls = counter.take_rows()
+    assert list(tokens) == list(again)
+    for name in ("lengths", "columns", "values"):
+        np.testing.assert_array_equal(getattr(rows, name), getattr(by_calls, name))
+        assert getattr(rows, name).dtype == np.int64
+
+
+def test_words_without_numbers_are_refused_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_counting, "MOST_WORDS", token_counting.STRIDE_NBYTES + 3)
+    text = np.frombuffer(b"a b c d e f", np.uint8)
+    counter = TokenCounter(any_kind_named("ngram:2"), rows=True)
+    with pytest.raises(OptionError, match="count them for all documents together"):
+        counter.documents(text, np.array([0, len(text)]))
 
 
 @pytest.mark.parametrize("by", ["word", "ngram:2", "ngram:3:byte"])
