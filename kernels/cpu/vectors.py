@@ -59,6 +59,7 @@ load_word = _loader(64, types.uint64)
 """Eight bytes, on a little-endian host the first byte lowest."""
 load_int = _loader(64, types.int64)
 store_byte = _storer(8, types.int64)
+store_half = _storer(32, types.int64)
 store_word = _storer(64, types.uint64)
 store_int = _storer(64, types.int64)
 

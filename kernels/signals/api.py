@@ -26,7 +26,7 @@ from tilewright.kernels.signals.scanning import (
 
 def signals_of(data: np.ndarray, edges: np.ndarray, stop_words: Sequence[str]) -> dict[str, np.ndarray]:
     """The signals of the documents ``data[edges[d]:edges[d + 1]]``, uint8, by their names in `definitions.NAMES`; int64
-    and float64. ``compression_ratio`` is not among them.
+    and float64. ``compression_ratio`` is not among them (`compressing`).
     """
     edges = np.ascontiguousarray(edges, np.int64)
     nbytes = np.diff(edges)

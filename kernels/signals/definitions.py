@@ -24,6 +24,8 @@ TOP_N = (2, 3, 4)
 """Words of the n-grams of which the most frequent one is looked at."""
 DUPE_N = (5, 6, 7, 8, 9, 10)
 """Words of the n-grams of which duplicates are looked at."""
+COMPRESSION_LEVEL = 1
+"""Of zlib. Higher ones take up to four times as long, and tell what is repetitive from what is not no better."""
 
 COUNTS = (
     "byte_count",

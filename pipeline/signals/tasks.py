@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import zlib
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from tilewright.kernels.signals.definitions import COUNTS, NAMES, share
+from tilewright.kernels.signals.definitions import COMPRESSION_LEVEL, COUNTS, NAMES, share
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.signals.options import Options
 from tilewright.pipeline.store.waiting import reading_while
@@ -22,9 +21,7 @@ from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks
 from tilewright.pipeline.text.pieces import without_bad_files
 from tilewright.pipeline.text.whole.texts import AS_BYTES, BLOCK_NBYTES, LONGER, MOST_NBYTES, Texts, texts_of
 
-LEVEL = 1
-"""Of zlib. Higher ones take up to four times as long, and tell what is repetitive from what is not no better."""
-COMPRESSOR = f"zlib {zlib.ZLIB_RUNTIME_VERSION}, level {LEVEL}"
+COMPRESSOR = f"zlib {zlib.ZLIB_RUNTIME_VERSION}, level {COMPRESSION_LEVEL}"
 UNKNOWN = -1
 """A count that was not taken; a share is NaN."""
 TOO_LONG = f"{LONGER}, with no signals but byte_count: split it (split_on)"
@@ -103,20 +100,10 @@ def _measured_by(
 
 def _columns_of(texts: Texts, options: Options) -> dict[str, np.ndarray]:
     from tilewright.kernels.signals.api import signals_of
+    from tilewright.kernels.signals.compressing import compressed_nbytes
 
     if texts.data is None:
         nothing = {name: np.full(1, UNKNOWN) if name in COUNTS else np.full(1, np.nan) for name in NAMES}
         return nothing | {"byte_count": np.diff(texts.edges)}
     found = signals_of(texts.data, texts.edges, options.stop_words)
-    return found | {"compression_ratio": _compression(texts.data, texts.edges)}
-
-
-def _compression(data: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Bytes of each document for each byte that it takes compressed."""
-    return np.array(
-        [
-            (stop - start) / len(zlib.compress(data[start:stop].data, LEVEL))
-            for start, stop in itertools.pairwise(edges.tolist())
-        ],
-        np.float64,
-    )
+    return found | {"compression_ratio": np.diff(texts.edges) / compressed_nbytes(texts.data, texts.edges)}
