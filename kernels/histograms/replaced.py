@@ -130,6 +130,22 @@ def malformed_of_documents(data: np.ndarray, edges: np.ndarray, first: int) -> d
     return {first + row: int(found[row]) for row in np.flatnonzero(found).tolist()}
 
 
+def well_formed(
+    data: np.ndarray, edges: np.ndarray, malformed: dict[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same documents, of which those with malformed bytes are decoded with U+FFFD in place of them: uint8, and
+    int64, where each begins and the last ends. malformed: of which of them `malformed_of_documents` tells."""
+    parts, done = [], int(edges[0])
+    lengths = np.diff(edges)
+    for document in malformed:
+        start, stop = edges[document : document + 2].tolist()
+        decoded = data[start:stop].tobytes().decode(errors="replace").encode()
+        parts += [data[done:start], np.frombuffer(decoded, np.uint8)]
+        lengths[document], done = len(decoded), stop
+    parts.append(data[done : edges[-1]])
+    return np.concatenate(parts), np.concatenate([[0], np.cumsum(lengths)])
+
+
 class MalformedText:
     """How many U+FFFD ``errors="replace"`` puts into a text that comes in stretches."""
 

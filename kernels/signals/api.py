@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.kernels.histograms.replaced import malformed_of_documents
+from tilewright.kernels.histograms.replaced import malformed_of_documents, well_formed
 from tilewright.kernels.signals.definitions import DUPE_N, TOP_N, share
 from tilewright.kernels.signals.repeats import duplicates_of, words_of
 from tilewright.kernels.signals.scanning import (
@@ -33,7 +32,7 @@ def signals_of(data: np.ndarray, edges: np.ndarray, stop_words: Sequence[str]) -
     undecodable = np.zeros(len(nbytes), np.int64)
     if malformed := malformed_of_documents(data, edges, 0):
         undecodable[list(malformed)] = list(malformed.values())
-        data, edges = _decoded(data, edges, malformed)
+        data, edges = well_formed(data, edges, malformed)
     scanned = scan(data, edges)
     found, words, lines, paragraphs = scanned.found, scanned.words, scanned.lines, scanned.paragraphs
     stops, tops, dupes = words_of(data, words, tuple(dict.fromkeys(each.encode() for each in stop_words)))
@@ -68,11 +67,3 @@ def signals_of(data: np.ndarray, edges: np.ndarray, stop_words: Sequence[str]) -
         **{f"frac_chars_top_{n}gram": share(tops[:, k], chars) for k, n in enumerate(TOP_N)},
         **{f"frac_chars_dupe_{n}grams": share(dupes[:, k], chars) for k, n in enumerate(DUPE_N)},
     }
-
-
-def _decoded(data: np.ndarray, edges: np.ndarray, malformed: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The same documents, of which those with malformed bytes are decoded with U+FFFD in place of them."""
-    parts = [data[start:stop].tobytes() for start, stop in itertools.pairwise(edges.tolist())]
-    for document in malformed:
-        parts[document] = parts[document].decode(errors="replace").encode()
-    return np.frombuffer(b"".join(parts), np.uint8), np.cumsum([0, *map(len, parts)])
