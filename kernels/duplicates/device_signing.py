@@ -2,7 +2,7 @@
 `minhash.py` make them.
 
 What documents take besides their text, a `DeviceSigner` keeps from one call to the next, and has it grow. Documents
-that the kernels cannot fold (`device_folding.py`) are signed by the cores.
+that the kernels cannot fold (`folding.py`) are signed by the cores.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.duplicates.device_folding import Folding, folding_of
 from tilewright.kernels.duplicates.device_hashing import SLACK
 from tilewright.kernels.duplicates.device_minhash import CHUNK, FORM_KEYS, KEY_THREADS, SIGN
 from tilewright.kernels.duplicates.device_minhash import THREADS as SIGNERS
 from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.duplicates.device_units import GAPS, OF_TEXT, SCAN, SCANNERS, THREADS, TILE, WALK
+from tilewright.kernels.duplicates.folding import Folding, folding_of
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.gpu.device_array import strided_view
 from tilewright.kernels.histograms.select import clear

@@ -14,7 +14,7 @@ from typing import Any
 import numba
 from numba import cuda
 
-from tilewright.kernels.duplicates.device_folding import AS_IT_IS, COUNT_SHIFT, FIELD, LENGTH_SHIFT, UNSETTLED
+from tilewright.kernels.duplicates.folding import AS_IT_IS, COUNT_SHIFT, FIELD, LENGTH_SHIFT, UNSETTLED
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tables.device_keys import BLANK, arithmetic, reading

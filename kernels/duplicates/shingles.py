@@ -7,15 +7,16 @@ document that has fewer than n of them, but one at least, is a single shingle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
 
-from tilewright.kernels.cpu.loops import kept
+from tilewright.kernels.cpu.loops import kept, read_only
 from tilewright.kernels.cpu.vectors import load_word, store_byte, store_word
+from tilewright.kernels.duplicates.folding import folded_documents
 from tilewright.kernels.duplicates.hashing import LOOPS
+from tilewright.kernels.histograms.replaced import malformed_of_documents, well_formed
 from tilewright.kernels.histograms.scanning import DONE, FULL, scan_words
 from tilewright.kernels.histograms.tables.token_table import Table
 from tilewright.kernels.histograms.token_counting import as_counted
@@ -85,6 +86,23 @@ def _join_words(units, data, starts, lengths, text, places):  # type: ignore[no-
 
 @kept
 @njit(nogil=True)
+def _place_characters(data, edges, places, unit_edges):  # type: ignore[no-untyped-def]
+    """Write where each character of the documents begins, and the end, to ``places``, and which is the first of each
+    document, and how many there are, to ``unit_edges``; returns how many. The text is well-formed."""
+    m = 0
+    for document in range(len(edges) - 1):
+        unit_edges[document] = m
+        for i in range(edges[document], edges[document + 1]):
+            # What is written behind the last character is written over, by the next or the end.
+            places[m] = i
+            m += data[i] & 0xC0 != 0x80
+    unit_edges[len(edges) - 1] = m
+    places[m] = edges[len(edges) - 1]
+    return m
+
+
+@kept
+@njit(nogil=True)
 def _place_shingles(places, unit_edges, gap, n, starts, lengths, edges):  # type: ignore[no-untyped-def]
     """Write the shingles of units that begin at ``places``, each with ``gap`` bytes behind it; returns how many."""
     k = 0
@@ -148,17 +166,11 @@ def _words(data: np.ndarray, edges: np.ndarray, kind: TokenKind) -> Units:
 
 
 def _characters(data: np.ndarray, edges: np.ndarray, kind: TokenKind) -> Units:
-    folds = bool(kind.casefold or kind.normalise)
-    parts = [
-        _decoded(data[first:last].tobytes(), kind.folded if folds else None)
-        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    ]
-    text = np.frombuffer(b"".join(parts), np.uint8)
-    places = np.append(np.flatnonzero((text & 0xC0) != 0x80), len(text)).astype(np.uint32)
-    ends = np.cumsum([0, *(len(part) for part in parts)])
-    return text, places, np.searchsorted(places[:-1], ends.astype(np.uint32)), 0
-
-
-def _decoded(stored: bytes, folded: Callable[[str], str] | None) -> bytes:
-    text = stored.decode(errors="replace")
-    return (text if folded is None else folded(text)).encode()
+    edges = np.ascontiguousarray(edges, np.int64)
+    if malformed := malformed_of_documents(data, edges, 0):
+        data, edges = well_formed(data, edges, malformed)
+    if kind.casefold or kind.normalise:
+        data, edges = folded_documents(data, edges, kind)
+    places, unit_edges = np.empty(int(edges[-1] - edges[0]) + 1, np.uint32), np.empty(len(edges), np.int64)
+    units = _place_characters(read_only(data), edges, places, unit_edges)
+    return data, places[: units + 1], unit_edges, 0

@@ -16,7 +16,7 @@ from tests.kernels.duplicates import naive_shingles as naive
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tests.sampling import examples
 from tilewright.kernels.choices import FORMS, HASHES, SCHEMES, SHINGLES
-from tilewright.kernels.duplicates.device_folding import COUNT_SHIFT, LENGTH_SHIFT, UNSETTLED, folding_of
+from tilewright.kernels.duplicates.folding import COUNT_SHIFT, LENGTH_SHIFT, UNSETTLED, folding_of
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR

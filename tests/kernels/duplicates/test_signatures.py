@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.duplicates import naive_shingles as naive
 from tests.sampling import examples
-from tilewright.kernels.choices import FORMS, HASHES, SCHEMES, SHINGLES
+from tilewright.kernels.choices import FORMS, HASHES, SCHEMES, SHINGLES, FormName
+from tilewright.kernels.duplicates.folding import folded_documents, folding_of
 from tilewright.kernels.duplicates.hashing import LOOPS
 from tilewright.kernels.duplicates.minhash import EMPTY, band_keys, permutations_of, signatures_of
 from tilewright.kernels.duplicates.sets import shared_counts
@@ -80,6 +81,9 @@ def test_a_range_of_a_text_is_shingled_as_if_it_were_all() -> None:
     data = np.frombuffer(b"xx one two three yy", np.uint8)
     found = shingles_of(data, np.array([3, 16]), TokenKind("shingle", "word", 2))
     assert listed(found) == [[b"one two", b"two three"]]
+    data = np.frombuffer(b"xx \xe4\xbdA\xc3\x84 yy\xff", np.uint8)
+    found = shingles_of(data, np.array([3, 6, 8]), TokenKind("shingle", "character", 2, True))
+    assert listed(found) == [["\ufffda".encode()], ["ä".encode()]]
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 15, 16, 17, 31, 54, 55, 56, 57, 63, 64, 65, 119, 120, 300])
@@ -101,6 +105,42 @@ def test_shingles_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPa
     pairs = np.array([[0, 1], [1, 0], [0, 2], [2, 2]], np.int64)
     monkeypatch.setitem(LOOPS, "xxh32", lambda text, starts, lengths, hashes: hashes.fill(7))
     assert shared_counts(found, pairs).tolist() == [[3, 5], [3, 5], [0, 4], [0, 0]]
+
+
+def test_long_documents_share_what_sets_of_them_do(rng: np.random.Generator) -> None:
+    """Of fewer shingles than are sorted by comparing them, and of more, many with the same hash."""
+    texts = [
+        b" ".join(b"%d" % number for number in rng.integers(0, 2 * length + 1, length))
+        for length in (0, 1, 2, 62, 63, 64, 65, 500, 3000)
+    ]
+    found = of(texts, TokenKind("shingle", "word", 1))
+    sets = [set(text.split()) for text in texts]
+    pairs = np.array([(i, j) for i in range(len(texts)) for j in range(len(texts))], np.int64)
+    expected = [[len(sets[i] & sets[j]), len(sets[i] | sets[j])] for i, j in pairs.tolist()]
+    assert shared_counts(found, pairs).tolist() == expected
+    hashes = found.hashes("xxh32")
+    with pytest.MonkeyPatch.context() as patch:
+        coarse = hashes & 0xE0000003
+        patch.setitem(LOOPS, "xxh32", lambda text, starts, lengths, out: np.copyto(out, coarse))
+        assert shared_counts(found, pairs).tolist() == expected
+
+
+@pytest.mark.parametrize("form", [None, "NFC", "NFKD"])
+@pytest.mark.parametrize("casefold", [False, True])
+def test_documents_are_folded_as_python_folds_them(casefold: bool, form: FormName | None) -> None:
+    """Each character that becomes another one, and its neighbour, alone and beside ASCII; words of ASCII of any
+    place in those that are read eight bytes at a time."""
+    kind = TokenKind("fold", "character", 1, casefold, form)
+    codes = {code + d for code in np.flatnonzero(folding_of(kind).numbers).tolist() for d in (0, 1)}
+    texts = [chr(code) for code in sorted(codes) if not 0xD800 <= code < 0xE000 and code < 0x110000]
+    texts += ["@AZ[`az{\x7f\x00" * n + "é" * (n % 3) + "QUICK brown Fox"[n:] for n in range(16)]
+    texts += ["", *(f"{''.join(texts[k : k + 9])} ABC abc" for k in range(0, len(texts), 500))]
+    parts = [text.encode() for text in texts]
+    data, edges = np.frombuffer(b"..." + b"".join(parts), np.uint8), 3 + np.cumsum([0, *map(len, parts)])
+    folded, found = folded_documents(data, edges, kind)
+    expected = [kind.folded(text).encode() for text in texts]
+    assert folded.tobytes() == b"".join(expected)
+    assert found.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
 
 
 # datasketch 2.0.0: MinHash(6, seed, hashfunc, scheme=scheme), updated with each shingle of SETS.
