@@ -15,8 +15,6 @@ from numba import cuda
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 HALF = 2**32 - 1
-SLACK = 96
-"""Bytes behind the last shingle that may be read: two words, and those of a block of SHA-1 that only pads."""
 BLOCK_WORDS, BLOCK_NBYTES = 16, 64
 _LENGTH_NBYTES = 9
 """What SHA-1 puts behind a message at least: a bit, and eight bytes that say how long it is."""

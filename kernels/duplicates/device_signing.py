@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.duplicates.device_hashing import SLACK
 from tilewright.kernels.duplicates.device_minhash import CHUNK, FORM_KEYS, KEY_THREADS, SIGN
 from tilewright.kernels.duplicates.device_minhash import THREADS as SIGNERS
 from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
-from tilewright.kernels.duplicates.device_units import GAPS, OF_TEXT, SCAN, SCANNERS, THREADS, TILE, WALK
+from tilewright.kernels.duplicates.device_units import GAPS, OF_TEXT, SCAN, SCANNERS, WALK
 from tilewright.kernels.duplicates.folding import Folding, folding_of
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
+from tilewright.kernels.duplicates.signing_memory import SLACK, THREADS, TILE, WORD_NBYTES
 from tilewright.kernels.gpu.device_array import strided_view
 from tilewright.kernels.histograms.select import clear
 from tilewright.kernels.histograms.token_kinds import word_table
 from tilewright.kernels.numbers import ceil_div
 
-WORD_NBYTES = 4
 MOST_NBYTES = 2**30
 """Text that is signed at once: what becomes of it is below 4 GiB, and so are places in it."""
 

@@ -15,16 +15,13 @@ import numba
 from numba import cuda
 
 from tilewright.kernels.duplicates.folding import AS_IT_IS, COUNT_SHIFT, FIELD, LENGTH_SHIFT, UNSETTLED
+from tilewright.kernels.duplicates.signing_memory import SPAN, THREADS, TILE
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tables.device_keys import BLANK, arithmetic, reading
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT
 from tilewright.kernels.passes.launcher import Launcher
 
-THREADS = 4 if SIMULATOR else 256
-SPAN = 8 if SIMULATOR else 32
-"""Bytes of the documents that a thread takes."""
-TILE = THREADS * SPAN
 SCANNERS = 4 if SIMULATOR else 1024
 """Threads that add up tiles."""
 OF_TILE = 16

@@ -27,6 +27,7 @@ from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
 from tilewright.kernels.duplicates.device_signing import DeviceSigner
 from tilewright.kernels.duplicates.signing import Signing, Signs
 from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
+from tilewright.pipeline.duplicates.room import MOST_SIGNED, may_be_lines
 from tilewright.pipeline.text.corpus import Piece, check_as_listed
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.sources import Found, Remark, Remarks
@@ -36,10 +37,6 @@ from tilewright.pipeline.text.gpu.lanes import borrowed_memory
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.lane import Spares
-
-MOST_DOCUMENTS = 2**18
-"""Lines that are signed at once: of each its signature takes memory, however short the line is."""
-
 
 _BY_BLOCKS = "read block by block for the GPU, more slowly"
 
@@ -79,11 +76,7 @@ class SignedChunk:
 
 def fit(piece: Piece, reading: Reading) -> bool:
     """Whether the documents of a piece are lines of large plain files, by a look at each one's first bytes."""
-    return (
-        reading.split_on == "line"
-        and not (reading.fields or reading.encoding or reading.raw)
-        and chunks.are_large_and_plain(piece)
-    )
+    return may_be_lines(piece, reading) and chunks.are_large_and_plain(piece)
 
 
 def lines_of(newlines: Newlines, lengths: np.ndarray) -> Lines:
@@ -141,8 +134,8 @@ class _ChunkSigner:
 
     def signs(self, text: Any, lines: Lines, *, signatures: bool) -> Iterator[Signs]:
         """The signatures of lines, some at a time."""
-        for first in range(0, len(lines.ends), MOST_DOCUMENTS):
-            last = min(first + MOST_DOCUMENTS, len(lines.ends))
+        for first in range(0, len(lines.ends), MOST_SIGNED):
+            last = min(first + MOST_SIGNED, len(lines.ends))
             begin, end = int(lines.edges[first]), int(lines.edges[last])
             edges, ends = lines.edges[first : last + 1] - begin, lines.ends[first:last] - begin
             yield self._signer.sign(

@@ -29,7 +29,7 @@ from tilewright.pipeline.text.counting import Division, divided, kind_of_corpus
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.text.formats.ways import ways_of
 from tilewright.pipeline.text.gpu.room import fields_nbytes, may_be_fields, whole_nbytes, words_nbytes
-from tilewright.pipeline.text.pieces import MOST_BLOCK_NBYTES
+from tilewright.pipeline.text.pieces import MOST_BLOCK_NBYTES, rows_of_a_block
 from tilewright.pipeline.text.totals import most_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -51,8 +51,8 @@ class CountPlan(CorpusPlan):
     threads: int
     """Of one worker that read, or decompress, for all its tasks together."""
     gpu_nbytes: int
-    """Memory of a worker's GPU for texts, and chunks of lines, that lie there at a time, and tables of tokens; 0 where
-    cores count."""
+    """Memory of a worker's GPU for texts, rows of documents, and chunks of lines, that lie there at a time, and tables
+    of tokens; 0 where cores count."""
     counts_nbytes: int
     """Memory of the process that adds up, at most; what is more goes to files in Dask's ``temporary-directory``."""
     counts_known: bool
@@ -285,7 +285,8 @@ def _gpu_nbytes(
     """Memory of a worker's GPU. tasks: of a worker at a time.
 
     Each task's plain text lies there as a whole, if its files are not small ones, chunks of what may be JSON lines of
-    which a field is counted, and blocks of what is read otherwise; and for each task that counts tokens a table.
+    which a field is counted, and blocks of what is read otherwise, per document with the rows of one and where its
+    documents begin; and for each task that counts tokens a table.
     """
     if division.device != "cuda":
         return 0
@@ -293,7 +294,11 @@ def _gpu_nbytes(
     text = whole_nbytes(
         max((piece.nbytes for piece in pieces if piece.is_plain and piece.is_local), default=0)
     )
-    blocks = 2 * (LANE_NBYTES + EXTRA_NBYTES) * max(division.threads, default=0)
+    rows = 0
+    if per_document and isinstance(kind, Kind):
+        documents = rows_of_a_block(kind)
+        rows = 8 * (documents * kind.bins + documents + 1)
+    blocks = (2 * (LANE_NBYTES + EXTRA_NBYTES) + rows) * max(division.threads, default=0)
     by_field = [
         piece
         for piece in pieces

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
+from tilewright.pipeline.duplicates.options import Options
+from tilewright.pipeline.duplicates.room import signing_nbytes
 from tilewright.pipeline.forecast.corpus import CorpusPlan, table
 from tilewright.pipeline.forecast.counts import count_forecast
 from tilewright.pipeline.forecast.forecast import Forecast
 from tilewright.pipeline.forecast.rates import kind_of_count, remembered
 from tilewright.pipeline.forecast.workload import Workload
 from tilewright.pipeline.plan.inputs import WorkerFacts, most_neighbours
-from tilewright.pipeline.text.corpus import Corpus
+from tilewright.pipeline.text.corpus import Corpus, Piece
 from tilewright.pipeline.text.counting import decompressors_of
 from tilewright.pipeline.text.formats.ways import ways_of
 from tilewright.pipeline.text.whole.documents import whole_pieces
@@ -35,6 +37,9 @@ class DocumentsPlan(CorpusPlan):
     """``duplicates`` or ``signals``."""
     device: str
     """The name of the GPU, or ``CPU``."""
+    gpu_nbytes: int
+    """Memory of a worker's GPU for documents that are signed at a time, but for those of more than 16 MiB, at most; 0
+    where cores sign them."""
     document_nbytes: int
     """Memory of the process that collects, for each document, without its name."""
     forecast: Forecast
@@ -51,6 +56,11 @@ class DocumentsPlan(CorpusPlan):
             f" {format_nbytes(BLOCK_NBYTES)} takes {TIMES} times its length, and one of more than"
             f" {format_nbytes(MOST_NBYTES)} is not held"
         )
+        if self.gpu_nbytes:
+            memory += (
+                f"; at most {format_nbytes(self.gpu_nbytes)} of its GPU's, but for documents of more than"
+                f" {format_nbytes(LARGE_BLOCK_NBYTES)}: those for which it has no room the cores sign"
+            )
         collected = (
             f"{self.document_nbytes} bytes a document and its name, in this process, of"
             f" {format_nbytes(self.driver_limit_nbytes)}: at most {fits / 1e6:.3g} million documents"
@@ -92,10 +102,11 @@ def plan_documents(
     workers: Sequence[WorkerFacts],
     *,
     document_nbytes: int,
+    options: Options | None = None,
     on_error: str = "stop",
 ) -> DocumentsPlan:
     """The plan that a run would follow. Of the corpus only first bytes are read. document_nbytes: what the process
-    holds of each document."""
+    holds of each document. options: how documents are signed, if they are."""
     pieces = whole_pieces(corpus, workers)
     ways = ways_of(corpus.documents, corpus.reading)
     tasks = sum(worker.threads for worker in workers)
@@ -118,6 +129,7 @@ def plan_documents(
         tasks=tasks,
         worker_nbytes=_worker_nbytes(workers),
         worker_limit_nbytes=min(limits, default=None),
+        gpu_nbytes=0 if options is None else _gpu_nbytes(pieces, corpus, options, workers),
         document_nbytes=document_nbytes,
         driver_limit_nbytes=memory_limit(),
         reports=on_error == "report",
@@ -128,6 +140,16 @@ def plan_documents(
             alike=f"{work} of as plain or compressed files",
         ),
     )
+
+
+def _gpu_nbytes(
+    pieces: Sequence[Piece], corpus: Corpus, options: Options, workers: Sequence[WorkerFacts]
+) -> int:
+    if workers[0].device != "cuda":
+        return 0
+    threads = decompressors_of(workers, most_neighbours(worker.address for worker in workers))
+    tasks = max(worker.threads for worker in workers)
+    return signing_nbytes(pieces, corpus.reading, options, threads=threads, tasks=tasks)
 
 
 def _worker_nbytes(workers: Sequence[WorkerFacts]) -> int:

@@ -77,6 +77,11 @@ MOST_LISTED = 20
 STAGES = ("read", "count")
 
 
+def rows_of_a_block(kind: Kind) -> int:
+    """The most documents that are counted at once, each by itself."""
+    return max(1, ROWS_NBYTES // (8 * kind.bins))
+
+
 def count_piece(
     piece: Piece,
     kind: Kind | TokenKind,
@@ -298,7 +303,7 @@ class _Task:
         """The most documents of a block."""
         if sparse or not self.per_document or isinstance(self.kind, TokenKind):
             return MOST_OF_A_BLOCK
-        return max(1, ROWS_NBYTES // (8 * self.kind.bins))
+        return rows_of_a_block(self.kind)
 
     def prints(self, share: Piece) -> Fingerprints | None:
         return Fingerprints(share.first) if self.fingerprints else None

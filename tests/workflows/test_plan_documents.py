@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tilewright.pipeline.forecast.documents import USUAL
+from tilewright.kernels.numbers import format_nbytes
+from tilewright.pipeline.duplicates.options import options_of
+from tilewright.pipeline.forecast.documents import USUAL, plan_documents
 from tilewright.pipeline.forecast.rates import LEAST_RUN_SECONDS
+from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.signals import job as signals_job
+from tilewright.pipeline.text.corpus import Corpus, Document, Status
+from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.workflows.cli import cli
 
 
@@ -58,6 +65,54 @@ def test_a_plan_says_what_a_run_would_take(corpus: Path, command: str, per_docum
     assert "without --plan-only this would be refused" in run(*words).stderr
     assert "--report tells of a run" in run(*words, "--report", "r.html", status=2).stderr
     assert "- can be read once" in run(command, "-", "--plan-only", status=1).stderr
+
+
+LANE, STEP, CHUNK = 2 * (2**24 + 64), 2**25, 2**27
+SIGNER = 2**22 + 2**16 + 8 * (2 * 2**17 + 2**21 + 2**12) + 4 * (2**23 + 2**19)
+"""Tables, what each document has beside its numbers, edges, units, keys and tiles of 16 MiB; signatures, and sums."""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "codec", "split_on", "unit", "nbytes"),
+    [
+        # A thread for each file, which has two blocks and a signer: words and where they begin.
+        ([2**30] * 3, "gzip", None, "word", 2 * (LANE + SIGNER + 4 * (2**23 + 2**24))),
+        ([2**30], "gzip", None, "character", LANE + SIGNER + 4 * (2**23 + 2**25)),
+        ([0], None, None, "word", LANE + 2**22 + 1 + 8 * (2 + 2 + 2**5 + 1) + 4 * (2**7 + 1 + 2**5 + 2)),
+        # Four chunks: their texts, newlines, edges, ends and digests of lines, and a signer of some of them.
+        (
+            [2**33],
+            None,
+            "line",
+            "character",
+            2 * 2 * (2**23 + 64)
+            + 4 * (CHUNK + 8 * (2**22 + 2**13) + 8 * (2 * 2**22 + 2**23))
+            + 4 * (2**22 + 2**18 + 8 * (2 * 2**19 + 2**18 + 2**23 + 2**14))
+            + 4 * 4 * (2**25 + 2**22 + 2**25 + 2**27),
+        ),
+    ],
+)
+def test_memory_of_a_gpu_is_of_blocks_and_chunks(
+    sizes: list[int], codec: str | None, split_on: str | None, unit: str, nbytes: int
+) -> None:
+    documents = tuple(Document(f"d{place}", f"/d{place}", size, codec) for place, size in enumerate(sizes))
+    corpus = Corpus(documents, (), tuple(Status(0, 0) for _ in sizes), 0.0, Reading(split_on=split_on))
+    cpu = WorkerFacts("cpu", "CPU", None, None, 2, 2, 2, "tcp://h:1", None, 2)
+    gpu = replace(cpu, device="cuda", name="a GPU", device_free_nbytes=2**36)
+    options = options_of(
+        threshold=0.8, shingle=unit, ngram=5, casefold=False, normalise=None, num_perm=128, bands=21, rows=6,
+        seed=1, hash="sha1", scheme="affine32", pairs="all", signatures=False,
+    )  # fmt: skip
+    planned = partial(plan_documents, corpus=corpus, document_nbytes=8)
+    plan = planned("duplicates", workers=[gpu], options=options)
+    assert plan.gpu_nbytes == nbytes
+    assert f"at most {format_nbytes(nbytes)} of its GPU's, but for documents of more than 16 MiB" in str(plan)
+    for other in (
+        planned("duplicates", workers=[cpu], options=options),
+        planned("signals", workers=[gpu]),
+    ):
+        assert other.gpu_nbytes == 0
+        assert "GPU's" not in str(other)
 
 
 def test_a_run_leaves_its_time(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,4 +208,5 @@ def plan_only(
         on_error=on_error,
         listener=listener,
         device=device,
+        options=options,
     )

@@ -15,6 +15,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.duplicates.options import Options
 from tilewright.pipeline.errors import CorpusError, OptionError, OutputError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.forecast.documents import DocumentsPlan, plan_documents
@@ -88,6 +89,7 @@ def plan_of_documents(
     on_error: str,
     listener: Listener,
     device: DeviceName = "cpu",
+    options: Options | None = None,
 ) -> DocumentsPlan:
     """How `work` would go through a corpus: nothing is written, and of the files only first bytes are read. The
     listener gets what the run would be refused for beside its files. The arguments are as of `corpus_and_workers` and
@@ -110,5 +112,7 @@ def plan_of_documents(
         else:
             client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
             facts = survey(client, device, loops=())
-        planned = plan_documents(work, corpus, facts, document_nbytes=document_nbytes, on_error=on_error)
+        planned = plan_documents(
+            work, corpus, facts, document_nbytes=document_nbytes, options=options, on_error=on_error
+        )
     return planned if out is None else replace(planned, outputs={"result": out})

@@ -83,13 +83,23 @@ def _chunks_nbytes(pieces: Sequence[Piece], tasks: int, times: int) -> int:
     """Memory for chunks at a time, with so many times their lengths."""
     if not pieces:
         return 0
+    chunks, nbytes = most_chunks(pieces, tasks)
+    spans = min(MOST_SPANS, max(len(piece.documents) for piece in pieces))
+    text = chunk_text_nbytes(nbytes)
+    return chunks * (times * text + newlines_nbytes(nbytes, MOST_LINES) + numbers_nbytes(spans))
+
+
+def most_chunks(pieces: Sequence[Piece], tasks: int) -> tuple[int, int]:
+    """How many chunks there may be at a time of pieces of which so many are worked on, and the bytes of the longest."""
     # A chunk that is full of spans ends as many files, any other but a piece's last has as many bytes as it may.
     most = sorted(
         (ceil_div(piece.nbytes, CHUNK_NBYTES) + len(piece.documents) // MOST_SPANS for piece in pieces),
         reverse=True,
     )
     chunks = min(CHUNKS, sum(most[:tasks]))
-    nbytes = min(CHUNK_NBYTES + MOST_LINE_NBYTES, max(piece.nbytes for piece in pieces))
-    spans = min(MOST_SPANS, max(len(piece.documents) for piece in pieces))
-    text = round_up(nbytes + BESIDE_NBYTES, TEXT_STEP_NBYTES)
-    return chunks * (times * text + newlines_nbytes(nbytes, MOST_LINES) + numbers_nbytes(spans))
+    return chunks, min(CHUNK_NBYTES + MOST_LINE_NBYTES, max(piece.nbytes for piece in pieces))
+
+
+def chunk_text_nbytes(nbytes: int) -> int:
+    """Memory for the text of a chunk of so many bytes."""
+    return round_up(nbytes + BESIDE_NBYTES, TEXT_STEP_NBYTES)

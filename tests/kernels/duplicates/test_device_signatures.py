@@ -18,6 +18,7 @@ from tests.sampling import examples
 from tilewright.kernels.choices import FORMS, HASHES, SCHEMES, SHINGLES
 from tilewright.kernels.duplicates.folding import COUNT_SHIFT, LENGTH_SHIFT, UNSETTLED, folding_of
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
+from tilewright.kernels.duplicates.signing_memory import TABLES_NBYTES, signer_nbytes
 from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms.token_kinds import TokenKind
@@ -138,7 +139,7 @@ def test_equals_python(device: str, documents: list[bytes], signing: Signing) ->
 @pytest.mark.parametrize("unit", SHINGLES)
 def test_documents_beyond_tiles_and_empty_ones(device: str, unit: str) -> None:
     from tilewright.kernels.duplicates.device_minhash import CHUNK
-    from tilewright.kernels.duplicates.device_units import TILE
+    from tilewright.kernels.duplicates.signing_memory import TILE
 
     signing = usual(unit, 2, num_perm=5, bands=2, rows=2)
     long = b" ".join(b"w%d" % number for number in range(CHUNK + 3))
@@ -169,6 +170,30 @@ def test_a_signer_is_used_again_for_more_and_for_fewer(device: str) -> None:
         found = assert_as_on_cores(documents, signing, signer)
         assert found.others == sum("\u0301".encode() in each for each in documents)
     assert signer.nbytes > 0
+
+
+@pytest_device
+@pytest.mark.parametrize("unit", SHINGLES)
+@pytest.mark.parametrize(("length", "documents"), [(1, 1), (7, 3), (40, 5), (3, 40)])
+def test_a_signer_takes_what_a_plan_says(device: str, unit: str, length: int, documents: int) -> None:
+    """Of characters that much, and of words no more."""
+    from numba import cuda
+
+    from tilewright.kernels.duplicates.device_signing import DeviceSigner
+
+    signing = usual(unit, 2, num_perm=6, bands=3, rows=2)
+    text = (b"ab" * length)[:length]
+    data, edges = np.frombuffer(text * documents, np.uint8), length * np.arange(documents + 1)
+    for ends in (None, edges[1:]):
+        signer = DeviceSigner(signing)
+        tables = signer.nbytes
+        signer.sign(cuda.to_device(data), data, edges, cuda.stream(), signatures=True, ends=ends)
+        planned = signer_nbytes(
+            len(data), documents, unit=unit, num_perm=6, bands=3, with_ends=ends is not None
+        )
+        if unit == "character":
+            assert signer.nbytes - tables == planned - TABLES_NBYTES
+        assert signer.nbytes <= planned
 
 
 @pytest_device

@@ -396,7 +396,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chunks]:
     )
     monkeypatch.setattr(gpu_chunks, "CHUNKS", 1)
     monkeypatch.setattr(room, "LEAST_NBYTES", 1)
-    monkeypatch.setattr(lines_on_gpu, "MOST_DOCUMENTS", 4)
+    monkeypatch.setattr(lines_on_gpu, "MOST_SIGNED", 4)
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(gpu_chunks, "pool", lambda: pool)
         yield seen
