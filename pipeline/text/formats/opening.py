@@ -189,6 +189,8 @@ def _text(layer: _Layer, reading: Reading, found: Found) -> Iterator[Source]:
             yield from _members(
                 layer.shown, tar.members(head.fill, found, layer.shown), reading, found, layer.around
             )
+        elif not (reading.fields or reading.split_on or reading.encoding):
+            yield warc.Records(head.fill, found, layer.shown, reading.id_field, reading.buffer_nbytes)
         else:
             # Beside fields, the identifier is one of theirs.
             records = warc.records(
