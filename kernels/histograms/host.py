@@ -352,16 +352,35 @@ def _collect(data, words, skip, offsets, first, last, code, tables, counts, foun
     """Count documents first .. last-1 one after the other in ``counts``, int64[bins], all zero before and after, and
     put what each holds behind one another into ``columns`` and ``values``, the bins ascending.
 
-    ``found`` has room for the bins of one document. Returns the first document for which there is no room, and where
-    the last entry ends.
+    ``found`` has room for the bins of one document; ``columns`` and ``values`` for one more entry than they get.
+    Returns the first document for which there is no room, and where the last entry ends.
     """
     place = 0
+    scratch = np.zeros(256, np.int64)
     for document in range(first, last):
         lo = offsets[document]
         hi = offsets[document + 1]
-        if place + min(hi - lo, len(counts)) > len(columns):
+        if place + min(hi - lo, len(counts)) >= len(columns):
             return document, place
         held = 0
+        if code < BIGRAM:
+            of_bytes = counts if code == tokens.BYTE else scratch
+            _bytes(data, words, skip, lo, hi, tables, of_bytes)
+            if code != tokens.BYTE:
+                for value in range(256):
+                    target = folded_bin(value, code)
+                    if target >= 0:
+                        counts[target] += scratch[value]
+                    scratch[value] = 0
+            # What is zero is written over: which are, no processor foresees.
+            for bin_ in range(len(counts)):
+                columns[place + held] = bin_
+                values[place + held] = counts[bin_]
+                held += counts[bin_] != 0
+                counts[bin_] = 0
+            lengths[document - first] = held
+            place += held
+            continue
         if code == BIGRAM:
             _bigrams(data, words, skip, lo, hi, hi, tables, counts)
         else:
@@ -403,8 +422,8 @@ def _collect(data, words, skip, offsets, first, last, code, tables, counts, foun
 
 
 def count_rows(data: Any, kind: Kind, offsets: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What each document holds of a kind of many bins (bigram, codepoint): how many are not zero, int64[documents], and
-    document after document which these are, ascending, and their counts, int64.
+    """What each document holds: how many bins are not zero, int64[documents], and document after document which these
+    are, ascending, and their counts, int64.
 
     ``data`` and ``offsets`` are as of `count_host`, and all documents are counted whole, by this thread.
     """
@@ -415,7 +434,7 @@ def count_rows(data: Any, kind: Kind, offsets: Any) -> tuple[np.ndarray, np.ndar
     counts, tables = np.zeros(kind.bins, np.int64), _tables()
     longest = int(np.diff(offsets).max(initial=0))
     room = max(ROWS_ENTRIES, min(longest, kind.bins))
-    columns, values = np.empty(room, np.int64), np.empty(room, np.int64)
+    columns, values = np.empty((2, room + 1), np.int64)
     found = np.empty(max(1, min(longest, kind.bins)), np.int64)
     documents, done = len(offsets) - 1, 0
     lengths = np.zeros(documents, np.int64)

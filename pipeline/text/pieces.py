@@ -46,7 +46,6 @@ from tilewright.pipeline.text.formats.sources import Found, LeftOut, Remarks, ad
 from tilewright.pipeline.text.gpu.room import may_be_fields
 from tilewright.pipeline.text.sparse_counts import narrowest
 from tilewright.pipeline.text.sparse_pieces import with_one_list
-from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
 from tilewright.pipeline.threads import run_all, thread_buffer
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -295,9 +294,7 @@ class _Task:
     @property
     def is_sparse(self) -> bool:
         """Whether a CPU counts it into what is not zero alone."""
-        return isinstance(self.kind, TokenKind) or (
-            self.per_document and self.kind.bins > MOST_BINS_OF_ARRAYS
-        )
+        return isinstance(self.kind, TokenKind) or self.per_document
 
     def most(self, sparse: bool = False) -> int:
         """The most documents of a block."""
@@ -529,12 +526,12 @@ def _added(cells: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def _sparse_on_host(share: Piece, task: _Task) -> _Part:
     """Count a share on the CPU, where most counts would be zero."""
-    from tilewright.pipeline.text.sparse_pieces import count_tokens, count_wide_rows
+    from tilewright.pipeline.text.sparse_pieces import count_rows_of, count_tokens
 
     prints, found = task.prints(share), Found(task.per_document)
     blocks = _host_blocks(share, task, prints, found, sparse=True)
     if isinstance(task.kind, Kind):
-        counts = count_wide_rows(task.kind, blocks, task.check)
+        counts = count_rows_of(task.kind, blocks, task.check)
     else:
         counts = count_tokens(share, task.kind, task.per_document, blocks, prints, task.check)
     return _part_of(counts, prints, found)
@@ -549,28 +546,23 @@ def _part_of(counts: Entries, prints: Fingerprints | None, found: Found) -> _Par
 
 
 def _on_host(share: Piece, task: _Task) -> _Part:
-    """Count a share on the CPU."""
+    """Count a share on the CPU, all documents together."""
     from tilewright.kernels.histograms.replaced import undecoded  # needs Numba, which a client has no use for
 
     kind, gap = _array_kind(task), task.gap
     cells, counts = _Cells(kind), None
     prints, found = task.prints(share), Found(task.per_document)
-    lost: dict[int, int] = {}
-    nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
+    lost = nbytes = 0
+    stages = dict.fromkeys(STAGES, 0.0)
     clock = time.perf_counter()
     for block in _host_blocks(share, task, prints, found):
         task.check()
         read = time.perf_counter()
         edges = np.array([0, len(block.data)])
-        if task.per_document and block.edges is not None:
-            edges = block.edges
         new = _count_block(block, kind, gap, edges)
         malformed = undecoded(new, kind, block.data, edges, block.start, block.stop)
-        for row in np.flatnonzero(malformed).tolist():
-            lost[block.first + row] = lost.get(block.first + row, 0) + int(malformed[row])
-        if task.per_document:
-            cells.add(block.first, new, block.edges is None)
-        elif counts is None:
+        lost += int(malformed[0])
+        if counts is None:
             counts = new
         else:
             counts += new
@@ -580,7 +572,8 @@ def _on_host(share: Piece, task: _Task) -> _Part:
         stages["count"] += clock - read
     if counts is not None:
         cells.add(0, counts, False)
-    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, lost)
+    told = {0: lost} if lost else {}
+    return _Part(*cells.all(), nbytes, stages, _rows_of(prints), found, told)
 
 
 def _array_kind(task: _Task) -> Kind:

@@ -1,5 +1,5 @@
 """How a share of a piece is counted on the CPU where most counts would be zero: tokens that are not known beforehand,
-and rows of many bins."""
+and rows of documents."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.text.blocks import Block
 from tilewright.pipeline.text.corpus import Document, Piece, read_range
 from tilewright.pipeline.text.fingerprints import Fingerprints, begin
+from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
+
+LONG_NBYTES = 2**16
+"""Length of documents, on average, from which on all cores count those of a block together."""
 
 LONGEST_CHARACTER = 4
 """Bytes, of UTF-8."""
@@ -154,8 +158,8 @@ def reading_on(
     return more
 
 
-def count_wide_rows(kind: Kind, blocks: Iterable[Block], check: Callable[[], None]) -> Entries:
-    """Count many bins of each of a share's documents by itself."""
+def count_rows_of(kind: Kind, blocks: Iterable[Block], check: Callable[[], None]) -> Entries:
+    """Count each of a share's documents by itself."""
     from tilewright.kernels.histograms.host import count_host, count_rows
     from tilewright.kernels.histograms.replaced import undecoded, undecoded_rows
 
@@ -187,7 +191,13 @@ def count_wide_rows(kind: Kind, blocks: Iterable[Block], check: Callable[[], Non
                 counts += under_way[1]
             under_way = block.first, counts
         else:
-            lengths, bins, each = count_rows(block.data, kind, block.edges)
+            if kind.bins <= MOST_BINS_OF_ARRAYS and block.nbytes >= LONG_NBYTES * block.documents:
+                # Several threads share out these, and their counts take little beside them.
+                table = count_host(block.data, kind, block.edges, 0, len(block.data))
+                bins, each = np.nonzero(table)[1], table[table != 0]
+                lengths = np.count_nonzero(table, axis=1)
+            else:
+                lengths, bins, each = count_rows(block.data, kind, block.edges)
             rows.append(block.first + np.repeat(np.arange(block.documents), lengths))
             columns.append(bins)
             values.append(each)

@@ -18,14 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sampling import examples
+from tilewright.kernels.histograms import host
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CorpusError, PlanError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.inputs import WorkerFacts
-from tilewright.pipeline.text import counting, pieces
+from tilewright.pipeline.text import counting, pieces, sparse_pieces
+from tilewright.pipeline.text.blocks import Block
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
 from tilewright.pipeline.text.histogram import Histogram, label
+from tilewright.pipeline.text.sparse_pieces import count_rows_of
 from tilewright.pipeline.threads import run_all
 
 
@@ -118,6 +121,44 @@ def test_equals_counter(
     skipped = nbytes_all - int(np.sum(expected)) if by in ("ascii", "letter") else 0
     assert result.skipped == skipped
     assert result.documents == tuple(map(str, paths))
+
+
+@pytest.mark.parametrize("by", KINDS)
+@pytest.mark.parametrize("long", [0, 2**40])
+@pytest.mark.parametrize("entries", [1, 300, 2**18])
+def test_rows_of_documents_in_blocks(
+    by: str, long: int, entries: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by all cores together, or by one loop, whose rows have room for some documents or for one; and one that
+    comes in stretches."""
+    monkeypatch.setattr(sparse_pieces, "LONG_NBYTES", long)
+    monkeypatch.setattr(host, "ROWS_ENTRIES", entries)
+    documents = [b"", b"To be", "Grüße 漢\ufffd".encode(), b"\xff\xe4\xbd"]
+    documents += [rng.integers(60, 130, length, np.uint8).tobytes() for length in (1, 40, 300, 3000)] + [b""]
+    data, edges = (
+        np.frombuffer(b"..." + b"".join(documents), np.uint8),
+        3 + np.cumsum([0, *map(len, documents)]),
+    )
+    kind, cut = KINDS[by], b"some text"
+    parts = [
+        Block(np.frombuffer(cut[: 4 + kind.after], np.uint8), 0, None, 0, 4),
+        Block(np.frombuffer(cut[4 - kind.before :], np.uint8), 0, None, kind.before, kind.before + 5),
+    ]
+    whole = Block(data[: edges[-1]], 1, edges, 0, int(edges[-1]))
+    found = count_rows_of(kind, [*parts, whole], lambda: None)
+    assert found.rows is not None
+    assert found.columns is not None
+    expected = [naive_counts(document, by) for document in (cut, *documents)]
+    wanted = [(row, bin_, n) for row, each in enumerate(expected) for bin_, n in sorted(each.items())]
+    assert (
+        list(zip(found.rows.tolist(), found.columns.tolist(), found.values.tolist(), strict=True)) == wanted
+    )
+    replaced = {
+        row: number
+        for row, each in enumerate([cut, *documents])
+        if (number := each.decode(errors="replace").count("\ufffd") - each.count("\ufffd".encode()))
+    }
+    assert found.lost == (replaced if by == "codepoint" else {})
 
 
 def test_many_small_files_make_few_tasks(client: Client, tmp_path: Path) -> None:
