@@ -5,10 +5,11 @@ Each returns the value as the code behind it wants it, or raises an error that n
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,12 @@ Word = TypeVar("Word", bound=str)
 
 MOST_SHOWN = 80
 """Characters of a value that a message shows: an array's or a graph's text may have thousands."""
+
+
+def taken_by(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of arguments by their names, such as a function's ``locals()`` before it does anything, those that another one,
+    or a dataclass, names too."""
+    return {name: given[name] for name in inspect.signature(function).parameters if name in given}
 
 
 def shown(value: Any) -> str:

@@ -120,18 +120,7 @@ def dot(
     >>> int(tw.dot(np.arange(4), np.arange(4)))
     14
     """
-    return timed_dot(
-        x,
-        y,
-        align=align,
-        dtype=dtype,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        state=state,
-        resume=resume,
-        listener=listener,
-    ).value
+    return timed_dot(**locals()).value
 
 
 def timed_dot(

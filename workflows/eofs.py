@@ -88,21 +88,8 @@ def eigh(
     >>> tw.eigh(np.diag([3.0, 1.0, 2.0]), k=2).values.round(6)
     array([3., 2.])
     """
-    search = Search(
-        k=k,
-        tol=tol,
-        passes=passes,
-        seed=seed,
-        dtype=dtype,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        scratch=scratch,
-        listener=listener,
-    )
-    return job.eigh(g, search)
+    given = dict(locals())
+    return job.eigh(given.pop("g"), Search(**given))
 
 
 class EofOptions(TypedDict, total=False):
@@ -273,51 +260,18 @@ def eofs(
     >>> np.allclose(found.scores @ found.components, field - field.mean(axis=0))
     True
     """
-    search = Search(
-        k=k,
-        tol=tol,
-        passes=passes,
-        seed=seed,
-        dtype=dtype,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        scratch=scratch,
-        listener=listener,
-    )
-    missing_given = None
-    if add_up is not None:
-        missing_given = missing
-        x, missing = added_up(x, add_up, missing, "X")
-    request = EofRequest(
-        x,
-        out,
-        search,
-        of=of,
-        sum_over=sum_over,
-        align=align,
-        center=center,
-        scale=scale,
-        constant=constant,
-        missing=missing,
-        missing_given=missing_given,
-        weights=weights,
-        sample_weights=sample_weights,
-        method=method,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-    )
+    request = _request(**locals())
     return job.eofs_in_memory(request) if out is None else job.eofs(request)
 
 
 def plan_only(x: Input, out: Source, **options: Any) -> EofPlan:
     """How `eofs` would go about it; nothing is written to ``out``. options: as it has them. Raises as that."""
-    add_up = options.pop("add_up", None)
+    return job.plan_only(_request(x, out, **options))
+
+
+def _request(x: Input, out: Source | None, *, add_up: Axes = None, **options: Any) -> EofRequest:
     if add_up is not None:
         options["missing_given"] = options.get("missing")
         x, options["missing"] = added_up(x, add_up, options["missing_given"], "X")
     search = {name: options.pop(name) for name in Search.__dataclass_fields__ if name in options}
-    return job.plan_only(EofRequest(x, out, Search(**search), **options))
+    return EofRequest(x, out, Search(**search), **options)

@@ -275,40 +275,7 @@ def gram(
         tw.gram("dosages.zarr", "grm.zarr", of="rows", center="columns", missing=-1, divide="2pq")
         tw.gram("calls.zarr", "grm.zarr", add_up="ploidy", center="rows", missing=-1, divide="2pq")
     """
-    return _run(
-        x,
-        y,
-        out,
-        of=of,
-        center=center,
-        scale=scale,
-        missing=missing,
-        missing_as=missing_as,
-        divide=divide,
-        weights=weights,
-        window=window,
-        append=append,
-        counts=counts,
-        sum_over=sum_over,
-        add_up=add_up,
-        align=align,
-        constant=constant,
-        dtype=dtype,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-        durability=durability,
-        same_bits=same_bits,
-        chunks=chunks,
-        shards=shards,
-        codec=codec,
-        listener=listener,
-    )
+    return _run(**locals())
 
 
 @overload
@@ -385,39 +352,7 @@ def cov(
     >>> np.allclose(tw.cov(x), np.cov(x, rowvar=False))
     True
     """
-    return _run(
-        x,
-        y,
-        out,
-        **ASKED["cov"],
-        of=of,
-        missing=missing,
-        missing_as=missing_as,
-        divide=divide,
-        weights=weights,
-        window=window,
-        append=append,
-        counts=counts,
-        sum_over=sum_over,
-        add_up=add_up,
-        align=align,
-        constant=constant,
-        dtype=dtype,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-        durability=durability,
-        same_bits=same_bits,
-        chunks=chunks,
-        shards=shards,
-        codec=codec,
-        listener=listener,
-    )
+    return _run(**ASKED["cov"], **locals())
 
 
 @overload
@@ -493,38 +428,7 @@ def corr(
     array([[1.   , 0.756],
            [0.756, 1.   ]])
     """
-    return _run(
-        x,
-        y,
-        out,
-        **ASKED["corr"],
-        of=of,
-        missing=missing,
-        missing_as=missing_as,
-        weights=weights,
-        window=window,
-        append=append,
-        counts=counts,
-        sum_over=sum_over,
-        add_up=add_up,
-        align=align,
-        constant=constant,
-        dtype=dtype,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-        durability=durability,
-        same_bits=same_bits,
-        chunks=chunks,
-        shards=shards,
-        codec=codec,
-        listener=listener,
-    )
+    return _run(**ASKED["corr"], **locals())
 
 
 ASKED: dict[str, dict[str, Any]] = {

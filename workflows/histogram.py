@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag, taken_by
 from tilewright.kernels.choices import (
     DEVICES,
     DeviceName,
@@ -141,25 +141,7 @@ def histogram(
     >>> tw.histogram("hamlet.txt", by="letter").top(3)
     [('O', 4), ('T', 3), ('B', 2)]
     """
-    asked = _checked(
-        by=by,
-        cluster_file=cluster_file,
-        device=device,
-        per_document=per_document,
-        on_error=on_error,
-        casefold=casefold,
-        normalise=normalise,
-        state=state,
-        resume=resume,
-        listener=listener,
-        raw=raw,
-        encoding=encoding,
-        field=field,
-        id_field=id_field,
-        split_on=split_on,
-        include=include,
-        exclude=exclude,
-    )
+    asked = _checked(reading_of(**taken_by(reading_of, locals())), **taken_by(_checked, locals()))
     kind, keeping = asked.kind, asked.keeping
     with without_pipes(_several(paths)) as (files, names):
         if names and keeping is not None and not keeping.temporary:
@@ -240,25 +222,7 @@ def plan_histogram(
     >>> plan.files, plan.pieces, [way.what for way in plan.ways]
     (1, 1, ['as stored'])
     """
-    asked = _checked(
-        by=by,
-        cluster_file=cluster_file,
-        device=device,
-        per_document=per_document,
-        on_error=on_error,
-        casefold=casefold,
-        normalise=normalise,
-        state=state,
-        resume=resume,
-        listener=listener,
-        raw=raw,
-        encoding=encoding,
-        field=field,
-        id_field=id_field,
-        split_on=split_on,
-        include=include,
-        exclude=exclude,
-    )
+    asked = _checked(reading_of(**taken_by(reading_of, locals())), **taken_by(_checked, locals()))
     files = _several(paths)
     try:
         files = list(files)
@@ -331,33 +295,31 @@ class _Asked(NamedTuple):
 
 
 def _checked(
+    reading: Reading,
     *,
     by: str,
     cluster_file: str | None,
     device: str,
     per_document: bool,
-    on_error: ErrorPolicy,
     casefold: bool,
     normalise: FormName | None,
     state: str | os.PathLike[str] | State | None,
     resume: bool,
     listener: Listener,
-    **reading: Any,
 ) -> _Asked:
-    """reading: arguments of `reading_of`. A wrong word is refused before a corpus of a million files is listed."""
+    """A wrong word is refused before a corpus of a million files is listed."""
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
     per_document = check_flag("per_document", per_document)
-    found = reading_of(on_error=on_error, **reading)
-    if found.id_field and not per_document:
+    if reading.id_field and not per_document:
         raise OptionError(
-            f"id_field={found.id_field!r} says what identifies each document, and without per_document all of them have"
-            " one count: add per_document, or leave out id_field"
+            f"id_field={reading.id_field!r} says what identifies each document, and without per_document all of them"
+            " have one count: add per_document, or leave out id_field"
         )
     keeping = _state_of(state, check_flag("resume", resume))
     kind = any_kind_named(by, casefold=casefold, normalise=normalise)
-    return _Asked(kind, found, keeping, per_document)
+    return _Asked(kind, reading, keeping, per_document)
 
 
 def _several(paths: Any) -> Any:

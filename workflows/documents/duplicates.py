@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag, taken_by
 from tilewright.kernels.choices import (
     DEVICES,
     DeviceName,
@@ -124,35 +124,12 @@ def duplicates(
     >>> tw.duplicates(["first.txt", "second.txt"]).dropped
     ('second.txt',)
     """
+    given = dict(locals())
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
     overwrite = check_flag("overwrite", overwrite)
-    options = options_of(
-        threshold=threshold,
-        shingle=shingle,
-        ngram=ngram,
-        casefold=casefold,
-        normalise=normalise,
-        num_perm=num_perm,
-        bands=bands,
-        rows=rows,
-        seed=seed,
-        hash=hash,
-        scheme=scheme,
-        pairs=pairs,
-        signatures=signatures,
-    )
-    reading = reading_of(
-        raw=raw,
-        encoding=encoding,
-        field=field,
-        id_field=id_field,
-        split_on=split_on,
-        include=include,
-        exclude=exclude,
-        on_error=on_error,
-    )
+    options, reading = options_of(**taken_by(options_of, given)), reading_of(**taken_by(reading_of, given))
     place = output_place(out, WRITERS)
     check = partial(check_duplicates_output, out=place, overwrite=overwrite) if place is not None else None
     with corpus_and_workers(
@@ -172,7 +149,6 @@ def duplicates(
     return found
 
 
-OF_READING = ("raw", "encoding", "field", "id_field", "split_on", "include", "exclude")
 DIGEST_NBYTES = 16
 PLACES_NBYTES = 48
 """Of a document: where it is, how long, which document it is the same as, and which cluster it is of."""
@@ -192,8 +168,9 @@ def plan_only(
 ) -> DocumentsPlan:
     """How `duplicates` would go through a corpus, but for what is compared, which nobody knows before; the listener
     gets what it would refuse beside files. Raises as that."""
-    reading = reading_of(on_error=on_error, **{name: asked.pop(name) for name in OF_READING})
-    options = options_of(**asked)
+    of_reading = taken_by(reading_of, asked)
+    reading = reading_of(on_error=on_error, **of_reading)
+    options = options_of(**{name: value for name, value in asked.items() if name not in of_reading})
     check = partial(check_duplicates_output, out=out, overwrite=overwrite) if out is not None else None
     kept = 4 * options.num_perm if options.signatures else 0
     return plan_of_documents(

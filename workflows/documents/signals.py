@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tilewright.kernels.arguments import check_callable, check_flag
+from tilewright.kernels.arguments import check_callable, check_flag, taken_by
 from tilewright.kernels.choices import ErrorPolicy, PassageName
 from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline import config
@@ -88,21 +88,13 @@ def signals(
     >>> found["word_count"].tolist(), found["stop_word_count"].tolist()
     ([6], [2])
     """
+    given = dict(locals())
     config.check_all(cluster_file=cluster_file)
     check_callable("listener", listener)
     overwrite = check_flag("overwrite", overwrite)
     options = options_of(stop_words)
     judges = None if rules is None else rules_of(rules)
-    reading = reading_of(
-        raw=raw,
-        encoding=encoding,
-        field=field,
-        id_field=id_field,
-        split_on=split_on,
-        include=include,
-        exclude=exclude,
-        on_error=on_error,
-    )
+    reading = reading_of(**taken_by(reading_of, given))
     place = output_place(out, WRITERS)
     check = partial(check_signals_output, out=place, overwrite=overwrite) if place is not None else None
     with corpus_and_workers(

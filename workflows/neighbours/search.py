@@ -155,25 +155,7 @@ def topk(
            [2],
            [0]])
     """
-    request = NeighbourRequest(
-        a,
-        b,
-        out,
-        k=k,
-        metric=metric,
-        of=of,
-        align=align,
-        exclude_self=exclude_self,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-        listener=listener,
-    )
+    request = NeighbourRequest(**locals())
     return neighbours_of(request) if out is None else job.topk(request)
 
 
@@ -289,26 +271,7 @@ def pairs(
     >>> found.row, found.column, found.value
     (array([0]), array([2]), array([1.]))
     """
-    request = NeighbourRequest(
-        a,
-        b,
-        out,
-        above=above,
-        below=below,
-        metric=metric,
-        of=of,
-        align=align,
-        count_only=count_only,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-        listener=listener,
-    )
+    request = NeighbourRequest(**locals())
     return pairs_of(request) if out is None and not count_only else job.pairs(request)
 
 
