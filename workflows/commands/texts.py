@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -195,31 +196,52 @@ def duplicates(
     **shared: Any,
 ) -> None:
     """Find documents that are the same, or whose sets of shingles nearly are, in files and all files below folders."""
-    from tilewright.pipeline.text.saved_counts import place_of
     from tilewright.workflows.documents import duplicates as workflow
 
     if lists and as_json:
         raise click.UsageError("--list and --json both say what is printed: give one of them")
     if null and not lists:
         raise click.UsageError("--null says how listed names end: add --list, or leave --null out")
-    overwrite = shared["overwrite"]
+    names_of = (lambda found: found.dropped_lines) if lists else None
+    _of_documents(
+        workflow, "duplicates", corpus, out, plan_only, report, as_json, names_of, null=null, **shared
+    )
+
+
+def _of_documents(
+    workflow: Any,
+    name: str,
+    corpus: tuple[str, ...],
+    out: str | None,
+    plan_only: bool,
+    report: str | None,
+    as_json: bool,
+    names_of: Callable[[Any], Callable[[], Iterable[str]]] | None,
+    *,
+    null: bool,
+    **asked: Any,
+) -> None:
+    """Run a workflow about each document, or plan it, and print what it found; with ``names_of`` only these names."""
+    from tilewright.pipeline.text.saved_counts import place_of
+
+    overwrite = asked["overwrite"]
     stored = [each for each in corpus if each != "-"]
     check_report(report, out, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="the result")
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(corpus, out=out, listener=listener, **shared)
+            planned = workflow.plan_only(corpus, out=out, listener=listener, **asked)
         print_result(planned, as_json=as_json)
         return
     if out is not None and isinstance(place := place_of(out), Path):
         on_interrupt(Outputs(place).kept)
-    reporting = Reporting("duplicates", corpus, report, overwrite=overwrite)
+    reporting = Reporting(name, corpus, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
-        found = workflow.duplicates(corpus, out=out, listener=reporting.recording(listener), **shared)
+        found = getattr(workflow, name)(corpus, out=out, listener=reporting.recording(listener), **asked)
     try:
         reporting.write(found, found.facts())
     finally:
-        if lists:
-            print_names(found.dropped_lines, null=null)
+        if names_of is not None:
+            print_names(names_of(found), null=null)
         else:
             print_result(found, as_json=as_json)
     if found.bad:
@@ -257,7 +279,6 @@ def signals(
     **shared: Any,
 ) -> None:
     """Find quality signals of each document in files and all files below folders, and filter documents by rules."""
-    from tilewright.pipeline.text.saved_counts import place_of
     from tilewright.workflows.documents import signals as workflow
 
     if lists + list_kept + as_json > 1:
@@ -270,44 +291,11 @@ def signals(
         raise click.UsageError(
             "--null says how listed names end: add --list or --list-kept, or leave --null out"
         )
-    overwrite = shared["overwrite"]
-    stored = [each for each in corpus if each != "-"]
-    check_report(report, out, plan_only=plan_only, overwrite=overwrite, corpus=stored, what="the result")
-    if plan_only:
-        with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_only(
-                corpus,
-                stop_words=stop_words or None,
-                rules=rules or None,
-                out=out,
-                listener=listener,
-                **shared,
-            )
-        print_result(planned, as_json=as_json)
-        return
-    if out is not None and isinstance(place := place_of(out), Path):
-        on_interrupt(Outputs(place).kept)
-    reporting = Reporting("signals", corpus, report, overwrite=overwrite)
-    with listening(quiet=is_quiet()) as listener:
-        found = workflow.signals(
-            corpus,
-            stop_words=stop_words or None,
-            rules=rules or None,
-            out=out,
-            listener=reporting.recording(listener),
-            **shared,
-        )
-    try:
-        reporting.write(found, found.facts())
-    finally:
-        if lists or list_kept:
-            print_names(found.dropped_lines if lists else found.kept_lines, null=null)
-        else:
-            print_result(found, as_json=as_json)
-    if found.bad:
-        for _, why in found.bad:
-            click.echo(f"left out: {why}", err=True)
-        raise click.exceptions.Exit(3)
+    shared.update(stop_words=stop_words or None, rules=rules or None)
+    names_of = None
+    if lists or list_kept:
+        names_of = (lambda found: found.dropped_lines) if lists else (lambda found: found.kept_lines)
+    _of_documents(workflow, "signals", corpus, out, plan_only, report, as_json, names_of, null=null, **shared)
 
 
 @click.command(cls=Command)
