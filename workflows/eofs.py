@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.added import added_up
 from tilewright.pipeline.gram.options import Axes, Constant, GivenMissing, Side, Values
+from tilewright.pipeline.product.request import RunOptions
 from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs
@@ -92,13 +93,12 @@ def eigh(
     return job.eigh(given.pop("g"), Search(**given))
 
 
-class EofOptions(TypedDict, total=False):
+class EofOptions(RunOptions, total=False):
     """What `eofs` takes by name."""
 
     of: Side
     sum_over: Axes
     add_up: Axes
-    align: Align
     center: bool
     scale: bool
     constant: Constant
@@ -110,16 +110,7 @@ class EofOptions(TypedDict, total=False):
     method: Method
     seed: int
     dtype: str | np.dtype | None
-    precision: PrecisionName
-    cluster: Cluster
-    cluster_file: str | None
-    device: DeviceName
-    device_memory: int | str | None
     scratch: str | os.PathLike[str] | None
-    resume: bool
-    verify: bool
-    overwrite: bool
-    listener: Listener
 
 
 @overload

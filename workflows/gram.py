@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 import zarr
@@ -31,7 +31,7 @@ from tilewright.pipeline.gram.options import (
 from tilewright.pipeline.in_memory import array_of
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
-from tilewright.pipeline.product.request import Durability
+from tilewright.pipeline.product.request import Durability, StorageOptions
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.new.storage import Sides, as_storage
@@ -39,7 +39,7 @@ from tilewright.pipeline.store.sources.opening import InMemory
 from tilewright.pipeline.store.sources.slices import Slice
 
 
-class _Options(TypedDict, total=False):
+class _Options(StorageOptions, total=False):
     of: Side
     missing: GivenMissing
     missing_as: MissingAs
@@ -49,23 +49,8 @@ class _Options(TypedDict, total=False):
     counts: Source | None
     sum_over: Axes
     add_up: Axes
-    align: Align
     constant: Constant
     dtype: str | np.dtype | None
-    precision: PrecisionName
-    cluster: Cluster
-    cluster_file: str | None
-    device: DeviceName
-    device_memory: int | str | None
-    resume: bool
-    verify: bool
-    overwrite: bool
-    durability: Durability
-    same_bits: bool
-    chunks: Sides | None
-    shards: Sides | None
-    codec: str | None
-    listener: Listener
 
 
 class CovOptions(_Options, total=False):

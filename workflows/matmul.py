@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 
@@ -20,40 +20,25 @@ from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.fusing import Vector
 from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.repair import multiply_or_accept
-from tilewright.pipeline.product.request import Durability, Request, open_factors
+from tilewright.pipeline.product.request import Durability, Request, StorageOptions, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.new.storage import Sides, as_storage
 from tilewright.workflows.batch.elsewhere import elsewhere
 
 
-class ProductOptions(TypedDict, total=False):
+class ProductOptions(StorageOptions, total=False):
     """What `matmul` takes by name."""
 
     transpose_a: bool
     transpose_b: bool
-    align: Align
     dtype: str | np.dtype | None
-    precision: PrecisionName
-    cluster: Cluster
-    cluster_file: str | None
-    device: DeviceName
-    device_memory: int | str | None
-    resume: bool
-    verify: bool
-    overwrite: bool
-    durability: Durability
-    same_bits: bool
-    chunks: Sides | None
-    shards: Sides | None
-    codec: str | None
     alpha: complex
     beta: complex
     row_scale: Vector | None
     column_scale: Vector | None
     row_offset: Vector | None
     column_offset: Vector | None
-    listener: Listener
 
 
 @overload

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import numpy as np
 import zarr
@@ -77,7 +77,7 @@ from tilewright.pipeline.product.output import (
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Found, Given, Source
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
-from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
+from tilewright.pipeline.store.new.storage import AS_IT_COMES, Sides, Storage
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
@@ -97,6 +97,31 @@ REMOTE_NBYTES = 64 * 2**20
 
 Durability: TypeAlias = Literal["full", "none"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
+
+
+class RunOptions(TypedDict, total=False):
+    """What public functions that store something made of matrices take by name, all of them alike."""
+
+    align: Align
+    precision: PrecisionName
+    cluster: Cluster
+    cluster_file: str | None
+    device: DeviceName
+    device_memory: int | str | None
+    resume: bool
+    verify: bool
+    overwrite: bool
+    listener: Listener
+
+
+class StorageOptions(RunOptions, total=False):
+    """The same of those that store one matrix."""
+
+    durability: Durability
+    same_bits: bool
+    chunks: Sides | None
+    shards: Sides | None
+    codec: str | None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from tilewright.kernels.choices import DeviceName, PrecisionName
 from tilewright.kernels.neighbours.order import MetricName, Neighbours, Pairs
@@ -14,25 +14,16 @@ from tilewright.pipeline.neighbours.in_memory import neighbours_of, pairs_of
 from tilewright.pipeline.neighbours.options import NeighbourRequest
 from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
+from tilewright.pipeline.product.request import RunOptions
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.labels.alignment import Align
 
 
-class NeighbourOptions(TypedDict, total=False):
+class NeighbourOptions(RunOptions, total=False):
     """What `topk` and `pairs` take by name alone; they say what each is."""
 
     metric: MetricName
     of: Side
-    align: Align
-    precision: PrecisionName
-    cluster: Cluster
-    cluster_file: str | None
-    device: DeviceName
-    device_memory: int | str | None
-    resume: bool
-    verify: bool
-    overwrite: bool
-    listener: Listener
 
 
 class TopkOptions(NeighbourOptions, total=False):
