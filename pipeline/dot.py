@@ -33,7 +33,7 @@ from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.errors import DamagedError, OptionError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, dtype_reason, found_wrap
@@ -217,7 +217,7 @@ def multiply_vectors(
         A vector has changed since it was opened; that comes in place of an error about a damaged chunk. Or a worker
         does not find the same vectors, or cannot read them.
     """
-    check_read_alike(partial(ask_all, client), vectors.arrays, here=is_here(client))
+    check_read_alike(partial(ask_all, client), vectors.arrays, here=isinstance(client, HereClient))
     for told in computed_on(client, vectors.arrays.values()):
         listener(Caution(told))
     let_a_tick_pass(vectors.looked)

@@ -21,7 +21,7 @@ from tilewright.pipeline.check.verify import (
     verify_product,
 )
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
@@ -55,7 +55,7 @@ def checking(
     ):
         # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.
         ask_all(client, can_verify)
-        check_read_alike(partial(ask_all, client), arrays, here=is_here(client))
+        check_read_alike(partial(ask_all, client), arrays, here=isinstance(client, HereClient))
         computed_on(client, arrays.values())
         yield client
 

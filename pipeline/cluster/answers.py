@@ -22,7 +22,7 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline import pickling as pickle
 from tilewright.pipeline.cluster import identity
 from tilewright.pipeline.cluster.heartbeats import Heartbeats, heartbeats_of
-from tilewright.pipeline.cluster.here.client import HereFuture, is_here
+from tilewright.pipeline.cluster.here.client import HereClient, HereFuture
 from tilewright.pipeline.cluster.here.worker import current_worker, dask_is_there
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -101,7 +101,7 @@ def unchanged_answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
 
 def _listening_to(client: Client) -> Heartbeats | None:
     """What listens to a client's cluster, if anything does in this thread: nothing to this process itself."""
-    return None if is_here(client) else heartbeats_of(client)
+    return None if isinstance(client, HereClient) else heartbeats_of(client)
 
 
 def check_connected(client: Client) -> None:
@@ -283,7 +283,7 @@ def _unreadable(worker: str, error: str) -> OtherCodeError:
 
 def code_asked_by(client: Client) -> identity.Code | None:
     """What a worker of this client compares with what it runs; None where it is this process that works."""
-    return None if is_here(client) else identity.code_here()
+    return None if isinstance(client, HereClient) else identity.code_here()
 
 
 def can_work() -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.here.worker import HereWorker
 from tilewright.pipeline.errors import ClusterError
 
@@ -248,7 +248,7 @@ _current: ContextVar[Heartbeats | None] = ContextVar("heartbeats", default=None)
 @contextmanager
 def listened_to(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats | NobodyElse]:
     """Listen to the cluster of a client in this block, where all questions to it find that by `heartbeats_of`."""
-    if is_here(client):
+    if isinstance(client, HereClient):
         yield NobodyElse()
         return
     heartbeats = Heartbeats(client, tell)
@@ -269,7 +269,7 @@ def heartbeats_of(client: Client) -> Heartbeats | None:
 @contextmanager
 def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Heartbeats | NobodyElse]:
     """What listens to a client's cluster in this thread, or else in this block, and tells by ``tell`` in this block."""
-    if is_here(client):
+    if isinstance(client, HereClient):
         yield NobodyElse()
         return
     if (found := heartbeats_of(client)) is not None:
@@ -290,7 +290,7 @@ def heartbeats_for(client: Client, tell: Callable[[str], None]) -> Iterator[Hear
 def told_of(client: Client, tell: Callable[[Mapping[str, Mapping[str, Any]]], None]) -> Iterator[None]:
     """Tell, in this block, what the scheduler has said of its workers, and says whenever it is asked; by another
     thread. Nobody is told where nothing listens to the cluster in this thread."""
-    if is_here(client):
+    if isinstance(client, HereClient):
         with _telling_of(cast(Any, client).worker, tell):
             yield
         return

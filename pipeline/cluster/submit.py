@@ -37,7 +37,7 @@ from tilewright.pipeline.cluster.answers import (
 )
 from tilewright.pipeline.cluster.drain import Drain, running_seconds
 from tilewright.pipeline.cluster.heartbeats import Heartbeats, NobodyElse, heartbeats_for
-from tilewright.pipeline.cluster.here.client import Completed, is_here
+from tilewright.pipeline.cluster.here.client import Completed, HereClient
 from tilewright.pipeline.cluster.watch import (
     Lookout,
     Losses,
@@ -519,7 +519,7 @@ def _running(client: Client, workers: list[str]) -> dict[Hashable, float]:
 
 
 def _completed_of(client: Client, futures: Sequence[Future] = ()) -> as_completed:
-    if is_here(client):
+    if isinstance(client, HereClient):
         return cast("as_completed", Completed(cast(Any, futures)))
     from distributed import as_completed
 

@@ -18,7 +18,7 @@ from tilewright.pipeline import pickling as pickle
 from tilewright.pipeline.cluster import identity
 from tilewright.pipeline.cluster.answers import answer_of, answers_of, begin, can_work, cluster_errors
 from tilewright.pipeline.cluster.heartbeats import heartbeats_of, listened_to
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.pool import out_of_the_pool
 from tilewright.pipeline.errors import ClusterError
 
@@ -126,7 +126,7 @@ def await_workers(
 
 def _all_are_there(client: Client) -> bool:
     """Whether all workers that a client's cluster will have had joined when it was opened."""
-    if is_here(client):
+    if isinstance(client, HereClient):
         return True
     from distributed import LocalCluster
 
@@ -330,7 +330,7 @@ class Newcomers:
                 answers_of(can_work, asked.result())
             else:  # where the scheduler is gone, the run finds out by itself
                 logger.debug("%s were not asked: %s: %s", self._known, type(error).__name__, error)
-        if is_here(self._client) or time.monotonic() - self._looked <= LOOK_SECONDS:
+        if isinstance(self._client, HereClient) or time.monotonic() - self._looked <= LOOK_SECONDS:
             return
         self._looked = time.monotonic()
         there = set(answer_of(self._client, self._client.nthreads))

@@ -14,7 +14,7 @@ import zarr
 
 from tilewright.kernels.passes.moments import Moments
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DamagedError, OptionError, StoreError
@@ -347,7 +347,7 @@ def unchanged(
     work: what is done in the block, in words. listener: is told what was found in what had to be computed first.
     """
     arrays = shared_inputs(given)
-    check_read_alike(partial(ask_all, client), arrays, here=is_here(client))
+    check_read_alike(partial(ask_all, client), arrays, here=isinstance(client, HereClient))
     for told in computed_on(client, arrays.values()):
         listener(Caution(told))
     looks = {role: appearance_of(array, status=True) for role, array in arrays.items()}

@@ -23,7 +23,7 @@ from tilewright.kernels.neighbours.order import Bound
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.cluster.watch import workers_held
@@ -569,7 +569,7 @@ def _found_by_bands(
             could = False
         return replace(found, arrays={}, candidates=None)
 
-    held = BandWords(stops, kept_of(work.k, work.exclude_self), shared=not is_here(client))
+    held = BandWords(stops, kept_of(work.k, work.exclude_self), shared=not isinstance(client, HereClient))
     if held.sent:
         listener(
             Notice(

@@ -18,7 +18,7 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.check.verify import SENT_NBYTES, Verification
 from tilewright.pipeline.cluster.answers import NotHeardError, Result, WorkersKilledError, run_on_all
 from tilewright.pipeline.cluster.drain import Drain, draining
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined, with_sent
 from tilewright.pipeline.cluster.watch import Lost, Tell, Workers, log_loss, threads_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
@@ -514,7 +514,8 @@ def run_tiles(
         if client.status == "running":  # else the scheduler is gone, which raises its own error
             # What workers still do then nobody needs. Where it could be stored later, it is waited for.
             abandon = not ended or bool(left_behind)
-            if not abandon and not is_here(client):  # what is freed here the caller may want at once
+            # What is freed here the caller may want at once.
+            if not abandon and not isinstance(client, HereClient):
                 on_all(client, tasks.let_run_end, product.run)
             else:
                 unawaited = left_behind if product.drafts is not None else ()

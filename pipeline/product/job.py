@@ -21,7 +21,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.heartbeats import told_of
-from tilewright.pipeline.cluster.here.client import is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
@@ -176,7 +176,7 @@ def multiply(
     ):
         facts = survey(client, request.device, loops=loops)
         ask = partial(ask_all, client)
-        check_read_alike(ask, shared, here=is_here(client))
+        check_read_alike(ask, shared, here=isinstance(client, HereClient))
         tell.warn_once(computed_on(client, shared.values()))
         for place in filter(None, [out, factors.counts]):
             for note in check_written_alike(ask, place):

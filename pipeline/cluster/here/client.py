@@ -370,11 +370,6 @@ class Completed:
             return self._done.popleft()
 
 
-def is_here(client: object) -> bool:
-    """Whether work of this client is done by this process alone."""
-    return isinstance(client, HereClient)
-
-
 @contextmanager
 def _no_thread_told() -> Iterator[None]:
     """ClusterError where the system has no thread for this block."""

@@ -16,7 +16,7 @@ from tilewright.pipeline.cluster.here.checks import (
     check_not_forked,
     check_not_started_by_workers,
 )
-from tilewright.pipeline.cluster.here.client import HereClient, is_here
+from tilewright.pipeline.cluster.here.client import HereClient
 from tilewright.pipeline.cluster.profiles import Cluster, Profile, load_profiles
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def open_executor(
 
     graphs: whether Dask's own graphs are to be computed. Raises as `open_cluster`.
     """
-    if is_here(cluster):
+    if isinstance(cluster, HereClient):
         yield cast("Client", cluster)
         return
     found = _threads_here(cluster, config) if not graphs else None

@@ -17,7 +17,7 @@ from distributed.system import MEMORY_LIMIT
 from tilewright.pipeline.cluster.answers import ask_all, run_on_all
 from tilewright.pipeline.cluster.cluster import open_cluster
 from tilewright.pipeline.cluster.here import worker as here_worker
-from tilewright.pipeline.cluster.here.client import CLOSE_SECONDS, INTERRUPTED_SECONDS, HereClient, is_here
+from tilewright.pipeline.cluster.here.client import CLOSE_SECONDS, INTERRUPTED_SECONDS, HereClient
 from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.here.worker import TaskState, current_worker, memory_limit
 from tilewright.pipeline.cluster.pool import make_room
@@ -154,8 +154,8 @@ def test_questions_are_answered_by_one_thread() -> None:
 def test_it_answers_as_the_worker_of_a_local_cluster_does() -> None:
     assert memory_limit() == MEMORY_LIMIT
     with open_executor("local") as ours, open_cluster("local") as of_dask:
-        assert is_here(ours)
-        assert not is_here(of_dask)
+        assert isinstance(ours, HereClient)
+        assert not isinstance(of_dask, HereClient)
         (mine,), (theirs,) = survey(ours, "cpu", loops=()), survey(of_dask, "cpu", loops=())
         assert mine.address.startswith("inproc://")
         assert theirs.address.startswith("inproc://")
@@ -171,14 +171,14 @@ def test_what_says_more_than_threads_is_a_cluster_of_dask(tmp_path: Path) -> Non
         "profiles:\n  one: {kind: local, threads_per_worker: 1}\n  limited: {kind: local, memory_limit: 2GiB}\n"
     )
     with open_executor("one", profiles) as client:
-        assert is_here(client)
+        assert isinstance(client, HereClient)
         with open_executor(client) as same:
             assert same is client
         assert client.status == "running", "who opened it closes it"
     with open_executor("limited", profiles) as client:
-        assert not is_here(client)
+        assert not isinstance(client, HereClient)
     with open_executor("one", profiles, graphs=True) as client:
-        assert not is_here(client), "graphs of dask are computed by its own scheduler"
+        assert not isinstance(client, HereClient), "graphs of dask are computed by its own scheduler"
 
 
 class Termination(KeyboardInterrupt):

@@ -361,9 +361,7 @@ def test_items_of_which_too_many_are_equally_near_are_compared_with_all(
         return Nearest(items, k, **options)
 
     searched = gpus(count, lambda first: count > 1 and not first)
-    monkeypatch.setattr(
-        job, "is_here", lambda client: False
-    )  # as workers of other processes: words are shared
+    monkeypatch.setattr(job, "HereClient", ())  # as workers of other processes: words are shared
     if no_room:
         monkeypatch.setattr(band_words, "free_nbytes", lambda: 1)
     monkeypatch.setattr(tasks, "nearest_for", lambda device: nearest)
