@@ -213,8 +213,8 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedKvikIO:
     monkeypatch.setattr(io, "_on_gpu", lambda size, dtype: np.empty(size, dtype).view(PretendedArray))
     monkeypatch.setattr(io, "_pinned", np.empty_like)
     monkeypatch.setattr(io, "_synchronize", lambda: None)
-    real = io._library
-    monkeypatch.setattr(io, "_library", lambda name: kvikio if name.startswith("kvikio") else real(name))
+    real = io.library
+    monkeypatch.setattr(io, "library", lambda name: kvikio if name.startswith("kvikio") else real(name))
     return kvikio
 
 

@@ -7,6 +7,7 @@ them alike. What is reported is the median, with the quartiles as spread.
 from __future__ import annotations
 
 import datetime
+import importlib
 import math
 import os
 import platform
@@ -639,3 +640,11 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def library(name: str) -> Any:
+    """A peer's module; None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None

@@ -9,7 +9,6 @@ Each contestant's answer is checked before it is timed, against sums in double p
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from tilewright.workflows.bench.common import (
     Row,
     Search,
     expect_pictures,
+    library,
     machine,
     measure,
     publish,
@@ -259,7 +259,7 @@ def _peers(x: Any, y: Any) -> Iterator[tuple[str, str, Callable[[], Any]]]:
             return result
 
         yield "CUB", "CUB TransformReduce", reduce_cub
-    cupy, torch = _library("cupy"), _library("torch")
+    cupy, torch = library("cupy"), library("torch")
     if cupy is not None:
         left, right = cupy.asarray(x), cupy.asarray(y)
         yield "CuPy", "CuPy ReductionKernel", functools.partial(_reduction(cupy, x.dtype), left, right)
@@ -280,13 +280,6 @@ def _reduction(cupy: Any, dtype: np.dtype) -> Any:
     return cupy.ReductionKernel(
         "T x, T y", "T z", product, "a + b", "z = a", "0", "peer_dot", reduce_type=sums
     )
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
 
 
 @click.command("dot")

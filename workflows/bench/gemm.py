@@ -48,6 +48,7 @@ from tilewright.workflows.bench.common import (
     Row,
     Search,
     expect_pictures,
+    library,
     machine,
     measure,
     measure_calls,
@@ -437,7 +438,7 @@ def _cpu(case: Case) -> list[Contestant]:
             theirs[part] = left64 @ right64
 
         peers.append(("numpy.matmul in float64, operands known to be small", double_product))
-    torch = gemm_peers.library("torch")
+    torch = library("torch")
     if torch is not None and case.dtype == case.result and case.dtype != BFLOAT16:
         left, right_tensor, product = (torch.from_numpy(matrix) for matrix in (a[part], b, theirs[part]))
         peers.append(("torch.mm", functools.partial(torch.mm, left, right_tensor, out=product)))

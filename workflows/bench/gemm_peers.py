@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.float8 import FLOAT8, NAMES
 from tilewright.kernels.gpu.device_array import address, strided_view, to_device
 from tilewright.workflows.bench import cublas
-from tilewright.workflows.bench.common import Contestant
+from tilewright.workflows.bench.common import Contestant, library
 from tilewright.workflows.bench.cublas import Arithmetic, Call, Cublas, CublasError, Sides, Stored
 
 PIECE = 8192
@@ -486,10 +485,3 @@ def turning_seconds(problem: Problem) -> float | None:
             cupy.copyto(target, source)
         times.append(timer.seconds)
     return statistics.median(times[1:])
-
-
-def library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None

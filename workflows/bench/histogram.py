@@ -8,7 +8,6 @@ for bytes.
 from __future__ import annotations
 
 import functools
-import importlib
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from tilewright.workflows.bench.common import (
     Row,
     Search,
     expect_pictures,
+    library,
     machine,
     measure,
     publish,
@@ -250,7 +250,7 @@ def _peers(case: Case) -> list[Contestant]:
             return counts
 
         found.append(case.contestant(name, count_cub, peer=True, caller="CUB"))
-    cupy, torch = _library("cupy"), _library("torch")
+    cupy, torch = library("cupy"), library("torch")
     if cupy is not None:
         edges = cupy.arange(257)
         offers = {
@@ -272,13 +272,6 @@ def _peers(case: Case) -> list[Contestant]:
             )
         )
     return found
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
 
 
 def _documents(on_gpu: bool, timing: dict[str, Any]) -> list[Row]:

@@ -9,7 +9,6 @@ bytes, compressed or not; written bytes go to the page cache, as they would for 
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -55,6 +54,7 @@ from tilewright.workflows.bench.common import (
     Row,
     expect_pictures,
     forget_pages,
+    library,
     machine,
     measure,
     publish,
@@ -230,7 +230,7 @@ def _readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> It
 
     for name, settings in _zarr_pipelines(case.threads):
         yield contestant(name, partial(read_by_zarr, path, out, settings))
-    tensorstore = _library("tensorstore")
+    tensorstore = library("tensorstore")
     if tensorstore is not None:
         source = _open_tensorstore(tensorstore, path, case.threads)
         yield contestant("tensorstore", lambda: source.read().result())
@@ -249,7 +249,7 @@ def _writers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> It
     for name, settings in _zarr_pipelines(case.threads):
         path = make(f"{name}.zarr")
         yield contestant(name, path, partial(_write_by_zarr, path, matrix, settings))
-    tensorstore = _library("tensorstore")
+    tensorstore = library("tensorstore")
     if tensorstore is not None:
         path = make("tensorstore.zarr")
         target = _open_tensorstore(tensorstore, path, case.threads)
@@ -285,7 +285,7 @@ def _decoders(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> I
         source, note = (path, ", from files") if name == "zarrs" else (inner, "")
         yield contestant(name + note, partial(read_by_zarr, source, out, settings), lambda: out)
     pool = stack.enter_context(ThreadPoolExecutor(case.threads))
-    numcodecs = _library("numcodecs.zstd")
+    numcodecs = library("numcodecs.zstd")
     if numcodecs is not None:
         grid = _Grid(matrix.shape, array.chunks, matrix.dtype)
         codec = numcodecs.Zstd()
@@ -327,8 +327,8 @@ def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack
     def whole(found: np.ndarray) -> np.ndarray:
         return found.view(matrix.dtype).reshape(matrix.shape)
 
-    kvikio = _library("kvikio") if case.layout == "plain" else None
-    defaults = _library("kvikio.defaults")  # its package does not import it
+    kvikio = library("kvikio") if case.layout == "plain" else None
+    defaults = library("kvikio.defaults")  # its package does not import it
     if kvikio is not None and defaults is not None:
         settings = {"num_threads": case.threads, "compat_mode": kvikio.CompatMode.ON}
         stack.enter_context(defaults.set(settings))
@@ -499,7 +499,7 @@ def _zarr_pipelines(threads: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """The codec pipelines that zarr-python can use, as its settings, with as many chunks at once as threads."""
     settings = {"async.concurrency": threads, "threading.max_workers": threads}
     yield "zarr-python", settings
-    if _library("zarrs") is not None:
+    if library("zarrs") is not None:
         yield "zarrs", settings | {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
 
 
@@ -562,13 +562,6 @@ def _difference(expected: np.ndarray, found: np.ndarray) -> str | None:
         return None
     row, column = wrong[0].tolist()
     return f"element ({row}, {column}) is {found[row, column]}, not {expected[row, column]}"
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
 
 
 @click.command("io")

@@ -8,7 +8,6 @@ case is the whole job, from Zarr to Zarr.
 from __future__ import annotations
 
 import functools
-import importlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from tilewright.workflows.bench.common import (
     Picture,
     Row,
     expect_pictures,
+    library,
     machine,
     measure,
     publish,
@@ -122,7 +122,7 @@ def _in_memory(x: np.ndarray, k: int, metric: Metric, kind: DeviceKind, judge: J
         yield from _on_gpu(x, k, metric, judge)
         return
     yield _contestant("NumPy, argpartition", functools.partial(_by_numpy, x, k), judge, peer=True)
-    faiss = _library("faiss")
+    faiss = library("faiss")
     if faiss is not None:
         index = faiss.IndexFlatIP(x.shape[1])
         numbers = x.astype(np.float32)
@@ -148,7 +148,7 @@ def _on_gpu(x: np.ndarray, k: int, metric: Metric, judge: Judge) -> Iterator[Con
     from tilewright.kernels.neighbours.device import Nearest
     from tilewright.kernels.neighbours.mutual import nearest_of_itself
 
-    torch = _library("torch")
+    torch = library("torch")
     block = max(1, min(GPU_BLOCK_ROWS, GPU_BLOCK_NBYTES // (x.itemsize * len(x))))
     if torch is not None:
         tensor = torch.as_tensor(x, device="cuda")
@@ -236,13 +236,6 @@ def _jobs(
         return Contestant(name, functools.partial(find, verify=verify), check, prepare=gone)
 
     return [contestant("tilewright, verified", verify=True), contestant("tilewright", verify=False)]
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
 
 
 @click.command("neighbours")
