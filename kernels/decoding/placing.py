@@ -43,8 +43,6 @@ from tilewright.kernels.passes.launcher import Launcher
 THREADS = 256
 WORDS_A_THREAD = 8
 """About how many numbers, or bytes, each thread moves: enough that starting a block of threads costs little."""
-MOST_GRID = 2**16 - 1
-"""Of a grid's second side."""
 
 
 def word_dtype(unit: int) -> np.dtype:

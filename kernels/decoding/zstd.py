@@ -117,7 +117,6 @@ def constants() -> np.ndarray:
 LENGTH_BASE_AT, LENGTH_BITS_AT = 0, 36
 MATCH_BASE_AT, MATCH_BITS_AT = 72, 125
 LENGTH_NORM_AT, OFFSET_NORM_AT, MATCH_NORM_AT = 178, 214, 243
-CONSTANT_COUNT = 296
 
 WORK_WORDS = 64
 """Of 32 bits: what threads of a block tell each other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba.cuda import types
 
-from tilewright.kernels.ptx.lowering import I32, U32, pure_instruction, scalar_instruction
+from tilewright.kernels.ptx.lowering import U32, pure_instruction, scalar_instruction
 
 float_bits = scalar_instruction(
     "mov.b32 $0, $1;", "=r,f", (types.float32,), U32, description="The 32 bits of a float32."
@@ -64,13 +64,6 @@ tf32_operand = scalar_instruction(
     U32,
     description="A float32's bits so that the tensor cores, which ignore the low 13, take the number that "
     "``tf32_bits`` gives: two instructions in its place of three.",
-)
-round_to_int = scalar_instruction(
-    "cvt.rni.s32.f32 $0, $1;",
-    "=r,f",
-    (types.float32,),
-    I32,
-    description="The nearest integer, ties to even.",
 )
 
 add32, subtract32, multiply32 = (

@@ -59,10 +59,6 @@ class Rows:
         return cls(places, entry["members"], numbers, entry["fields"], entry["ids"], lost)
 
 
-def no_rows() -> Rows:
-    return joined([])
-
-
 def joined(rows: Sequence[Rows]) -> Rows:
     """Rows behind one another."""
     none = np.empty(0, np.int64)
