@@ -55,10 +55,11 @@ class Placed:
 
     def cut(self, rows: slice, columns: slice) -> Any:
         """A view, without a copy, of a region each of whose lines is contiguous."""
-        matrix, left = self._matrix, self.lines.place(columns.start)
-        columns = slice(left, left + columns.stop - columns.start)
+        matrix = self._matrix
         if shape_of((rows, columns)) == matrix.shape:
             return matrix
+        left = self.lines.place(columns.start)
+        columns = slice(left, left + columns.stop - columns.start)
         return (
             matrix[rows, columns] if isinstance(matrix, np.ndarray) else DeviceRegion(matrix, rows, columns)
         )
