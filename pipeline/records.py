@@ -30,6 +30,7 @@ from tilewright.kernels.arguments import shown
 from tilewright.pipeline.config import path_text
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.product.ledger import sealed, unsealed
+from tilewright.pipeline.store.locks import unlock_folder
 from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.transfer.files import sync_descriptor, sync_folder
 
@@ -200,7 +201,7 @@ class Record:
         except OSError as error:
             raise self._cannot_write(error) from error
         finally:
-            _unlock(descriptor)
+            unlock_folder(descriptor)
 
 
 @contextmanager
@@ -254,7 +255,7 @@ def remove_record(path: Path) -> None:
         with suppress(FileNotFoundError):
             path.unlink()
     finally:
-        _unlock(descriptor)
+        unlock_folder(descriptor)
 
 
 def _locked(path: Path, *, create: bool = True) -> int:
@@ -284,14 +285,6 @@ def _locked(path: Path, *, create: bool = True) -> int:
             raise StoreError(
                 f"cannot lock {path}: {error.strerror}; give a place whose file system has locks"
             ) from error
-        os.close(descriptor)
-
-
-def _unlock(descriptor: int) -> None:
-    # Closing alone does not while a process forked meanwhile has the descriptor too.
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
         os.close(descriptor)
 
 

@@ -72,22 +72,12 @@ def _pool(threads: int | None) -> Iterator[ThreadPoolExecutor]:
 
 @kept
 @njit(nogil=True)
-def _float_squares(block, totals, start, stop):  # type: ignore[no-untyped-def]
+def _square_rows(block, totals, start, stop):  # type: ignore[no-untyped-def]
+    number_type = totals.dtype.type
     for i in range(start, stop):
         total = totals[i]
         for j in range(block.shape[1]):
-            number = np.float64(block[i, j])
-            total += number * number
-        totals[i] = total
-
-
-@kept
-@njit(nogil=True)
-def _integer_squares(block, totals, start, stop):  # type: ignore[no-untyped-def]
-    for i in range(start, stop):
-        total = totals[i]
-        for j in range(block.shape[1]):
-            number = np.int64(block[i, j])
+            number = number_type(block[i, j])
             total += number * number
         totals[i] = total
 
@@ -386,8 +376,7 @@ def _add_strips(left, right, sums, start, stop):  # type: ignore[no-untyped-def]
 
 
 def _add_squares(numbers: np.ndarray, totals: np.ndarray, pool: ThreadPoolExecutor) -> None:
-    add = _integer_squares if totals.dtype == INTEGER else _float_squares
-    on_threads(pool, add, len(numbers), _readable(numbers), totals)
+    on_threads(pool, _square_rows, len(numbers), _readable(numbers), totals)
 
 
 def factors_of(

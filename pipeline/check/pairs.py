@@ -22,7 +22,7 @@ import zarr
 
 from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
-from tilewright.pipeline.check.verify import ClientTasks, Sample, Verification
+from tilewright.pipeline.check.verify import ClientTasks, Sample, Verification, stretches
 from tilewright.pipeline.cluster.watch import threads_of
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, log_notices, on_waiting
@@ -143,15 +143,15 @@ def verify_pairs(
     waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
     at_once = max(threads_of(client, waiting=waiting).values())
     tasks = ClientTasks(client, listener)
-    stretches = _stretches(k, _depth(left, len(rows))) if len(rows) else []
-    columns = _stretches(n, _task_columns(right, len(rows), len(fused.forms), at_once)) if len(rows) else []
+    parts = stretches(k, _depth(left, len(rows))) if len(rows) else []
+    columns = stretches(n, _task_columns(right, len(rows), len(fused.forms), at_once)) if len(rows) else []
     nbytes = left.nbytes + right.nbytes if len(rows) else 0
-    listener(WorkPlanned("verify", len(stretches) + len(columns), 0, "panels", nbytes, 0))
+    listener(WorkPlanned("verify", len(parts) + len(columns), 0, "panels", nbytes, 0))
     lines = np.empty((len(rows), k), left.dtype)
-    calls = ((part, a, transposed[0], rows) for part in stretches)
+    calls = ((part, a, transposed[0], rows) for part in parts)
     with closing(tasks.run(_lines, calls, (), 0, "rows")) as found:
         for place, block in found:
-            lines[:, stretches[place]] = block
+            lines[:, parts[place]] = block
             listener(UnitDone("verify", place, "", 0.0, block.nbytes, 0, {}))
     job = _Rows(
         rows,
@@ -175,7 +175,7 @@ def verify_pairs(
             outcomes.append(outcome)
             width = columns[place].stop - columns[place].start
             listener(
-                UnitDone("verify", len(stretches) + place, "", 0.0, width * k * right.dtype.itemsize, 0, {})
+                UnitDone("verify", len(parts) + place, "", 0.0, width * k * right.dtype.itemsize, 0, {})
             )
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
@@ -255,10 +255,6 @@ def _in_band(job: _Rows, columns: slice) -> tuple[np.ndarray, np.ndarray]:
     first, stop = job.band.stretches(job.rows, job.rows + 1, columns.stop)
     first = np.maximum(first, columns.start)
     return first, np.maximum(first, stop)
-
-
-def _stretches(length: int, step: int) -> list[slice]:
-    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 def _depth(left: StoredMatrix, rows: int) -> int:
@@ -347,7 +343,7 @@ def _blocks(
     most = max(depth, READ_NBYTES // (width * right.dtype.itemsize))
     unit = max(1, right.unit[0])
     whole = most // unit * unit if most >= unit else most
-    for outer in _stretches(right.rows, whole):
+    for outer in stretches(right.rows, whole):
         block = read_region(b, (columns, outer) if transpose else (outer, columns))
         for start in range(outer.start, outer.stop, depth):
             part = slice(start, min(start + depth, outer.stop))

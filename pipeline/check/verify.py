@@ -297,8 +297,8 @@ def check_sides(
     these lie and the tasks run. Rounds and seconds are left to the caller. made: where these are sides of it."""
     (m, k), n = left.shape, right.shape[1]
     empty = m * n == 0  # nothing to compare; where only k is 0 there is: C must be zeros
-    right_rows = [] if empty else _pieces(k, steps.right)
-    left_rows = [] if empty else _pieces(m, steps.left)
+    right_rows = [] if empty else stretches(k, steps.right)
+    left_rows = [] if empty else stretches(m, steps.left)
     nbytes = 0 if empty else sum(side.nbytes for side in (left, right, result))
     listener(WorkPlanned("verify", len(right_rows) + len(left_rows), 0, "panels", nbytes, 0))
     image = _Image.of_zeros(k, probe)
@@ -358,7 +358,7 @@ def _blocks_of(outcomes: Sequence[Outcome], probe: Probe, m: int) -> tuple[tuple
     )
 
 
-def _pieces(length: int, step: int) -> list[slice]:
+def stretches(length: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
@@ -531,7 +531,7 @@ def _located(
 ) -> tuple[int, int, int]:
     """The first and last + 1 wrong column of the row of integers that ``worst`` names, computed anew."""
     row, first, stop = worst
-    calls = ((row, columns) for columns in _pieces(result.shape[1], step))
+    calls = ((row, columns) for columns in stretches(result.shape[1], step))
     values = left, right, result, probe
     nbytes = probe.vectors.nbytes + left.sent_nbytes + right.sent_nbytes + result.sent_nbytes
     with closing(tasks.run(_wrong_columns, calls, values, nbytes, "row")) as found:

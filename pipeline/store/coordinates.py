@@ -29,6 +29,7 @@ from tilewright.pipeline.store.attributes import (
 )
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.beside import Coordinates, coordinates_with
+from tilewright.pipeline.store.sources.mapped import as_json
 from tilewright.pipeline.strict_json import strict
 
 COMPRESSED = "compress"
@@ -112,7 +113,7 @@ def _as_zarr_has(values: np.ndarray, attributes: Mapping[str, Any]) -> tuple[np.
         with suppress(TypeError, ValueError):  # what should be numbers is none
             values = values * float(1 if scale is None else scale) + float(0 if offset is None else offset)
     said = {
-        str(name): strict(json.loads(json.dumps(one, default=_plain)))
+        str(name): strict(json.loads(json.dumps(one, default=as_json)))
         for name, one in attributes.items()
         if name not in LEFT_BEHIND and not (isinstance(one, float | np.floating) and one != one)
     }
@@ -124,12 +125,6 @@ def _as_zarr_has(values: np.ndarray, attributes: Mapping[str, Any]) -> tuple[np.
     elif values.dtype.kind in "iufc":
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
     return values, said
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _counted(values: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:

@@ -111,8 +111,8 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
 
 
 def unlock_folder(descriptor: int) -> None:
-    """Give up the lock of `lock_folder`. Closing alone does not while a child of this process, forked meanwhile, has
-    the descriptor too."""
+    """Give up the lock of `lock_folder`, or another of flock's. Closing alone does not while a child of this process,
+    forked meanwhile, has the descriptor too."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:

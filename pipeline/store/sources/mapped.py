@@ -107,11 +107,11 @@ class Mapped:
         }
         return {
             METADATA_NAME: json.dumps(array).encode(),
-            ATTRIBUTES_NAME: json.dumps(dict(self.attributes), default=_plain).encode(),
+            ATTRIBUTES_NAME: json.dumps(dict(self.attributes), default=as_json).encode(),
         }
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """An attribute of another library as JSON has it."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
