@@ -453,36 +453,10 @@ def describe_floors(details: Sequence[dict[str, Any]]) -> str:
 @click.option("--peer-nbytes", type=Size(), help="What the peer counts at most; default: everything.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=Picture(), help="Draw the rates as bars.")
-def command(
-    nbytes: int,
-    file_nbytes: int,
-    kinds: tuple[KindName, ...],
-    storages: tuple[str, ...],
-    cluster: str,
-    cluster_file: str | None,
-    device: DeviceName,
-    folder: Path | None,
-    repeats: int,
-    no_peer: bool,
-    peer_nbytes: int | None,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+def command(folder: Path | None, no_peer: bool, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Text files to counts on a cluster, beside dask.delayed with bincount."""
     expect_pictures(plot)
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        report, details = run_corpus(
-            Path(place),
-            nbytes=nbytes,
-            file_nbytes=file_nbytes,
-            peer_nbytes=peer_nbytes,
-            kinds=kinds,
-            storages=storages,
-            cluster=cluster,
-            cluster_file=cluster_file,
-            device=device,
-            repeats=repeats,
-            peer=not no_peer,
-        )
+        report, details = run_corpus(Path(place), peer=not no_peer, **options)
     detailed = DetailedReport(report, details, describe_floors(details))
     publish(detailed, (plot, report.plot), as_json=as_json)
