@@ -26,6 +26,10 @@ from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.new.storage import Sides, as_storage
 from tilewright.workflows.batch.elsewhere import elsewhere
 
+EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_offset")
+STORAGE = ("chunks", "shards", "codec")
+"""Parameters of `matmul` that make one part of its request."""
+
 
 class ProductOptions(StorageOptions, total=False):
     """What `matmul` takes by name."""
@@ -179,35 +183,9 @@ def matmul(
     >>> run.verification.passed, zarr.open_array("c.zarr").shape
     (True, (2, 2))
     """
-    request = Request(
-        a,
-        b,
-        out,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        align=align,
-        dtype=dtype,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-        durability=durability,
-        same_bits=same_bits,
-        storage=as_storage(chunks, shards, codec),
-        listener=listener,
-    )
-    request = request.with_epilogue(
-        alpha=alpha,
-        beta=beta,
-        row_scale=row_scale,
-        column_scale=column_scale,
-        row_offset=row_offset,
-        column_offset=column_offset,
-    )
+    given = dict(locals())
+    epilogue, stored = ({name: given.pop(name) for name in names} for names in (EPILOGUE, STORAGE))
+    request = Request(**given, storage=as_storage(**stored)).with_epilogue(**epilogue)
     if out is not None:
         return multiply_or_accept(request)
     factors = open_factors(request.checked())
