@@ -209,21 +209,6 @@ def multiply(
     return frozenset(names.values()) | decided
 
 
-def prepare_kernels(
-    product: Product,
-    a: Placed,
-    b: Placed,
-    tile: Placed,
-    accumulate: bool,
-    stream: Any,
-    diagonal: bool = False,
-    slab: slice | None = None,
-) -> None:
-    """Compile and load the kernels with which `multiply` multiplies two panels on the GPU; nothing is launched."""
-    for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal, slab):
-        prepare(left, right, cell, stream=stream, lower=lower, **_options(product, tile, accumulate))
-
-
 def prepare_job(
     product: Product,
     a: Placed,
@@ -233,11 +218,13 @@ def prepare_job(
     diagonal: bool = False,
     slabs: Sequence[slice] = (),
 ) -> None:
-    """The same for all panels of a tile: the first is put there, the others are added, in the end perhaps slab by
-    slab."""
+    """Compile and load the kernels with which `multiply` multiplies all panels of a tile on the GPU; nothing is
+    launched. The first is put there, the others are added, in the end perhaps slab by slab."""
     for accumulate in (False, True):
+        options = _options(product, tile, accumulate)
         for slab in (None, *slabs):
-            prepare_kernels(product, a, b, tile, accumulate, stream, diagonal, slab)
+            for left, right, cell, lower in _cells(product.plan, a, b, tile, diagonal, slab):
+                prepare(left, right, cell, stream=stream, lower=lower, **options)
 
 
 def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]:
