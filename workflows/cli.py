@@ -17,7 +17,6 @@ from tilewright.workflows.commands.completion import JOB, SETTING
 from tilewright.workflows.commands.job import JobCommand
 from tilewright.workflows.commands.options import (
     ELSEWHERE,
-    EPILOGUE,
     add_up_option,
     align_option,
     cluster_file_option,
@@ -155,8 +154,6 @@ def matmul(
     With scales and offsets, C = alpha * (row scale) * (column scale) * A B + (row offset) + (column offset) + beta * C.
     """
     from tilewright.pipeline.product import job
-    from tilewright.pipeline.product.request import Request
-    from tilewright.pipeline.store.new.storage import as_storage
     from tilewright.workflows import matmul as workflow
 
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
@@ -166,10 +163,10 @@ def matmul(
     named = taken_workers(shared, plan_only=plan_only)
     if plan_only:
         with planning(named, shared) as (listener, workers):
-            asked = {name: shared.pop(name) for name in EPILOGUE}
-            shared["storage"] = as_storage(*(shared.pop(name) for name in ("chunks", "shards", "codec")))
-            request = Request(left, right, c, listener=listener, hardware=workers, **shared)
-            planned = job.plan_only(request.with_epilogue(**asked))
+            request = workflow.request_of(
+                a=left, b=right, out=c, listener=listener, hardware=workers, **shared
+            )
+            planned = job.plan_only(request)
         print_plan(planned, left, c, as_json=as_json, named=named, **shared)
         return
     with storing(c) as listener:

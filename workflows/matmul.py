@@ -183,14 +183,19 @@ def matmul(
     >>> run.verification.passed, zarr.open_array("c.zarr").shape
     (True, (2, 2))
     """
-    given = dict(locals())
-    epilogue, stored = ({name: given.pop(name) for name in names} for names in (EPILOGUE, STORAGE))
-    request = Request(**given, storage=as_storage(**stored)).with_epilogue(**epilogue)
+    request = request_of(**locals())
     if out is not None:
         return multiply_or_accept(request)
     factors = open_factors(request.checked())
     opened = replace(request, a=factors.a, b=factors.b)
     return array_of(factors.shape, factors.dtype, lambda path: multiply_or_accept(replace(opened, out=path)))
+
+
+def request_of(**given: Any) -> Request:
+    """What these arguments of `matmul` ask for, and others of a request, such as ``hardware``. Raises as
+    `Request.with_epilogue` and `as_storage`."""
+    epilogue, stored = ({name: given.pop(name) for name in names} for names in (EPILOGUE, STORAGE))
+    return Request(**given, storage=as_storage(**stored)).with_epilogue(**epilogue)
 
 
 def plan_matmul(

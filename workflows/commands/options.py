@@ -101,7 +101,6 @@ epilogue_options = options(
     click.option("--row-offset", metavar="PATH", help="Add its number in this Zarr array to each row."),
     click.option("--column-offset", metavar="PATH", help="Add its number in this Zarr array to each column."),
 )  # fmt: skip
-EPILOGUE = ("alpha", "beta", "row_scale", "column_scale", "row_offset", "column_offset")
 plan_only_option = click.option(
     "--plan-only",
     is_flag=True,
