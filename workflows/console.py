@@ -36,7 +36,7 @@ from tilewright.kernels.choices import (
 from tilewright.kernels.words import did_you_mean, in_one_line
 from tilewright.pipeline.cluster.endings import request_end
 from tilewright.workflows.commands.completion import Text, misspelt_option, with_completions
-from tilewright.workflows.commands.spelling import as_options, as_told
+from tilewright.workflows.commands.spelling import as_options, as_told, check_not_empty
 from tilewright.workflows.terminal.compilations import tell_compilations
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
+            check_not_empty(ctx)
+            return left
         except click.NoSuchOption as error:
             raise misspelt_option(self, error.option_name, ctx) from None
         except click.BadParameter as error:

@@ -38,6 +38,25 @@ def test_what_was_meant_is_told_where_it_is_near(line: str, said: str) -> None:
     assert result.stderr.rstrip("\n").endswith(said)
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("histogram x --field", "NAME"),
+        ("histogram x --field text --field", "NAME"),
+        ("histogram x --exclude", "PATTERN"),
+        ("gram x y --sum-over", "AXIS[,AXIS]..."),
+        ("eofs x y --center", "[SIDE|ARRAY]"),
+        ("matmul a b c --profile", "NAME"),
+    ],
+)
+def test_an_empty_option_is_a_usage_error_that_says_what_to_give(line: str, wanted: str) -> None:
+    result = CliRunner().invoke(cli, [*line.split(), ""])
+    assert result.exit_code == 2
+    option = line.split()[-1]
+    said = f"Error: Invalid value for '{option}': it is empty: give {wanted}, or leave the option out"
+    assert result.stderr.rstrip("\n").endswith(said)
+
+
 def test_profiles_and_settings_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for given, said in (

@@ -57,6 +57,16 @@ def as_told(listener: Listener) -> Listener:
     return told
 
 
+def check_not_empty(ctx: click.Context) -> None:
+    """Raise BadParameter for an option with an empty text, as of a shell's variable that is not set: no option has a
+    use for one."""
+    for parameter in ctx.command.params:
+        value = ctx.params.get(parameter.name or "")
+        if isinstance(parameter, click.Option) and (value == "" or (isinstance(value, tuple) and "" in value)):
+            wanted = parameter.make_metavar(ctx)
+            raise click.BadParameter(f"it is empty: give {wanted}, or leave the option out", ctx, parameter)
+
+
 class _Spelling:
     """The options of one command, by what a function calls them."""
 
