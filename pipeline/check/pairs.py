@@ -174,9 +174,7 @@ def verify_pairs(
         for place, outcome in compared:
             outcomes.append(outcome)
             width = columns[place].stop - columns[place].start
-            listener(
-                UnitDone("verify", len(parts) + place, "", 0.0, width * k * right.dtype.itemsize, 0, {})
-            )
+            listener(UnitDone("verify", len(parts) + place, "", 0.0, width * k * right.dtype.itemsize, 0, {}))
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     every_tile = {*np.searchsorted(cuts[0], rows, side="right")} == {*range(1, len(cuts[0]))}

@@ -44,8 +44,9 @@ def test_what_was_meant_is_told_where_it_is_near(line: str, said: str) -> None:
         ("histogram x --field", "NAME"),
         ("histogram x --field text --field", "NAME"),
         ("histogram x --exclude", "PATTERN"),
-        ("gram x y --sum-over", "AXIS[,AXIS]..."),
-        ("eofs x y --center", "[SIDE|ARRAY]"),
+        ("gram x y --sum-over", "AXES"),
+        ("gram x y --center", "[SIDE|ARRAY]"),
+        ("eofs x y --weights", "[AXIS=]ARRAY"),
         ("matmul a b c --profile", "NAME"),
     ],
 )

@@ -62,7 +62,9 @@ def check_not_empty(ctx: click.Context) -> None:
     use for one."""
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
-        if isinstance(parameter, click.Option) and (value == "" or (isinstance(value, tuple) and "" in value)):
+        if isinstance(parameter, click.Option) and (
+            value == "" or (isinstance(value, tuple) and "" in value)
+        ):
             wanted = parameter.make_metavar(ctx)
             raise click.BadParameter(f"it is empty: give {wanted}, or leave the option out", ctx, parameter)
 
