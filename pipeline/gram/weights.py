@@ -80,6 +80,12 @@ def weights_of_axes(
                 f"{called}={COSINE!r} is said of an axis: give its name or number too, as {{'lat': {COSINE!r}}}"
                 f"{option}; the axes of {name_of(x)} that are {what} are {', '.join(map(str, axes))}"
             )
+        if _is_word(weights):
+            raise OptionError(
+                f"{called}={shown(weights)} names no stored array; give the path of one, or weights by axis, as"
+                f" {{'lat': {COSINE!r}}}, the cosines of its latitudes; the axes of {name_of(x)} are {axes_text(x)},"
+                f" and {what} {'are' if len(axes) > 1 else 'is'} {', '.join(map(str, axes))}"
+            )
         return _of_all_axes(weights, x, axes, align, called)
     if not weights:
         raise OptionError(f"{called}: the mapping is empty; its keys may be axes that are {what}")
@@ -115,6 +121,13 @@ def weights_of_axes(
             )
         found[axis] = values
     return broadcast_weights(x, axes, found)
+
+
+def _is_word(weights: Any) -> bool:
+    """Whether this text is the name of nothing that is there, and no path or URL: it may be meant for an axis."""
+    if not isinstance(weights, str) or not weights:
+        return False
+    return not any(mark in weights for mark in "/:[") and not os.path.lexists(weights)
 
 
 def _of_all_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], align: Align, called: str) -> Any:

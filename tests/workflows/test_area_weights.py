@@ -12,7 +12,7 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tilewright.pipeline.errors import ShapeError
+from tilewright.pipeline.errors import OptionError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Event
 
 TIMES, LATITUDES, LONGITUDES = 9, 4, 3
@@ -82,3 +82,32 @@ def test_nan_that_nobody_said_to_be_missing_is_told_of(
     told.clear()
     tw.cov(x, tmp_path / "d.zarr", sum_over="time", missing="nan", cluster=client, listener=told.append)
     assert not [event for event in told if isinstance(event, Caution)]
+
+
+@pytest.mark.parametrize("said", ["lat", "lat=cos"])
+@pytest.mark.parametrize(
+    ("function", "options", "which"),
+    [
+        (tw.cov, {"sum_over": "time"}, "summed over is 0"),
+        (tw.cov, {"sum_over": ["lat", "lon"]}, "summed over are 1, 2"),
+        (tw.eofs, {"sum_over": "time", "k": 1}, "of the variables are 1, 2"),
+    ],
+)
+def test_a_word_that_names_no_array_is_told_the_axes(
+    tmp_path: Path, field: np.ndarray, said: str, function: Any, options: dict[str, Any], which: str
+) -> None:
+    x = stored(tmp_path / "x.zarr", field, AXES)
+    with pytest.raises(OptionError) as caught:
+        function(x, weights=said, **options)
+    message = str(caught.value)
+    assert message.startswith(
+        f"weights='{said}' names no stored array; give the path of one, or weights by axis"
+    )
+    assert "{'lat': 'cos'}" in message
+    assert f"are 0 ('time'), 1 ('lat'), 2 ('lon'), and {which}" in message
+
+
+def test_a_path_of_nothing_is_still_told_as_one(tmp_path: Path, field: np.ndarray) -> None:
+    x = stored(tmp_path / "x.zarr", field, AXES)
+    with pytest.raises(StoreError, match=r"no Zarr array at .*/none\.zarr, where no file or folder is"):
+        tw.cov(x, sum_over="time", weights=str(tmp_path / "none.zarr"))
