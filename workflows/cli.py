@@ -352,7 +352,8 @@ def _run_neighbours(
 ) -> None:
     """Run one of the functions of ``workflows.neighbours``."""
     if not 1 <= len(inputs) <= 2:
-        raise click.UsageError("give A.zarr [B.zarr] OUT.zarr; pairs that are only counted have no OUT.zarr")
+        counted = "; pairs that are only counted have no OUT.zarr" if name == "pairs" else ""
+        raise click.UsageError(f"give A.zarr [B.zarr] OUT.zarr{counted}")
     from tilewright.workflows.neighbours import search
 
     given = inputs[0], inputs[1] if len(inputs) > 1 else None, out

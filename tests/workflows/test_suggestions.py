@@ -58,6 +58,14 @@ def test_an_empty_option_is_a_usage_error_that_says_what_to_give(line: str, want
     assert result.stderr.rstrip("\n").endswith(said)
 
 
+def test_only_pairs_are_told_that_what_is_counted_has_no_output() -> None:
+    for command, counted in (("topk", False), ("pairs", True)):
+        result = CliRunner().invoke(cli, [command])
+        assert result.exit_code == 2
+        assert "give A.zarr [B.zarr] OUT.zarr" in result.stderr
+        assert ("only counted" in result.stderr) is counted
+
+
 def test_profiles_and_settings_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for given, said in (
