@@ -112,7 +112,8 @@ SETTINGS = (
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
-            " takes 64 times as much, 512 MiB at most; 32 KiB at least, or handing out takes all the time",
+            " takes 64 times as much, 512 MiB at most, and words, lines and n-grams of plain text on many cores up to"
+            " 8 MiB for each thread; 32 KiB at least, or handing out takes all the time",
             least=2**15),
     Setting("tilewright.verify-rounds", 2, "rounds",
             f"independent rounds of the check of a product, at most {MOST_ROUNDS}",

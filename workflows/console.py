@@ -139,7 +139,8 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             left = super().parse_args(ctx, args)
-            check_not_empty(ctx)
+            if not ctx.resilient_parsing:  # of a line that is being completed
+                check_not_empty(ctx)
             return left
         except click.NoSuchOption as error:
             raise misspelt_option(self, error.option_name, ctx) from None

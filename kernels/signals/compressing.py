@@ -174,9 +174,8 @@ def compressed_nbytes(data: np.ndarray, edges: np.ndarray) -> np.ndarray:
     finally:
         library.end(stream)
     if done < len(found):
-        raise zlib.error(
-            f"zlib does not compress document {done} of a block: {stream.msg or 'no reason given'}"
-        )
+        reason = stream.msg.decode() if stream.msg else "no reason given"
+        raise zlib.error(f"zlib does not compress document {done} of a block: {reason}")
     return found
 
 

@@ -310,7 +310,9 @@ class CodedUpload:
         slot = self._decoding.take() if ready else None  # which may take note of batches that are done
         with self._changed:
             left = len(self._chunks) - self._next
-            choice: Choice | None = None
+            choice: Choice | None = (
+                Choice.WAIT if self._beginning else None
+            )  # for a batch that is to be brought
             if left:
                 at_once = self._decoding.at_once(self._nbytes)
                 choice = Choice.CORE

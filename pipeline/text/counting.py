@@ -74,8 +74,12 @@ that is sorted from."""
 TOLD_NBYTES = 2**22
 """Of a file of so many bytes that is not cut, it is told how far it has been read."""
 
-SHARES_OF_HOST = 8
-"""A worker's memory is at least so many times the plain text of which its threads count the tokens."""
+SHARE_NBYTES = 2**23
+"""Plain text of which a thread counts the tokens at a time, where there is memory for it. Its table grows from nothing,
+and its list is merged with others': shares of 2 MiB of text take more than twice as long."""
+SHARES_OF_HOST = 64
+"""A worker's memory is at least so many times that of all its threads. Of random bytes n-grams take 45 times as much
+until they are merged, lines of which none comes again 23 times, n-grams of words 10."""
 
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
@@ -314,7 +318,7 @@ def _work(
     if on_gpus:
         plain_nbytes = min(_task_blocks(kind, workers) * min(block, LANE_NBYTES), share)
     elif shares:
-        plain_nbytes = min(shares * _share_nbytes(workers, block, decompressors), share)
+        plain_nbytes = min(max(block, shares * min(block, _share_nbytes(workers, decompressors))), share)
     most = MOST_DOCUMENTS
     if per_document and isinstance(kind, Kind) and (on_gpus or kind.bins <= MOST_BINS_OF_ARRAYS):
         most = max(1, ROWS_NBYTES // (kind.bins * 8))
@@ -353,12 +357,10 @@ def _task_blocks(kind: Kind | TokenKind, workers: Sequence[WorkerFacts]) -> int:
     return max(1, min(most, min(shares, default=most * LANE_NBYTES) // LANE_NBYTES))
 
 
-def _share_nbytes(workers: Sequence[WorkerFacts], block: int, threads: int) -> int:
-    """Plain text of which a thread counts the tokens at a time. It holds it; and its table grows from nothing, and its
-    list is merged with others', so that small shares take several times as long."""
+def _share_nbytes(workers: Sequence[WorkerFacts], threads: int) -> int:
+    """Plain text of which each of a worker's threads counts the tokens at a time."""
     limits = [worker.host_limit_nbytes for worker in workers if worker.host_limit_nbytes is not None]
-    rooms = [max(LEAST_PIECE_NBYTES, limit // (SHARES_OF_HOST * threads)) for limit in limits]
-    return min([block, *rooms])
+    return min([SHARE_NBYTES, *(limit // (SHARES_OF_HOST * threads) for limit in limits)])
 
 
 def _reduction(before: Total) -> Reduction[Counts | None, Total]:

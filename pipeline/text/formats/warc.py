@@ -226,7 +226,9 @@ class Records:
             self._identified = self._identified or any(each is not None for each in named)
         if count:
             self._documents += count
-            self._found.ended("", count, numbers=numbers[:count], ids=named)
+            self._found.ended(
+                "", count, numbers=numbers[:count].copy(), ids=named
+            )  # not all that was room for
         return int(state[loop.FILLED]), ends[:count]
 
     def _read_header(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -463,6 +464,38 @@ def test_one_thread_at_a_time_looks_at_headers(tmp_path: Path, monkeypatch: pyte
     )
     run_by(upload, 4)
     assert most == [1, 1, 1, 1]
+    assert upload.failed() == list(range(16))
+
+
+def test_nobody_leaves_while_the_last_batch_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is to be brought: also not who saw that none was begun, just before."""
+    left = threading.Event()
+
+    def look(*arguments: Any, **options: Any) -> Any:
+        left.wait(0.2)
+        return look_at(*arguments, **options)
+
+    def run() -> None:
+        upload.run(None, None)
+        left.set()
+
+    monkeypatch.setattr(upload_module, "look_at", look)
+    upload = uploads_of(tmp_path / "a", [PretendedSlot(16, 2**16)], lambda _: Brought(count=16))
+    begun, take = threading.Barrier(2), upload._take
+
+    def taken(*, helps: bool) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            begun.wait(1)  # both have seen that nobody begins one
+        return take(helps=helps)
+
+    upload._take = taken  # type: ignore[method-assign]
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert not left.wait(0.15)
+    begun.abort()
+    for thread in threads:
+        thread.join(10)
     assert upload.failed() == list(range(16))
 
 
