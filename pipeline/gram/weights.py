@@ -127,7 +127,7 @@ def _is_word(weights: Any) -> bool:
     """Whether this text is the name of nothing that is there, and no path or URL: it may be meant for an axis."""
     if not isinstance(weights, str) or not weights:
         return False
-    return not any(mark in weights for mark in "/:[") and not os.path.lexists(weights)
+    return not any(mark in weights for mark in "/.:[") and not os.path.lexists(weights)
 
 
 def _of_all_axes(weights: Any, x: zarr.Array[Any], axes: tuple[int, ...], align: Align, called: str) -> Any:
