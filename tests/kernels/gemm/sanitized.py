@@ -4,10 +4,10 @@
 
 ``make sanitize`` runs all of them. A target is ``histogram``, ``documents``, ``dot``, ``mutex`` or ``matmul``, or one
 part of it such as ``dot:int8`` or ``matmul:skinny``; or one of `TESTED`, whose cases are tests. Each part runs in a
-process of its own under each tool, as many at once as there are cores, and prints one line: tool, part, exit code,
-seconds, and how many cases it ran. With ``--logs`` each also writes what it says to a file there as it goes, so that a
-run that is cut short shows how far it came. The exit code is the highest of all. It needs a GPU and
-``compute-sanitizer``, from the CUDA toolkit or ``pip install 'cuda-toolkit[sanitizer]'``.
+process of its own under each tool, as many at once as there are cores and as the GPU has memory for, and prints one
+line: tool, part, exit code, seconds, and how many cases it ran. With ``--logs`` each also writes what it says to a file
+there as it goes, so that a run that is cut short shows how far it came. The exit code is the highest of all. It needs a
+GPU and ``compute-sanitizer``, from the CUDA toolkit or ``pip install 'cuda-toolkit[sanitizer]'``.
 
 Most of the time goes into compiling: a variant takes the compiler seconds, and the tool as long again. So cases come
 in the order of what they add, and `--seconds` cuts them off: first one ragged product of every dtype, then the other
@@ -74,6 +74,11 @@ TESTED = {
 """Targets whose cases are tests, and where these are."""
 EXIT = 9
 """What the sanitizer exits with where it found something; a target that fails by itself exits with 1."""
+OPTIONS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
+"""Of each tool. Calls of the driver that fail are left to those that make them: NVIDIA's bindings, when they are
+imported, ask it for every function they know, of which an older driver lacks some thirty."""
+PART_NBYTES = 8 * 2**30
+"""Of the GPU's memory, that a part may take with its tool."""
 
 
 def parts(target: str) -> list[str]:
@@ -298,14 +303,30 @@ def sanitizer() -> str:
     return str(found)
 
 
+def at_once() -> int:
+    """How many parts may run at once on this machine."""
+    from numba import cuda
+
+    room = cuda.current_context().get_memory_info().free // PART_NBYTES
+    return max(1, min(len(os.sched_getaffinity(0)), room))
+
+
 def run_under(tool: str, target: str, seconds: float, logs: Path | None) -> int:
     """Run a part under a tool, and print one line about it, and what the tool said where it found something.
 
     What both say goes to a file TOOL-PART.log in ``logs`` as it comes. Returns the exit code, for a process ended by a
     signal as a shell gives it.
     """
-    command = [sanitizer(), "--tool", tool, "--error-exitcode", str(EXIT), "--target-processes", "all"]
-    command += ["--print-limit", "20", sys.executable, "-m", "tests.kernels.gemm.sanitized"]
+    command = [sanitizer(), "--tool", tool, *OPTIONS[tool], "--error-exitcode", str(EXIT)]
+    command += [
+        "--target-processes",
+        "all",
+        "--print-limit",
+        "20",
+        sys.executable,
+        "-m",
+        "tests.kernels.gemm.sanitized",
+    ]
     command += ["--inside", target, "--seconds", str(seconds)]
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -331,7 +352,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="*", default=[*CASES, *TESTED], metavar="TARGET")
     parser.add_argument("--seconds", type=float, default=600.0, help="for the cases of one part; 600")
-    parser.add_argument("--jobs", type=int, default=min(16, len(os.sched_getaffinity(0))), help="at once")
+    parser.add_argument(
+        "--jobs", type=int, help="at once; as many as there are cores, and as the GPU has memory for"
+    )
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="for a file of each part's output")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="may be repeated; both")
     parser.add_argument("--inside", action="store_true", help="run the cases themselves, under no tool")
@@ -347,7 +370,7 @@ def main() -> int:
     if options.logs is not None:
         options.logs.mkdir(parents=True, exist_ok=True)
     jobs = [(tool, part, options.seconds, options.logs) for part in wanted for tool in options.tool or TOOLS]
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with ThreadPoolExecutor(options.jobs or at_once()) as pool:
         codes = list(pool.map(run_under, *zip(*jobs, strict=True)))
     print(f"{len(codes) - sum(map(bool, codes))} of {len(codes)} found nothing", flush=True)
     return max(codes, default=0)
