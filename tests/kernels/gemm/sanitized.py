@@ -77,7 +77,7 @@ EXIT = 9
 OPTIONS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 """Of each tool. Calls of the driver that fail are left to those that make them: NVIDIA's bindings, when they are
 imported, ask it for every function they know, of which an older driver lacks some thirty."""
-PART_NBYTES = 8 * 2**30
+PART_NBYTES = 16 * 2**30
 """Of the GPU's memory, that a part may take with its tool."""
 
 
