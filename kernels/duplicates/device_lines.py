@@ -15,11 +15,12 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.duplicates.device_hashing import halves
-from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
+from tilewright.kernels.duplicates.device_rooms import Rooms
 from tilewright.kernels.duplicates.device_units import scanning
 from tilewright.kernels.duplicates.line_tiles import SPAN, THREADS, TILE
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.device_array import strided_view
+from tilewright.kernels.gpu.transfer import download
 from tilewright.kernels.histograms.tables.device_keys import arithmetic
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.launcher import Launcher
@@ -103,8 +104,7 @@ def find_newlines(text: Any, stop: int, rooms: Rooms, stream: Any, most: int) ->
     words = as_words(text)
     totals = rooms.of("newlines of tiles", tiles, np.int64)
     LINES.enqueue((False,), tiles, THREADS, stream, words, stop, totals, totals)
-    found = downloaded(totals, tiles, stream)
-    stream.synchronize()
+    found = download(totals[:tiles], stream)
     ends = found.cumsum()
     count = int(ends[-1])
     if count > most:
@@ -124,8 +124,7 @@ def newlines_of(text: Any, stop: int, rooms: Rooms, stream: Any, most: int) -> N
     places, count = found
     if not count:
         return Newlines(np.empty(0, np.int64), np.empty(0, np.bool_))
-    told = downloaded(places, count, stream)
-    stream.synchronize()
+    told = download(places[:count], stream)
     return Newlines(told >> 1, (told & 1).astype(np.bool_))
 
 

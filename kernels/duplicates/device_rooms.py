@@ -35,9 +35,3 @@ class Rooms:
         array = self.of(name, len(values), values.dtype)
         array[: len(values)].copy_to_device(values, stream=stream)
         return array
-
-
-def downloaded(array: Any, size: int, stream: Any) -> np.ndarray:
-    """The first elements of an array, once the stream has passed this."""
-    found: np.ndarray = array[:size].copy_to_host(stream=stream)
-    return found

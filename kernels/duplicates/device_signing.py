@@ -14,12 +14,13 @@ import numpy as np
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.duplicates.device_minhash import CHUNK, FORM_KEYS, KEY_THREADS, SIGN
 from tilewright.kernels.duplicates.device_minhash import THREADS as SIGNERS
-from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
+from tilewright.kernels.duplicates.device_rooms import Rooms
 from tilewright.kernels.duplicates.device_units import GAPS, OF_TEXT, SCAN, SCANNERS, WALK
 from tilewright.kernels.duplicates.folding import Folding, folding_of
 from tilewright.kernels.duplicates.signing import Signing, Signs, sign_on_cores
 from tilewright.kernels.duplicates.signing_memory import SLACK, THREADS, TILE, WORD_NBYTES
 from tilewright.kernels.gpu.device_array import strided_view
+from tilewright.kernels.gpu.transfer import download
 from tilewright.kernels.histograms.select import clear
 from tilewright.kernels.histograms.token_kinds import word_table
 from tilewright.kernels.numbers import ceil_div
@@ -91,11 +92,10 @@ class DeviceSigner:
         FORM_KEYS.enqueue(
             (), grid, KEY_THREADS, stream, signed, documents, num_perm, bands, self._signing.rows, keys
         )
-        begins = downloaded(unit_edges, documents + 1, stream)
-        found_keys = downloaded(keys, bands * documents, stream)
-        each = downloaded(signed, documents * num_perm, stream) if signatures else None
-        unsettled = downloaded(others, documents, stream) if self._folds else np.zeros(1, np.uint8)
-        stream.synchronize()
+        begins = download(unit_edges[: documents + 1], stream)
+        found_keys = download(keys[: bands * documents], stream)
+        each = download(signed[: documents * num_perm], stream) if signatures else None
+        unsettled = download(others[:documents], stream) if self._folds else np.zeros(1, np.uint8)
         found = Signs(
             np.diff(begins) > 0,
             found_keys.reshape(bands, documents),
@@ -104,8 +104,7 @@ class DeviceSigner:
         if unsettled.any():
             ends = edges[1:] if ends is None else ends
             if data is None:
-                data = downloaded(text, stop, stream)
-                stream.synchronize()
+                data = download(text[:stop], stream)
             found = self._with_others(found, data, edges, ends, np.flatnonzero(unsettled))
         return found
 
@@ -129,9 +128,7 @@ class DeviceSigner:
         # What nothing is written to may be anything of its type.
         walk(False, others, sums)
         SCAN.enqueue((), 1, SCANNERS, stream, totals, tiles, edges, documents, stop, unit_edges)
-        every_tile = totals[tiles : tiles + 1].copy_to_host(stream=stream)
-        stream.synchronize()
-        every = int(every_tile[0])
+        every = int(download(totals[tiles : tiles + 1], stream)[0])
         nbytes, units = every >> OF_TEXT, every & ((1 << OF_TEXT) - 1)
         if not units:
             clear(unit_edges, stream)

@@ -151,6 +151,18 @@ class _Staging(threading.local):
 _staging = _Staging()
 
 
+def download(array: Any, stream: Any) -> np.ndarray:
+    """A host array with the elements of a contiguous device array; there once this returns.
+
+    The stream is waited for before the copy begins: a copy to memory that is not pinned waits by itself, and copies of
+    other threads wait with it for what this stream has to do.
+    """
+    stream.synchronize()
+    found: np.ndarray = array.copy_to_host(stream=stream)
+    stream.synchronize()
+    return found
+
+
 def upload(host: np.ndarray, stream: Any) -> Any:
     """A device array with the elements of a contiguous host array, which may be changed as soon as this
     returns.

@@ -20,6 +20,7 @@ import numpy as np
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
+from tilewright.kernels.gpu.transfer import download
 from tilewright.kernels.histograms.device_tokens import (
     BLOCKS_PER_MULTIPROCESSOR,
     COUNT,
@@ -144,7 +145,7 @@ class DeviceCounter:
                 self._drain(text, places, control)
             if done:
                 break
-        longs = self._longs[: int(control[LONG])].copy_to_host(stream=self.stream)
+        longs = download(self._longs[: int(control[LONG])], self.stream)
         self.lost += int(control[LOST])
         self._clear(np.zeros(CONTROLS, np.int64))
         for place in np.sort(longs).tolist():
@@ -173,9 +174,7 @@ class DeviceCounter:
         )
 
     def _control_now(self) -> np.ndarray:
-        control: np.ndarray = self._control.copy_to_host(stream=self.stream)
-        self.stream.synchronize()
-        return control
+        return download(self._control, self.stream)
 
     def _clear(self, control: np.ndarray) -> None:
         """Empty the table."""
@@ -191,8 +190,7 @@ class DeviceCounter:
         clear(self._sizes, self.stream)
         table = (text, places, self._kind.n, self._letters, self._table, used, self._sizes)
         MEASURE.enqueue((self._form == "words",), grid, THREADS, self.stream, *table)
-        sizes = self._sizes.copy_to_host(stream=self.stream)
-        self.stream.synchronize()
+        sizes = download(self._sizes, self.stream)
         ends = sizes.reshape(2, PREFIXES).cumsum(axis=1)
         entries, nbytes = ends[:, -1].tolist()
         self._sizes.copy_to_device((ends - sizes.reshape(2, PREFIXES)).ravel(), stream=self.stream)
@@ -202,7 +200,7 @@ class DeviceCounter:
             for length, dtype in ((nbytes, np.uint8), (entries, np.uint64), (entries, np.uint32))
         ]
         DRAIN.enqueue((self._form == "words",), grid, THREADS, self.stream, *table, *made)
-        data, told, counts = (array.copy_to_host(stream=self.stream) for array in made)
+        data, told, counts = (download(array, self.stream) for array in made)
         control = control.copy()
         control[[FULL, LEFT]] = 0
         self._clear(control)

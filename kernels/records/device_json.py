@@ -27,10 +27,11 @@ from numba import cuda
 from tilewright.kernels.duplicates import device_lines
 from tilewright.kernels.duplicates.device_hashing import halves
 from tilewright.kernels.duplicates.device_lines import as_words, find_newlines
-from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
+from tilewright.kernels.duplicates.device_rooms import Rooms
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.compiled import device_function, multiprocessors
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
+from tilewright.kernels.gpu.transfer import download
 from tilewright.kernels.histograms.select import clear
 from tilewright.kernels.histograms.tables.device_keys import arithmetic
 from tilewright.kernels.numbers import ceil_div, round_up
@@ -753,8 +754,7 @@ class TextFinder:
                 cursor, numbers[row : row + ROW_LENGTH], numbers[listed(count, place) : listed(count, place + 1)],
                 MOST_UNDECIDED, ends, int(pairs),
             )  # fmt: skip
-        told = downloaded(numbers, head, stream)
-        stream.synchronize()
+        told = download(numbers[:head], stream)
         rows = told[CURSOR_AND_ENDS:].reshape(-1, ROW_LENGTH)
         undecided = [
             self._undecided(numbers, listed(count, place), min(int(lines), MOST_UNDECIDED))
@@ -765,9 +765,7 @@ class TextFinder:
     def _undecided(self, numbers: Any, begin: int, count: int) -> np.ndarray:
         if not count:
             return np.empty((0, 2), np.int64)
-        found: np.ndarray = numbers[begin : begin + 2 * count].copy_to_host(stream=self.stream)
-        self.stream.synchronize()
-        return found.reshape(-1, 2)
+        return download(numbers[begin : begin + 2 * count], self.stream).reshape(-1, 2)
 
 
 def _grid(lines: int) -> int:

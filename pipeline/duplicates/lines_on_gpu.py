@@ -23,10 +23,11 @@ from numba import cuda
 from tilewright.kernels.duplicates import device_digests, device_lines
 from tilewright.kernels.duplicates.device_digests import hash_texts
 from tilewright.kernels.duplicates.device_lines import Newlines, as_words, newlines_of
-from tilewright.kernels.duplicates.device_rooms import Rooms, downloaded
+from tilewright.kernels.duplicates.device_rooms import Rooms
 from tilewright.kernels.duplicates.device_signing import DeviceSigner
 from tilewright.kernels.duplicates.signing import Signing, Signs
 from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
+from tilewright.kernels.gpu.transfer import download
 from tilewright.pipeline.duplicates.room import MOST_SIGNED, may_be_lines
 from tilewright.pipeline.text.corpus import Piece, check_as_listed
 from tilewright.pipeline.text.formats.reading import Reading
@@ -128,9 +129,7 @@ class _ChunkSigner:
         ends = self._rooms.uploaded("ends", lines.ends, self.stream)
         found = self._rooms.of("digests", 2 * count, np.uint64)
         hash_texts(as_words(text), starts, ends, count, self._secret, found, self.stream)
-        digests = downloaded(found, 2 * count, self.stream)
-        self.stream.synchronize()
-        return digests.reshape(-1, 2)
+        return download(found[: 2 * count], self.stream).reshape(-1, 2)
 
     def signs(self, text: Any, lines: Lines, *, signatures: bool) -> Iterator[Signs]:
         """The signatures of lines, some at a time."""

@@ -23,6 +23,7 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.gpu.memory import is_out_of_memory, memory_that_ran_out
+from tilewright.kernels.gpu.transfer import download
 from tilewright.kernels.histograms.select import add_counts, clear
 from tilewright.kernels.histograms.token_counting import TokenCounts
 from tilewright.kernels.histograms.token_kinds import TokenKind
@@ -218,7 +219,7 @@ def count_field_words(
 
                     counted += chunks.all_done(group, find, check)
                     clock = time.perf_counter()
-                    filled = LEAD + int(cursor.copy_to_host(stream=tally.stream)[0])
+                    filled = LEAD + int(download(cursor, tally.stream)[0])
                     edges = np.array([0, filled])
                     tally.counter.count(out, edges, 0, filled, partial(_reading_from, out, filled))
                     counting += time.perf_counter() - clock

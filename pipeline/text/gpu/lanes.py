@@ -23,7 +23,7 @@ from numba import cuda
 
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
-from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
+from tilewright.kernels.gpu.transfer import download, pinned_bytes, upload_stream
 from tilewright.kernels.histograms.device_token_counting import DeviceCounter, Run
 from tilewright.kernels.histograms.device_token_counting import prepare as prepare_tokens
 from tilewright.kernels.histograms.device_tokens import AFTER
@@ -94,9 +94,7 @@ class CountingLane(Lane):
         edges = np.array([0, len(block.data)]) if block.edges is None else block.edges
         offsets = DocumentOffsets.once(edges)
         counts = count_on_device(device, offsets, block.start, block.stop, kind, self.stream)
-        found: np.ndarray = counts.copy_to_host(stream=self.stream)
-        self.stream.synchronize()
-        return found
+        return download(counts, self.stream)
 
     def _upload(self, block: Block) -> Any:
         return self.bring(block.data)
