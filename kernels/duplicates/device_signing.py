@@ -117,16 +117,16 @@ class DeviceSigner:
         totals = self._rooms.of("totals", tiles + 1, np.uint64)
         of = (kind.unit, self._folds)
 
-        def walk(writes: bool, out: Any, places: Any) -> None:
+        def walk(writes: bool, out: Any, words: Any, places: Any) -> None:
             if tiles:
                 WALK.enqueue(
                     (*of, writes), tiles, THREADS, stream,
                     *(text, edges, ends, documents, stop, self._letters, self._numbers, self._folded),
-                    *(sums, totals, others, out, places, unit_edges),
+                    *(sums, totals, others, out, words, places, unit_edges),
                 )  # fmt: skip
 
         # What nothing is written to may be anything of its type.
-        walk(False, others, sums)
+        walk(False, others, sums, sums)
         SCAN.enqueue((), 1, SCANNERS, stream, totals, tiles, edges, documents, stop, unit_edges)
         every = int(download(totals[tiles : tiles + 1], stream)[0])
         nbytes, units = every >> OF_TEXT, every & ((1 << OF_TEXT) - 1)
@@ -135,7 +135,7 @@ class DeviceSigner:
             return
         words = self._rooms.of("words", ceil_div(nbytes + SLACK, WORD_NBYTES), np.uint32)
         places = self._rooms.of("places", units + 1, np.uint32)
-        walk(True, _as_bytes(words), places)
+        walk(True, _as_bytes(words), words, places)
         gap = GAPS[kind.unit]
         SIGN.enqueue(
             (self._signing.hash, self._signing.scheme), ceil_div(units, CHUNK), SIGNERS, stream,

@@ -73,6 +73,35 @@ def scanning(threads: int) -> Any:
     return scanned
 
 
+def putting() -> tuple[Any, Any]:
+    """Inside a kernel, how a thread writes the bytes of its own stretch, from ``first`` on, one behind the other: four
+    at a time, which is a quarter of the stores. ``pending = put(out, out_words, first, pending, at, byte)`` for each,
+    and ``put_last(out, first, pending, end)`` behind the last. What others write of a word of four stays theirs."""
+    word, _, whole = arithmetic()
+
+    @cuda.jit(device=True, inline="always")
+    def put_some(out: Any, first: Any, pending: Any, begin: Any, end: Any) -> None:
+        for at in range(max(first, begin), end):
+            out[word(at)] = whole(pending >> word(8 * (at - begin)) & word(0xFF))
+
+    @cuda.jit(device=True, inline="always")
+    def put(out: Any, out_words: Any, first: Any, pending: Any, at: Any, byte: Any) -> Any:
+        pending |= byte << word(8 * (at & 3))
+        if at & 3 == 3:
+            if at - 3 >= first:
+                out_words[word(at >> 2)] = pending
+            else:
+                put_some(out, first, pending, at - 3, at + 1)
+            pending = word(0)
+        return pending
+
+    @cuda.jit(device=True, inline="always")
+    def put_last(out: Any, first: Any, pending: Any, end: Any) -> None:
+        put_some(out, first, pending, end - (end & 3), end)
+
+    return put, put_last
+
+
 def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
     """The plain function of the kernel that goes over documents.
 
@@ -81,19 +110,20 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
     words alone. numbers, folded: `Folding`, where texts are folded. sums: uint32[blocks * THREADS], of each thread what
     becomes of those of its tile before it; totals: uint64[blocks], of each tile. Without ``writes`` these two are
     written, and ``others``, uint8[documents], is set to 1 where a document has a character that is `UNSETTLED`. With
-    ``writes``, ``totals`` is as `SCAN` leaves it, and written are out, uint8, the units; places, uint32, where each
-    begins, and one more would; unit_edges, int64, which is the first of a document that begins before ``stop``. Block:
-    THREADS, a tile each; shared memory: 2 KiB.
+    ``writes``, ``totals`` is as `SCAN` leaves it, and written are out, uint8, the units, whose memory is also
+    out_words, uint32; places, uint32, where each begins, and one more would; unit_edges, int64, which is the first of a
+    document that begins before ``stop``. Block: THREADS, a tile each; shared memory: 2 KiB.
     """
     word, _, whole = arithmetic()
     step_from, is_letter, follows_letter, _ = reading()
     character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
     between, scanned = between_function(), scanning(THREADS)
+    put, put_last = putting()
     of_words = unit == "word"
 
     def walk(
         data: Any, edges: Any, ends: Any, documents: Any, stop: Any, letters: Any, numbers: Any, folded: Any,
-        sums: Any, totals: Any, others: Any, out: Any, places: Any, unit_edges: Any,
+        sums: Any, totals: Any, others: Any, out: Any, out_words: Any, places: Any, unit_edges: Any,
     ) -> None:  # fmt: skip
         found = cuda.shared.array(2, numba.int64)
         added = cuda.shared.array(THREADS, numba.uint32)
@@ -123,6 +153,7 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
                 while empty >= 0 and whole(edges[word(empty)]) == a:
                     unit_edges[word(empty)] = units
                     empty -= 1
+        first, pending = nbytes, word(0)
         i = a
         while i < b:
             lo, hi = whole(edges[word(document)]), whole(ends[word(document)])
@@ -143,7 +174,7 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
                     counts = is_letter(step, letters)
                     if counts and not inside:
                         if writes:
-                            out[word(nbytes)] = BLANK
+                            pending = put(out, out_words, first, pending, nbytes, word(BLANK))
                             places[word(units)] = nbytes + 1
                         nbytes += 1
                         units += 1
@@ -168,7 +199,7 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
                             byte = whole(bytes_of >> word(8 * k) & word(0xFF))
                             if stored:
                                 byte = whole(data[word(i + k)])
-                            out[word(nbytes + k)] = byte
+                            pending = put(out, out_words, first, pending, nbytes + k, word(byte))
                             if not of_words and byte & 0xC0 != 0x80:
                                 places[word(units)] = nbytes + k
                                 units += 1
@@ -178,7 +209,9 @@ def walk_function(unit: str, folds: bool, writes: bool) -> Callable[..., None]:
                 i += length
             document += 1
             i = max(i, whole(edges[word(document)]))  # what ends a document is passed over
-        if not writes:
+        if writes:
+            put_last(out, first, pending, nbytes)
+        else:
             mine = numba.uint32(nbytes << OF_TILE | units)
             through = scanned(added, thread, mine)
             sums[word(tile * THREADS + thread)] = through - mine
@@ -232,7 +265,7 @@ WALK = Launcher(
     walk_function,
     lambda unit, folds, writes: numba.void(
         *(BYTES, PLACES, PLACES, _NUMBER, _NUMBER, BYTES, _NUMBERS, SUMS),
-        *(WORDS, SUMS, BYTES, BYTES, WORDS, PLACES),
+        *(WORDS, SUMS, BYTES, BYTES, WORDS, WORDS, PLACES),
     ),
 )
 SCAN = Launcher(scan_function, lambda: numba.void(SUMS, _NUMBER, PLACES, _NUMBER, _NUMBER, PLACES))
