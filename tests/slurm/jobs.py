@@ -16,6 +16,8 @@ import numpy as np
 import zarr
 
 from tests.object_stores.servers import client
+from tilewright.pipeline.errors import OutputExistsError
+from tilewright.pipeline.product.output import check_output_free
 from tilewright.pipeline.store.remote.opening import store_at
 
 Chunks = dict[str, tuple[object, object]]
@@ -188,6 +190,15 @@ class Run:
         report: dict[str, object] = json.loads((self.place / f"{self.name}.stdout").read_text())
         self.verify()
         return report
+
+    def is_whole(self) -> bool:
+        """Whether the product has its place, however the command came to its end: one that is stopped just after that
+        loses nothing, and no other would go on with it."""
+        try:
+            check_output_free(self.output if self.server else self.place / self.output, overwrite=False)
+        except OutputExistsError:
+            return True
+        return False
 
     def verify(self) -> None:
         """Compare the whole product with NumPy's."""

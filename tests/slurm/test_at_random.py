@@ -116,11 +116,13 @@ def stop_at_random(
                 again = run.stored_again()
                 assert again <= allowed * CHUNKS, told
                 most = max(most, again)
-                if run.process.poll() == 0:
-                    run.verify()
-                    products, before, run = products + 1, {}, None
-                elif run.process.poll() is not None:
-                    before, run = run.before, None
+                if run.process.poll() is not None:
+                    if run.process.poll() == 0 or run.is_whole():
+                        run.verify()
+                        products, before = products + 1, {}
+                    else:
+                        before = run.before
+                    run = None
         if run is None:
             run = submit(seconds=0, profile="patient", output=f"{where}C{products}.zarr")
             run.before = before
