@@ -458,6 +458,19 @@ def count_ngrams(table, units, first, last, n, bits, rolling):  # type: ignore[n
     return place
 
 
+@njit(nogil=True)
+def _end_row(table, state, end, columns, values, ends):  # type: ignore[no-untyped-def]
+    """Put what a table has counted of a document that ends at ``end`` into rows, and have the next begin there; whether
+    there was room."""
+    place = put_row(table, columns, values, state[PLACE])
+    if place < 0:
+        return False
+    ends[state[DOCUMENT]] = state[PLACE] = place
+    state[DOCUMENT] += 1
+    state[AT] = end
+    return True
+
+
 @kept
 @njit(nogil=True)
 def rows_of_words(table, lo, edges, letters, units, state, columns, values, ends):  # type: ignore[no-untyped-def]
@@ -473,12 +486,8 @@ def rows_of_words(table, lo, edges, letters, units, state, columns, values, ends
             why, state[AT], _ = scan_words(table, state[AT], end, end, True, letters, units, 0)
             if why != DONE:
                 return why
-        place = put_row(table, columns, values, state[PLACE])
-        if place < 0:
+        if not _end_row(table, state, end, columns, values, ends):
             return FULL
-        ends[state[DOCUMENT]] = state[PLACE] = place
-        state[DOCUMENT] += 1
-        state[AT] = end
     return DONE
 
 
@@ -492,12 +501,8 @@ def rows_of_lines(table, lo, edges, state, columns, values, ends):  # type: igno
             why, state[AT] = scan_lines(table, state[AT], end, end, True)
             if why != DONE:
                 return why
-        place = put_row(table, columns, values, state[PLACE])
-        if place < 0:
+        if not _end_row(table, state, end, columns, values, ends):
             return FULL
-        ends[state[DOCUMENT]] = state[PLACE] = place
-        state[DOCUMENT] += 1
-        state[AT] = end
     return DONE
 
 
@@ -506,19 +511,6 @@ def _count_found(grams, units, n, bits, rolling, state):  # type: ignore[no-unty
     """Count the n-grams that end in the units that were found; whether there was room for all."""
     state[FIRST] = count_ngrams(grams, units, state[FIRST], state[LAST], n, bits, rolling)
     return state[FIRST] == state[LAST]
-
-
-@njit(nogil=True)
-def _end_row(grams, rolling, state, end, columns, values, ends):  # type: ignore[no-untyped-def]
-    """Have the next document begin behind ``end``; whether there was room for the row of the last."""
-    place = put_row(grams, columns, values, state[PLACE])
-    if place < 0:
-        return False
-    rolling[:] = 0
-    ends[state[DOCUMENT]] = state[PLACE] = place
-    state[DOCUMENT] += 1
-    state[AT] = end
-    return True
 
 
 @kept
@@ -539,8 +531,9 @@ def rows_of_word_ngrams(  # type: ignore[no-untyped-def]
             state[FIRST] = 0
             if why == ROOM:
                 return ROOM
-        if not _end_row(grams, rolling, state, end, columns, values, ends):
+        if not _end_row(grams, state, end, columns, values, ends):
             return FULL
+        rolling[:] = 0
     return DONE
 
 
@@ -557,8 +550,9 @@ def rows_of_character_ngrams(grams, lo, edges, units, n, bits, rolling, state, c
                 break
             _, state[AT], state[LAST] = decode_characters(state[AT], end, end, True, units)
             state[FIRST] = 0
-        if not _end_row(grams, rolling, state, end, columns, values, ends):
+        if not _end_row(grams, state, end, columns, values, ends):
             return FULL
+        rolling[:] = 0
     return DONE
 
 
@@ -573,8 +567,9 @@ def rows_of_byte_ngrams(grams, data, edges, n, bits, rolling, state, columns, va
         state[AT] = state[FIRST]
         if not is_counted:
             return NGRAMS
-        if not _end_row(grams, rolling, state, end, columns, values, ends):
+        if not _end_row(grams, state, end, columns, values, ends):
             return FULL
+        rolling[:] = 0
     return DONE
 
 
