@@ -68,6 +68,8 @@ ARGUMENTS = (
     types.uint64,  # map_c
     types.int32,  # steps
     types.int32,  # diagonal
+    types.int32,  # first_step
+    types.int32,  # last_step
 )
 """What every variant takes: scalars only, so that one compilation serves all layouts."""
 
@@ -134,7 +136,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be written at once.
     ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
     ``steps``: 0, or those of `lower_tiles`: then tiles are left out whose elements all lie in columns beyond their row
-    + ``diagonal``. Where ``config.selection`` is set, C's arguments are what `selection` says.
+    + ``diagonal``. ``first_step``, ``last_step``: the steps of the walk that are taken, the last one excluded; there
+    may be fewer. Where ``config.selection`` is set, C's arguments are what `selection` says.
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written;
     m + n powers of two (int32) of lines in two parts.
 
@@ -199,7 +202,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
     def kernel(  # type: ignore[no-untyped-def]
         map_a, map_b, c, row_stride, column_stride, m, n, k_steps, paired, accumulate, plan, workspace, map_c,
-        steps, diagonal,
+        steps, diagonal, first_step, last_step,
     ):  # fmt: skip
         planes, plan_kind = i64(1), i64(0)
         if guarded:
@@ -224,8 +227,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
         tiles_m = i32((m + cluster * tile_m - 1) // (cluster * tile_m))
         tiles_n = i32((n + tile_n - 1) // tile_n)
-        walked = steps if steps > 0 else i32(tiles_m * tiles_n)
-        first_tile, tile_stride = i32(cuda.blockIdx.x // cluster), i32(cuda.gridDim.x // cluster)
+        walked = i32(min(steps if steps > 0 else i32(tiles_m * tiles_n), last_step))
+        first_tile, tile_stride = i32(first_step + cuda.blockIdx.x // cluster), i32(cuda.gridDim.x // cluster)
         place, parity = u32(0), u32(0)
         if thread < WARPGROUP:
             give_registers()

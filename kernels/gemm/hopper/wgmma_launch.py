@@ -18,6 +18,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm.base import Capability, Variant
+from tilewright.kernels.gemm.exact.residues import RESIDUES
 from tilewright.kernels.gemm.hopper.selection import NO_COLUMN
 from tilewright.kernels.gemm.hopper.wgmma import ARGUMENTS, kernel_function, lower_tiles
 from tilewright.kernels.gemm.hopper.wgmma_config import Config
@@ -234,6 +235,12 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
     return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.uint8)
 
 
+ROUNDS = 4
+"""Cluster tiles that each cluster multiplies by residues in one launch. They take a dozen and more products one after
+the other each, and drift apart: what several read at one time, they read at several then, and the second-level cache no
+longer holds it. A launch begins when the one before has ended."""
+
+
 def persistent_grid(tiles: int, cluster: int) -> int:
     """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
     clusters = multiprocessors(current_device()) // cluster
@@ -434,6 +441,8 @@ def _launch(
         if not steps:
             return
     kernel = compiled(config)
+    grid = persistent_grid(tiles, config.cluster)
+    at_once = ROUNDS * grid // config.cluster if config.plan_kind == RESIDUES else tiles
     with _maps_lock:
         store = _map_store(current_device())
         if isinstance(stream, Recording):
@@ -441,17 +450,20 @@ def _launch(
         else:
             found = store.addresses(tuple(maps))
         map_a, map_b, *map_c = found
-        kernel.launch(
-            persistent_grid(tiles, config.cluster),
-            stream,
-            map_a,
-            map_b,
-            *out,
-            m,
-            n,
-            ceil_div(depth, config.depth),
-            *settings,
-            *(map_c or (rows,)),
-            steps,
-            diagonal,
-        )
+        for first in range(0, tiles, at_once):
+            kernel.launch(
+                min(grid, config.cluster * (tiles - first)),
+                stream,
+                map_a,
+                map_b,
+                *out,
+                m,
+                n,
+                ceil_div(depth, config.depth),
+                *settings,
+                *(map_c or (rows,)),
+                steps,
+                diagonal,
+                first,
+                first + at_once,
+            )
