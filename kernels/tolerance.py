@@ -43,6 +43,7 @@ FLOAT8_CUT = 2.0**-13
 FLOAT8_SUMS = (FLOAT8_STEPS * (FLOAT8_PRODUCTS + 2) - 1) * FLOAT8_CUT
 """The relative error of these sums, 0.0165: every term and the result of every instruction loses up to `FLOAT8_CUT`,
 and all but the first have one term more, the sum so far. Terms of about equal sizes lose far less together."""
+DOUBLE = (np.dtype(np.float64), np.dtype(np.complex128))
 _COMPLEX_STEPS = 4
 """A complex sum is within sqrt(2) g(k + 2): twice g(k + 4) covers it, and a scheme of three products."""
 
@@ -54,13 +55,13 @@ def unit_roundoff(dtype: Any) -> float:
 
 def operand_roundoff(precision: str, compute: Any) -> float:
     """The relative error of each operand of a product that is formed in the type ``compute``. In float64 ``split`` is
-    within the bound of ordinary sums (`gemm.exact.scaled_residues`)."""
-    return 0.0 if precision == "split" and compute == np.float64 else OPERAND_ROUNDOFF[precision]
+    within the bound of ordinary sums (`gemm.exact.scaled_residues`), and in complex128, whose parts it multiplies."""
+    return 0.0 if precision == "split" and compute in DOUBLE else OPERAND_ROUNDOFF[precision]
 
 
 def operand_underflow(precision: str, compute: Any) -> float:
     """The same of operands that become subnormal: absolute."""
-    return 0.0 if precision == "split" and compute == np.float64 else OPERAND_UNDERFLOW[precision]
+    return 0.0 if precision == "split" and compute in DOUBLE else OPERAND_UNDERFLOW[precision]
 
 
 def _smallest(dtype: np.dtype) -> float:
@@ -93,16 +94,18 @@ def tolerance(
     if result.kind in "iu":
         return np.zeros_like(scale)[()]
     compute = compute_dtype(result)
+    parts = 2 if result.kind == "c" else 1
     if result.kind == "c":
-        sums = 2 * accumulated(k + _COMPLEX_STEPS, compute)
+        # Split, a part of a complex number is a sum of twice as many real products.
+        sums = 2 * accumulated((2 * k if precision == "split" else k) + _COMPLEX_STEPS, compute)
     else:
         sums = accumulated(k, compute)
     if float8:
         sums += FLOAT8_SUMS * (1 + sums)
-    operands = 2 * operand_roundoff(precision, compute)
+    operands = 2 * parts * operand_roundoff(precision, compute)
     rounding = unit_roundoff(result) if result != compute else 0.0
     underflow: Any = (k + 1) * _smallest(compute) + _smallest(result)
-    lost = operand_underflow(precision, compute)
+    lost = parts * operand_underflow(precision, compute)
     if lost:
         underflow = underflow + lost * np.asarray(sizes, np.float64) + k * lost**2
     return (sums + operands + rounding) * (1 + operands + rounding) * scale + underflow

@@ -40,7 +40,7 @@ def stated() -> dict[str, set[tuple[int, int]]]:
 def cases(products: str) -> list[tuple[np.dtype, str]]:
     """Dtypes and precisions of a row."""
     kinds = {"bfloat16": BFLOAT16, "float8": E4M3} | {
-        name: np.dtype(name) for name in ("float16", "float32", "float64", "complex128")
+        name: np.dtype(name) for name in ("float16", "float32", "float64", "complex64", "complex128")
     }
     if products == "integers":
         return [(np.dtype(sign + str(bits)), "full") for sign in ("int", "uint") for bits in (8, 16, 32, 64)]
@@ -61,8 +61,8 @@ def test_tensor_cores_are_used_where_the_readme_says() -> None:
     fitting = {each for each in CAPABILITIES if fits(problem(np.dtype(np.float64), "full", each, side=8192))}
     assert rows.pop(whole) == fitting
     told = {(dtype, precision) for products in rows for dtype, precision in cases(products)}
-    assert len(rows) == 6
-    assert len(told) == 2 + 1 + len(REDUCED) + 1 + 2 + 8
+    assert len(rows) == 7
+    assert len(told) == 2 + 1 + len(REDUCED) + 1 + 2 + 2 + 8
     for products, capabilities in rows.items():
         for dtype, precision in cases(products):
             able = {

@@ -114,9 +114,9 @@ def matmul(
         become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex
         ones. Not bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
-        ``full`` multiplies every dtype as itself; ``split``, for float32 and float64, ``tf32``, ``bf16`` and ``fp16``,
-        for float32, use tensor cores, where ``fp16`` takes operands of at most 65504, and rounds those below 6.1e-5 to
-        multiples of 6e-8. On a CPU all of them mean ``full``.
+        ``full`` multiplies every dtype as itself; ``split``, for float32, float64 and complex numbers of their
+        sizes, ``tf32``, ``bf16`` and ``fp16``, for float32, use tensor cores, where ``fp16`` takes operands of at most
+        65504, and rounds those below 6.1e-5 to multiples of 6e-8. On a CPU all of them mean ``full``.
     cluster
         A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
         such as a ``distributed.LocalCluster``, which is left open.

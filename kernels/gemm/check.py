@@ -165,11 +165,15 @@ def _default(a: np.dtype, b: np.dtype, names: tuple[str, str], k: int | None) ->
     )
 
 
+SPLIT = tuple(np.dtype(code) for code in ("f4", "f8", "c8", "c16"))
+"""Products that may be split."""
+
+
 def precision(name: str, result: np.dtype) -> None:
     check_choice("precision", name, PRECISIONS)
-    if name == "full" or result == np.float32 or (name == "split" and result == np.float64):
+    if name == "full" or result == np.float32 or (name == "split" and result in SPLIT):
         return
-    kinds = "float32 and float64" if name == "split" else "float32"
+    kinds = "float32, float64, complex64 and complex128" if name == "split" else "float32"
     raise OptionError(
         f"precision={name!r} is a choice for {kinds} products; this one is {dtype_name(result)}: "
         "use precision='full'"

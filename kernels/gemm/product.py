@@ -156,9 +156,9 @@ def matmul(
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
     precision
         ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and never require) a
-        float32 product on the tensor cores, ``split`` a float64 one too, with no less accuracy; where a device or a
-        shape has no such kernel, and on the CPU, it is computed in full. ``fp16`` makes operands above 65504 infinite,
-        and rounds those below 6.1e-5 to multiples of 6e-8.
+        float32 product on the tensor cores, ``split`` also one of float64, complex64 or complex128, with no less
+        accuracy; where a device or a shape has no such kernel, and on the CPU, it is computed in full. ``fp16`` makes
+        operands above 65504 infinite, and rounds those below 6.1e-5 to multiples of 6e-8.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream

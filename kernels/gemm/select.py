@@ -26,6 +26,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.cores.skinny_launch import SKINNY
     from tilewright.kernels.gemm.cores.warp_tiled_launch import WARP_TILED
     from tilewright.kernels.gemm.exact.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
+    from tilewright.kernels.gemm.exact.split_complex import SPLIT_COMPLEX
     from tilewright.kernels.gemm.exact.split_residues import SPLIT_RESIDUES, SPLIT_RESIDUES_MMA
     from tilewright.kernels.gemm.hopper.float8_tensor_core import FLOAT8_WGMMA
     from tilewright.kernels.gemm.hopper.half_tensor_core import ASKED, BFLOAT, HALF
@@ -45,6 +46,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
         EXACT_INTEGER_MMA,
         SKINNY,
         SPLIT_RESIDUES,
+        SPLIT_COMPLEX,
         SPLIT,
         *ASKED,
         HALF,

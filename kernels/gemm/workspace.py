@@ -48,12 +48,13 @@ def workspace_nbytes(
     Integers borrow digit planes or residues; 16-bit floats and the reduced precisions copied or converted operands, as
     float8 does, and 16-bit results with a long k, in the same memory, sums in float32; float32 and float64 (and 32-bit
     integers, without the tensor cores) copies of operands whose lines are not aligned; large products of both the bytes
-    of small whole numbers, if they hold no others, and in split precision residues; every float, and integers of 32 and
-    64 bits, the partial sums of a small C, or of a strip of a large one, with a long k. Each kernel keeps to a bound of
-    its own, and gives back what it borrowed before the next begins.
+    of small whole numbers, if they hold no others, and in split precision residues; complex numbers in split precision
+    what real ones do, beside operands that are written anew; every float, and integers of 32 and 64 bits, the partial
+    sums of a small C, or of a strip of a large one, with a long k. Each kernel keeps to a bound of its own, and gives
+    back what it borrowed before the next begins.
     """
     from tilewright.kernels.gemm.cores import repitch, skinny_launch, warp_tiled_cut
-    from tilewright.kernels.gemm.exact import exact_integer, split_residues, whole_floats
+    from tilewright.kernels.gemm.exact import exact_integer, split_complex, split_residues, whole_floats
     from tilewright.kernels.gemm.hopper import float_operand
 
     if m * n * k == 0:
@@ -74,6 +75,9 @@ def workspace_nbytes(
         most = _reduced_nbytes(m, n, k, precision, parent)
     if dtype in (np.float32, np.float64) and precision == "split":
         most = max(most, split_residues.most_nbytes(dtype, m, n, k))
+    if dtype in split_complex.PARTS and precision == "split":
+        real = workspace_nbytes(*split_complex.real_sides(m, n, k), split_complex.PARTS[dtype], "split")
+        most = real + split_complex.most_nbytes(m, n, k, dtype)
     if dtype in (np.float32, np.float64):
         most = max(most, whole_floats.most_nbytes(m, n, k))
     # Where no kernel uses the precision for a shape, or the tensor cores do not pay, it is multiplied in full.

@@ -29,7 +29,7 @@ from tilewright.kernels.errors import OptionError
 from tilewright.kernels.float8 import FLOAT8, NAMES, to_float32
 from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import FACTORS
-from tilewright.kernels.gemm.check import result_dtype
+from tilewright.kernels.gemm.check import SPLIT, result_dtype
 from tilewright.kernels.gemm.ladder.tiled import TILED
 from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
@@ -152,8 +152,8 @@ def cases(
     small: bool,
     gram: bool = False,
 ) -> Iterator[Case]:
-    """Every size with every dtype; float32 with every precision, float64 with full and split; integers, float32 and
-    float64 also of small whole numbers, if asked.
+    """Every size with every dtype; float32 with every precision, float64 and complex numbers with full and split;
+    integers, float32 and float64 also of small whole numbers, if asked.
 
     A size is the side of square matrices, or (m, n, k); ``int8->int32`` is a dtype and that of its result.
     """
@@ -170,7 +170,7 @@ def _precisions_of(
     dtype: np.dtype, result: np.dtype, asked: Sequence[PrecisionName]
 ) -> Sequence[PrecisionName]:
     """Those of the precisions that a product has; full, where it has none of them."""
-    if dtype == result == np.float64:
+    if dtype == result and dtype in SPLIT and dtype != np.float32:
         return [precision for precision in asked if precision in ("full", "split")] or ("full",)
     return asked if dtype == result == np.float32 else ("full",)
 
@@ -593,7 +593,7 @@ def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     "precisions",
     multiple=True,
     type=click.Choice(PRECISIONS),
-    help="Of float32, and split of float64; may be given more than once.  [default: full]",
+    help="Of float32, and split of float64 and complex numbers; may be given more than once.  [default: full]",
 )
 @click.option("--small", is_flag=True, help="Whole numbers of absolute value up to 127 too.")
 @click.option("--gram", is_flag=True, help="Multiply a matrix by its own transpose, beside cuBLAS's syrk.")

@@ -97,6 +97,8 @@ def arithmetics() -> dict[tuple[np.dtype, np.dtype, str], tuple[Arithmetic, ...]
             Arithmetic(kind, kind, compute),
             Arithmetic(kind, kind, strict, "pedantic"),
         )
+    for kind in (np.dtype(np.complex64), np.dtype(np.complex128)):
+        found[kind, kind, "split"] = found[kind, kind, "full"]
     fixed = Arithmetic(FLOAT64, FLOAT64, cublas.COMPUTE_64F_EMULATED_FIXEDPOINT, "by fixed-point products")
     found[FLOAT64, FLOAT64, "split"] = (*found[FLOAT64, FLOAT64, "full"], fixed)
     return found

@@ -73,8 +73,8 @@ factor_options = options(
     click.option("--transpose-b", is_flag=True, help="Multiply by the transpose of B."),
 )
 precision_option = click.option("--precision", type=click.Choice(PRECISIONS), default="full",
-                                show_default=True, help="split keeps the accuracy of float32 and float64 on tensor"
-                                " cores; tf32, bf16 and fp16 trade float32's for speed.")  # fmt: skip
+                                show_default=True, help="split keeps the accuracy of float32, float64 and complex"
+                                " numbers on tensor cores; tf32, bf16 and fp16 trade float32's for speed.")  # fmt: skip
 dtype_option = click.option(
     "--dtype",
     help="dtype of C, wider or narrower; A and B are cast to it. Without it, integers get the smallest of int32,"

@@ -33,7 +33,13 @@ if SIMULATOR:
 
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gemm.cores import partial_sums, repitch, skinny_launch, warp_tiled_launch
-from tilewright.kernels.gemm.exact import exact_integer, residues, split_residues, whole_floats
+from tilewright.kernels.gemm.exact import (
+    exact_integer,
+    residues,
+    split_complex,
+    split_residues,
+    whole_floats,
+)
 from tilewright.kernels.gemm.hopper import (
     float_operand,
     half_tensor_core,
@@ -43,6 +49,7 @@ from tilewright.kernels.gemm.hopper import (
 )
 from tilewright.kernels.gemm.ladder import register_blocked
 from tilewright.kernels.gemm.tensor import double_mma_launch, double_tensor_core, mma_launch
+from tilewright.kernels.passes import launcher
 
 HOPPER = (9, 0)
 SCRATCH = 0x600000000000
@@ -53,10 +60,12 @@ MODULES = (
     double_mma_launch,
     double_tensor_core,
     exact_integer,
+    split_complex,
     split_residues,
     whole_floats,
     float_operand,
     half_tensor_core,
+    launcher,
     partial_sums,
     register_blocked,
     repitch,
@@ -76,21 +85,26 @@ class Device:
 
     capability: tuple[int, int] = HOPPER
     processors: int = 132
-    borrowed: int = 0
-    """The most at a time since it was reset, bytes."""
-    _held: int = 0
+    most: dict[str, int] = field(default_factory=dict)
+    """For each purpose the most at a time since it was cleared, bytes."""
+    _held: set[str] = field(default_factory=set)
     plan: np.ndarray = field(default_factory=lambda: np.zeros(residues.PLAN_LENGTH, np.int64))
     """What a kernel that asks the device finds there: lines of which nothing is known, and bytes that are enough."""
 
+    @property
+    def borrowed(self) -> int:
+        """What all purposes together have kept."""
+        return sum(self.most.values())
+
     @contextmanager
-    def borrow(self, nbytes: int, stream: Any) -> Iterator[int]:
-        assert not self._held, (
-            "one stream has one piece of scratch memory: the inner borrower would overwrite it"
+    def borrow(self, nbytes: int, stream: Any, purpose: str = "") -> Iterator[int]:
+        assert purpose not in self._held, (
+            "one stream has one piece of scratch memory for a purpose: the inner borrower would overwrite it"
         )
-        self._held = nbytes
-        self.borrowed = max(self.borrowed, nbytes)
+        self._held.add(purpose)
+        self.most[purpose] = max(self.most.get(purpose, 0), nbytes)
         yield SCRATCH
-        self._held = 0
+        self._held.remove(purpose)
 
 
 @contextmanager
@@ -170,21 +184,21 @@ def most_borrowed(device: Device, a: Matrix, b: Matrix, c: Matrix, precision: st
     for accumulate in (False, True):
         problem = Problem(operand(a), operand(b), operand(c), accumulate, precision, device.capability)
         for kernel in able(problem):
-            device.borrowed = 0
+            device.most = {}
             kernel.launch(a, b, c, accumulate, 0)
             found[kernel.name] = max(device.borrowed, found.get(kernel.name, 0))
         if whole_floats.fits(problem):
-            device.borrowed = 0
+            device.most = {}
             assert whole_floats.multiply(a, b, c, accumulate, 0)
             found["whole floats"] = max(device.borrowed, found.get("whole floats", 0))
     return found
 
 
-F2, F4, F8, I1, I8 = (np.dtype(code) for code in ("f2", "f4", "f8", "i1", "i8"))
+F2, F4, F8, C8, C16, I1, I8 = (np.dtype(code) for code in ("f2", "f4", "f8", "c8", "c16", "i1", "i8"))
 CASES = [
     *((dtype, dtype, dtype, "full") for dtype in ELEMENTS),
     *((F4, F4, F4, precision) for precision in PRECISIONS if precision != "full"),
-    (F8, F8, F8, "split"),
+    *((dtype, dtype, dtype, "split") for dtype in (F8, C8, C16)),
     (BFLOAT16, BFLOAT16, F4, "full"),
     (F2, F2, F4, "full"),
     (E4M3, E5M2, F4, "full"),
@@ -345,12 +359,12 @@ def test_what_is_counted_is_not_far_from_what_is_borrowed() -> None:
 MEASURED = [
     *(
         ((dtype, dtype, dtype, "full"), shape)
-        for dtype in (F8, np.dtype("c16"))
+        for dtype in (F8, C16)
         for shape in ((64, 1_000_000, 64), (1_000_001, 40, 33), (3, 2_000_000, 16), (64, 64, 300_000))
     ),
     *(
         ((dtype, dtype, dtype, "full"), shape)
-        for dtype in (F4, np.dtype("c8"), np.dtype("i4"), I8)
+        for dtype in (F4, C8, np.dtype("i4"), I8)
         for shape in ((1000, 1000, 20_000), (17, 5000, 3000), (2049, 2051, 2053), (8, 8, 1_000_000))
     ),
     *(
@@ -363,6 +377,7 @@ MEASURED = [
         for shape in ((64, 2_000_001, 1001), (4097, 4097, 4097), (513, 515, 2_100_001))
     ),
     *(((F8, F8, F8, "full"), shape) for shape in ((4097, 4097, 4097), (4100, 4098, 30_001))),
+    *(((dtype, dtype, dtype, "split"), (2100, 2300, 5000)) for dtype in (C8, C16)),
     *(((I1, I1, dtype, "full"), (4097, 4097, 4097)) for dtype in (I1, I8)),
     ((I8, I8, I1, "full"), (1000, 1000, 5000)),
 ]
@@ -395,6 +410,6 @@ def test_no_product_takes_more_of_the_gpu_than_is_counted(
     cuda.synchronize()
     taken = sum(buffer.size for buffer in scratch._buffers.values())
     assert taken <= counted
-    tall = max(m, n) >= 1_000_000 and of_c in (F8, np.complex128)
+    tall = max(m, n) >= 1_000_000 and of_c in (F8, C16)
     assert not (tall and taken), "C is written where it lies"
     assert taken or not (precision in ("split", "bf16", "fp16") and of_a == F4), "the measurement itself"
