@@ -75,7 +75,7 @@ def host_array(name: str, value: Any) -> np.ndarray:
     Raises DTypeError for what NumPy makes no array of, and OptionError for a masked array, whose mask would be
     dropped.
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if _is_masked(value):
         raise OptionError(
             f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(0), or another value for what"
             f" is missing, or {name}.data for the numbers beneath the mask"
@@ -88,6 +88,11 @@ def host_array(name: str, value: Any) -> np.ndarray:
         raise DTypeError(
             f"{name} is no array that NumPy understands: {error}; pass an array of numbers"
         ) from None
+
+
+def _is_masked(value: Any) -> bool:
+    """NumPy imports its masked arrays where they are first named, which an ordinary array need not wait for."""
+    return type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray)
 
 
 def new_host_array(what: str, shape: tuple[int, ...], dtype: np.dtype, *, zeros: bool = False) -> np.ndarray:
@@ -107,5 +112,5 @@ def check_host_out(out: Any, beside: str) -> None:
     with, such as "a and b are"."""
     if not isinstance(out, np.ndarray):
         raise OutputError(f"out is {type(out).__name__}; it must be a NumPy array, as {beside}")
-    if isinstance(out, np.ma.MaskedArray):
+    if _is_masked(out):
         raise OutputError("out is a masked array, whose mask would not change; pass out.data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -252,7 +253,21 @@ def target_of_numba(folder: Path) -> bool:
     return callable(dispatcher.get_current_device) and "get_current_device" in asked
 
 
+def methods_of_dataclasses(folder: Path) -> bool:
+    """Up to Python 3.12 each method is made by a call that has its name first; later there is no such function."""
+    write = getattr(dataclasses, "_create_fn", None)
+    if write is None:
+        return sys.version_info >= (3, 13)
+    made = write("__len__", ("self",), ["return 7"], globals={}, locals={}, return_type=int)
+    return made(None) == 7 and list(inspect.signature(write).parameters)[:3] == ["name", "args", "body"]
+
+
 PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
+    methods_of_dataclasses: (
+        "the standard library's dataclasses._create_fn",
+        "workflows/terminal/methods.py",
+        "write_methods_later",
+    ),
     questions_of_fsspec: (
         "fsspec's AsyncFileSystem._info, AsyncFileSystem._find",
         "pipeline/store/appearance.py",

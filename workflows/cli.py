@@ -68,7 +68,8 @@ from tilewright.workflows.console import (
     to_json_text,
 )
 from tilewright.workflows.terminal.ending import ended_at_once
-from tilewright.workflows.terminal.starting import hide_what_is_unused
+from tilewright.workflows.terminal.methods import write_methods_later
+from tilewright.workflows.terminal.starting import hide_what_is_unused, put_off_collector
 
 METHODS = ("auto", "krylov", "gram")
 METRICS = ("dot", "cosine", "l2")
@@ -676,6 +677,8 @@ def bench() -> None:
 def main(prog_name: str | None = None, words: list[str] | None = None) -> None:
     """The ``tilewright`` command, with these arguments, or those that the process was given. Ctrl-C or SIGTERM after it
     has reported success is too late to change that."""
+    put_off_collector()
+    write_methods_later()
     hide_what_is_unused()
     try:
         with ended_at_once():

@@ -1330,6 +1330,7 @@ NEVER_FOR_SHORT_WORK = (
     "matplotlib",
     "rich",
     "cupy",
+    "numpy.ma",
 )
 """What each takes longer to import than a small product takes to compute."""
 

@@ -1,9 +1,12 @@
-"""The start of the command's process, which imports nothing that libraries only look for and the command never uses."""
+"""The start of the command's process, which imports nothing that libraries only look for and the command never uses,
+and looks for no cycles of references while little else than modules is made."""
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -24,12 +27,30 @@ algebra, and foreign functions, within Numba's compiled loops; what notebooks sh
 IMPORTING = ("importlib.", "_frozen_importlib")
 """How modules are called that import others on somebody's behalf."""
 
+COLLECTED_FROM = 3.0
+"""From how many seconds on behind its start a command's process collects cycles of references."""
+
 
 def hide_what_is_unused() -> None:
     """Where this process is the command and nothing else, have those modules find that their library is not there.
     Whoever else imports one gets it."""
     if is_the_command():
         sys.meta_path.insert(0, Unused())
+
+
+def put_off_collector(seconds: float = COLLECTED_FROM) -> None:
+    """Where this process is the command and nothing else, have Python look for cycles of references only ``seconds``
+    later. Until then it would find none, but go through the functions and classes of all modules time and again, which
+    takes a tenth of a short command. What hold arrays are in no cycles, but for errors', which are collected by name.
+    """
+    if not is_the_command():
+        return
+    usual = gc.get_threshold()
+    gc.set_threshold(0)  # and not gc.disable(), which others do and undo
+    timer = threading.Timer(seconds, gc.set_threshold, usual)
+    timer.name = "tilewright-collector"
+    timer.daemon = True
+    timer.start()
 
 
 class Unused(MetaPathFinder):

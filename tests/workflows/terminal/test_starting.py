@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tilewright.workflows.terminal.starting import UNUSED
+from tilewright.workflows.terminal import starting
+from tilewright.workflows.terminal.starting import UNUSED, put_off_collector
 
 LIBRARIES = {"cupy": "", "scipy": "linalg/cython_blas", "cffi": "", "jinja2": "exceptions"}
 
@@ -63,3 +68,50 @@ def test_only_the_command_hides_them() -> None:
     look += "print(*(type(each).__name__ for each in sys.meta_path))"
     ran = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert "Unused" not in ran.stdout
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def usual() -> Iterator[tuple[int, int, int]]:
+    """How Python collects cycles, once no timer of the command's is left."""
+    found = gc.get_threshold()
+    yield found
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread.name == "tilewright-collector":
+            thread.cancel()
+            thread.join()
+    gc.set_threshold(*found)
+
+
+def collected() -> bool:
+    """Whether Python by itself finds a cycle that nobody holds, within as many objects as it needs for that."""
+    cycle = weakref.ref(Cycle())
+    kept = [Cycle() for _ in range(10 * max(700, *gc.get_threshold()))]
+    assert kept
+    return cycle() is None
+
+
+def test_the_command_collects_no_cycles_until_later(
+    monkeypatch: pytest.MonkeyPatch, usual: tuple[int, int, int]
+) -> None:
+    assert collected()
+    monkeypatch.setattr(starting, "is_the_command", lambda: True)
+    put_off_collector(60)
+    assert not collected()
+    gc.set_threshold(*usual)
+    put_off_collector(0.05)
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread.interval == 0.05:
+            assert thread.daemon
+            thread.join(60)
+    assert gc.get_threshold() == usual
+    assert collected()
+
+
+def test_only_the_command_puts_them_off(usual: tuple[int, int, int]) -> None:
+    put_off_collector(60)
+    assert gc.get_threshold() == usual
