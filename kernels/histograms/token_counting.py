@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -612,12 +611,3 @@ def as_counted(
         data[used:place] = behind
         return data, starts, lengths
     return np.concatenate([data[:used], behind]), starts, lengths
-
-
-def counts_of(documents: Any, kind: TokenKind) -> TokenCounts:
-    """The tokens of several documents, each uint8[n]."""
-    counter = TokenCounter(kind)
-    for document in documents:
-        counter.begin()
-        counter.stretch(document, ends=True)
-    return counter.take()

@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
+from tests.kernels.histograms.counting import counts_of
 from tests.kernels.histograms.naive_tokens import naive_tokens
 from tests.sampling import examples
 from tilewright.kernels.gpu.compiled import compiling_for
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms.replaced import malformed_of_documents
-from tilewright.kernels.histograms.token_counting import TokenCounts, counts_of
+from tilewright.kernels.histograms.token_counting import TokenCounts
 from tilewright.kernels.histograms.token_kinds import TABLE_NBYTES, TokenKind, any_kind_named
 
 EVERY_BIT = 2**64 - 1

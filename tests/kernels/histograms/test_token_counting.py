@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.histograms.counting import counts_of
 from tests.kernels.histograms.naive_tokens import is_word, naive_tokens
 from tests.sampling import examples
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histograms import token_counting, token_order
 from tilewright.kernels.histograms.tables import packed_table, radix
 from tilewright.kernels.histograms.tables.token_table import Table
-from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts, counts_of
+from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts
 from tilewright.kernels.histograms.token_kinds import MARGIN, TokenKind, any_kind_named, word_table
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.token_order import in_order, merged_by_parts

@@ -17,10 +17,10 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.histograms.counting import counts_of
 from tests.kernels.histograms.naive_tokens import naive_tokens
 from tests.pipeline.text.test_counting import count, cpu_workers, dense, naive_counts
 from tests.sampling import examples
-from tilewright.kernels.histograms.token_counting import counts_of
 from tilewright.kernels.histograms.token_kinds import TokenKind, any_kind_named
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import KINDS
