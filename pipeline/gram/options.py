@@ -646,9 +646,10 @@ def _treatment(request: GramRequest, array: StoredArray, of: str) -> Treatment:
     """What is made of a matrix's numbers, but for those that are missing."""
     centered, offsets = _sides_of("center", request.center, array, of)
     scaled, factors = _sides_of("scale", request.scale, array, of)
-    if scaled and any(side != scaled[0] for side in centered):
+    if scaled and any(side != scaled[0] for side in (*centered, *offsets)):
+        asked = shown(request.center) if centered else f"{{{other(scaled[0])!r}: values}}"
         raise OptionError(
-            f"scale={shown(request.scale)} beside center={shown(request.center)}: the deviations of the"
+            f"scale={shown(request.scale)} beside center={asked}: the deviations of the"
             f" {scaled[0]} once {other(scaled[0])} are centred are not found in one pass over X; give them as factors"
             f" ({{{scaled[0]!r}: values}})"
         )
