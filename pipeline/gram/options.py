@@ -29,10 +29,10 @@ from tilewright.pipeline.gram.axes import (
     summed_axes,
 )
 from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
-from tilewright.pipeline.gram.weights import stored_values, weights_of_axes, weights_of_lines
+from tilewright.pipeline.gram.weights import COSINE, stored_values, weights_of_axes, weights_of_lines
 from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
-from tilewright.pipeline.product.fusing import is_values
+from tilewright.pipeline.product.fusing import is_values, stored_vectors
 from tilewright.pipeline.product.request import Durability, Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
 from tilewright.pipeline.store.attributes import dimension_names, missing_codes, packing_of
@@ -171,6 +171,17 @@ class GramRequest:
             divide=_checked_divisor(self.divide),
         )
 
+    def _vectors(self) -> dict[str, Source]:
+        """The stored vectors that are read, and masks, which may be held in memory, by what errors call them."""
+        sides = stored_vectors({"center": self.center, "scale": self.scale}, CENTERS)
+        masks = self.missing.by_role if isinstance(self.missing, GivenMasks) else {}
+        of_roles = {f"{role or 'X'}'s mask": mask for role, mask in masks.items()}
+        return {
+            **sides,
+            **stored_vectors({self.weights_called: self.weights}, (COSINE,)),
+            **stored_vectors(of_roles),
+        }
+
     def product(self, arrays: Mapping[str, StoredArray], **more: Any) -> Request:
         """The product of the two factors, without anything that is made of their numbers. arrays: the matrices, by
         role."""
@@ -188,6 +199,7 @@ class GramRequest:
             "window": self.window,
             "counts": self.counts,
             "storage": self.storage,
+            "vectors": self._vectors(),
             "dtype": self.dtype,
             "precision": self.precision,
             "cluster": self.cluster,
@@ -634,9 +646,10 @@ def _treatment(request: GramRequest, array: StoredArray, of: str) -> Treatment:
     """What is made of a matrix's numbers, but for those that are missing."""
     centered, offsets = _sides_of("center", request.center, array, of)
     scaled, factors = _sides_of("scale", request.scale, array, of)
-    if scaled and any(side != scaled[0] for side in centered):
+    if scaled and any(side != scaled[0] for side in (*centered, *offsets)):
+        asked = shown(request.center) if centered else f"{{{other(scaled[0])!r}: values}}"
         raise OptionError(
-            f"scale={shown(request.scale)} beside center={shown(request.center)}: the deviations of the"
+            f"scale={shown(request.scale)} beside center={asked}: the deviations of the"
             f" {scaled[0]} once {other(scaled[0])} are centred are not found in one pass over X; give them as factors"
             f" ({{{scaled[0]!r}: values}})"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -440,6 +440,18 @@ def is_values(value: Any) -> bool:
     NumPy makes of them."""
     given = isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple)
     return given or (hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0)
+
+
+def stored_vectors(given: Mapping[str, Any], words: Sequence[str] = ()) -> dict[str, Source]:
+    """Those of the arguments that name stored vectors, or are open ones, also by the sides or axes of a mapping, by
+    what errors call them. words: texts that name none."""
+    found: dict[str, Source] = {}
+    for name, value in given.items():
+        by_side = {f"{name}[{side!r}]": each for side, each in value.items()} if isinstance(value, Mapping) else {}
+        for called, each in (by_side or {name: value}).items():
+            if isinstance(each, str | os.PathLike | zarr.Array) and each not in words:
+                found[called] = each
+    return found
 
 
 def read_vector(name: str, vector: Any) -> np.ndarray:

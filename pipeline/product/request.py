@@ -65,6 +65,7 @@ from tilewright.pipeline.product.fusing import (
     epilogue_of,
     mirrored,
     opened_before,
+    stored_vectors,
 )
 from tilewright.pipeline.product.in_place import check_given_output, is_unfinished
 from tilewright.pipeline.product.ledger import REPAIR, Past
@@ -173,14 +174,18 @@ class Request:
     """Of a plan: the workers that it is for, where these are not the cluster's."""
     align: Align = "position"
     """Whether the labels along the inner side have to be the same; ``matmul`` asks for that, unless told otherwise."""
+    vectors: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
+    """The stored vectors that were read for transforms and epilogue, by what callers know them by: C is not to take
+    the place of one."""
 
     def with_epilogue(self, **asked: Any) -> Request:
         """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
         What C holds is replaced where it is added to. Raises as `fusing.epilogue_of`."""
         epilogue = epilogue_of(self.out, **asked)
+        asks = replace(self, epilogue=epilogue, vectors=stored_vectors(asked))
         if epilogue is None or not epilogue.beta:
-            return replace(self, epilogue=epilogue)
-        return replace(self, epilogue=epilogue, before=self.out, overwrite=True)
+            return asks
+        return replace(asks, before=self.out, overwrite=True)
 
     def checked(self) -> Request:
         """The same, once its options are found good, but for the cluster and what only `open_factors` can tell."""
@@ -241,6 +246,8 @@ class Factors:
     said: dict[str, Any] = field(default_factory=dict)
     """As in `Request`."""
     names: Names = AS_FACTORS
+    vectors: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
+    """As in `Request`."""
 
     def made(self, precision: PrecisionName, device: str) -> dict[str, Any]:
         """What C says of how it was made."""
@@ -362,6 +369,7 @@ def open_factors(request: Request) -> Factors:
         request.storage.within(shape),
         request.said,
         called,
+        request.vectors,
     )
 
 
@@ -408,10 +416,10 @@ def may_be_accepted(out: Source, *, overwrite: bool) -> bool:
     return objects.get(CHECKSUMS_NAME) is not None and not is_unfinished(objects)
 
 
-def _inputs(factors: Factors) -> dict[str, StoredArray]:
-    """The factors, and their masks that are stored, by what they are called."""
+def _inputs(factors: Factors) -> dict[str, Found]:
+    """The factors, and their masks and vectors that are stored, by what they are called."""
     named = {factors.names.of(role): each for role, each in factors.roles.items()}
-    return named | stored_masks(named)
+    return {**named, **stored_masks(named), **factors.vectors}
 
 
 def _check_distinct(out: Source, others: Mapping[str, Found], what: str) -> None:

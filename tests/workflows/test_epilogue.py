@@ -42,7 +42,10 @@ def refused_for(held_as: str, dtype: str, k: int, lowest: int) -> tuple[type[Exc
         return tw.OutputError, "no type of integers holds that and sums of products"
     stays = held_as == "u8" or (held_as == "u4" and dtype == "u2" and k == 1)  # whose products it holds
     if stays and lowest < 0:
-        return tw.DTypeError, "holds integers from -.*, and C, uint.*; pass a dtype that holds them"
+        told = (
+            r"holds integers from -.*, and C, uint.*; pass dtype='int64'.*, or dtype='float64', which rounds"
+        )
+        return tw.DTypeError, told
     return None
 
 
@@ -156,6 +159,21 @@ def check_case(clusters: dict[int, Client], folder: Path, draw: Any) -> None:
     assert (np.abs(c - exact) <= (k + 12) * eps * size).all()
     if "beta" in options:
         assert c.dtype == held.dtype
+
+
+@pytest.mark.parametrize(("held_as", "dtype", "k"), [("u8", "u1", 3), ("u8", "u8", 1), ("u4", "u2", 1)])
+def test_a_negative_offset_beside_unsigned_integers_is_told_what_holds_it(
+    held_as: str, dtype: str, k: int, client: Client, tmp_path: Path
+) -> None:
+    """The refusal that the property tests expect, which they draw once in many runs, and what it says to do."""
+    a, b = np.ones((2, k), dtype), np.ones((k, 2), dtype)
+    out = put(tmp_path / "c", np.full((2, 2), 7, held_as), (2, 2))
+    told = refused_for(held_as, dtype, k, -3)
+    assert told is not None
+    with pytest.raises(told[0], match=told[1]):
+        tw.matmul(a, b, out, beta=1, row_offset=[-3, 2], cluster=client)
+    tw.matmul(a, b, out, beta=1, row_offset=[-3, 2], dtype="int64", cluster=client)
+    assert zarr.open_array(out)[...].tolist() == [[4 + k, 4 + k], [9 + k, 9 + k]]
 
 
 def test_without_a_place_there_is_nothing_to_add_to(client: Client) -> None:

@@ -118,13 +118,15 @@ def with_treatment(draw: Draw, rng: np.random.Generator, case: Case, pairwise: b
     else:
         case.both(center=center)
     centered = naive.Asked(of=case.of, center=center if center != "values" else False).centered
+    given = case.asked["center"]
+    subtracted = {*centered, *(given if isinstance(given, dict) else ())}
     over_pairs = pairwise and case.of in centered
     # Means over pairs do not go with factors of the lines that are summed over.
     sides = [case.of] if over_pairs else ["columns", "rows"]
     scales: list[Any] = [False, *([] if over_pairs and case.y is not None else ["values"])]
     scales += [
         side for side in (True, "columns", "rows")
-        if set(centered) <= {case.of if side is True else side}
+        if subtracted <= {case.of if side is True else side}
         and not (pairwise and side in (True, case.of) and case.of not in centered)
     ]  # fmt: skip
     scale = draw(st.sampled_from(scales), label="scale")

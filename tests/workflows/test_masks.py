@@ -189,10 +189,11 @@ def test_what_is_no_mask_is_refused(tmp_path: Path, rng: np.random.Generator) ->
     for missing, error, message in wrong:
         with pytest.raises(error, match=message):
             tw.gram(path, tmp_path / "c.zarr", missing=missing)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(masks, "HELD_ELEMENTS", 10)
-        with pytest.raises(OutputError, match="is also X's mask"):
-            tw.gram(path, mask, missing=mask, overwrite=True)
+    for held_elements in (10, masks.HELD_ELEMENTS):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(masks, "HELD_ELEMENTS", held_elements)
+            with pytest.raises(OutputError, match="is also X's mask"):
+                tw.gram(path, mask, missing=mask, overwrite=True)
     assert not (tmp_path / "c.zarr").exists()
 
 

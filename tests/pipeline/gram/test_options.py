@@ -92,6 +92,16 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "scale=True beside center='rows': .* give them as factors",
     ),
     ({"scale": "columns", "center": "both"}, OptionError, "scale='columns' beside center='both'"),
+    (
+        {"scale": True, "center": {"rows": [1, 2, 3, 4, 5, 6]}},
+        OptionError,
+        "scale=True beside center={'rows': values}: .* give them as factors",
+    ),
+    (
+        {"scale": "rows", "center": [1, 2, 3, 4]},
+        OptionError,
+        "scale='rows' beside center={'columns': values}: the deviations of the rows once columns are centred",
+    ),
     ({"missing": "NA"}, OptionError, "missing='NA' is neither a number nor 'nan'"),
     ({"missing": True}, OptionError, "missing=True is neither a number, nor 'nan', nor a mask"),
     (

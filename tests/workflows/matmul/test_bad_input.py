@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,24 @@ class TestBadInput:
         self.check(
             tmp_path, OutputError, "also B", a, b, tmp_path / "." / "b", cluster=client, overwrite=True
         )
+
+    def test_output_is_a_vector_that_is_read(self, tmp_path: Path) -> None:
+        square = put(tmp_path / "a", np.ones((2, 2)))
+        vector = put(tmp_path / "v", np.ones(2), chunks=(2,))
+        asked: list[tuple[Any, str, dict[str, Any]]] = [
+            *(
+                (tw.matmul, name, {"b": square, name: vector})
+                for name in ("row_scale", "column_scale", "row_offset", "column_offset")
+            ),
+            (tw.gram, "weights", {"weights": vector}),
+            (tw.cov, "weights", {"weights": zarr.open_array(vector)}),
+            (tw.gram, "center['rows']", {"center": {"rows": vector}}),
+            (tw.gram, "scale['columns']", {"scale": {"columns": vector}}),
+        ]
+        for function, name, options in asked:
+            with pytest.raises(OutputError, match=re.escape(f"is also {name}; ")):
+                function(square, out=vector, overwrite=True, **options)
+            assert zarr.open_array(vector)[...].tolist() == [1, 1], name
 
     def test_a_group_is_not_replaced(self, client: Client, tmp_path: Path) -> None:
         put(tmp_path / "group" / "a", np.ones((2, 2)))
