@@ -57,7 +57,7 @@ def check_precision(run: tw.MatmulRun, precision: str, refused: bool, told: list
     a CPU said."""
     sums = np.dtype(run.plan.sum_dtype)
     formed = sums if sums.kind in "iu" else np.dtype(run.plan.c_dtype)
-    allowed = {"full": "*", "split": ("f4", "f8")}.get(precision, ("f4",))
+    allowed = {"full": "*", "split": ("f4", "f8", "c8", "c16")}.get(precision, ("f4",))
     assert refused != (allowed == "*" or formed in [np.dtype(name) for name in allowed])
     if told is not None:
         said = [
