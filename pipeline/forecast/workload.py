@@ -9,7 +9,7 @@ import numpy as np
 from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.plan.product import MatmulPlan
 
-ASKED = ("float32", "float64")
+ASKED = ("float32", "float64", "complex64", "complex128")
 """What a precision can be asked for."""
 FEW = 16
 """Neighbours of each item up to which a GPU finds them at nearly its full rate."""
