@@ -119,14 +119,14 @@ def audit(
             path, name_of(c), description, a, b, cluster=cluster, cluster_file=cluster_file, listener=listener
         )
     if path is not None and is_group_of(path, EOFS):
-        given = {
+        of_others = {
             "a": a is not None,
             "b": b is not None,
             "transpose_a": transpose_a,
             "transpose_b": transpose_b,
             "precision": precision != "full",
         }
-        for option, is_given in given.items():
+        for option, is_given in of_others.items():
             if is_given:
                 raise OptionError(
                     f"{option}: {name_of(c)} holds EOFs, which are compared with their checksums alone; leave {option}"
