@@ -101,7 +101,7 @@ def check_pairs_nbytes(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, fused:
     # Of each element: its sums, and what they are compared by.
     compared = LEAST_ROWS * columns * 8 * (len(fused.forms) + len(OF_VALUES) + COMPARED_COPIES)
     chunk = 2 * max(a.unit_nbytes, b.unit_nbytes, c.unit_nbytes)
-    return lines + 2 * fused.nbytes + tasks * (compared + READ_NBYTES + 6 * BLOCK_NBYTES + chunk)
+    return lines + 2 * fused.nbytes + tasks * (compared + READ_NBYTES + 9 * BLOCK_NBYTES + chunk)
 
 
 def drawn_rows(m: int, starts: Sequence[int], most: int, rng: np.random.Generator) -> np.ndarray:
