@@ -1,4 +1,4 @@
-"""Look whether what is stored of a product, or of a search for neighbours, is what was written."""
+"""Look whether what is stored of a product, of EOFs, or of a search for neighbours, is what was written."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ from tilewright.pipeline.product.audit import (
     record_of,
     record_to_compare,
 )
+from tilewright.pipeline.product.output_group import is_group_of
+from tilewright.pipeline.spectral.audit import audit_eofs
+from tilewright.pipeline.spectral.eof_group import ALWAYS
+from tilewright.pipeline.spectral.eof_group import KIND as EOFS
 from tilewright.pipeline.store.arrays import (
     Input,
     Source,
@@ -56,6 +60,9 @@ def audit(
     process, and A and B are not needed. A C without one is compared with ``a`` times ``b`` by Freivalds' check, in
     blocks as C is stored, on the cluster's workers.
 
+    EOFs that ``eofs`` stored in a local folder have such records too, one beside the chunks of each array, and are
+    compared with them alike.
+
     Of a group that ``topk`` or ``pairs`` stored in a local folder, all is read once, block by block: whether every
     chunk can be decoded, indices are of items of B, and neighbours or pairs are in order. Then 64 items, drawn at
     random, are compared with all of B anew, in double precision, by the check that a search ends with.
@@ -63,13 +70,15 @@ def audit(
     Parameters
     ----------
     c
-        A two-dimensional array: a path, a URL or an open ``zarr.Array``. Or the path of a group of neighbours or pairs.
+        A two-dimensional array: a path, a URL or an open ``zarr.Array``. Or the path of a group of neighbours, of
+        pairs or of EOFs.
     a, b
         The factors, as for ``verify``: both or none. With them C is compared with their product, whether or not there
-        are checksums. Of neighbours and pairs what they were made of; without, what the group names is opened.
+        are checksums. Of neighbours and pairs what they were made of; without, what the group names is opened. Of EOFs
+        neither.
     transpose_a, transpose_b, precision, cluster, cluster_file
         As for ``verify``; they mean nothing without ``a`` and ``b``. Of neighbours and pairs only the last two: the
-        group itself says how it was made.
+        group itself says how it was made. Of EOFs none.
 
     Returns
     -------
@@ -109,6 +118,21 @@ def audit(
         return audit_neighbours(
             path, name_of(c), description, a, b, cluster=cluster, cluster_file=cluster_file, listener=listener
         )
+    if path is not None and is_group_of(path, EOFS):
+        of_others = {
+            "a": a is not None,
+            "b": b is not None,
+            "transpose_a": transpose_a,
+            "transpose_b": transpose_b,
+            "precision": precision != "full",
+        }
+        for option, is_given in of_others.items():
+            if is_given:
+                raise OptionError(
+                    f"{option}: {name_of(c)} holds EOFs, which are compared with their checksums alone; leave {option}"
+                    " out"
+                )
+        return audit_eofs(path, name_of(c), ALWAYS, listener)
     if (a is None) != (b is None):
         given, missing = ("a", "b") if b is None else ("b", "a")
         raise OptionError(

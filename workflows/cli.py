@@ -483,7 +483,7 @@ def audit(
     """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one.
 
     Of a group that topk or pairs stored, look at all for its form, and compare 64 items, drawn at random, with all of B
-    anew. A and B are what it names, or what is given.
+    anew. A and B are what it names, or what is given. Of EOFs, all that is stored is compared with its checksums.
     """
     from tilewright.workflows.audit import audit as look
 

@@ -20,12 +20,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.kernels.numbers import ceil_div, counted, round_up
 from tilewright.kernels.tolerance import tolerance, unit_roundoff
 from tilewright.pipeline.check.verify import ClientTasks, Sample, Verification, stretches
 from tilewright.pipeline.cluster.watch import threads_of
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, log_notices, on_waiting
+from tilewright.pipeline.events import (
+    Caution,
+    Listener,
+    UnitDone,
+    WorkDone,
+    WorkPlanned,
+    log_notices,
+    on_waiting,
+)
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.plan.pairs import (
@@ -33,6 +41,7 @@ from tilewright.pipeline.plan.pairs import (
     COUNT,
     LEFT,
     LEFT_SQUARES,
+    PRODUCT,
     RIGHT,
     RIGHT_SQUARES,
     Forms,
@@ -68,6 +77,17 @@ BLOCK_NBYTES = 8 * 2**20
 COMPARED_COPIES = 16
 """Arrays of the size of one of the sums that comparing them makes."""
 
+MOST_WRONG = 2.0**-10
+"""The share of the product of two variables' deviations over their pairs that their covariance may be wrong by without
+a word: 0.1 %, as with means that are far from 0."""
+
+CONSTANT_SHARE = 2.0**-46
+"""What varies by no more than this share of its squares over some pairs is constant there for `MOST_WRONG`: sums in
+double precision do not tell."""
+
+OF_VALUES: tuple[Forms, ...] = (PRODUCT, LEFT, RIGHT, LEFT_SQUARES, RIGHT_SQUARES)
+"""What is summed of numbers as double precision shifts them, for `MOST_WRONG`."""
+
 PROPAGATION = 3
 """Where sums deviate by e times the norms of the two lines that are multiplied, the sum of the products of what their
 numbers deviate from their means, over any pairs, does by three times that at most: once for the sum of products, and
@@ -79,9 +99,9 @@ def check_pairs_nbytes(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, fused:
     lines = min(LINES_NBYTES, LEAST_ROWS * max(1, a.columns) * a.dtype.itemsize)
     columns = min(max(1, b.columns), _task_columns(b, LEAST_ROWS, len(fused.forms), 1))
     # Of each element: its sums, and what they are compared by.
-    compared = LEAST_ROWS * columns * 8 * (len(fused.forms) + COMPARED_COPIES)
+    compared = LEAST_ROWS * columns * 8 * (len(fused.forms) + len(OF_VALUES) + COMPARED_COPIES)
     chunk = 2 * max(a.unit_nbytes, b.unit_nbytes, c.unit_nbytes)
-    return lines + 2 * fused.nbytes + tasks * (compared + READ_NBYTES + 6 * BLOCK_NBYTES + chunk)
+    return lines + 2 * fused.nbytes + tasks * (compared + READ_NBYTES + 9 * BLOCK_NBYTES + chunk)
 
 
 def drawn_rows(m: int, starts: Sequence[int], most: int, rng: np.random.Generator) -> np.ndarray:
@@ -177,9 +197,29 @@ def verify_pairs(
             listener(UnitDone("verify", len(parts) + place, "", 0.0, width * k * right.dtype.itemsize, 0, {}))
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
+    if told := _far_told(outcomes, len(rows), m):
+        listener(Caution(told))
     every_tile = {*np.searchsorted(cuts[0], rows, side="right")} == {*range(1, len(cuts[0]))}
     elements = int(np.subtract(*reversed(_in_band(job, slice(0, n)))).sum())
     return replace(_verification(outcomes, job, (m, elements), every_tile), seconds=seconds)
+
+
+def _far_told(outcomes: Sequence[_Compared], rows: int, m: int) -> str:
+    """A sentence about elements that rounding has made wrong by more than `MOST_WRONG`; empty where none was seen."""
+    far = [one.far for one in outcomes if one.far.count]
+    if not far:
+        return ""
+    most = max(far, key=lambda one: one.share)
+    row, column = most.place
+    wrong = (
+        f"wrong by {most.share:.1g} of the product of their deviations" if np.isfinite(most.share) else "NaN"
+    )
+    return (
+        f"{counted(sum(one.count for one in far), 'element')} of the {rows} of {m} rows of the result that were"
+        f" computed anew suffered from rounding in float32, most that of variables {row} and {column}, which is"
+        f" {wrong}: over the pairs that are both there, their means lie far from those of all their numbers, beside"
+        " what they vary; ask for a wider dtype (dtype='float64', --dtype float64)"
+    )
 
 
 def _verification(
@@ -234,6 +274,17 @@ class _Rows:
 
 
 @dataclass(frozen=True)
+class _Far:
+    """Elements that rounding of sums has made wrong by more than `MOST_WRONG`."""
+
+    count: int = 0
+    share: float = 0.0
+    """The largest error, as a share of the product of both deviations."""
+    place: tuple[int, int] = (0, 0)
+    """Its row and column."""
+
+
+@dataclass(frozen=True)
 class _Compared:
     """What a task found in its columns."""
 
@@ -244,6 +295,7 @@ class _Compared:
     unchecked: int
     wrong: tuple[tuple[int, int, int, int], ...]
     """First and last + 1 row and column of what is wrong of each row of a tile."""
+    far: _Far = _Far()
 
 
 def _in_band(job: _Rows, columns: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -298,6 +350,10 @@ def _compare(
     width = columns.stop - columns.start
     sums = {forms: np.zeros((len(job.rows), width)) for forms in job.pairwise.forms}
     squares = np.zeros(len(job.rows)), np.zeros(width)
+    # What single precision loses is lost where numbers are shifted, too.
+    narrow = job.pairwise.centered and job.sums == np.float32
+    wide_one, wide_other = (replace(each, dtype=np.dtype(np.float64)) for each in (one, other))
+    exact = {forms: np.zeros((len(job.rows), width)) for forms in OF_VALUES if narrow}
     with reading_while(end_if_given_up()), np.errstate(all="ignore"):
         for part, block in _blocks(b, right, job.transposed[1], columns):
             read = (columns, part) if job.transposed[1] else (part, columns)
@@ -315,12 +371,46 @@ def _compare(
                     if (side, form) not in made:
                         made[side, form] = make(form)
                 sums[forms] += made[0, forms[0]] @ made[1, forms[1]]
+            if narrow:
+                x = _formed_lines(wide_one, job, part, "values")
+                y = transformed(wide_other, block, *read, "values")
+                y = y.T if job.transposed[1] else y
+                exact[PRODUCT] += x @ y
+                exact[LEFT] += x @ made[1, "presence"]
+                exact[RIGHT] += made[0, "presence"] @ y
+                exact[LEFT_SQUARES] += x**2 @ made[1, "presence"]
+                exact[RIGHT_SQUARES] += made[0, "presence"] @ y**2
             squares[0][...] += np.einsum("ij,ij->i", made[0, "values"], made[0, "values"])
             squares[1][...] += np.einsum("ij,ij->j", made[1, "values"], made[1, "values"])
         stored = _stored(c, job.rows, columns)
         counted = None if counts is None else _stored(counts, job.rows, columns)
         norms = np.sqrt(squares[0])[:, np.newaxis], np.sqrt(squares[1])
-        return _compared(job, sums, norms, stored, columns, counted)
+        found = _compared(job, sums, norms, stored, columns, counted)
+        return replace(found, far=_far(job, sums | exact, stored, columns)) if narrow else found
+
+
+def _far(job: _Rows, sums: dict[Forms, np.ndarray], stored: np.ndarray, columns: slice) -> _Far:
+    """What of these rows is farther from what sums in double precision make than `MOST_WRONG`."""
+    made, n = job.pairwise, sums[COUNT]
+    whole = slice(0, n.shape[0]), slice(0, n.shape[1])
+    expected = combined(replace(made, own=False), sums, *whole, np.dtype(np.float64))
+    varies = np.isfinite(expected)
+    scale = np.ones(n.shape)
+    for squares, numbers in ((sums[LEFT_SQUARES], sums[LEFT]), (sums[RIGHT_SQUARES], sums[RIGHT])):
+        spread = squares - numbers * numbers / n
+        varies &= spread > CONSTANT_SHARE * squares
+        if not made.scaled:
+            scale = scale * np.sqrt(spread / (n - made.ddof))
+    shares = np.abs(stored.astype(np.float64) - expected) / scale
+    shares = np.where(varies, np.where(np.isnan(shares), np.inf, shares), 0.0)
+    if job.band is not None:
+        places = np.arange(columns.start, columns.stop)
+        first, stop = (edges[:, np.newaxis] for edges in _in_band(job, columns))
+        shares = np.where((places < first) | (places >= stop), 0.0, shares)
+    row, column = np.unravel_index(int(np.argmax(shares)), shares.shape)
+    share = float(shares[row, column])
+    place = int(job.rows[row]), columns.start + int(column)
+    return _Far(int((shares > MOST_WRONG).sum()), share, place)
 
 
 def _stored(c: zarr.Array[Any], rows: np.ndarray, columns: slice) -> np.ndarray:

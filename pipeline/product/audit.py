@@ -4,7 +4,7 @@ Freivalds' check, block by block."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -167,8 +167,13 @@ def record_to_compare(array: zarr.Array[Any], listener: Listener) -> Past | None
 
 def changed_metadata(array: zarr.Array[Any], record: Past) -> str:
     """What of C's metadata is not as it was when its record was begun; empty where all is."""
+    return changed_facts(array, record.array)
+
+
+def changed_facts(array: zarr.Array[Any], facts: Any) -> str:
+    """As `changed_metadata`. facts: what `array_facts` said of the array before."""
     found = array_facts(array)
-    before = record.array if isinstance(record.array, dict) else {}
+    before = facts if isinstance(facts, dict) else {}
     names = [name for name in sorted({*found, *before}) if found.get(name) != before.get(name)]
     return ", ".join(f"{name} is {found.get(name)} and was {before.get(name)}" for name in names)
 
@@ -274,29 +279,37 @@ def faults(
     whole: whether bytes are read and compared with their checksums; else only lengths are. Raises StoreError where a
     file cannot be looked at.
     """
-    objects = [(tile, one) for tile, stored in tiles.items() for one in stored.objects]
+    owned = [(tile, one) for tile, stored in tiles.items() for one in stored.objects]
+    found = faults_of([(array, one) for _, one in owned], listener, whole=whole)
+    return [(*owned[number], reason) for number, reason in found]
+
+
+def faults_of(
+    objects: Sequence[tuple[zarr.Array[Any], StoredObject]], listener: Listener, *, whole: bool = True
+) -> list[tuple[int, str]]:
+    """The number in the list, and what is wrong with it, of each stored object that is not as it was written. Raises as
+    `faults`."""
     nbytes = sum(one.nbytes for _, one in objects)
     start = time.perf_counter()
     listener(WorkPlanned("audit", len(objects), 0, "objects", nbytes, 0))
-    owners = {one.checksum: one.place for _, one in objects}
+    owners = {(id(array), one.checksum): one.place for array, one in objects}
 
     def look(number: int) -> str | None:
-        _, stored = objects[number]
+        array, stored = objects[number]
         fault = fault_of(array, stored, whole=whole)
         if fault is None:
             return None
         reason, checksum = fault
-        if checksum is not None and (owner := owners.get(checksum)) not in (None, stored.place):
+        if checksum is not None and (owner := owners.get((id(array), checksum))) not in (None, stored.place):
             reason += f"; they are those of {array.metadata.encode_chunk_key(owner)}"
         return reason
 
     found = []
     with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-audit") as pool:
         for number, reason in enumerate(pool.map(look, range(len(objects)))):
-            tile, stored = objects[number]
             if reason is not None:
-                found.append((tile, stored, reason))
-            listener(UnitDone("audit", number, "", 0.0, stored.nbytes, 0, {}))
+                found.append((number, reason))
+            listener(UnitDone("audit", number, "", 0.0, objects[number][1].nbytes, 0, {}))
     listener(WorkDone("audit", time.perf_counter() - start))
     return found
 

@@ -447,7 +447,9 @@ def stored_vectors(given: Mapping[str, Any], words: Sequence[str] = ()) -> dict[
     what errors call them. words: texts that name none."""
     found: dict[str, Source] = {}
     for name, value in given.items():
-        by_side = {f"{name}[{side!r}]": each for side, each in value.items()} if isinstance(value, Mapping) else {}
+        by_side = (
+            {f"{name}[{side!r}]": each for side, each in value.items()} if isinstance(value, Mapping) else {}
+        )
         for called, each in (by_side or {name: value}).items():
             if isinstance(each, str | os.PathLike | zarr.Array) and each not in words:
                 found[called] = each

@@ -343,9 +343,9 @@ def _recipe(entry: dict[str, Any]) -> Recipe:
 
 def _line(index: int, stored: Stored) -> str:
     line: dict[str, Any] = {"tile" if stored.synced else "stored": index}
-    line["objects"] = _listed(stored.objects)
+    line["objects"] = listed_objects(stored.objects)
     if stored.counts:
-        line["counts"] = _listed(stored.counts)
+        line["counts"] = listed_objects(stored.counts)
     if stored.group is not None:
         line["group"] = list(stored.group)
     if stored.found != NOTHING_FOUND:
@@ -355,7 +355,8 @@ def _line(index: int, stored: Stored) -> str:
     return sealed(line)
 
 
-def _listed(objects: Iterable[StoredObject]) -> list[list[Any]]:
+def listed_objects(objects: Iterable[StoredObject]) -> list[list[Any]]:
+    """Stored objects as a line of a record has them."""
     return [[*one.place, one.nbytes, f"{one.checksum:016x}"] for one in objects]
 
 
@@ -369,15 +370,15 @@ def _stored(entry: dict[str, Any]) -> Stored:
             map(_is_count, found)
         ):
             raise ValueError(f"{contents} is no record of what a tile holds")
-    objects, counts = _objects(entry["objects"]), _objects(entry.get("counts", ()))
+    objects, counts = told_objects(entry["objects"]), told_objects(entry.get("counts", ()))
     group = Group(*entry["group"]) if "group" in entry else None
     if not all(map(_is_count, group or ())):
         raise ValueError(f"{group} is no group of tiles")
     return Stored(objects, Found(*told), "tile" in entry, group, counts)
 
 
-def _objects(listed: Iterable[Any]) -> tuple[StoredObject, ...]:
-    """What `_listed` says. Raises TypeError or ValueError for what it never says."""
+def told_objects(listed: Iterable[Any]) -> tuple[StoredObject, ...]:
+    """What `listed_objects` says. Raises TypeError or ValueError for what it never says."""
     objects = []
     for *place, nbytes, checksum in listed:
         if not all(map(_is_count, [*place, nbytes])):

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output import MARK_NAME
 from tilewright.pipeline.product.output_group import check_local_place, output_group
+from tilewright.pipeline.spectral.audit import write_records
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.coordinates import for_zarr
 from tilewright.pipeline.store.new.groups import ended
+from tilewright.pipeline.store.objects import NotingStore
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.sources.beside import Coordinates
 from tilewright.pipeline.transfer.files import with_remedy
@@ -107,7 +110,9 @@ def write_group(
     item = dtype.itemsize
 
     def write() -> zarr.Group:
-        group = zarr.create_group(growing, zarr_format=3, attributes=dict(attributes))
+        noting = NotingStore(LocalStore(growing))
+        arrays: list[zarr.Array[Any]] = []
+        group = zarr.create_group(noting, zarr_format=3, attributes=dict(attributes))
 
         def array(name: str, shape: tuple[int, ...], kind: Any, names: tuple[str, ...], **about: Any) -> Any:
             row = max(1, item * (shape[1] if len(shape) > 1 else 1))
@@ -116,9 +121,12 @@ def write_group(
                 chunks = 1, max(1, min(shape[1], CHUNK_NBYTES // item))
             elif name == "scores":
                 chunks = chunks[0], max(1, shape[1])
-            return group.create_array(
-                name, shape=shape, dtype=kind, chunks=chunks, dimension_names=names, attributes=about
+            arrays.append(
+                group.create_array(
+                    name, shape=shape, dtype=kind, chunks=chunks, dimension_names=names, attributes=about
+                )
             )
+            return arrays[-1]
 
         array(MODE, (count,), np.int64, (MODE,))[...] = np.arange(1, count + 1)
         for name, vector in vectors.items():
@@ -146,6 +154,7 @@ def write_group(
                 others += [name] * (name != dimension)
         if others:  # xarray takes these for coordinates too
             group.update_attributes({"coordinates": " ".join(others)})
+        write_records(growing, arrays, noting)
         return group
 
     try:
@@ -157,6 +166,17 @@ def write_group(
         raise StoreError(f"output: cannot write {growing}: {told}") from error
 
 
+ALWAYS = (
+    MODE,
+    "eigenvalues",
+    "explained_variance",
+    "explained_variance_ratio",
+    "singular_values",
+    "residuals",
+    "components",
+    "scores",
+)
+"""Arrays of each group."""
 OF_VARIABLES = ("mean", "factor")
 LONG_NAMES = {
     "eigenvalues": "eigenvalues of the covariance matrix",

@@ -300,7 +300,7 @@ def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> 
     if array.ndim < ndim or (array.ndim > ndim and not or_more):
         raise ShapeError(
             f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
-            f"{' or more' * or_more}"
+            f"{' or more' * or_more}{_as_column(array) if or_more and array.ndim == 1 else ''}"
         )
     if array.dtype.kind not in "iufc":
         raise DTypeError(
@@ -457,6 +457,14 @@ def _check_no_other(file: Path) -> None:
         check_is_file(found)
     except NotAFileError as error:
         raise NotAFileError(f"of {file.name} in it, {error}") from None
+
+
+def _as_column(array: zarr.Array[Any]) -> str:
+    """What to do with a series where a matrix is wanted, in words."""
+    return (
+        f": give a single series, such as a climate index, as a matrix of one column, ({array.shape[0]}, 1), by"
+        " index.reshape(-1, 1) in NumPy or index.expand_dims('index', -1) in xarray"
+    )
 
 
 def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArray:

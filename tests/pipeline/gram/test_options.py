@@ -188,7 +188,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         ShapeError,
         r"X: cube.zarr has shape \(2, 3, 4\); it must have 2 dimensions, or sum_over .*: 0, 1, 2",
     ),
-    ({"x": "v3.zarr"}, ShapeError, r"X: v3.zarr has shape \(3,\); it must have 2 dimensions or more"),
+    (
+        {"x": "v3.zarr"},
+        ShapeError,
+        r"X: v3.zarr has shape \(3,\); it must have 2 dimensions or more: .* one column, \(3, 1\), by index.reshape",
+    ),
     (
         {"x": "cube.zarr", "sum_over": 3},
         OptionError,
