@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +91,49 @@ def lower_tile_in_python(*arguments: int) -> tuple[int, int]:
     inner = {**function.__globals__, "reach": wgmma.reach.py_func}
     row, column = type(function)(function.__code__, inner)(*arguments)
     return row, column
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the walk is of kernels that the simulator cannot run")
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("residues", [False, True])
+@pytest.mark.parametrize("sides", [(5000, 7000), (7000, 5000), (300, 300)])
+def test_rounds_of_launches_take_every_step_once(
+    sides: tuple[int, int], residues: bool, lower: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of products by residues a few for each cluster, of others all at once."""
+    from numba.cuda import types
+
+    from tilewright.kernels.gemm.exact.residues import RESIDUES
+    from tilewright.kernels.gemm.hopper import wgmma, wgmma_launch
+    from tilewright.kernels.gemm.hopper.wgmma_config import Config
+
+    launched: list[tuple[int, int, int]] = []
+
+    class Noted:
+        def launch(self, grid: int, stream: Any, *arguments: int) -> None:
+            launched.append((grid, *arguments[-2:]))
+
+    monkeypatch.setattr(wgmma_launch, "compiled", lambda config: Noted())
+    store = SimpleNamespace(addresses=lambda wanted: [0] * len(wanted))
+    monkeypatch.setattr(wgmma_launch, "_map_store", lambda device: store)
+    monkeypatch.setattr(wgmma_launch, "current_device", lambda: 0)
+    monkeypatch.setattr(wgmma_launch, "multiprocessors", lambda device: 132)
+    (m, n), k = sides, 1024
+    config = Config("s8", "s8", types.int32, plan_kind=RESIDUES if residues else -1)
+    a, b = (wgmma_launch.Planes(0, k, lines, 1, k, k * lines, "s8") for lines in sides)
+    c = wgmma_launch.Output(0, m, n, n, 1, types.int32, False, 0 if lower else None)
+    wgmma_launch.launch_product(config, a, b, c, k, False, 0)
+    down, across = -(-m // (config.tile_m * config.cluster)), -(-n // config.tile_n)
+    walk = down, across, config.group, config.tile_m * config.cluster, config.tile_n
+    steps = wgmma.lower_tiles(*walk, 0) if lower else down * across
+    shares = [
+        range(first + cluster, min(last, steps), grid // config.cluster)
+        for grid, first, last in launched
+        for cluster in range(grid // config.cluster)
+    ]
+    assert sorted(step for share in shares for step in share) == list(range(steps))
+    assert all(shares), "no cluster without work"
+    assert len(launched) == (-(-steps // (66 * wgmma_launch.ROUNDS)) if residues else 1)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="tensor maps are of kernels that the simulator cannot run")
