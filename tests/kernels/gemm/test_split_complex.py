@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilewright.kernels.gemm.base import Operand, Problem
+from tilewright.kernels.gemm.exact import split_complex
+from tilewright.kernels.gemm.exact.split_complex import APART, COLUMNS, EACH, PARTS, ROWS, THREADS
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.tolerance import tolerance
 
 C8, C16 = np.dtype(np.complex64), np.dtype(np.complex128)
 DTYPES = pytest.mark.parametrize("dtype", [C8, C16], ids=str)
-
-from tilewright.kernels.gemm.base import Operand, Problem  # noqa: E402
-from tilewright.kernels.gemm.exact import split_complex  # noqa: E402
-from tilewright.kernels.gemm.exact.split_complex import APART, COLUMNS, EACH, PARTS, ROWS, THREADS  # noqa: E402
 
 
 def complex_numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype = C16) -> np.ndarray:

@@ -31,6 +31,11 @@ KINDS_HERE = [
     any_kind_named("word", casefold=True, normalise="NFKC"),
     any_kind_named("ngram:4", casefold=True),
 ]
+OF_EVERY_KIND = pytest.mark.parametrize(
+    "kind",
+    [*KINDS_HERE, any_kind_named("ngram:4:character")],
+    ids=lambda kind: f"{kind.name}{kind.casefold:d}",
+)
 
 # Whole and broken UTF-8, lines ended in all ways, words shorter and longer than 8, 16 and 64 bytes.
 fragments = st.one_of(
@@ -91,11 +96,7 @@ def test_equals_counter_however_it_is_cut(kind: TokenKind, data: bytes, cuts: li
     assert as_counter(parts.take()) == expected
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [*KINDS_HERE, any_kind_named("ngram:4:character")],
-    ids=lambda kind: f"{kind.name}{kind.casefold:d}",
-)
+@OF_EVERY_KIND
 @settings(max_examples=examples(12))
 @given(
     documents=st.lists(texts | st.just(b""), min_size=1, max_size=12),
@@ -144,11 +145,7 @@ def as_counters(counter: TokenCounter) -> list[Counter[bytes]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [*KINDS_HERE, any_kind_named("ngram:4:character")],
-    ids=lambda kind: f"{kind.name}{kind.casefold:d}",
-)
+@OF_EVERY_KIND
 @settings(max_examples=examples(12))
 @given(
     documents=st.lists(texts | st.just(b""), min_size=1, max_size=12),
