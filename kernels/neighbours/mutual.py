@@ -12,6 +12,7 @@ of what came before. Where a list was too short all the same, there is no answer
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,11 +36,12 @@ from tilewright.kernels.neighbours.device import (
     merge,
 )
 from tilewright.kernels.neighbours.order import MetricName, Neighbours
-from tilewright.kernels.neighbours.words import neighbours_of
+from tilewright.kernels.neighbours.words import neighbours_of, room_for
 from tilewright.kernels.numbers import round_up
 
-SAMPLE_ROWS = 8192
-"""Rows of which the first bounds are made, or fewer: they are compared with all, which is computed once more."""
+SAMPLE_EDGES = 0, 64, 256, 768, 2304
+"""Rows of which the first bounds are made, or fewer, in spans: they are compared with all, which is computed once more,
+and the first with bounds that let everything through."""
 SAMPLE_SHARE = 32
 """Of all rows the sample is at most one in so many."""
 
@@ -66,10 +68,19 @@ def nearest_of_itself(
         "precision": precision,
         "stream": stream,
     }
-    if mutual_nbytes(a.shape[0], kept_of(k, exclude_self)):
+    rows, kept = a.shape[0], kept_of(k, exclude_self)
+    if mutual_nbytes(rows, kept):
         mutual = Mutual(a, k, exclude_self, **options)
-        if mutual.pays and (words := mutual.find()) is not None:
-            return neighbours_of(words[:, :k], mutual.sums, metric, threads)
+        room: Neighbours | None = None
+
+        def prepare() -> np.ndarray:
+            # While the GPU works. A copy to memory that is not there yet takes thrice as long.
+            nonlocal room
+            room = room_for(rows, k, mutual.sums, metric)
+            return np.full((rows, kept), 0, np.uint64)
+
+        if mutual.pays and (words := mutual.find(target=prepare)) is not None:
+            return neighbours_of(words[:, :k], mutual.sums, metric, threads, room)
         del mutual
     return nearest_with_all(a, k, exclude_self=exclude_self, threads=threads, **options)
 
@@ -161,13 +172,13 @@ class Mutual(_Rows):
 
     def _bound(self, stretch: _Stretch, words: Any, flags: Any) -> None:
         """Set floors of the bounds by a sample."""
-        count = min(SAMPLE_ROWS, self._a.rows.shape[0] // SAMPLE_SHARE)
+        count = min(SAMPLE_EDGES[-1], self._a.rows.shape[0] // SAMPLE_SHARE)
         sample = self._spread(self._a, count)
-        spans = list(growing_spans(0, count, self._kept))
-        for number, (first, width) in enumerate(spans):
-            part = sample.part(first, width)
+        edges = [edge for edge in SAMPLE_EDGES if edge < count] + [count]
+        for first, stop in itertools.pairwise(edges):
+            part = sample.part(first, stop - first)
             self._keep(self._a, part, stretch.bounds, words, self._capacity, first)
-            merge(stretch, words, flags, 0, 1 if number + 1 < len(spans) else 2, self._stream)
+            merge(stretch, words, flags, 0, 1 if stop < count else 2, self._stream)
 
     def _compare(self, stretch: _Stretch, words: Any, rows: tuple[int, int], first: int, width: int) -> None:
         """Enqueue the products of a stage's rows and a span of those up to them."""

@@ -42,13 +42,23 @@ def numbers_of(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def neighbours_of(
-    words: np.ndarray, sums: np.dtype, metric: MetricName, threads: int | None = None
+    words: np.ndarray,
+    sums: np.dtype,
+    metric: MetricName,
+    threads: int | None = None,
+    into: Neighbours | None = None,
 ) -> Neighbours:
-    """The neighbours that the words of rows (rows, k) stand for, those of each in falling order. threads: that find
-    out; by default `cpu_threads`."""
+    """The neighbours that the words of rows (rows, k) stand for, those of each in falling order. threads, into: as of
+    `neighbours_of_bands`."""
     return neighbours_of_bands(
-        np.ascontiguousarray(words), [len(words)], words.shape[1], sums, metric, threads
+        np.ascontiguousarray(words), [len(words)], words.shape[1], sums, metric, threads, into
     )
+
+
+def room_for(rows: int, k: int, sums: np.dtype, metric: MetricName) -> Neighbours:
+    """Arrays for the neighbours of rows, which have been written to: the system gives memory by then, and not when an
+    answer is waited for."""
+    return Neighbours(np.full((rows, k), 0, np.int64), np.full((rows, k), 0, value_dtype(sums, metric)))
 
 
 def neighbours_of_bands(
@@ -58,6 +68,7 @@ def neighbours_of_bands(
     sums: np.dtype,
     metric: MetricName,
     threads: int | None = None,
+    into: Neighbours | None = None,
 ) -> Neighbours:
     """The k nearest of each row by the words that several bands have found.
 
@@ -72,6 +83,8 @@ def neighbours_of_bands(
         At most ``kept``.
     threads
         That find out; by default `cpu_threads`.
+    into
+        Whose arrays the neighbours are put into and returned in, of `room_for`'s shapes and types.
 
     Examples
     --------
@@ -81,12 +94,12 @@ def neighbours_of_bands(
     [[9, 5], [5, 1]]
     """
     number = number_dtype(sums)
-    indices = np.empty((max(rows, default=0), k), np.int64)
-    bits = np.empty(indices.shape, np.uint32)
+    shape, value = (max(rows, default=0), k), value_dtype(sums, metric)
+    indices, values = into or Neighbours(np.empty(shape, np.int64), np.empty(shape, value))
     lengths = np.array(rows, np.int64)
     missing = 0 if number.kind == "i" else _NAN
-    plain = value_dtype(sums, metric) == number and metric != "l2"  # a score is the value
-    values = bits.view(number) if plain else np.empty(indices.shape, value_dtype(sums, metric))
+    plain = value == number and metric != "l2"  # a score is the value
+    bits = values.view(np.uint32) if plain else np.empty(shape, np.uint32)
     words, nearest = read_only(words), compiled(_nearest, *_types())
 
     def find(mine: slice) -> None:

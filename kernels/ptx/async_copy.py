@@ -75,6 +75,13 @@ copy_async_part = scalar_instruction(
     "at a global address to a shared address, both multiples of 16, zeros behind them; see ``commit_copies``.",
 )
 
+copy_async_word = scalar_instruction(
+    "cp.async.ca.shared.global [$0], [$1], 4;",
+    "r,l",
+    (U32, U64),
+    description="``copy_async_word(shared, address)``: start copying four bytes; see ``commit_copies``.",
+)
+
 
 @intrinsic
 def commit_copies(typingctx):  # type: ignore[no-untyped-def]

@@ -212,6 +212,13 @@ load_shared_word = scalar_instruction(
     description="``load_shared_word(address)``: the uint32 at a shared address, a multiple of 4.",
 )
 
+store_shared_quad = scalar_instruction(
+    "st.shared.v4.u32 [$0], {$1, $2, $3, $4};",
+    "r,r,r,r,r",
+    (U32, U32, U32, U32, U32),
+    description="``store_shared_quad(address, a, b, c, d)``: four uint32 to a shared address, a multiple of 16.",
+)
+
 shared_add = scalar_instruction(
     "red.shared.add.u32 [$0], $1;",
     "r,r",

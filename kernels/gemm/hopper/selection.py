@@ -6,9 +6,11 @@ and at most 0 (`L2`). Scores that are at least the row's bound are appended to a
 score and then by column: the larger is the better, and of equal scores the one in the smaller column.
 
 A first look at all the scores of a thread is one comparison each. Where a warp has found any it walks the groups of
-eight columns in which it did, twice: to count, for which each thread then takes as many places of its rows' lists by an
-atomic addition, and to write. Few tiles have more than one or two such groups, so that what is compiled is a short loop
-that picks a group's scores out of the registers: written out for all groups it took longer to fetch than to do.
+eight columns in which it did. Few tiles have more than some such groups, so that what is compiled is a short loop that
+picks a group's scores out of the registers: written out for all groups it took longer to fetch than to do. What is
+found waits in shared memory until there is one for each thread of the warp, perhaps for tiles: then each takes a place
+of a list by an atomic addition, and writes a word there. So a warp waits once for 32 answers of the second-level cache,
+where it had waited for each, and with it the tensor cores.
 
 The kernel's arguments for C then say where the lists are:
 
@@ -35,7 +37,10 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
+from tilewright.kernels.gemm.hopper.wgmma_config import FOUND_NBYTES, FOUND_PLACES
+from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import floats, integers, memory
+from tilewright.kernels.ptx.async_copy import commit_copies, copy_async_word, wait_copies
 from tilewright.kernels.ptx.unroll import unroll
 
 DOT, COSINE, L2 = "dot", "cosine", "l2"
@@ -82,8 +87,18 @@ def scoring(form: str, score_type: Any) -> Callable[..., Any]:
     return score
 
 
-def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -> Callable[..., Any]:
-    """``select(sums, ...)``: a thread's sums of ``columns`` columns, laid out as `wgmma_epilogue.sum_store` says."""
+def selection(
+    columns: int, form: str, *, integer: bool, mutual: bool = False
+) -> tuple[Callable[..., Any], ...]:
+    """``prepare(staging, ...)``, ``select(sums, lines, staging, waiting, ...)`` and ``put_away(staging, first, last,
+    ...)``.
+
+    Before a tile's products prepare reads the bounds and factors of a thread's two rows, which it returns, and has
+    those of the columns copied to shared memory. select then looks at the thread's sums of ``columns`` columns, laid
+    out as `wgmma_epilogue.sum_store` says, and returns how many elements, fewer than a warp's threads, wait at
+    ``staging``, a shared address, of which ``waiting`` were there before; put_away writes those that are left to their
+    lists. All threads of a warp call them together.
+    """
     groups, parts = columns // 8, columns // 8 // AMONG
     order = order_of(integer=integer)
     metric, farther = form.removeprefix(FARTHER), form.startswith(FARTHER)
@@ -93,11 +108,46 @@ def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -
     nothing = score_type(-(2**31)) if integer else score_type(float("nan"))
     zero = score_type(0)
     score = scoring(form, score_type)
+    number = types.int32 if integer else floats.word_float
     i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
+    bounds_at = FOUND_PLACES * FOUND_NBYTES
+    factors_at = bounds_at + 4 * columns
+    copies = columns // WARP
 
     @cuda.jit(device=True, inline="always")
-    def score_group(j, sums, factors, column, upper, lower):  # type: ignore[no-untyped-def]
-        left, right = memory.load_pair(factors, column + 8 * j) if factored else (zero, zero)
+    def copy_number(i, target, source, first, last):  # type: ignore[no-untyped-def]
+        copy_async_word(target + u32(4 * WARP * i), source + u64(4) * u64(min(first + WARP * i, last)))
+
+    @cuda.jit(device=True, inline="always")
+    def prepare(  # type: ignore[no-untyped-def]
+        staging, lane, first, shift, plan, of_columns, lists, row, tile_first, m
+    ):
+        given = memory.global_array(plan, score_type)
+        mine = staging + u32(4) * u32(lane)
+        cuda.syncwarp()  # nobody reads those of the tile before any more
+        if mutual:  # behind the last column there are no bounds
+            at = i64(first + tile_first + lane)
+            unroll(copy_number, copies, (mine + u32(bounds_at), plan, at, i64(lists - 1)))
+        if factored:  # in memory that goes on
+            at = i64(tile_first + lane)
+            unroll(copy_number, copies, (mine + u32(factors_at), of_columns, at, at + columns))
+        if mutual or factored:
+            commit_copies()
+        at_row = i64(row + shift) if mutual else i64(row)  # its list, bound and factor
+        upper = given[at_row] if row < m else highest
+        lower = given[at_row + 8] if row + 8 < m else highest
+        of_upper = given[lists + at_row] if factored and row < m else zero
+        of_lower = given[lists + at_row + 8] if factored and row + 8 < m else zero
+        return upper, lower, of_upper, of_lower
+
+    @cuda.jit(device=True, inline="always")
+    def pair_at(address):  # type: ignore[no-untyped-def]
+        left, right = memory.load_shared_pair(address)
+        return number(left), number(right)
+
+    @cuda.jit(device=True, inline="always")
+    def score_group(j, sums, factors, upper, lower):  # type: ignore[no-untyped-def]
+        left, right = pair_at(factors + u32(32 * j)) if factored else (zero, zero)
         sums[4 * j] = score(sums[4 * j], upper, left)
         sums[4 * j + 1] = score(sums[4 * j + 1], upper, right)
         sums[4 * j + 2] = score(sums[4 * j + 2], lower, left)
@@ -118,13 +168,15 @@ def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -
         mask[0] |= u32(above | below) << u32(j)
 
     @cuda.jit(device=True, inline="always")
-    def look_both_ways(j, sums, upper, lower, mask, given, column):  # type: ignore[no-untyped-def]
-        left, right = memory.load_pair(given, column + 8 * j)
+    def look_both_ways(j, sums, upper, lower, mask, bounds):  # type: ignore[no-untyped-def]
+        left, right = pair_at(bounds + u32(32 * j))
         above = (sums[4 * j] >= upper) | (sums[4 * j + 1] >= upper)
         below = (sums[4 * j + 2] >= lower) | (sums[4 * j + 3] >= lower)
         of_left = (sums[4 * j] >= left) | (sums[4 * j + 2] >= left)
         of_right = (sums[4 * j + 1] >= right) | (sums[4 * j + 3] >= right)
         mask[0] |= u32(above | below | of_left | of_right) << u32(j)
+        if j % AMONG == AMONG - 1:
+            cuda.syncwarp()  # the compiler would read all bounds before it compares with one, and lack registers
 
     @cuda.jit(device=True, inline="always")
     def pick_one(j, first, wanted, sums, scores):  # type: ignore[no-untyped-def]
@@ -139,24 +191,43 @@ def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -
             unroll(pick_one, AMONG, (part * AMONG, wanted, sums, scores))
 
     @cuda.jit(device=True, inline="always")
-    def write(target, value, number):  # type: ignore[no-untyped-def]
-        if clamped and (value < zero if farther else value > zero):
-            value = zero
-        # Of two numbers that of the larger has the less in its lower half.
-        low = u32(0xFFFFFFFF) - u32(number)
-        memory.global_array(target, u64)[0] = u64(order(value)) << u64(32) | u64(low)
+    def put_away(staging, first, last, lane, keys, stride, capacity, plan, lists):  # type: ignore[no-untyped-def]
+        # Writes what waits in the places from first to last, at most one for each thread.
+        cuda.syncwarp()
+        place, base = i32(first) + i32(lane), i32(0)
+        counters = memory.global_array(plan + u64(8) * u64(lists), i32)
+        if stride == 0:  # one list: one addition for all
+            if lane == 0 and last > first:
+                base = cuda.atomic.add(counters, 0, i32(last - first))
+            base = cuda.shfl_sync(0xFFFFFFFF, base, 0) + i32(lane)
+        if place < last:
+            at = staging + u32(FOUND_NBYTES) * u32(place)
+            low, high = memory.load_shared_pair(at)
+            of_list = i64(memory.load_shared_word(at + u32(8)))
+            if stride != 0:
+                base = cuda.atomic.add(counters, of_list, 1)
+            if base < capacity:
+                target = keys + u64(8) * (u64(of_list * stride) + u64(base))
+                memory.global_array(target, u64)[0] = u64(high) << u64(32) | u64(low)
+                if stride == 0:
+                    found = keys + u64(8) * u64(capacity) + u64(4) * u64(base)
+                    memory.global_array(found, i32)[0] = i32(of_list)
+        cuda.syncwarp()
 
     @cuda.jit(device=True, inline="always")
     def select(  # type: ignore[no-untyped-def]
         sums,
+        lines,
+        staging,
+        waiting,
+        lane,
         keys,
         stride,
         first,
         capacity,
         shift,
         plan,
-        factors_at,
-        total,
+        lists,
         row,
         column,
         m,
@@ -164,19 +235,17 @@ def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -
         steps,
         diagonal,
     ):
-        given = memory.global_array(plan, score_type)
-        rows = i64(total) if mutual else i64(m)
-        at_row = i64(row + shift) if mutual else i64(row)  # its list, bound and factor
+        upper, lower, of_upper, of_lower = lines
+        at_row = i64(row + shift) if mutual else i64(row)
         at_column = i64(first + column)
-        upper = given[at_row] if row < m else highest
-        lower = given[at_row + 8] if row + 8 < m else highest
+        side_by_side = staging + u32(8) * u32(lane & 3)  # of which the thread has every eighth column's
+        if mutual or factored:
+            wait_copies(0)
+            cuda.syncwarp()
         if factored or farther:
-            factors = memory.global_array(factors_at, score_type)
-            of_upper = given[rows + at_row] if factored and row < m else zero
-            of_lower = given[rows + at_row + 8] if factored and row + 8 < m else zero
             if farther and metric == COSINE:
                 of_upper, of_lower = -of_upper, -of_lower
-            unroll(score_group, groups, (sums, factors, column, of_upper, of_lower))
+            unroll(score_group, groups, (sums, side_by_side + u32(factors_at), of_upper, of_lower))
         # From here on columns are counted from the thread's first.
         ends = cuda.local.array(2, i32)
         left_out = cuda.local.array(2, i32)
@@ -192,51 +261,45 @@ def selection(columns: int, form: str, *, integer: bool, mutual: bool = False) -
         mask = cuda.local.array(1, u32)
         mask[0] = 0
         if mutual:
-            unroll(look_both_ways, groups, (sums, upper, lower, mask, given, at_column))
+            unroll(look_both_ways, groups, (sums, upper, lower, mask, side_by_side + u32(bounds_at)))
         else:
             unroll(look, groups, (sums, upper, lower, mask))
         hit = integers.warp_or(mask[0])
-        if hit != 0:
-            scores = cuda.local.array(4, score_type)
-            counts = cuda.local.array(2, i32)
-            counts[0], counts[1] = 0, 0
-            counters = memory.global_array(plan + u64(8 * rows), i32)
-            rest = hit
-            while rest != 0:
-                j = i32(cuda.ffs(rest)) - 1
-                rest &= rest - u32(1)
-                unroll(pick_among, parts, (j, sums, scores))
-                counts[0] += i32(scores[0] >= upper) + i32(scores[1] >= upper)
-                counts[1] += i32(scores[2] >= lower) + i32(scores[3] >= lower)
-                if mutual:
-                    for i in range(4):
-                        other, of_row = at_column + 8 * j + i % 2, at_row + 8 * (i // 2)
-                        value = scores[i]
-                        # Behind the last column there are no bounds, and what is no score may be as large.
-                        if other < rows and value >= given[other] and other != of_row:
-                            place = cuda.atomic.add(counters, other, 1)
-                            if place < capacity:
-                                write(keys + u64(8) * u64(other * stride + place), value, of_row)
-            for half in range(2):
-                if counts[half] > 0:
-                    counter = i64(0) if stride == 0 else at_row + 8 * half
-                    counts[half] = cuda.atomic.add(counters, counter, counts[half])
-            rest = hit
-            while rest != 0:
-                j = i32(cuda.ffs(rest)) - 1
-                rest &= rest - u32(1)
-                unroll(pick_among, parts, (j, sums, scores))
+        scores = cuda.local.array(4, score_type)
+        below = (u32(1) << u32(lane)) - u32(1)
+        while hit != 0:
+            j = i32(cuda.ffs(hit)) - 1
+            hit &= hit - u32(1)
+            unroll(pick_among, parts, (j, sums, scores))
+            mine = u32(scores[0] >= upper) | u32(scores[1] >= upper) << u32(1)
+            mine |= u32(scores[2] >= lower) << u32(2) | u32(scores[3] >= lower) << u32(3)
+            if mutual:
+                left, right = pair_at(side_by_side + u32(bounds_at + 32 * j))
                 for i in range(4):
-                    half = i // 2
-                    value = scores[i]
-                    if value >= (lower if half == 1 else upper):
-                        place = counts[half]
-                        counts[half] = place + 1
-                        if place < capacity:
-                            target = keys + u64(8) * (u64((at_row + 8 * half) * stride) + u64(place))
-                            write(target, value, at_column + 8 * j + i % 2)
-                            if stride == 0:
-                                found = keys + u64(8) * u64(capacity) + u64(4) * u64(place)
-                                memory.global_array(found, i32)[0] = i32(row + 8 * half)
+                    other, of_row = at_column + 8 * j + i % 2, at_row + 8 * (i // 2)
+                    # Behind the last column there are no bounds, and what is no score may be as large.
+                    reached = scores[i] >= (right if i % 2 == 1 else left)
+                    mine |= u32(reached and other < lists and other != of_row) << u32(4 + i)
+            found = cuda.ballot_sync(0xFFFFFFFF, mine != 0)
+            while found != 0:
+                if mine != 0:
+                    i = i32(cuda.ffs(mine)) - 1
+                    mine &= mine - u32(1)
+                    left, right = (scores[2], scores[3]) if i & 2 != 0 else (scores[0], scores[1])
+                    value = right if i & 1 != 0 else left
+                    if clamped and (value < zero if farther else value > zero):
+                        value = zero
+                    of_row, other = u32(at_row) + u32(i & 2) * u32(4), u32(at_column) + u32(8 * j + (i & 1))
+                    # Of two numbers that of the larger has the less in its lower half.
+                    of_column = mutual and i >= 4
+                    low = u32(0xFFFFFFFF) - (of_row if of_column else other)
+                    at = staging + u32(FOUND_NBYTES) * u32(waiting + i32(cuda.popc(found & below)))
+                    memory.store_shared_quad(at, low, order(value), other if of_column else of_row, u32(0))
+                waiting += i32(cuda.popc(found))
+                if waiting >= WARP:
+                    waiting -= i32(WARP)
+                    put_away(staging, waiting, waiting + i32(WARP), lane, keys, stride, capacity, plan, lists)
+                found = cuda.ballot_sync(0xFFFFFFFF, mine != 0)
+        return waiting
 
-    return select
+    return prepare, select, put_away

@@ -25,7 +25,6 @@ from tilewright.kernels.gemm.exact.scaled_epilogue import OWN_WORDS, least_repor
 from tilewright.kernels.gemm.hopper.selection import selection
 from tilewright.kernels.gemm.hopper.wgmma_config import (
     C_BOX_LINES,
-    C_BOX_NBYTES,
     ROWS_PER_WARPGROUP,
     WARPGROUP,
     Config,
@@ -163,7 +162,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     multiply_planned = planned_multiplier(config) if any_single else multiply_plane
     row_step, second_row = (2, 1) if in_registers else (1, 8)
     boxed, boxes_offset = config.boxes > 0, config.boxes_offset
-    warp_nbytes = config.boxes * C_BOX_NBYTES
+    selects = config.selection != ""
+    warp_nbytes = config.warp_nbytes
     if by_columns:
         store = column_store(tile_n, conversions(config))
     else:
@@ -172,8 +172,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         )
     store_boxes = box_store(config)
     scaled, scale = parts == 2, line_scale(tile_n)
-    selects = config.selection != ""
-    select = selection(tile_n, config.selection, integer=config.integer, mutual=config.mutual)
+    prepare, select, put_away = selection(
+        tile_n, config.selection, integer=config.integer, mutual=config.mutual
+    )
     wait_stores = bulk_copy.bulk_wait(0, read=False)
     if residues and c_type in (types.float32, types.float64):
         keep_residues, add_residues = scaled_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
@@ -181,7 +182,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     else:
         keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
         own_words = 4
-    finds_least = config.least
+    finds_least, mutual = config.least, config.mutual
     report_least = least_report(tile_n, 1)
     give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
     take_registers = warpgroup_mma.register_budget(CONSUMER_REGISTERS, grow=True)
@@ -261,10 +262,29 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             out = memory.global_array(c, c_type)
             kept = memory.global_array(workspace, u32)
             kept_first = cuda.blockIdx.x * kept_words + own_words * (thread - WARPGROUP)
+            staging = ring + u32(boxes_offset) + u32((thread - WARPGROUP) // WARP) * u32(warp_nbytes)
+            waiting, lists = i32(0), i64(map_c) if mutual else i64(m)
             for tile in range(first_tile, walked, tile_stride):
                 tile_row, tile_column = tile_at(tile, tiles_m, tiles_n, steps, diagonal)
                 if is_above(tile_row, tile_column, steps, diagonal):
                     continue  # as the producer does, and the other block of the cluster
+                warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
+                warp_row = warp_row + thread % WARPGROUP // WARP * C_BOX_LINES
+                tile_first = tile_column * tile_n
+                row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
+                if selects:
+                    lines = prepare(
+                        staging,
+                        lane,
+                        column_stride,
+                        accumulate,
+                        plan,
+                        workspace,
+                        lists,
+                        row,
+                        i64(tile_first),
+                        m,
+                    )
                 if not in_totals:
                     for plane in range(planes):
                         if any_single:
@@ -281,21 +301,20 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     place, parity = multiply_parts(
                         totals, sums, ring, k_steps, warpgroup, lane, place, parity
                     )
-                warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
-                warp_row = warp_row + thread % WARPGROUP // WARP * C_BOX_LINES
-                tile_first = tile_column * tile_n
-                row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if selects:
-                    select(
+                    waiting = select(
                         totals if in_totals else sums,
+                        lines,
+                        staging,
+                        waiting,
+                        lane,
                         c,
                         row_stride,
                         column_stride,
                         paired,
                         accumulate,
                         plan,
-                        workspace,
-                        map_c,
+                        lists,
                         row,
                         column,
                         m,
@@ -322,8 +341,6 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 elif finds_least:
                     report_least(sums, plan, m - row, n - column)
                 elif boxed and map_c != 0:
-                    warp = u32((thread - WARPGROUP) // WARP)
-                    staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
                     store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
                 else:
                     whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
@@ -344,6 +361,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         accumulate,
                         workspace,
                     )
+            if selects:
+                put_away(staging, i32(0), waiting, lane, c, row_stride, paired, plan, lists)
             if boxed and map_c != 0 and lane == 0:
                 wait_stores()
         # A block must not end while another may still signal its barriers or write its ring.

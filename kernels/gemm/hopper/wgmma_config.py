@@ -20,6 +20,10 @@ C_BOX_COLUMNS = C_LINE_NBYTES // 2
 C_BOX_LINES = 16
 """Rows of C that a warp holds."""
 C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
+FOUND_NBYTES = 16
+"""Of an element that is kept: its word, its list, and nothing."""
+FOUND_PLACES = 64
+"""Of a consumer warp, for elements that are kept: fewer than a warp's threads wait there, and each may add one."""
 OPERAND_NBYTES = {"s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "bf16": 2, "f16": 2, "tf32": 4}
 LOW_SHIFT = 11
 """The low one of two float16 parts of a number is held times 2**11: as large as the high one can be."""
@@ -114,15 +118,22 @@ class Config:
 
     @property
     def shared_nbytes(self) -> int:
-        """Dynamic shared memory: the ring, its barriers, boxes of C, and room to begin at a multiple of the
-        swizzle."""
-        if self.boxes:
-            return self.boxes_offset + 4 * self.consumers * self.boxes * C_BOX_NBYTES + SWIZZLE_NBYTES
+        """Dynamic shared memory: the ring, its barriers, boxes of C or what is kept of it, and room to begin at a
+        multiple of the swizzle."""
+        if self.warp_nbytes:
+            return self.boxes_offset + 4 * self.consumers * self.warp_nbytes + SWIZZLE_NBYTES
         return self.stages * (self.stage_nbytes + 2 * BARRIER_NBYTES) + SWIZZLE_NBYTES
 
     @property
+    def warp_nbytes(self) -> int:
+        """Of a consumer warp: its boxes of C, or places for what is kept and bounds and factors of a tile's columns."""
+        if self.selection:
+            return FOUND_PLACES * FOUND_NBYTES + 2 * 4 * self.tile_n
+        return self.boxes * C_BOX_NBYTES
+
+    @property
     def boxes_offset(self) -> int:
-        """From the ring to the boxes of C: after the barriers, at a multiple of the swizzle."""
+        """From the ring to the boxes of C, or to what is kept: after the barriers, at a multiple of the swizzle."""
         return self.stages * self.stage_nbytes + SWIZZLE_NBYTES
 
     @property

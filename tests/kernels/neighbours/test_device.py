@@ -169,8 +169,8 @@ def test_rows_among_themselves(
     halves: list[bool] = []
     find = mutual.Mutual.find
 
-    def noted(self: mutual.Mutual, *given: Any) -> Any:
-        found = find(self, *given)
+    def noted(self: mutual.Mutual, *given: Any, **options: Any) -> Any:
+        found = find(self, *given, **options)
         halves.append(found is not None)
         return found
 
