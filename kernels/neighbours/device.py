@@ -34,6 +34,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import HOPPER, Kept, Planes, la
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.device_array import address, strided_view, transposed
 from tilewright.kernels.gpu.device_choice import SIMULATOR, capability, current_device
+from tilewright.kernels.gpu.driver_error import checked
 from tilewright.kernels.gpu.launch import enqueue
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
@@ -168,11 +169,13 @@ class _Side:
 
 def _bounds(bound: Any, side: _Side, stream: Any) -> Any:
     """(3, rows) words: the same bound for all rows of a side, their factors, counters of 0."""
+    from cuda.bindings import driver
+
     rows = side.rows.shape[0]
-    numbers = np.zeros((3, rows), bound.dtype)
-    numbers[0] = bound
-    bounds = _upload(numbers.view(np.uint32), stream)
-    strided_view(bounds, bounds.shape, bounds.strides, bound.dtype)[1].copy_to_device(
+    bounds = _zeros((3, rows), np.uint32, stream)
+    word, handle = int(np.array(bound).view(np.uint32)), int(stream) if stream else DEFAULT_STREAM
+    checked("setting bounds", driver.cuMemsetD32Async(address(bounds), word, rows, handle))
+    strided_view(bounds, bounds.shape, bounds.strides, side.factors.dtype)[1].copy_to_device(
         side.factors[:rows], stream=stream
     )
     return bounds

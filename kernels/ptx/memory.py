@@ -212,6 +212,13 @@ load_shared_word = scalar_instruction(
     description="``load_shared_word(address)``: the uint32 at a shared address, a multiple of 4.",
 )
 
+store_shared_words = scalar_instruction(
+    "st.shared.v2.u32 [$0], {$1, $2};",
+    "r,r,r",
+    (U32, U32, U32),
+    description="``store_shared_words(address, first, second)``: two words to a shared address, a multiple of 8.",
+)
+
 store_shared_quad = scalar_instruction(
     "st.shared.v4.u32 [$0], {$1, $2, $3, $4};",
     "r,r,r,r,r",

@@ -96,7 +96,17 @@ class Engine:
     """``compiled(config)``: what `launch_product` launches."""
 
 
-WGMMA = Engine(Config, launch_product, compiled)
+STAGES, BOXES = 4, 2
+"""Of products whose sums are C's elements: these leave through shared memory (`Config.boxes`)."""
+
+
+def _config(kind_a: str, kind_b: str, c_type: Any, plan_kind: int = -1) -> Config:
+    if c_type == types.int32 and plan_kind != RESIDUES:
+        return Config(kind_a, kind_b, c_type, plan_kind=plan_kind, stages=STAGES, boxes=BOXES)
+    return Config(kind_a, kind_b, c_type, plan_kind=plan_kind)
+
+
+WGMMA = Engine(lambda *given, **more: _config(*given, **more), launch_product, compiled)
 """Hopper's, compute capability 9.0 alone."""
 MMA = Engine(mma_launch.config_here, mma_launch.launch_product, mma_launch.compiled)
 """``mma.sync``, which every GPU since 8.0 has."""
@@ -539,9 +549,9 @@ def variants() -> Iterable[Variant]:
     """The products for every width of C, and the passes."""
     for nbytes, c_type in _C_TYPES.items():
         bits = 8 * nbytes
-        yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
-        yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
-        yield variant(f"planned bytes to int{bits}", Config("s8", "s8", c_type, plan_kind=ANY_SINGLE))
+        yield variant(f"bytes to int{bits}", _config("s8", "u8", c_type))
+        yield variant(f"residues to int{bits}", _config("s8", "s8", c_type, RESIDUES))
+        yield variant(f"planned bytes to int{bits}", _config("s8", "s8", c_type, ANY_SINGLE))
     for c_type in (types.float32, types.float64):
         yield variant(f"bytes to {c_type}", Config("u8", "s8", c_type))
     yield from _passes(HOPPER)

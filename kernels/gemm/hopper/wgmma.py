@@ -341,7 +341,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 elif finds_least:
                     report_least(sums, plan, m - row, n - column)
                 elif boxed and map_c != 0:
-                    store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
+                    store_boxes(
+                        totals if in_totals else sums, staging, map_c, i32(warp_row), i32(tile_first), lane
+                    )
                 else:
                     whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
                     in_pairs = paired != 0 and whole

@@ -16,7 +16,6 @@ STEP_NBYTES = 32
 STEPS = STAGE_DEPTH_NBYTES // STEP_NBYTES
 BARRIER_NBYTES = 8
 C_LINE_NBYTES = 128
-C_BOX_COLUMNS = C_LINE_NBYTES // 2
 C_BOX_LINES = 16
 """Rows of C that a warp holds."""
 C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
@@ -73,7 +72,8 @@ class Config:
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
     """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, from which the copy engine writes a C
-    of 16 bits while the next tile begins; 0: C is written from registers."""
+    of 16- or 32-bit elements while the next tile begins: a divisor of those of a tile, so that each tile begins with
+    the one that was filled first. 0: C is written from registers."""
 
     def __post_init__(self) -> None:
         if self.n_major_b and OPERAND_NBYTES[self.kind_b] == 4:
@@ -82,6 +82,8 @@ class Config:
             raise ValueError("C is written by columns only where A's rows come from registers")
         if self.a_in_registers and (self.boxes or self.parts != 1 or self.plan_kind >= 0):
             raise ValueError("with A in registers: one plane, no plan, and C is written from registers")
+        if self.boxes and self.tile_n // self.box_c[0] % self.boxes:
+            raise ValueError("a warp takes its boxes in turn, as many for each tile")
         if self.promoted and (self.integer or self.parts != 1 or self.a_in_registers or self.selection):
             raise ValueError(
                 "promoted are sums of one plane of floats, of operands in shared memory, to all of C"
@@ -147,7 +149,7 @@ class Config:
 
     @property
     def box_c(self) -> tuple[int, int]:
-        return (C_BOX_COLUMNS, C_BOX_LINES)
+        return (C_LINE_NBYTES * 8 // self.c_type.bitwidth, C_BOX_LINES)
 
     @property
     def integer(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.gemm.hopper.wgmma_config import C_BOX_COLUMNS, C_BOX_NBYTES, C_LINE_NBYTES, Config
+from tilewright.kernels.gemm.hopper.wgmma_config import C_BOX_NBYTES, C_LINE_NBYTES, Config
 from tilewright.kernels.ptx import bulk_copy, floats, memory, warp_mma
 from tilewright.kernels.ptx.unroll import unroll
 
@@ -241,12 +241,15 @@ def box_store(config: Config) -> Callable[..., Any]:
     The warp writes box after box (16 rows × 128 bytes, swizzled as the tensor map says) into its own
     ``config.boxes`` places at ``staging``; the copy engine carries them to C while the warp goes on, so the warp waits
     for a place only when its turn comes again. ``row``, ``column``: of the warp's first element. What lies outside C is
-    not written. For a C of 16-bit elements only: 32-bit ones fill whole sectors from registers.
+    not written. A C of 32-bit elements can also be written from registers, which fill whole sectors: an instruction
+    then writes to eight lines, though, and takes as long as for eight whole ones.
     """
     boxes = config.boxes
     pack = floats.bfloat_pair if config.bfloat16_c else floats.half_pair
-    columns, count = C_BOX_COLUMNS, config.tile_n // C_BOX_COLUMNS
-    steps = columns // 16
+    wide = boxes > 0 and config.c_type.bitwidth == 32
+    word = types.uint32 if config.integer else floats.float_word
+    columns = config.box_c[0]
+    count, steps = config.tile_n // columns, columns // (8 if wide else 16)
     free_place = bulk_copy.bulk_wait(max(boxes - 1, 0), read=True)
     i32, u32 = types.int32, types.uint32
 
@@ -265,12 +268,34 @@ def box_store(config: Config) -> Callable[..., Any]:
         )
 
     @cuda.jit(device=True, inline="always")
+    def write_8_columns(i, box, sums, line, lane):  # type: ignore[no-untyped-def]
+        # Lanes of odd rows write the eight columns that are 16 further, or before: the sixteen lanes that an 8-byte
+        # access serves at a time, of four rows, then write to different banks.
+        row, pair = lane >> u32(2), lane & u32(3)
+        odd = (row & u32(1)) != u32(0)
+        first, other = 16 * box + 4 * i, 16 * box + 4 * (i ^ 2)
+        crossed = ((row & u32(1)) << u32(2)) ^ (pair >> u32(1)) ^ row
+        place = line + ((u32(2 * i) ^ crossed) << u32(4)) + ((pair & u32(1)) << u32(3))
+        memory.store_shared_words(
+            place,
+            word(sums[other] if odd else sums[first]),
+            word(sums[other + 1] if odd else sums[first + 1]),
+        )
+        memory.store_shared_words(
+            place + u32(8 * C_LINE_NBYTES),
+            word(sums[other + 2] if odd else sums[first + 2]),
+            word(sums[other + 3] if odd else sums[first + 3]),
+        )
+
+    write_columns = write_8_columns if wide else write_16_columns
+
+    @cuda.jit(device=True, inline="always")
     def write_box(box, sums, staging, line, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         offset = u32(box % boxes * C_BOX_NBYTES)
         if lane == 0:
             free_place()
         cuda.syncwarp()  # the copy engine has read what was here before
-        unroll(write_16_columns, steps, (box, sums, line + offset, lane))
+        unroll(write_columns, steps, (box, sums, line + offset, lane))
         bulk_copy.copy_engine_fence()
         cuda.syncwarp()  # the box is complete
         if lane == 0:
@@ -280,7 +305,8 @@ def box_store(config: Config) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def store_boxes(sums, staging, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         lane = u32(lane)
-        line = staging + (lane & u32(15)) * u32(C_LINE_NBYTES)  # the line whose address this lane gives
+        # The line whose address this lane gives, or to which it writes.
+        line = staging + (lane >> u32(2) if wide else lane & u32(15)) * u32(C_LINE_NBYTES)
         unroll(write_box, count, (sums, staging, line, map_c, row, column, lane))
 
     return store_boxes

@@ -101,7 +101,7 @@ class Planes:
     """From line to line; a multiple of 16."""
     plane_nbytes: int
     kind: str
-    """PTX operand type: s8, u8, e4m3, e5m2, bf16, f16 or tf32."""
+    """PTX operand type: s8, u8, e4m3, e5m2, bf16, f16 or tf32; of what is only stored u16 or u32."""
 
     @property
     def loadable(self) -> bool:
@@ -207,6 +207,8 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
 
     kind = driver.CUtensorMapDataType
     element = {
+        "u16": kind.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        "u32": kind.CU_TENSOR_MAP_DATA_TYPE_UINT32,
         "s8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "u8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         "e4m3": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
@@ -325,15 +327,16 @@ class Output:
 
     @property
     def planes(self) -> Planes | None:
-        """C of 16-bit elements for the copy engine, if it takes it."""
-        line = 2 * self.row_stride
-        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, STORED_KIND)
+        """C of 16- or 32-bit elements for the copy engine, if it takes it."""
+        line = self.c_type.bitwidth // 8 * self.row_stride
+        kind = STORED_KINDS[self.c_type.bitwidth]
+        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, kind)
         aligned = self.column_stride == 1 and self.row_stride >= self.columns
         return planes if aligned and planes.loadable else None
 
 
-STORED_KIND = "bf16"
-"""A tensor map's element type for any elements of 16 bits, which are stored as they are."""
+STORED_KINDS = {16: "u16", 32: "u32"}
+"""A tensor map's element type for any elements of so many bits, which are stored as they are."""
 
 
 def output_of(c: Any, c_type: Any, *, lower: bool = False) -> Output:

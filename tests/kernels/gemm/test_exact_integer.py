@@ -395,6 +395,21 @@ def test_layouts(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("padding", [0, 4, 1])
+def test_many_tiles_a_block_leave_in_their_places(
+    engine: Engine, padding: int, rng: np.random.Generator
+) -> None:
+    """C through shared memory, where its rows begin at multiples of 16 bytes, and from registers."""
+    m, n, k = 3100, 5004, 200
+    a, b = full_range(rng, "int8", (m, k)), full_range(rng, "int8", (k, n))
+    held = cuda.to_device(np.full((m, n + padding), 77, np.int32))
+    exact_integer.launch(cuda.to_device(a), cuda.to_device(b), held[:, :n], False, 0, engine)
+    found = held.copy_to_host()
+    np.testing.assert_array_equal(found[:, :n], (a.astype("f4") @ b.astype("f4")).astype(np.int32))
+    assert (found[:, n:] == 77).all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tile", mma_launch.TILES)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1500, 5001, 333), (2049, 4096, 70), (129, 257, 65), (128, 256, 16)]

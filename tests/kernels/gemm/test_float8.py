@@ -243,6 +243,14 @@ def test_sums_of_small_integers_are_exact(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("columns", [5000, 4001, 192])
+def test_many_tiles_a_block_leave_in_their_places(columns: int, rng: np.random.Generator) -> None:
+    """C through shared memory, where its rows begin at multiples of 16 bytes, and from registers."""
+    a, b = (rng.integers(-3, 4, shape).astype(E4M3) for shape in ((5000, 200), (200, columns)))
+    np.testing.assert_array_equal(product(FLOAT8_WGMMA, a, b), a.astype("f4") @ b.astype("f4"))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 def test_panels_of_k_add_up(
     rung: GemmKernel, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator

@@ -87,6 +87,8 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
         half_pair=lambda low, high: (int(low), int(high)),
         bfloat_pair=None,
         store_matrices=note("matrices"),
+        store_shared_words=None,
+        float_word=None,
         copy_engine_fence=note("fence"),
         tensor_store=note("store"),
         bulk_commit=note("commit"),
@@ -127,6 +129,85 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
             box[:] = 0xFF
             ready += 1
     assert ready == len(stores)
+
+
+@pytest.mark.parametrize(
+    ("kind", "c_type", "boxes", "columns"),
+    [
+        ("e4m3", types.float32, 1, 192),
+        ("e4m3", types.float32, 3, 192),
+        ("e5m2", types.float32, 4, 128),
+        ("s8", types.int32, 2, 256),
+    ],
+)
+def test_boxes_of_32_bits_hold_the_tile(
+    kind: str, c_type: Any, boxes: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of elements that lanes write by pairs, and no two of a half warp to the same banks."""
+    config = Config(kind, kind, c_type, boxes=boxes, tile_n=columns)
+    number = np.uint32 if config.integer else np.float32
+    tile = np.arange(C_BOX_LINES * columns, dtype=number).reshape(C_BOX_LINES, columns)
+    staging = 4096
+    done: list[list[tuple[Any, ...]]] = [[] for _ in range(WARP)]
+    current = 0
+
+    def note(name: str) -> Any:
+        return lambda *arguments: done[current].append((name, *arguments))
+
+    def unroll(function: Any, count: int, arguments: tuple[Any, ...]) -> None:
+        for i in range(count):
+            function(i, *arguments)
+
+    as_python(
+        monkeypatch,
+        wgmma_epilogue,
+        unroll=unroll,
+        bulk_wait=lambda pending, read: note("wait"),
+        half_pair=None,
+        bfloat_pair=None,
+        store_shared_words=note("pair"),
+        float_word=lambda number: number,
+        copy_engine_fence=note("fence"),
+        tensor_store=note("store"),
+        bulk_commit=note("commit"),
+    )
+    store_boxes = wgmma_epilogue.box_store(config)
+    for lane in range(WARP):
+        current = lane
+        store_boxes(sums_of(lane, tile), staging, 77, 160, 512, lane)
+    memory = np.full(staging + boxes * C_BOX_NBYTES, 0xFF, np.uint8)
+    steps = [[event for event in lane if event[0] in ("pair", "fence")] for lane in done]
+    stores = [event for event in done[0] if event[0] == "store"]
+    in_box = config.box_c[0]
+    assert len(stores) == columns // in_box
+    assert not any(event[0] in ("wait", "store", "commit") for lane in done[1:] for event in lane)
+    ready = 0
+    for together in zip(*steps, strict=True):
+        assert len({event[0] for event in together}) == 1
+        if together[0][0] == "pair":
+            for half in (together[: WARP // 2], together[WARP // 2 :]):
+                assert len({place // 8 % 16 for _, place, *_ in half}) == 16, "lanes write to the same banks"
+            for _, place, *pair in together:
+                assert place % 8 == 0
+                assert (memory[place : place + 8] == 0xFF).all(), "written twice"
+                memory[place : place + 8] = np.array(pair, number).view(np.uint8)
+        else:
+            _, target, source, x, y, z = stores[ready]
+            assert (target, x, y, z) == (77, 512 + ready * in_box, 160, 0)
+            assert source == staging + ready % boxes * C_BOX_NBYTES
+            box = memory[source : source + C_BOX_NBYTES]
+            plain = np.array([box[swizzled(i)] for i in range(C_BOX_NBYTES)], np.uint8)
+            found = plain.view(number).reshape(C_BOX_LINES, in_box)
+            np.testing.assert_array_equal(found, tile[:, ready * in_box : (ready + 1) * in_box])
+            box[:] = 0xFF
+            ready += 1
+    assert ready == len(stores)
+
+
+def test_a_tile_fills_each_box_as_often_as_every_other() -> None:
+    """Of six boxes of a tile in four places the next tile would begin with one that was just filled."""
+    with pytest.raises(ValueError, match="takes its boxes in turn"):
+        Config("e4m3", "e4m3", types.float32, boxes=4, tile_n=192)
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
