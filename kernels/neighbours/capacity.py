@@ -14,10 +14,10 @@ WORD_NBYTES = 8
 """Of a place in a list."""
 LEAST_MUTUAL_ROWS = 1 << 15
 """With fewer rows the small launches cost more than the other half of the product."""
-MOST_MUTUAL_KEPT = 28
-"""Of more neighbours lists are merged so often that computing each pair twice is faster: on an H100 400,000 × 384 rows
-among themselves took 235 ms each pair once and 285 with all for k = 10, and 610 and 385 for 100; 200,000 × 768 rows 103
-and 142, and 290 and 168. Lines through these points meet at 26 and at 32."""
+MOST_MUTUAL_KEPT = 128
+"""Of more neighbours nothing was measured. For k = 10, 32, 64 and 100 on an H100 400,000 × 384 rows among themselves
+took 185, 228, 290 and 341 ms each pair once, and 270, 339, 425 and 513 with all; 200,000 × 768 rows 77, 103, 128 and
+169, and 126, 162, 199 and 232."""
 MOST_MUTUAL_NBYTES = 4 * 2**30
 """Of the lists of all rows, which there are at a time where rows are compared among themselves."""
 
@@ -46,7 +46,7 @@ def mutual_nbytes(rows: int, kept: int) -> int:
     """What the lists of rows take that are compared among themselves, each pair once; 0 where they are not to be.
 
     >>> mutual_nbytes(400_000, 10), mutual_nbytes(400_000, 100), mutual_nbytes(20_000, 10)
-    (819200000, 0, 0)
+    (819200000, 1638400000, 0)
     """
     nbytes = WORD_NBYTES * capacity_of(kept)[0] * rows
     pays = rows >= LEAST_MUTUAL_ROWS and kept <= MOST_MUTUAL_KEPT

@@ -405,7 +405,7 @@ class Nearest(_Rows):
     def _take(self, stretch: _Stretch, side: _Side, first_column: int) -> None:
         columns = side.rows.shape[0]
         spans = list(growing_spans(stretch.seen, columns, self._kept))
-        flags = _zeros((len(spans) + 1,), np.uint32, self._stream)
+        flags = _zeros((2 * (len(spans) + 1),), np.uint32, self._stream)
         strict = 1 if self._ordered else 0
         if stretch.seen == 0 and columns > 2 * self._capacity:
             self._sample(stretch, side, flags)
@@ -415,7 +415,10 @@ class Nearest(_Rows):
         over = flags.copy_to_host(stream=self._stream)
         self._wait()
         self._again(
-            stretch, side, first_column, [span for span, flag in zip(spans, over[:-1], strict=True) if flag]
+            stretch,
+            side,
+            first_column,
+            [span for span, flag in zip(spans, over[: len(spans)], strict=True) if flag],
         )
         stretch.seen += columns
 
@@ -423,7 +426,7 @@ class Nearest(_Rows):
         """Multiply spans once more of which lists were too short; what equals a bound may now come first."""
         if not spans:
             return
-        flags = _zeros((2,), np.uint32, self._stream)
+        flags = _zeros((4,), np.uint32, self._stream)
         self._merge(stretch, flags, 1, 0)
         for start, width in spans:
             flags[:1].copy_to_device(np.zeros(1, np.uint32), stream=self._stream)
@@ -441,7 +444,7 @@ class Nearest(_Rows):
         """Set floors of the bounds by rows of B that are spread over the block."""
         part = self._spread(side, self._capacity)
         self._keep(stretch.side, part, stretch.bounds, self._lists(stretch), self._capacity, 0)
-        self._merge(stretch, flags, flags.size - 1, 2)
+        self._merge(stretch, flags, flags.size // 2 - 1, 2)
 
     def _lists(self, stretch: _Stretch) -> Any:
         return self._words[: stretch.side.rows.shape[0]]

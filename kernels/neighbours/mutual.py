@@ -6,14 +6,14 @@ columns grow as in `device.Nearest`; to the rows before them the stage is one sp
 the order of their numbers, and of equal ones the first are kept.
 
 Bounds begin with what some thousand rows, spread over all, say: rows of a late stage would otherwise let through much
-of what came before. Where a list was too short all the same, there is no answer, and each row is compared with all
-(`device.Nearest`).
+of what came before. Where a list was too short all the same, that part is multiplied once more; and where it is too
+short again, since so many are equal, there is no answer, and each row is compared with all (`device.Nearest`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,13 @@ from tilewright.kernels.neighbours.order import MetricName, Neighbours
 from tilewright.kernels.neighbours.words import neighbours_of, room_for
 from tilewright.kernels.numbers import round_up
 
-SAMPLE_EDGES = 0, 64, 256, 768, 2304
-"""Rows of which the first bounds are made, or fewer, in spans: they are compared with all, which is computed once more,
-and the first with bounds that let everything through."""
+SAMPLE_ROWS = 2304
+"""Rows of which the first bounds are made, or fewer: they are compared with all, which is computed once more."""
+TRIES = 3
+"""How often what did not fit into lists is multiplied again, each time with higher bounds."""
+_Range = tuple[int, int]
+FIRST_ROWS = 64
+"""Of the sample's first span, which bounds let all through; what follows it is a tile's width."""
 SAMPLE_SHARE = 32
 """Of all rows the sample is at most one in so many."""
 
@@ -143,38 +147,86 @@ class Mutual(_Rows):
         self, first_row: int = 0, target: Callable[[], np.ndarray | None] = lambda: None
     ) -> np.ndarray | None:
         """The best of each row, words (rows, kept), by pairs whose later row is ``first_row`` or behind it; None where
-        a list was too short. target: gives where they are to be put."""
+        lists were too short, and still were when what did not fit was multiplied again. target: gives where they are to
+        be put."""
         rows = self._a.rows.shape[0]
         stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
         words = _empty((rows, self._capacity), np.uint64, self._stream)
-        flags = _zeros((1,), np.uint32, self._stream)
-        self._bound(stretch, words, flags)
-        start = band = (
-            first_row // STRETCH_UNIT * STRETCH_UNIT
-        )  # whole tiles; who merges bands counts no pair twice
+        self._bound(stretch, words)
+        merged = list(self._merged(first_row))
+        flags = _zeros((2 * len(merged),), np.uint32, self._stream)
+        for number, (stage, span) in enumerate(merged):
+            if span is None:
+                merge(stretch, words, flags, number, 1, self._stream, (0, stage[0]))
+            else:
+                self._compare(stretch, words, stage, *span)
+                merge(stretch, words, flags, number, 1, self._stream, stage)
+        memory = target()
+        lasts, firsts = flags.copy_to_host(stream=self._stream).astype(np.int64).reshape(2, -1)
+        self._wait()
+        short = [
+            (stage, span, (2**32 - 1 - int(first), int(last)))
+            for (stage, span), first, last in zip(merged, firsts, lasts, strict=True)
+            if last
+        ]
+        if short and not self._again(stretch, words, short):
+            return None
+        best = stretch.best.copy_to_host(memory, stream=self._stream)
+        self._wait()
+        return best
+
+    def _merged(self, first_row: int) -> Iterator[tuple[_Range, _Range | None]]:
+        """Stages, first row and last, each with its spans, first column and columns, one after the other; and then with
+        None, where the lists of the rows before the stage are merged."""
+        rows = self._a.rows.shape[0]
+        # Whole tiles; who merges bands counts no pair twice.
+        start = band = first_row // STRETCH_UNIT * STRETCH_UNIT
         while start < rows:
             # Rows before the band know a sample alone, which admits all that are equal: few at first, for which lists
             # are long enough.
             stop = min(
                 rows, start + max(self._capacity, round_up(self._growth * (start - band), STRETCH_UNIT))
             )
-            for first, width in growing_spans(0, stop, self._kept):
-                self._compare(stretch, words, (start, stop), first, width)
-                merge(stretch, words, flags, 0, 1, self._stream, (start, stop))
+            for span in growing_spans(0, stop, self._kept):
+                yield (start, stop), span
             if start:
-                merge(stretch, words, flags, 0, 1, self._stream, (0, start))
+                yield (start, stop), None
             start = stop
-        memory = target()
-        overflow = flags.copy_to_host(stream=self._stream)
-        best = stretch.best.copy_to_host(memory, stream=self._stream)
-        self._wait()
-        return None if overflow[0] else best
 
-    def _bound(self, stretch: _Stretch, words: Any, flags: Any) -> None:
-        """Set floors of the bounds by a sample."""
-        count = min(SAMPLE_EDGES[-1], self._a.rows.shape[0] // SAMPLE_SHARE)
+    def _again(
+        self, stretch: _Stretch, words: Any, short: list[tuple[_Range, _Range | None, _Range]]
+    ) -> bool:
+        """Multiply once more what did not fit into the lists of some rows, from a first to a last one, of a stage and a
+        span; whether it fits then.
+
+        Of rows in some order a span can have all that are near one of its rows, and more than a list holds. By then the
+        row has its best of those that the list did hold, and little is nearer. What equals a bound may come first now.
+        """
+        flags = _zeros((2,), np.uint32, self._stream)
+        merge(stretch, words, flags, 0, 0, self._stream)
+        for (start, stop), span, (first, last) in short:
+            first, last = first // STRETCH_UNIT * STRETCH_UNIT, round_up(last, STRETCH_UNIT)
+            # A row of the stage may lack what it shares with later rows: it is a column of theirs.
+            rows = (max(start, first), stop) if span is not None else (start, stop)
+            columns = span if span is not None else (first, min(last, start) - first)
+            for _ in range(TRIES):
+                flags.copy_to_device(np.zeros(2, np.uint32), stream=self._stream)
+                self._compare(stretch, words, rows, *columns)
+                merge(stretch, words, flags, 0, 0, self._stream, (0, stop))
+                if not flags[:1].copy_to_host(stream=self._stream)[0]:
+                    break
+            else:
+                return False
+        return True
+
+    def _bound(self, stretch: _Stretch, words: Any) -> None:
+        """Set floors of the bounds by a sample; what a list lacks leaves them lower."""
+        flags = _zeros((2,), np.uint32, self._stream)
+        count = min(SAMPLE_ROWS, self._a.rows.shape[0] // SAMPLE_SHARE)
         sample = self._spread(self._a, count)
-        edges = [edge for edge in SAMPLE_EDGES if edge < count] + [count]
+        edges = [0, FIRST_ROWS, STRETCH_UNIT]
+        edges += [STRETCH_UNIT + sum(span) for span in growing_spans(STRETCH_UNIT, count, self._kept)]
+        edges = [edge for edge in edges if edge < count] + [count]
         for first, stop in itertools.pairwise(edges):
             part = sample.part(first, stop - first)
             self._keep(self._a, part, stretch.bounds, words, self._capacity, first)

@@ -197,6 +197,37 @@ def test_rows_among_themselves(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "metric"), [(HALF, COSINE), (HALF, L2), (np.dtype(np.int8), L2)])
+@pytest.mark.parametrize("together", [300, 900])
+def test_rows_that_lie_beside_what_is_near_them(
+    dtype: np.dtype, metric: Any, together: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One span then lets more through than a list holds; what did not fit is multiplied once more."""
+    monkeypatch.setattr(capacity, "LEAST_MUTUAL_ROWS", 1)
+    fitted: list[bool] = []
+    again = mutual.Mutual._again
+
+    def noted(self: mutual.Mutual, *given: Any) -> bool:
+        fitted.append(again(self, *given))
+        return fitted[-1]
+
+    monkeypatch.setattr(mutual.Mutual, "_again", noted)
+    n = 20_011
+    centres = rng.integers(-2, 3, (n // together + 1, 64)).repeat(together, 0)[:n]
+    a = (8 * centres + rng.integers(-3, 4, (n, 64))).astype(dtype)
+    for exclude in (True, False):
+        want = expected(a, a, 10, metric=metric, exclude_self=exclude)
+        got = mutual.nearest_of_itself(to_device(a), 10, metric=metric, exclude_self=exclude)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1], want[1])
+        assert fitted.pop()
+        got = by_bands(a, 10, metric=metric, exclude_self=exclude)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1], want[1])
+        assert all(fitted)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [HALF, np.dtype(np.int8)], ids=str)
 def test_what_memory_held_before_changes_nothing(
     dtype: np.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

@@ -58,7 +58,7 @@ def test_lists_are_merged_into_the_best(dtype: np.dtype, kept: int, rng: np.rand
         lists.merge_signature(capacity, kept, dtype == INTEGER),
     )
     on_device = [cuda.to_device(array) for array in (best, bounds, floors)]
-    overflow = cuda.to_device(np.zeros(4, np.uint32))
+    overflow = cuda.to_device(np.zeros(8, np.uint32))
     columns = np.arange(1000)
     lowest = lists.lowest_bound(dtype)
     for launch, mode in enumerate((0, 1, 0, 1)):
@@ -83,7 +83,9 @@ def test_lists_are_merged_into_the_best(dtype: np.dtype, kept: int, rng: np.rand
             on_device[0], on_device[1], on_device[2], overflow, launch, mode, 0,
         )  # fmt: skip
         found, after = on_device[0].copy_to_host(), on_device[1].copy_to_host()
-        assert overflow.copy_to_host()[launch] == 1
+        short = overflow.copy_to_host()
+        assert (short[launch], 2**32 - 1 - short[4 + launch]) == (rows, rows - 1)
+        assert not short[[*range(launch + 1, 4), *range(5 + launch, 8)]].any()
         assert not after[2].any()
         for row in range(rows):
             expected = sorted(seen[row], reverse=True)[:kept]
