@@ -69,6 +69,8 @@ PAIRS_ROOM = 1 << 23
 """Pairs that there is room for at a time, no fewer than rows of a stretch; a span with more is cut."""
 MOST_PAIRS = 2**31 - 1
 """That are looked at at a time: kernels count those that they find in 32 bits."""
+TRIES = 3
+"""How often what did not fit into lists is multiplied again, each time with higher bounds."""
 PADDING = 256
 """Factors behind the last column's: those of a tile."""
 KINDS = {np.dtype(np.float16): "f16", BFLOAT16: "bf16", np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
@@ -423,20 +425,28 @@ class Nearest(_Rows):
         stretch.seen += columns
 
     def _again(self, stretch: _Stretch, side: _Side, first_column: int, spans: list[tuple[int, int]]) -> None:
-        """Multiply spans once more of which lists were too short; what equals a bound may now come first."""
+        """Multiply spans once more of which lists were too short; what equals a bound may now come first.
+
+        Where columns lie in some order, a list may have been full before those came that are nearest; a second time it
+        holds what is nearer than the best of those, and a third time what is nearer still. In pieces no wider than a
+        list all fit, however many are equal.
+        """
         if not spans:
             return
         flags = _zeros((4,), np.uint32, self._stream)
         self._merge(stretch, flags, 1, 0)
         for start, width in spans:
-            flags[:1].copy_to_device(np.zeros(1, np.uint32), stream=self._stream)
-            self._multiply(stretch, side, start, width, first_column)
-            self._merge(stretch, flags, 0, 0)
-            if not flags[:1].copy_to_host(stream=self._stream)[0]:
-                continue
-            for piece in range(start, start + width, self._capacity):
-                self._multiply(stretch, side, piece, min(self._capacity, start + width - piece), first_column)
-                self._merge(stretch, flags, 1, 0)
+            for _ in range(TRIES):
+                flags[:1].copy_to_device(np.zeros(1, np.uint32), stream=self._stream)
+                self._multiply(stretch, side, start, width, first_column)
+                self._merge(stretch, flags, 0, 0)
+                if not flags[:1].copy_to_host(stream=self._stream)[0]:
+                    break
+            else:
+                for piece in range(start, start + width, self._capacity):
+                    columns = min(self._capacity, start + width - piece)
+                    self._multiply(stretch, side, piece, columns, first_column)
+                    self._merge(stretch, flags, 1, 0)
         if self._ordered:
             self._merge(stretch, flags, 1, 1)
 

@@ -26,6 +26,7 @@ from tilewright.kernels.neighbours.capacity import capacity_of, kept_of, mutual_
 from tilewright.kernels.neighbours.device import (
     STRETCH_ROWS,
     STRETCH_UNIT,
+    TRIES,
     Nearest,
     _config,
     _empty,
@@ -41,8 +42,6 @@ from tilewright.kernels.numbers import round_up
 
 SAMPLE_ROWS = 2304
 """Rows of which the first bounds are made, or fewer: they are compared with all, which is computed once more."""
-TRIES = 3
-"""How often what did not fit into lists is multiplied again, each time with higher bounds."""
 _Range = tuple[int, int]
 FIRST_ROWS = 64
 """Of the sample's first span, which bounds let all through; what follows it is a tile's width."""
