@@ -22,12 +22,6 @@ MOST_MUTUAL_NBYTES = 4 * 2**30
 """Of the lists of all rows, which there are at a time where rows are compared among themselves."""
 
 
-STRETCH_ROWS = 1 << 16
-"""Rows that are taken at a time, but where all are compared among themselves."""
-BOUND_NBYTES = 16
-"""Of a row's bound, factor, counter and floor."""
-
-
 def capacity_of(kept: int) -> tuple[int, int]:
     """Places of a row's list, a power of two, and the growth of spans, for rows of which so many are kept.
 
@@ -49,13 +43,11 @@ def kept_of(k: int, exclude_self: bool) -> int:
 
 
 def mutual_nbytes(rows: int, kept: int) -> int:
-    """What the lists of rows take that are compared among themselves, each pair once, and what a sample finds of a
-    stretch of them; 0 where they are not to be.
+    """What the lists of rows take that are compared among themselves, each pair once; 0 where they are not to be.
 
     >>> mutual_nbytes(400_000, 10), mutual_nbytes(400_000, 100), mutual_nbytes(20_000, 10)
-    (825491456, 1691877376, 0)
+    (819200000, 1638400000, 0)
     """
     nbytes = WORD_NBYTES * capacity_of(kept)[0] * rows
-    nbytes += min(rows, STRETCH_ROWS) * (WORD_NBYTES * kept + BOUND_NBYTES)
     pays = rows >= LEAST_MUTUAL_ROWS and kept <= MOST_MUTUAL_KEPT
     return nbytes if pays and nbytes <= MOST_MUTUAL_NBYTES else 0

@@ -39,7 +39,7 @@ from tilewright.kernels.gpu.launch import enqueue
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.neighbours import lists
-from tilewright.kernels.neighbours.capacity import STRETCH_ROWS, capacity_of, kept_of
+from tilewright.kernels.neighbours.capacity import capacity_of, kept_of
 from tilewright.kernels.neighbours.order import (
     INTEGER,
     Bound,
@@ -60,6 +60,7 @@ MOST_COLUMNS = 2**32 - 1
 """Rows of B: a word has 32 bits for their numbers."""
 LIST_NBYTES = 512 * 2**20
 """Of the lists of a stretch of rows."""
+STRETCH_ROWS = 1 << 16
 STRETCH_UNIT = 256
 """Stretches are multiples of it long, but for the last: whole tiles of a cluster."""
 PRODUCTS_NBYTES = 256 * 2**20

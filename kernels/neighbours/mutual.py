@@ -22,8 +22,9 @@ from tilewright.kernels.choices import PrecisionName
 from tilewright.kernels.gemm.hopper.wgmma_launch import Kept, launch_selection
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
-from tilewright.kernels.neighbours.capacity import STRETCH_ROWS, capacity_of, kept_of, mutual_nbytes
+from tilewright.kernels.neighbours.capacity import capacity_of, kept_of, mutual_nbytes
 from tilewright.kernels.neighbours.device import (
+    STRETCH_ROWS,
     STRETCH_UNIT,
     TRIES,
     Nearest,
@@ -46,9 +47,6 @@ FIRST_ROWS = 64
 """Of the sample's first span, which bounds let all through; what follows it is a tile's width."""
 SAMPLE_SHARE = 32
 """Of all rows the sample is at most one in so many."""
-LARGER_SHARE = 16
-"""The same of a larger sample, for rows that lie in the order of what they are near: an eighth of the products of all
-pairs."""
 
 
 def nearest_of_itself(
@@ -153,16 +151,10 @@ class Mutual(_Rows):
         rows = self._a.rows.shape[0]
         stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
         words = _empty((rows, self._capacity), np.uint64, self._stream)
-        self._bound(stretch, words, min(SAMPLE_ROWS, rows // SAMPLE_SHARE))
+        self._bound(stretch, words)
         merged = list(self._merged(first_row))
         flags = _zeros((2 * len(merged),), np.uint32, self._stream)
-        last_stage = merged[-1][0] if merged else (0, 0)
-        begun = False
         for number, (stage, span) in enumerate(merged):
-            if stage == last_stage and not begun:
-                begun = True
-                if number and flags.copy_to_host(stream=self._stream)[:number].any():
-                    self._raise_floors(stretch, words, stage)
             if span is None:
                 merge(stretch, words, flags, number, 1, self._stream, (0, stage[0]))
             else:
@@ -226,33 +218,17 @@ class Mutual(_Rows):
                 return False
         return True
 
-    def _raise_floors(self, stretch: _Stretch, words: Any, rows: _Range) -> None:
-        """Set floors of rows of which nothing is found yet by a larger sample, where lists were too short before.
-
-        Rows lie in the order of what they are near then, and what a span lets through is not what its width says: of
-        one place it has nothing, or all. What is spread over all rows has of each place its share, so that of all
-        columns together no more is let through than the share says.
-        """
-        for first in range(*rows, STRETCH_ROWS):
-            side = self._a.part(first, min(STRETCH_ROWS, rows[1] - first))
-            part = _Stretch(first, side, self._kept, self.number, self._stream)
-            self._bound(part, words, self._a.rows.shape[0] // LARGER_SHARE)
-            stretch.floors[first : first + side.rows.shape[0]].copy_to_device(
-                part.floors, stream=self._stream
-            )
-        self._wait()  # what the last part had is given back
-        merge(stretch, words, _zeros((2,), np.uint32, self._stream), 0, 1, self._stream, rows)
-
-    def _bound(self, stretch: _Stretch, words: Any, count: int) -> None:
-        """Set floors of the bounds by a sample of so many rows; what a list lacks leaves them lower."""
+    def _bound(self, stretch: _Stretch, words: Any) -> None:
+        """Set floors of the bounds by a sample; what a list lacks leaves them lower."""
         flags = _zeros((2,), np.uint32, self._stream)
+        count = min(SAMPLE_ROWS, self._a.rows.shape[0] // SAMPLE_SHARE)
         sample = self._spread(self._a, count)
         edges = [0, FIRST_ROWS, STRETCH_UNIT]
         edges += [STRETCH_UNIT + sum(span) for span in growing_spans(STRETCH_UNIT, count, self._kept)]
         edges = [edge for edge in edges if edge < count] + [count]
         for first, stop in itertools.pairwise(edges):
             part = sample.part(first, stop - first)
-            self._keep(stretch.side, part, stretch.bounds, words, self._capacity, first)
+            self._keep(self._a, part, stretch.bounds, words, self._capacity, first)
             merge(stretch, words, flags, 0, 1 if stop < count else 2, self._stream)
 
     def _compare(self, stretch: _Stretch, words: Any, rows: tuple[int, int], first: int, width: int) -> None:
