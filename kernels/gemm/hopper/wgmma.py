@@ -198,6 +198,12 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         return i32(row), i32(column)
 
     @cuda.jit(device=True, inline="always")
+    def first_row(tile_row: Any, rank: Any, thread: Any) -> Any:
+        """Of the 16 rows of C that a consumer warp holds."""
+        of_warp = (thread // WARPGROUP - 1) * ROWS_PER_WARPGROUP + thread % WARPGROUP // WARP * C_BOX_LINES
+        return (tile_row * cluster + rank) * tile_m + of_warp
+
+    @cuda.jit(device=True, inline="always")
     def is_above(row: Any, column: Any, steps: Any, diagonal: Any) -> Any:
         return steps > 0 and i32(column * tile_n) > i32((row + 1) * cluster_m - 1 + diagonal)
 
@@ -268,10 +274,6 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 tile_row, tile_column = tile_at(tile, tiles_m, tiles_n, steps, diagonal)
                 if is_above(tile_row, tile_column, steps, diagonal):
                     continue  # as the producer does, and the other block of the cluster
-                warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
-                warp_row = warp_row + thread % WARPGROUP // WARP * C_BOX_LINES
-                tile_first = tile_column * tile_n
-                row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if selects:
                     lines = prepare(
                         staging,
@@ -281,8 +283,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         plan,
                         workspace,
                         lists,
-                        row,
-                        i64(tile_first),
+                        i64(first_row(tile_row, rank, thread) + lane // 4),
+                        i64(tile_column * tile_n),
                         m,
                     )
                 if not in_totals:
@@ -301,6 +303,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     place, parity = multiply_parts(
                         totals, sums, ring, k_steps, warpgroup, lane, place, parity
                     )
+                # Not before the products, which need the registers.
+                warp_row, tile_first = first_row(tile_row, rank, thread), tile_column * tile_n
+                row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if selects:
                     waiting = select(
                         totals if in_totals else sums,
