@@ -169,12 +169,13 @@ class _Side:
         return _Side(rows, planes, self.factors[first:])
 
 
-def _bounds(bound: Any, side: _Side, stream: Any) -> Any:
-    """(3, rows) words: the same bound for all rows of a side, their factors, counters of 0."""
+def _bounds(bound: Any, side: _Side, stream: Any, lines: int = 3) -> Any:
+    """(lines, rows) words: the same bound for all rows of a side, their factors, and lines of 0, the first of them
+    counters."""
     from cuda.bindings import driver
 
     rows = side.rows.shape[0]
-    bounds = _zeros((3, rows), np.uint32, stream)
+    bounds = _zeros((lines, rows), np.uint32, stream)
     word, handle = int(np.array(bound).view(np.uint32)), int(stream) if stream else DEFAULT_STREAM
     checked("setting bounds", driver.cuMemsetD32Async(address(bounds), word, rows, handle))
     strided_view(bounds, bounds.shape, bounds.strides, side.factors.dtype)[1].copy_to_device(
@@ -285,9 +286,9 @@ class _Rows:
     ) -> None:
         """Enqueue the product of rows of two sides that keeps what reaches its bound.
 
-        bounds: (3, rows) uint32, as `lists` has them. words: (rows, capacity), or (1, capacity) with ``rows_found``
-        (capacity,) after it in memory; of capacity 0 nothing is written, only counted. first: the number of the right
-        side's first row. last: only columns up to the row + it are wanted.
+        bounds: (3, rows) uint32 or more, as `lists` has them. words: (rows, capacity), or (1, capacity) with
+        ``rows_found`` (capacity,) after it in memory; of capacity 0 nothing is written, only counted. first: the number
+        of the right side's first row. last: only columns up to the row + it are wanted.
         """
         rows, columns = left.rows.shape[0], right.rows.shape[0]
         if left.planes is not None and right.planes is not None:
@@ -346,10 +347,13 @@ class _Rows:
 class _Stretch:
     """Some rows of A, with their bounds and the best found so far."""
 
-    def __init__(self, first: int, side: _Side, kept: int, number: np.dtype, stream: Any) -> None:
+    def __init__(
+        self, first: int, side: _Side, kept: int, number: np.dtype, stream: Any, lines: int = 3
+    ) -> None:
+        """lines: of bounds, as of `_bounds`."""
         self.first, self.side, self.number = first, side, number
         rows = side.rows.shape[0]
-        self.bounds = _bounds(lists.lowest_bound(number), side, stream)
+        self.bounds = _bounds(lists.lowest_bound(number), side, stream, lines)
         self.best = _zeros((rows, kept), np.uint64, stream)
         self.floors = _zeros((rows,), np.uint32, stream)
         self.seen = 0

@@ -30,6 +30,9 @@ FILTER_THREADS = 128
 FILTER_COLUMNS = 4096
 """Of a row of products that a block looks at."""
 SQUARES_THREADS = 128
+MOVE_THREADS = 256
+TOGETHER = 256
+"""Places of a tile: rows that lie far from each other."""
 
 
 def lowest_bound(dtype: np.dtype) -> Any:
@@ -276,6 +279,70 @@ def gather_signature() -> Any:
     return types.void(line, types.int64, line)
 
 
+def name_of(place: Any, step: Any, turn: Any) -> Any:
+    """Which row comes at a place of an order that is none: of every ``TOGETHER`` places each row lies ``step`` behind
+    the one before, and the first ``turn`` behind that of the places before, modulo ``step``."""
+    if place >= TOGETHER * step:
+        return place
+    return place // TOGETHER * turn % step + place % TOGETHER * step
+
+
+def turn_of(step: int) -> int:
+    """The number that has no divisor in common with ``step`` and is nearest to its golden section: multiples of it,
+    modulo ``step``, come to all, and each stretch of them is spread evenly (D. E. Knuth, The Art of Computer
+    Programming 3, 6.4).
+
+    >>> turn_of(13), turn_of(1)
+    (8, 1)
+    """
+    turn = max(1, round(step * (math.sqrt(5) - 1) / 2))
+    while math.gcd(turn, step) != 1:
+        turn += 1
+    return turn
+
+
+def names_function() -> Any:
+    """The plain function of the kernel that writes which row each place of an order has, from place ``first`` on, to
+    all of names. step: 0, and rows keep their places; else the number of places by ``TOGETHER``. turn: `turn_of`."""
+    name = cuda.jit(device=True, inline="always")(name_of)
+
+    def write(names, first, step, turn):  # type: ignore[no-untyped-def]
+        place = types.int64(cuda.grid(1))
+        if place < names.size:
+            names[place] = first + name(place, step, turn)
+
+    return write
+
+
+def names_signature() -> Any:
+    return types.void(types.Array(types.uint32, 1, "C"), types.int64, types.int64, types.int64)
+
+
+def move_function(dtype: np.dtype, put: bool) -> Any:
+    """The plain function of the kernel that brings rows to other places, a warp a row: row names[i] of source becomes
+    row i of target or, with ``put``, row i of source row names[i]."""
+
+    def move(source, names, target):  # type: ignore[no-untyped-def]
+        row = cuda.blockIdx.x * (MOVE_THREADS // WARP) + cuda.threadIdx.x // WARP
+        if row >= names.size:
+            return
+        other = types.int64(names[row])
+        for i in range(cuda.threadIdx.x % WARP, source.shape[1], WARP):
+            if put:
+                target[other, i] = source[row, i]
+            else:
+                target[row, i] = source[other, i]
+
+    return move
+
+
+def move_signature(dtype: np.dtype, put: bool) -> Any:
+    matrix = types.Array(numba_type(dtype), 2, "A")
+    return types.void(matrix, types.Array(types.uint32, 1, "C"), matrix)
+
+
+NAMES = Launcher(names_function, names_signature)
+MOVE = Launcher(move_function, move_signature)
 FILTER = Launcher(filter_function, filter_signature)
 FACTORS = Launcher(factors_function, factors_signature)
 GATHER = Launcher(gather_function, gather_signature)

@@ -6,8 +6,10 @@ columns grow as in `device.Nearest`; to the rows before them the stage is one sp
 the order of their numbers, and of equal ones the first are kept.
 
 Bounds begin with what some thousand rows, spread over all, say: rows of a late stage would otherwise let through much
-of what came before. Where a list was too short all the same, that part is multiplied once more; and where it is too
-short again, since so many are equal, there is no answer, and each row is compared with all (`device.Nearest`).
+of what came before. Where lists were too short all the same, rows lie in the order of what they are near, as those of
+one class after those of another, and the search begins anew with a copy of them in no order. What is too short then is
+so since many are equal: it is multiplied once more; and where that does not help, there is no answer, and each row is
+compared with all (`device.Nearest`).
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.choices import PrecisionName
+from tilewright.kernels.gemm.hopper.selection import DOT
 from tilewright.kernels.gemm.hopper.wgmma_launch import Kept, launch_selection
-from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_array import address, strided_view
+from tilewright.kernels.gpu.memory import free_nbytes
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
+from tilewright.kernels.neighbours import lists
 from tilewright.kernels.neighbours.capacity import capacity_of, kept_of, mutual_nbytes
 from tilewright.kernels.neighbours.device import (
+    PADDING,
     STRETCH_ROWS,
     STRETCH_UNIT,
     TRIES,
@@ -31,6 +37,7 @@ from tilewright.kernels.neighbours.device import (
     _config,
     _empty,
     _Rows,
+    _Side,
     _Stretch,
     _zeros,
     growing_spans,
@@ -38,10 +45,16 @@ from tilewright.kernels.neighbours.device import (
 )
 from tilewright.kernels.neighbours.order import MetricName, Neighbours
 from tilewright.kernels.neighbours.words import neighbours_of, room_for
-from tilewright.kernels.numbers import round_up
+from tilewright.kernels.numbers import ceil_div, round_up
 
 SAMPLE_ROWS = 2304
 """Rows of which the first bounds are made, or fewer: they are compared with all, which is computed once more."""
+ATTEMPTS = (False, False), (True, False), (False, True)
+"""Whether rows are shuffled, and whether the search goes on where lists were too short. In the order in which rows lie,
+since what equals a bound is left out then; in no order, where all that are near a row may lie in one span; and, where
+so many are equal that lists are too short as well, in their order to the end: what did not fit is multiplied again."""
+ROW_NBYTES = 64
+"""Of a row's bound, factors, counter, numbers and floor."""
 _Range = tuple[int, int]
 FIRST_ROWS = 64
 """Of the sample's first span, which bounds let all through; what follows it is a tile's width."""
@@ -148,38 +161,115 @@ class Mutual(_Rows):
         """The best of each row, words (rows, kept), by pairs whose later row is ``first_row`` or behind it; None where
         lists were too short, and still were when what did not fit was multiplied again. target: gives where they are to
         be put."""
-        rows = self._a.rows.shape[0]
-        stretch = _Stretch(0, self._a, self._kept, self.number, self._stream)
-        words = _empty((rows, self._capacity), np.uint64, self._stream)
+        band = first_row // STRETCH_UNIT * STRETCH_UNIT  # who merges bands counts no pair twice
+        for shuffled, patient in ATTEMPTS:
+            if shuffled and not self._has_room():
+                continue
+            found = self._find(band, target, shuffled=shuffled, patient=patient)
+            if found is not None:
+                return found
+        return None
+
+    def _has_room(self) -> bool:
+        """Whether the GPU has memory for the rows once more."""
+        rows, width = self._a.rows.shape
+        needed = rows * (2 * width * self._a.rows.dtype.itemsize + 8 * self._capacity + ROW_NBYTES)
+        free = free_nbytes(on_gpu=True)
+        return free is not None and free > needed
+
+    def _find(
+        self, band: int, target: Callable[[], np.ndarray | None], *, shuffled: bool, patient: bool
+    ) -> np.ndarray | None:
+        """`find`, of bands that begin with whole tiles. shuffled: whether rows are taken in no order. patient: whether
+        to go on where lists were too short before the last stage, which has most pairs."""
+        held = len(self._scratch)
+        rows, stream = self._a.rows.shape[0], self._stream
+        side, names = self._ordered(band, shuffled)
+        stretch = _Stretch(0, side, self._kept, self.number, stream, lines=4)
+        stretch.bounds[3].copy_to_device(names, stream=stream)
+        words = _empty((rows, self._capacity), np.uint64, stream)
         self._bound(stretch, words)
-        merged = list(self._merged(first_row))
-        flags = _zeros((2 * len(merged),), np.uint32, self._stream)
+        merged = list(self._merged(band))
+        flags = _zeros((2 * len(merged),), np.uint32, stream)
+        before_last = next(place for place, (stage, _) in enumerate(merged) if stage == merged[-1][0])
+        # In order, the columns to come are behind those that were seen: what equals a bound is too late.
+        mode = 0 if shuffled else 1
         for number, (stage, span) in enumerate(merged):
+            if number == before_last and not patient and flags.copy_to_host(stream=stream).any():
+                self._wait()
+                del self._scratch[held:]
+                return None
             if span is None:
-                merge(stretch, words, flags, number, 1, self._stream, (0, stage[0]))
+                merge(stretch, words, flags, number, mode, stream, (0, stage[0]))
             else:
                 self._compare(stretch, words, stage, *span)
-                merge(stretch, words, flags, number, 1, self._stream, stage)
+                merge(stretch, words, flags, number, mode, stream, stage)
         memory = target()
-        lasts, firsts = flags.copy_to_host(stream=self._stream).astype(np.int64).reshape(2, -1)
+        lasts, firsts = flags.copy_to_host(stream=stream).astype(np.int64).reshape(2, -1)
         self._wait()
         short = [
             (stage, span, (2**32 - 1 - int(first), int(last)))
             for (stage, span), first, last in zip(merged, firsts, lasts, strict=True)
             if last
         ]
-        if short and not self._again(stretch, words, short):
-            return None
-        best = stretch.best.copy_to_host(memory, stream=self._stream)
-        self._wait()
-        return best
+        found = None
+        if not short or self._again(stretch, words, short):
+            best = stretch.best
+            if shuffled:  # the lists are empty
+                best = strided_view(words, best.shape, best.strides)
+                self._move(stretch.best, names, best, put=True)
+            found = best.copy_to_host(memory, stream=stream)
+            self._wait()
+        del self._scratch[held:]
+        return found
 
-    def _merged(self, first_row: int) -> Iterator[tuple[_Range, _Range | None]]:
+    def _ordered(self, band: int, shuffled: bool) -> tuple[_Side, Any]:
+        """The rows in the order in which they are compared, and which each is (rows,), uint32: of those before a band
+        and of those from it on each in no order, where they are ``shuffled``, so that any span has its share of what is
+        near a row."""
+        side, rows = self._a, self._a.rows.shape[0]
+        names = _empty((rows,), np.uint32, self._stream)
+        for first, stop in ((0, band), (band, rows)):
+            if stop > first:
+                step = (stop - first) // lists.TOGETHER if shuffled else 0
+                lists.NAMES.enqueue(
+                    (),
+                    ceil_div(stop - first, 128),
+                    128,
+                    self._stream,
+                    names[first:stop],
+                    first,
+                    step,
+                    lists.turn_of(step),
+                )
+        if not shuffled:
+            return side, names
+        taken = _empty(side.rows.shape, side.rows.dtype, self._stream)
+        self._move(side.rows, names, taken)
+        factors = _empty((rows + PADDING, 1), side.factors.dtype, self._stream)
+        if self.metric != DOT:
+            self._move(strided_view(side.factors, (rows, 1), (4, 4)), names, factors[:rows])
+        self._scratch.append(taken)
+        factors = strided_view(factors, (rows + PADDING,), (4,))
+        return _Side(taken, self._planes(taken, 0), factors), names
+
+    def _move(self, source: Any, names: Any, target: Any, *, put: bool = False) -> None:
+        """Enqueue `lists.move_function`, by words of 16 bits or, where rows have them, of 32."""
+        row_nbytes = source.shape[1] * source.dtype.itemsize
+        itemsize = next(size for size in (4, 2, 1) if row_nbytes % size == source.strides[0] % size == 0)
+        dtype = np.dtype(f"u{itemsize}")
+        views = [
+            strided_view(array, (array.shape[0], row_nbytes // itemsize), (array.strides[0], itemsize), dtype)
+            for array in (source, target)
+        ]
+        blocks = ceil_div(names.size, lists.MOVE_THREADS // lists.WARP)
+        lists.MOVE.enqueue((dtype, put), blocks, lists.MOVE_THREADS, self._stream, views[0], names, views[1])
+
+    def _merged(self, band: int) -> Iterator[tuple[_Range, _Range | None]]:
         """Stages, first row and last, each with its spans, first column and columns, one after the other; and then with
         None, where the lists of the rows before the stage are merged."""
         rows = self._a.rows.shape[0]
-        # Whole tiles; who merges bands counts no pair twice.
-        start = band = first_row // STRETCH_UNIT * STRETCH_UNIT
+        start = band
         while start < rows:
             # Rows before the band know a sample alone, which admits all that are equal: few at first, for which lists
             # are long enough.
@@ -222,20 +312,20 @@ class Mutual(_Rows):
         """Set floors of the bounds by a sample; what a list lacks leaves them lower."""
         flags = _zeros((2,), np.uint32, self._stream)
         count = min(SAMPLE_ROWS, self._a.rows.shape[0] // SAMPLE_SHARE)
-        sample = self._spread(self._a, count)
+        sample = self._spread(stretch.side, count)
         edges = [0, FIRST_ROWS, STRETCH_UNIT]
         edges += [STRETCH_UNIT + sum(span) for span in growing_spans(STRETCH_UNIT, count, self._kept)]
         edges = [edge for edge in edges if edge < count] + [count]
         for first, stop in itertools.pairwise(edges):
             part = sample.part(first, stop - first)
-            self._keep(self._a, part, stretch.bounds, words, self._capacity, first)
+            self._keep(stretch.side, part, stretch.bounds, words, self._capacity, first)
             merge(stretch, words, flags, 0, 1 if stop < count else 2, self._stream)
 
     def _compare(self, stretch: _Stretch, words: Any, rows: tuple[int, int], first: int, width: int) -> None:
         """Enqueue the products of a stage's rows and a span of those up to them."""
-        right = self._a.part(first, width)
+        right = stretch.side.part(first, width)
         for start in range(rows[0], rows[1], STRETCH_ROWS):  # the walk below a diagonal looks for its band
-            left = self._a.part(start, min(STRETCH_ROWS, rows[1] - start))
+            left = stretch.side.part(start, min(STRETCH_ROWS, rows[1] - start))
             assert left.planes is not None
             assert right.planes is not None
             kept = Kept(

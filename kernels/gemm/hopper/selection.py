@@ -24,9 +24,9 @@ The kernel's arguments for C then say where the lists are:
 - ``diagonal``: with ``steps``, only columns up to row + diagonal are wanted.
 
 Where both sides of the product are rows of one matrix (`mutual`), each element is of two rows, and may come into the
-lists of both; that of the column names the row. Then ``accumulate`` is the number of the first row, there are a list,
-a bound, a factor and a counter of each of the ``map_c`` rows of the matrix, and an element beside the diagonal comes
-into one list alone.
+lists of both; that of the column names the row. Then ``accumulate`` is the place of the first row, there are a list, a
+bound, a factor, a counter and a number, by which words name it (uint32), of each of the ``map_c`` rows of the matrix,
+and an element beside the diagonal comes into one list alone.
 """
 
 from __future__ import annotations
@@ -204,6 +204,9 @@ def selection(
             at = staging + u32(FOUND_NBYTES) * u32(place)
             low, high = memory.load_shared_pair(at)
             of_list = i64(memory.load_shared_word(at + u32(8)))
+            if mutual:
+                names = memory.global_array(plan + u64(12) * u64(lists), u32)
+                low = u32(0xFFFFFFFF) - names[i64(u32(0xFFFFFFFF) - low)]
             if stride != 0:
                 base = cuda.atomic.add(counters, of_list, 1)
             if base < capacity:

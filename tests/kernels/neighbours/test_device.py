@@ -197,34 +197,48 @@ def test_rows_among_themselves(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "metric"), [(HALF, COSINE), (HALF, L2), (np.dtype(np.int8), L2)])
+@pytest.mark.parametrize(
+    ("dtype", "metric", "precision"),
+    [(HALF, COSINE, "full"), (HALF, L2, "full"), (np.dtype(np.int8), L2, "full"), (FLOAT, L2, "tf32")],
+)
+@pytest.mark.parametrize("room", [True, False], ids=["shuffled", "in order"])
 @pytest.mark.parametrize("together", [300, 900])
 def test_rows_that_lie_beside_what_is_near_them(
-    dtype: np.dtype, metric: Any, together: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    dtype: np.dtype,
+    metric: Any,
+    precision: Any,
+    room: bool,
+    together: int,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One span then lets more through than a list holds; what did not fit is multiplied once more."""
+    """One span then lets more through than a list holds: rows are taken in no order, or what did not fit is multiplied
+    once more."""
     monkeypatch.setattr(capacity, "LEAST_MUTUAL_ROWS", 1)
-    fitted: list[bool] = []
-    again = mutual.Mutual._again
+    monkeypatch.setattr(mutual.Mutual, "_has_room", lambda self: room)
+    tried: list[tuple[bool, bool, bool]] = []
+    once = mutual.Mutual._find
 
-    def noted(self: mutual.Mutual, *given: Any) -> bool:
-        fitted.append(again(self, *given))
-        return fitted[-1]
+    def noted(self: mutual.Mutual, *given: Any, shuffled: bool, patient: bool) -> Any:
+        found = once(self, *given, shuffled=shuffled, patient=patient)
+        tried.append((shuffled, patient, found is not None))
+        return found
 
-    monkeypatch.setattr(mutual.Mutual, "_again", noted)
+    monkeypatch.setattr(mutual.Mutual, "_find", noted)
     n = 20_011
     centres = rng.integers(-2, 3, (n // together + 1, 64)).repeat(together, 0)[:n]
     a = (8 * centres + rng.integers(-3, 4, (n, 64))).astype(dtype)
     for exclude in (True, False):
-        want = expected(a, a, 10, metric=metric, exclude_self=exclude)
-        got = mutual.nearest_of_itself(to_device(a), 10, metric=metric, exclude_self=exclude)
+        options: dict[str, Any] = {"metric": metric, "exclude_self": exclude}
+        want = expected(a, a, 10, **options)
+        got = mutual.nearest_of_itself(to_device(a), 10, precision=precision, **options)
         np.testing.assert_array_equal(got[0], want[0])
         np.testing.assert_array_equal(got[1], want[1])
-        assert fitted.pop()
-        got = by_bands(a, 10, metric=metric, exclude_self=exclude)
+        assert tried == [(False, False, False), (room, not room, True)]
+        got = by_bands(a, 10, precision=precision, **options)
         np.testing.assert_array_equal(got[0], want[0])
         np.testing.assert_array_equal(got[1], want[1])
-        assert all(fitted)
+        tried.clear()
 
 
 @pytest.mark.gpu
@@ -251,14 +265,20 @@ def test_what_memory_held_before_changes_nothing(
     np.testing.assert_array_equal(got[1], want[1])
 
 
-def by_bands(a: np.ndarray, k: int, *, metric: Any, exclude_self: bool) -> order.Neighbours:
+def by_bands(
+    a: np.ndarray, k: int, *, metric: Any, exclude_self: bool, precision: Any = "full"
+) -> order.Neighbours:
     """The nearest of rows among themselves, by three bands that know nothing of each other."""
     edges = [0, len(a) // 2, len(a) // 2 + 300, len(a)]
     kept = k + int(exclude_self)
     memory = np.full((sum(edges[1:]), kept), 2**64 - 1, np.uint64)  # of which all is overwritten
     place = 0
     for first, stop in itertools.pairwise(edges):
-        options: dict[str, Any] = {"metric": metric, "exclude_self": exclude_self}
+        options: dict[str, Any] = {
+            "metric": metric,
+            "exclude_self": exclude_self,
+            "precision": precision,
+        }
         target_of = partial(memory.__getitem__, slice(place, place + stop))
         found = mutual.words_of_band(to_device(a[:stop]), first, k, target=target_of, **options)
         assert found is not None

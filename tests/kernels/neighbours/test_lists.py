@@ -102,6 +102,50 @@ def test_lists_are_merged_into_the_best(dtype: np.dtype, kept: int, rng: np.rand
                 assert bound == (worst + 1 if dtype == INTEGER else np.nextafter(worst, np.float32(np.inf)))
 
 
+@pytest.mark.parametrize("count", [1, 255, 256, 1000, 5000, 20_011, 262_144])
+def test_an_order_that_is_none_has_each_row_once(count: int) -> None:
+    step = count // lists.TOGETHER
+    turn = lists.turn_of(step)
+    names = np.array([lists.name_of(place, step, turn) for place in range(count)])
+    np.testing.assert_array_equal(np.sort(names), np.arange(count))
+
+
+@pytest.mark.parametrize("together", [100, 300, 1300, 20_000])
+def test_every_span_of_no_order_has_its_share_of_rows_beside_each_other(together: int) -> None:
+    count = 200_000
+    step = count // lists.TOGETHER
+    names = np.array([lists.name_of(place, step, lists.turn_of(step)) for place in range(count)])
+    for first in (0, 77_777, 150_000):
+        among = (names >= first) & (names < first + together)
+        for start, stop in ((2304, 6912), (20_736, 62_208), (62_208, 186_624)):
+            share = (stop - start) / count * together
+            assert abs(among[start:stop].sum() - share) <= 4 + 0.02 * share
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("count", "first"), [(1, 0), (300, 0), (1000, 7)])
+@pytest.mark.parametrize("dtype", [np.dtype(np.uint32), np.dtype(np.uint16), np.dtype(np.uint8)], ids=str)
+def test_rows_are_brought_to_other_places_and_back(
+    count: int, first: int, dtype: np.dtype, rng: np.random.Generator
+) -> None:
+    from numba import cuda
+
+    step = count // lists.TOGETHER
+    names = cuda.to_device(np.zeros(count, np.uint32))
+    lists.NAMES.enqueue((), -(-count // 128), 128, 0, names, first, step, lists.turn_of(step))
+    found = names.copy_to_host().astype(np.int64)
+    expected = [first + lists.name_of(place, step, lists.turn_of(step)) for place in range(count)]
+    np.testing.assert_array_equal(found, expected)
+    source = rng.integers(0, 200, (first + count, 5)).astype(dtype)
+    taken, put = np.zeros((count, 5), dtype), np.zeros((first + count, 5), dtype)
+    on_device = [cuda.to_device(array) for array in (source, taken, put)]
+    blocks = -(-count // (lists.MOVE_THREADS // lists.WARP))
+    lists.MOVE.enqueue((dtype, False), blocks, lists.MOVE_THREADS, 0, on_device[0], names, on_device[1])
+    lists.MOVE.enqueue((dtype, True), blocks, lists.MOVE_THREADS, 0, on_device[1], names, on_device[2])
+    np.testing.assert_array_equal(on_device[1].copy_to_host(), source[found])
+    np.testing.assert_array_equal(on_device[2].copy_to_host()[first:], source[first:])
+
+
 def variants() -> list[Variant]:
     found = []
     for integer in (False, True):
@@ -117,6 +161,8 @@ def variants() -> list[Variant]:
             for metric in (DOT, COSINE, L2)
             for form in (metric, FARTHER + metric)
         ]
+    found.append(lists.NAMES.variant("names"))
+    found += [lists.MOVE.variant(f"move {put}", np.dtype(np.uint32), put) for put in (False, True)]
     for dtype in (np.dtype(np.float16), BFLOAT16, FLOAT, np.dtype(np.int8)):
         integer = dtype.kind == "i"
         found.append(lists.FACTORS.variant(f"factors {dtype}", dtype, L2 if integer else COSINE, integer))
