@@ -49,6 +49,10 @@ from tilewright.kernels.numbers import ceil_div, round_up
 
 SAMPLE_ROWS = 2304
 """Rows of which the first bounds are made, or fewer: they are compared with all, which is computed once more."""
+FIRST_ROWS = 64
+"""Of the sample's first span, which bounds let all through; what follows it is a tile's width."""
+SAMPLE_SHARE = 32
+"""Of all rows the sample is at most one in so many."""
 ATTEMPTS = (False, False), (True, False), (False, True)
 """Whether rows are shuffled, and whether the search goes on where lists were too short. In the order in which rows lie,
 since what equals a bound is left out then; in no order, where all that are near a row may lie in one span; and, where
@@ -56,10 +60,6 @@ so many are equal that lists are too short as well, in their order to the end: w
 ROW_NBYTES = 64
 """Of a row's bound, factors, counter, numbers and floor."""
 _Range = tuple[int, int]
-FIRST_ROWS = 64
-"""Of the sample's first span, which bounds let all through; what follows it is a tile's width."""
-SAMPLE_SHARE = 32
-"""Of all rows the sample is at most one in so many."""
 
 
 def nearest_of_itself(
@@ -184,7 +184,7 @@ class Mutual(_Rows):
         to go on where lists were too short before the last stage, which has most pairs."""
         held = len(self._scratch)
         rows, stream = self._a.rows.shape[0], self._stream
-        side, names = self._ordered(band, shuffled)
+        side, names = self._arranged(band, shuffled)
         stretch = _Stretch(0, side, self._kept, self.number, stream, lines=4)
         stretch.bounds[3].copy_to_device(names, stream=stream)
         words = _empty((rows, self._capacity), np.uint64, stream)
@@ -223,7 +223,7 @@ class Mutual(_Rows):
         del self._scratch[held:]
         return found
 
-    def _ordered(self, band: int, shuffled: bool) -> tuple[_Side, Any]:
+    def _arranged(self, band: int, shuffled: bool) -> tuple[_Side, Any]:
         """The rows in the order in which they are compared, and which each is (rows,), uint32: of those before a band
         and of those from it on each in no order, where they are ``shuffled``, so that any span has its share of what is
         near a row."""
@@ -254,9 +254,10 @@ class Mutual(_Rows):
         return _Side(taken, self._planes(taken, 0), factors), names
 
     def _move(self, source: Any, names: Any, target: Any, *, put: bool = False) -> None:
-        """Enqueue `lists.move_function`, by words of 16 bits or, where rows have them, of 32."""
+        """Enqueue `lists.move_function` of rows of contiguous elements, by words as wide as they allow."""
         row_nbytes = source.shape[1] * source.dtype.itemsize
-        itemsize = next(size for size in (4, 2, 1) if row_nbytes % size == source.strides[0] % size == 0)
+        steps = row_nbytes, source.strides[0], address(source)
+        itemsize = next(size for size in (4, 2, 1) if not any(step % size for step in steps))
         dtype = np.dtype(f"u{itemsize}")
         views = [
             strided_view(array, (array.shape[0], row_nbytes // itemsize), (array.strides[0], itemsize), dtype)
