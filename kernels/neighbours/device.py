@@ -36,7 +36,7 @@ from tilewright.kernels.gpu.device_array import address, strided_view, transpose
 from tilewright.kernels.gpu.device_choice import SIMULATOR, capability, current_device
 from tilewright.kernels.gpu.driver_error import checked
 from tilewright.kernels.gpu.launch import enqueue
-from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.gpu.memory import allocating, free_nbytes
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.neighbours import lists
 from tilewright.kernels.neighbours.capacity import capacity_of, kept_of
@@ -69,6 +69,8 @@ PAIRS_ROOM = 1 << 23
 """Pairs that there is room for at a time, no fewer than rows of a stretch; a span with more is cut."""
 MOST_PAIRS = 2**31 - 1
 """That are looked at at a time: kernels count those that they find in 32 bits."""
+ROW_NBYTES = 64
+"""Of a row's bound, factors, counter, numbers and floor."""
 TRIES = 3
 """How often what did not fit into lists is multiplied again, each time with higher bounds."""
 PADDING = 256
@@ -265,6 +267,56 @@ class _Rows:
         lists.GATHER.enqueue((), ceil_div(count, 128), 128, self._stream, source, step, taken[:count])
         return replace(part, factors=strided_view(taken, taken.shape, taken.strides, self.number))
 
+    def _has_room(self, side: _Side, beside_nbytes: int = 0) -> bool:
+        """Whether the GPU has memory for the rows of a side once more, and for so much else of each."""
+        rows, width = side.rows.shape
+        needed = rows * (2 * width * side.rows.dtype.itemsize + ROW_NBYTES + beside_nbytes)
+        free = free_nbytes(on_gpu=True)
+        return free is not None and free > needed
+
+    def _names(self, rows: int, band: int, shuffled: bool, number: int = 0) -> Any:
+        """Which row is at each place of such an order, (rows,) uint32, where the first has a number."""
+        names = _empty((rows,), np.uint32, self._stream)
+        for first, stop in ((0, band), (band, rows)):
+            if stop > first:
+                step = (stop - first) // lists.TOGETHER if shuffled else 0
+                blocks, turn = ceil_div(stop - first, 128), lists.turn_of(step)
+                lists.NAMES.enqueue(
+                    (), blocks, 128, self._stream, names[first:stop], number + first, step, turn
+                )
+        return names
+
+    def _arranged(self, side: _Side, band: int, shuffled: bool) -> tuple[_Side, Any]:
+        """The rows of a side in the order in which they are compared, and which each is (rows,), uint32: of those
+        before a band and of those from it on each in no order, where they are ``shuffled``, so that any span has its
+        share of what is near a row."""
+        rows = side.rows.shape[0]
+        names = self._names(rows, band, shuffled)
+        if not shuffled:
+            return side, names
+        taken = _empty(side.rows.shape, side.rows.dtype, self._stream)
+        self._move(side.rows, names, taken)
+        factors = _empty((rows + PADDING, 1), side.factors.dtype, self._stream)
+        if self.metric != DOT:
+            self._move(strided_view(side.factors, (rows, 1), (4, 4)), names, factors[:rows])
+        self._scratch.append(taken)
+        factors = strided_view(factors, (rows + PADDING,), (4,))
+        number = 0 if side is self._a else 1
+        return _Side(taken, self._planes(taken, number), factors), names
+
+    def _move(self, source: Any, names: Any, target: Any, *, put: bool = False) -> None:
+        """Enqueue `lists.move_function` of rows of contiguous elements, by words as wide as they allow."""
+        row_nbytes = source.shape[1] * source.dtype.itemsize
+        steps = row_nbytes, source.strides[0], address(source)
+        itemsize = next(size for size in (4, 2, 1) if not any(step % size for step in steps))
+        dtype = np.dtype(f"u{itemsize}")
+        views = [
+            strided_view(array, (array.shape[0], row_nbytes // itemsize), (array.strides[0], itemsize), dtype)
+            for array in (source, target)
+        ]
+        blocks = ceil_div(names.size, lists.MOVE_THREADS // lists.WARP)
+        lists.MOVE.enqueue((dtype, put), blocks, lists.MOVE_THREADS, self._stream, views[0], names, views[1])
+
     def _wait(self) -> None:
         if self._stream:
             self._stream.synchronize()
@@ -283,12 +335,14 @@ class _Rows:
         rows_found: Any = None,
         left_out: int = NO_COLUMN,
         last: int | None = None,
+        names: Any = None,
     ) -> None:
         """Enqueue the product of rows of two sides that keeps what reaches its bound.
 
         bounds: (3, rows) uint32 or more, as `lists` has them. words: (rows, capacity), or (1, capacity) with
         ``rows_found`` (capacity,) after it in memory; of capacity 0 nothing is written, only counted. first: the number
-        of the right side's first row. last: only columns up to the row + it are wanted.
+        of the right side's first row. last: only columns up to the row + it are wanted. names: uint32, the numbers by
+        which words name columns, of tensor cores alone; by default those that they have.
         """
         rows, columns = left.rows.shape[0], right.rows.shape[0]
         if left.planes is not None and right.planes is not None:
@@ -300,6 +354,7 @@ class _Rows:
                 address(right.factors),
                 first,
                 left_out,
+                names=0 if names is None else address(names),
             )
             config = _config(left.planes.kind, right.planes.kind, self._form)
             depth = left.rows.shape[1]
@@ -386,6 +441,10 @@ class Nearest(_Rows):
         self._kept = kept_of(k, exclude_self)
         self._capacity, _ = capacity_of(self._kept)
         self._end, self._ordered = 0, True
+        self._in_order, self._equal = False, False
+        """Whether rows of B were found to lie in the order of what they are near; and whether so many are equal that
+        it does not help to compare them in no order."""
+        self._shuffled: tuple[_Side, Any] | None = None
         rows = a.shape[0]
         most = max(STRETCH_UNIT, min(STRETCH_ROWS, LIST_NBYTES // (8 * self._capacity)))
         length = min(rows, round_up(ceil_div(rows, ceil_div(rows, most)), STRETCH_UNIT)) if rows else 1
@@ -406,29 +465,86 @@ class Nearest(_Rows):
         for stretch in self._stretches:
             self._take(stretch, side, first_column)
         self._wait()
+        self._shuffled = None
         del self._scratch[held:]
 
     def _take(self, stretch: _Stretch, side: _Side, first_column: int) -> None:
         columns = side.rows.shape[0]
         spans = list(growing_spans(stretch.seen, columns, self._kept))
         flags = _zeros((2 * (len(spans) + 1),), np.uint32, self._stream)
-        strict = 1 if self._ordered else 0
+        short = flags[: len(spans)]
         if stretch.seen == 0 and columns > 2 * self._capacity:
             self._sample(stretch, side, flags)
+        stretch.seen += columns
+        mode = 1 if self._ordered else 0
+        tried = self._in_order and self._shuffles(side)
+        if tried:
+            if self._take_shuffled(stretch, side, first_column):
+                return
+            mode = 0  # there are columns among the best that come later
         for number, (start, width) in enumerate(spans):
+            if (
+                number
+                and number == len(spans) - 1
+                and not tried
+                and short.copy_to_host(stream=self._stream).any()
+            ):
+                tried = self._in_order = self._shuffles(side)
+                if tried and self._take_shuffled(stretch, side, first_column):
+                    return
+                mode = 0 if tried else mode
             self._multiply(stretch, side, start, width, first_column)
-            self._merge(stretch, flags, number, strict)
-        over = flags.copy_to_host(stream=self._stream)
+            self._merge(stretch, flags, number, mode)
+        over = short.copy_to_host(stream=self._stream)
+        self._wait()
+        if over.any() and not tried and self._shuffles(side):
+            self._in_order = True
+            if self._take_shuffled(stretch, side, first_column):
+                return
+        self._again(
+            stretch, side, first_column, [span for span, flag in zip(spans, over, strict=True) if flag]
+        )
+        if self._ordered and (mode == 0 or over.any()):
+            self._merge(stretch, flags, len(spans), 1)
+
+    def _shuffles(self, side: _Side) -> bool:
+        """Whether rows of B can be compared in no order: by tensor cores, of which columns are left out by place."""
+        planes = self._a.planes is not None and side.planes is not None
+        return planes and not self._exclude_self and not self._equal and self._has_room(side)
+
+    def _take_shuffled(self, stretch: _Stretch, side: _Side, first_column: int) -> bool:
+        """`_take` of rows of B that lie in the order of what they are near, in none; False where so many are equal that
+        lists are too short then, too. What equals a bound may come first."""
+        if self._shuffled is None:
+            arranged, _ = self._arranged(side, 0, True)
+            self._shuffled = arranged, self._names(side.rows.shape[0], 0, True, first_column)
+        side, names = self._shuffled
+        spans = list(growing_spans(0, side.rows.shape[0], self._kept))
+        flags = _zeros((2 * (len(spans) + 1),), np.uint32, self._stream)
+        self._merge(stretch, flags, len(spans), 0)
+        for number, (start, width) in enumerate(spans):
+            if number == len(spans) - 1 and flags.copy_to_host(stream=self._stream).any():
+                self._equal = True
+                return False
+            self._multiply(stretch, side, start, width, first_column, names)
+            self._merge(stretch, flags, number, 0)
+        over = flags.copy_to_host(stream=self._stream)[: len(spans)]
         self._wait()
         self._again(
-            stretch,
-            side,
-            first_column,
-            [span for span, flag in zip(spans, over[: len(spans)], strict=True) if flag],
+            stretch, side, first_column, [span for span, flag in zip(spans, over, strict=True) if flag], names
         )
-        stretch.seen += columns
+        if self._ordered:
+            self._merge(stretch, flags, len(spans), 1)
+        return True
 
-    def _again(self, stretch: _Stretch, side: _Side, first_column: int, spans: list[tuple[int, int]]) -> None:
+    def _again(
+        self,
+        stretch: _Stretch,
+        side: _Side,
+        first_column: int,
+        spans: list[tuple[int, int]],
+        names: Any = None,
+    ) -> None:
         """Multiply spans once more of which lists were too short; what equals a bound may now come first.
 
         Where columns lie in some order, a list may have been full before those came that are nearest; a second time it
@@ -442,17 +558,15 @@ class Nearest(_Rows):
         for start, width in spans:
             for _ in range(TRIES):
                 flags[:1].copy_to_device(np.zeros(1, np.uint32), stream=self._stream)
-                self._multiply(stretch, side, start, width, first_column)
+                self._multiply(stretch, side, start, width, first_column, names)
                 self._merge(stretch, flags, 0, 0)
                 if not flags[:1].copy_to_host(stream=self._stream)[0]:
                     break
             else:
                 for piece in range(start, start + width, self._capacity):
                     columns = min(self._capacity, start + width - piece)
-                    self._multiply(stretch, side, piece, columns, first_column)
+                    self._multiply(stretch, side, piece, columns, first_column, names)
                     self._merge(stretch, flags, 1, 0)
-        if self._ordered:
-            self._merge(stretch, flags, 1, 1)
 
     def _sample(self, stretch: _Stretch, side: _Side, flags: Any) -> None:
         """Set floors of the bounds by rows of B that are spread over the block."""
@@ -463,8 +577,17 @@ class Nearest(_Rows):
     def _lists(self, stretch: _Stretch) -> Any:
         return self._words[: stretch.side.rows.shape[0]]
 
-    def _multiply(self, stretch: _Stretch, side: _Side, start: int, width: int, first_column: int) -> None:
-        first = first_column + start
+    def _multiply(
+        self,
+        stretch: _Stretch,
+        side: _Side,
+        start: int,
+        width: int,
+        first_column: int,
+        names: Any = None,
+    ) -> None:
+        """names: of the rows of a side that is shuffled."""
+        first = first_column + start if names is None else start
         left_out = self._row + stretch.first - first if self._exclude_self else NO_COLUMN
         self._keep(
             stretch.side,
@@ -474,6 +597,7 @@ class Nearest(_Rows):
             self._capacity,
             first,
             left_out=left_out,
+            names=names,
         )
 
     def _merge(self, stretch: _Stretch, flags: Any, number: int, mode: int) -> None:

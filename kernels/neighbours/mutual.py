@@ -21,15 +21,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.choices import PrecisionName
-from tilewright.kernels.gemm.hopper.selection import DOT
 from tilewright.kernels.gemm.hopper.wgmma_launch import Kept, launch_selection
 from tilewright.kernels.gpu.device_array import address, strided_view
-from tilewright.kernels.gpu.memory import free_nbytes
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
-from tilewright.kernels.neighbours import lists
-from tilewright.kernels.neighbours.capacity import capacity_of, kept_of, mutual_nbytes
+from tilewright.kernels.neighbours.capacity import WORD_NBYTES, capacity_of, kept_of, mutual_nbytes
 from tilewright.kernels.neighbours.device import (
-    PADDING,
     STRETCH_ROWS,
     STRETCH_UNIT,
     TRIES,
@@ -37,7 +33,6 @@ from tilewright.kernels.neighbours.device import (
     _config,
     _empty,
     _Rows,
-    _Side,
     _Stretch,
     _zeros,
     growing_spans,
@@ -45,7 +40,7 @@ from tilewright.kernels.neighbours.device import (
 )
 from tilewright.kernels.neighbours.order import MetricName, Neighbours
 from tilewright.kernels.neighbours.words import neighbours_of, room_for
-from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.kernels.numbers import round_up
 
 SAMPLE_ROWS = 2304
 """Rows of which the first bounds are made, or fewer: they are compared with all, which is computed once more."""
@@ -57,8 +52,6 @@ ATTEMPTS = (False, False), (True, False), (False, True)
 """Whether rows are shuffled, and whether the search goes on where lists were too short. In the order in which rows lie,
 since what equals a bound is left out then; in no order, where all that are near a row may lie in one span; and, where
 so many are equal that lists are too short as well, in their order to the end: what did not fit is multiplied again."""
-ROW_NBYTES = 64
-"""Of a row's bound, factors, counter, numbers and floor."""
 _Range = tuple[int, int]
 
 
@@ -163,19 +156,12 @@ class Mutual(_Rows):
         be put."""
         band = first_row // STRETCH_UNIT * STRETCH_UNIT  # who merges bands counts no pair twice
         for shuffled, patient in ATTEMPTS:
-            if shuffled and not self._has_room():
+            if shuffled and not self._has_room(self._a, WORD_NBYTES * self._capacity):
                 continue
             found = self._find(band, target, shuffled=shuffled, patient=patient)
             if found is not None:
                 return found
         return None
-
-    def _has_room(self) -> bool:
-        """Whether the GPU has memory for the rows once more."""
-        rows, width = self._a.rows.shape
-        needed = rows * (2 * width * self._a.rows.dtype.itemsize + 8 * self._capacity + ROW_NBYTES)
-        free = free_nbytes(on_gpu=True)
-        return free is not None and free > needed
 
     def _find(
         self, band: int, target: Callable[[], np.ndarray | None], *, shuffled: bool, patient: bool
@@ -184,7 +170,7 @@ class Mutual(_Rows):
         to go on where lists were too short before the last stage, which has most pairs."""
         held = len(self._scratch)
         rows, stream = self._a.rows.shape[0], self._stream
-        side, names = self._arranged(band, shuffled)
+        side, names = self._arranged(self._a, band, shuffled)
         stretch = _Stretch(0, side, self._kept, self.number, stream, lines=4)
         stretch.bounds[3].copy_to_device(names, stream=stream)
         words = _empty((rows, self._capacity), np.uint64, stream)
@@ -222,49 +208,6 @@ class Mutual(_Rows):
             self._wait()
         del self._scratch[held:]
         return found
-
-    def _arranged(self, band: int, shuffled: bool) -> tuple[_Side, Any]:
-        """The rows in the order in which they are compared, and which each is (rows,), uint32: of those before a band
-        and of those from it on each in no order, where they are ``shuffled``, so that any span has its share of what is
-        near a row."""
-        side, rows = self._a, self._a.rows.shape[0]
-        names = _empty((rows,), np.uint32, self._stream)
-        for first, stop in ((0, band), (band, rows)):
-            if stop > first:
-                step = (stop - first) // lists.TOGETHER if shuffled else 0
-                lists.NAMES.enqueue(
-                    (),
-                    ceil_div(stop - first, 128),
-                    128,
-                    self._stream,
-                    names[first:stop],
-                    first,
-                    step,
-                    lists.turn_of(step),
-                )
-        if not shuffled:
-            return side, names
-        taken = _empty(side.rows.shape, side.rows.dtype, self._stream)
-        self._move(side.rows, names, taken)
-        factors = _empty((rows + PADDING, 1), side.factors.dtype, self._stream)
-        if self.metric != DOT:
-            self._move(strided_view(side.factors, (rows, 1), (4, 4)), names, factors[:rows])
-        self._scratch.append(taken)
-        factors = strided_view(factors, (rows + PADDING,), (4,))
-        return _Side(taken, self._planes(taken, 0), factors), names
-
-    def _move(self, source: Any, names: Any, target: Any, *, put: bool = False) -> None:
-        """Enqueue `lists.move_function` of rows of contiguous elements, by words as wide as they allow."""
-        row_nbytes = source.shape[1] * source.dtype.itemsize
-        steps = row_nbytes, source.strides[0], address(source)
-        itemsize = next(size for size in (4, 2, 1) if not any(step % size for step in steps))
-        dtype = np.dtype(f"u{itemsize}")
-        views = [
-            strided_view(array, (array.shape[0], row_nbytes // itemsize), (array.strides[0], itemsize), dtype)
-            for array in (source, target)
-        ]
-        blocks = ceil_div(names.size, lists.MOVE_THREADS // lists.WARP)
-        lists.MOVE.enqueue((dtype, put), blocks, lists.MOVE_THREADS, self._stream, views[0], names, views[1])
 
     def _merged(self, band: int) -> Iterator[tuple[_Range, _Range | None]]:
         """Stages, first row and last, each with its spans, first column and columns, one after the other; and then with

@@ -21,6 +21,7 @@ The kernel's arguments for C then say where the lists are:
 - ``accumulate``: column - row (both from the first of this product) of elements that are left out;
 - ``plan``: m bounds (of the score's type), m factors of rows (the same), and the counters (int32);
 - ``workspace``: factors of columns, in memory that goes on for a tile after the last;
+- ``map_c``: 0, or where the numbers lie by which words name columns (uint32), by those that they have else;
 - ``diagonal``: with ``steps``, only columns up to row + diagonal are wanted.
 
 Where both sides of the product are rows of one matrix (`mutual`), each element is of two rows, and may come into the
@@ -191,7 +192,9 @@ def selection(
             unroll(pick_one, AMONG, (part * AMONG, wanted, sums, scores))
 
     @cuda.jit(device=True, inline="always")
-    def put_away(staging, first, last, lane, keys, stride, capacity, plan, lists):  # type: ignore[no-untyped-def]
+    def put_away(  # type: ignore[no-untyped-def]
+        staging, first, last, lane, keys, stride, capacity, plan, lists, names
+    ):
         # Writes what waits in the places from first to last, at most one for each thread.
         cuda.syncwarp()
         place, base = i32(first) + i32(lane), i32(0)
@@ -204,9 +207,9 @@ def selection(
             at = staging + u32(FOUND_NBYTES) * u32(place)
             low, high = memory.load_shared_pair(at)
             of_list = i64(memory.load_shared_word(at + u32(8)))
-            if mutual:
-                names = memory.global_array(plan + u64(12) * u64(lists), u32)
-                low = u32(0xFFFFFFFF) - names[i64(u32(0xFFFFFFFF) - low)]
+            if names != 0:
+                named = memory.global_array(names, u32)
+                low = u32(0xFFFFFFFF) - named[i64(u32(0xFFFFFFFF) - low)]
             if stride != 0:
                 base = cuda.atomic.add(counters, of_list, 1)
             if base < capacity:
@@ -231,6 +234,7 @@ def selection(
         shift,
         plan,
         lists,
+        names,
         row,
         column,
         m,
@@ -301,7 +305,18 @@ def selection(
                 waiting += i32(cuda.popc(found))
                 if waiting >= WARP:
                     waiting -= i32(WARP)
-                    put_away(staging, waiting, waiting + i32(WARP), lane, keys, stride, capacity, plan, lists)
+                    put_away(
+                        staging,
+                        waiting,
+                        waiting + i32(WARP),
+                        lane,
+                        keys,
+                        stride,
+                        capacity,
+                        plan,
+                        lists,
+                        names,
+                    )
                 found = cuda.ballot_sync(0xFFFFFFFF, mine != 0)
         return waiting
 

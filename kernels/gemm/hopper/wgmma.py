@@ -186,7 +186,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     report_least = least_report(tile_n, 1)
     give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
     take_registers = warpgroup_mma.register_budget(CONSUMER_REGISTERS, grow=True)
-    i32, i64, u32 = types.int32, types.int64, types.uint32
+    i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
     cluster_m = cluster * tile_m
 
     @cuda.jit(device=True, inline="always")
@@ -270,6 +270,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             kept_first = cuda.blockIdx.x * kept_words + own_words * (thread - WARPGROUP)
             staging = ring + u32(boxes_offset) + u32((thread - WARPGROUP) // WARP) * u32(warp_nbytes)
             waiting, lists = i32(0), i64(map_c) if mutual else i64(m)
+            names = u64(plan) + u64(12) * u64(lists) if mutual else u64(map_c)
             for tile in range(first_tile, walked, tile_stride):
                 tile_row, tile_column = tile_at(tile, tiles_m, tiles_n, steps, diagonal)
                 if is_above(tile_row, tile_column, steps, diagonal):
@@ -320,6 +321,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         accumulate,
                         plan,
                         lists,
+                        names,
                         row,
                         column,
                         m,
@@ -369,7 +371,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         workspace,
                     )
             if selects:
-                put_away(staging, i32(0), waiting, lane, c, row_stride, paired, plan, lists)
+                put_away(staging, i32(0), waiting, lane, c, row_stride, paired, plan, lists, names)
             if boxed and map_c != 0 and lane == 0:
                 wait_stores()
         # A block must not end while another may still signal its barriers or write its ring.

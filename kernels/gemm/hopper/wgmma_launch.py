@@ -401,6 +401,8 @@ class Kept:
     first row."""
     rows: int = 0
     """Of a ``mutual`` selection, those of the matrix."""
+    names: int = 0
+    """Of another, the address of the numbers by which words name columns, or 0: by those that they have."""
 
 
 def launch_selection(
@@ -416,7 +418,7 @@ def launch_selection(
         (a.lines, b.lines, depth, diagonal),
         (kept.capacity, shift, kept.bounds, kept.factors),
         stream,
-        rows=kept.rows,
+        rows=kept.rows if config.mutual else kept.names,
     )
 
 
@@ -432,8 +434,9 @@ def _launch(
 ) -> None:
     """Enqueue a kernel.
 
-    maps: A's, B's and perhaps C's; without C's, ``rows`` in its place. out: address, row_stride and column_stride.
-    sides: m, n, k, and the diagonal beyond which nothing is wanted. settings: paired, accumulate, plan and workspace.
+    maps: A's, B's and perhaps C's; without C's, ``rows`` in its place, or where names lie. out: address, row_stride and
+    column_stride. sides: m, n, k, and the diagonal beyond which nothing is wanted. settings: paired, accumulate, plan
+    and workspace.
     """
     m, n, depth, wanted = sides
     cluster_m, tile_n = config.tile_m * config.cluster, config.tile_n

@@ -242,6 +242,48 @@ def test_rows_that_lie_beside_what_is_near_them(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "metric", "precision"),
+    [(HALF, COSINE, "full"), (HALF, L2, "full"), (np.dtype(np.int8), L2, "full"), (FLOAT, DOT, "tf32")],
+)
+@pytest.mark.parametrize("case", ["in order", "no room", "many equal"])
+def test_rows_of_another_matrix_that_lie_beside_what_is_near_them(
+    dtype: np.dtype,
+    metric: Any,
+    precision: Any,
+    case: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if case == "no room":
+        monkeypatch.setattr(device.Nearest, "_has_room", lambda self, side: False)
+    helped: list[bool] = []
+    take = device.Nearest._take_shuffled
+
+    def noted(self: device.Nearest, *given: Any) -> bool:
+        helped.append(take(self, *given))
+        return helped[-1]
+
+    monkeypatch.setattr(device.Nearest, "_take_shuffled", noted)
+    centres = rng.integers(-2, 3, (30, 64))
+    b = (8 * centres.repeat(1000, 0) + rng.integers(-3, 4, (30_000, 64))).astype(dtype)
+    a = (8 * centres[rng.integers(0, 30, 700)] + rng.integers(-3, 4, (700, 64))).astype(dtype)
+    if case == "many equal":
+        b[::3] = 0
+        a[5::100] = 0
+    want = expected(a, b, 10, metric=metric)
+    for cuts in ([0, 30_000], [0, 12_345, 30_000], [0, 20_000, 20_001, 30_000]):
+        blocks = [(start, b[start:stop]) for start, stop in itertools.pairwise(cuts)]
+        for these in (blocks, blocks[::-1]):
+            helped.clear()
+            got = found(a, these, 10, precision, metric=metric)
+            np.testing.assert_array_equal(got[0], want[0])
+            np.testing.assert_array_equal(got[1], want[1])
+            assert any(helped) == (case == "in order") or case == "many equal"
+            assert helped.count(False) == (case == "many equal")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [HALF, np.dtype(np.int8)], ids=str)
 def test_what_memory_held_before_changes_nothing(
     dtype: np.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
