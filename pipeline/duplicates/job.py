@@ -139,11 +139,8 @@ def find_duplicates(
             )
         )
     documents = _documents(arrival, corpus, options.bands)
-    if id_field := corpus.reading.id_field:
-        for note in notes_on_ids(
-            documents.names, documents.ids, id_field, max(1, len(corpus.reading.fields))
-        ):
-            listener(Notice(note))
+    for note in notes_on_ids(documents.names, documents.ids, corpus.reading):
+        listener(Notice(note))
     exact = first_equal(documents.where.digests)
     # Of documents with the same text, the first stands for all.
     compared = np.flatnonzero((exact == np.arange(len(exact))) & documents.shingled)

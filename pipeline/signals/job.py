@@ -69,9 +69,8 @@ def find_signals(
         listener(Notice(remark))
     ordered = arrival.in_order()
     names, ids = ordered.names, ordered.ids if corpus.reading.id_field else None
-    if id_field := corpus.reading.id_field:
-        for note in notes_on_ids(names, ids, id_field, max(1, len(corpus.reading.fields))):
-            listener(Notice(note))
+    for note in notes_on_ids(names, ids, corpus.reading):
+        listener(Notice(note))
     compressors = sorted({part.compressor for part in arrival.parts})
     if (differ := note_on(compressors)) is not None:
         listener(Notice(differ))
