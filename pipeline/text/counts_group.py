@@ -18,11 +18,10 @@ from zarr.errors import BaseZarrError
 from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, joined
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output_group import group_at_url, output_group
-from tilewright.pipeline.store.new.groups import ended
+from tilewright.pipeline.store.new.groups import ended, writing
 from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.text.formats.listing import GROUP_KIND
 from tilewright.pipeline.text.sparse_counts import SparseCounts
-from tilewright.pipeline.transfer.files import with_remedy
 
 CHUNK = 2**18
 """Numbers of a chunk, and texts of one."""
@@ -110,14 +109,8 @@ def write_group(
         if isinstance(path, str)
         else output_group(path, kind, overwrite=overwrite)
     )
-    with place as growing:
-        try:
-            ended(lambda: create(growing))
-        except (OSError, BaseZarrError, ValueError) as error:
-            if isinstance(error, StoreError):
-                raise
-            told = with_remedy(error) if isinstance(error, OSError) else str(error)
-            raise StoreError(f"output: cannot write {path}: {told}") from error
+    with place as growing, writing(path):
+        ended(lambda: create(growing))
 
 
 def write_numbers(group: zarr.Group, name: str, values: np.ndarray, *dimensions: str) -> None:
