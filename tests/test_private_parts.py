@@ -303,7 +303,7 @@ PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
     ),
     loop_of_zarr: ("zarr.core.sync.sync", "pipeline/store/waiting.py", "answer_of"),
     zip_of_zarr: ("zarr's ZipStore._zmode", "pipeline/store/arrays.py", "zip_mode"),
-    wrapper_of_zarr: ("zarr's WrapperStore._store", "pipeline/store/arrays.py", "unwrapped"),
+    wrapper_of_zarr: ("zarr's WrapperStore._store", "pipeline/store/remote/patience.py", "unwrapped"),
     folder_of_fsspec: ("fsspec's DirFileSystem._join", "pipeline/store/arrays.py", "beneath"),
     files_of_fsspec: (
         "fsspec's AsyncFileSystem._info, _find and _cat_file",

@@ -13,7 +13,7 @@ from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.gram.added import added_up
 from tilewright.pipeline.gram.options import Axes, Constant, GivenMissing, Side, Values
-from tilewright.pipeline.product.request import RunOptions
+from tilewright.pipeline.options import RunOptions
 from tilewright.pipeline.spectral import job
 from tilewright.pipeline.spectral.options import EofRequest, Method, Search
 from tilewright.pipeline.spectral.results import Eigenpairs, EofPlan, EofRun, Eofs

@@ -29,9 +29,9 @@ from tilewright.pipeline.gram.options import (
     Window,
 )
 from tilewright.pipeline.in_memory import array_of
+from tilewright.pipeline.options import Durability, StorageOptions
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
-from tilewright.pipeline.product.request import Durability, StorageOptions
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.new.storage import Sides, as_storage

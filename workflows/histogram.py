@@ -25,7 +25,7 @@ from tilewright.pipeline.cluster.here.opening import open_executor
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import CorpusError, OptionError, OutputError, StoreError
-from tilewright.pipeline.events import Caution, Listener, Notice, Teller, log_notices, on_waiting
+from tilewright.pipeline.events import Listener, Notice, Teller, log_notices, on_waiting
 from tilewright.pipeline.forecast.counts import CountPlan, plan_count
 from tilewright.pipeline.records import place_of
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
@@ -36,7 +36,7 @@ from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, kept_counts, open_counts
 from tilewright.pipeline.transfer.file_rectangles import FEW_NBYTES
 from tilewright.pipeline.worker.survey import KINDS, survey
-from tilewright.workflows.batch.planning import planned_job
+from tilewright.workflows.documents.common import planned_workers, several, tell_of
 
 
 def histogram(
@@ -143,17 +143,14 @@ def histogram(
     """
     asked = _checked(reading_of(**taken_by(reading_of, locals())), **taken_by(_checked, locals()))
     kind, keeping = asked.kind, asked.keeping
-    with without_pipes(_several(paths)) as (files, names):
+    with without_pipes(several(paths)) as (files, names):
         if names and keeping is not None and not keeping.temporary:
             raise OptionError(
                 f"state: what comes through {', '.join(names.values())} is not there any more for the next run; give a"
                 " file, or leave state out"
             )
         corpus = named(_listed(files, asked), names)
-        for note in corpus.notes:
-            listener(Notice(note))
-        for caution in corpus.cautions:
-            listener(Caution(caution))
+        tell_of(corpus, listener)
         with (
             open_counts(
                 keeping, kind, per_document=asked.per_document, reading=asked.reading, listener=listener
@@ -223,7 +220,7 @@ def plan_histogram(
     (1, 1, ['as stored'])
     """
     asked = _checked(reading_of(**taken_by(reading_of, locals())), **taken_by(_checked, locals()))
-    files = _several(paths)
+    files = several(paths)
     try:
         files = list(files)
     except TypeError:
@@ -244,12 +241,7 @@ def plan_histogram(
             record = stack.enter_context(kept)
         except (OptionError, StoreError) as error:
             tell.warn(f"without --plan-only this would be refused: {error}")
-        if (job := planned_job(cluster, cluster_file)) is not None:
-            stack.enter_context(job.settings())
-            facts = job.facts_of_texts(device, tell.warn)
-        else:
-            client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
-            facts = survey(client, device, loops=())
+        facts = stack.enter_context(planned_workers(cluster, cluster_file, device, listener))
         return plan_count(
             corpus,
             asked.kind,
@@ -320,10 +312,6 @@ def _checked(
     keeping = _state_of(state, check_flag("resume", resume))
     kind = any_kind_named(by, casefold=casefold, normalise=normalise)
     return _Asked(kind, reading, keeping, per_document)
-
-
-def _several(paths: Any) -> Any:
-    return [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
 
 
 def _listed(files: Any, asked: _Asked) -> Corpus:

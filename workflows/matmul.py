@@ -15,12 +15,13 @@ from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.in_memory import array_of
+from tilewright.pipeline.options import Durability, StorageOptions
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.product.fusing import Vector
 from tilewright.pipeline.product.job import plan_unplaced
 from tilewright.pipeline.product.repair import multiply_or_accept
-from tilewright.pipeline.product.request import Durability, Request, StorageOptions, open_factors
+from tilewright.pipeline.product.request import Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.new.storage import Sides, as_storage

@@ -15,10 +15,11 @@ from tilewright.pipeline.check.verify import no_product_of
 from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError
 from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.options import Durability
 from tilewright.pipeline.product.audit import Audit, record_of
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.repair import repair_by_checksums, repair_by_products
-from tilewright.pipeline.product.request import Durability, Request, open_factors
+from tilewright.pipeline.product.request import Request, open_factors
 from tilewright.pipeline.store.arrays import Input, Source, local_path, name_of, open_array, open_matrix
 from tilewright.pipeline.store.probe import shared_inputs
 from tilewright.workflows.verify import checking
@@ -90,12 +91,13 @@ def repair(
         path,
         _given("transpose_a", transpose_a, of_record[0]),
         _given("transpose_b", transpose_b, of_record[1]),
-        product.dtype.newbyteorder("="),
-        cast(PrecisionName, of_record[2]) if precision is None else precision,  # checked() refuses others
-        cluster,
-        cluster_file,
-        device,
-        device_memory,
+        dtype=product.dtype.newbyteorder("="),
+        # checked() refuses others
+        precision=cast(PrecisionName, of_record[2]) if precision is None else precision,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        device=device,
+        device_memory=device_memory,
         durability=durability,
         listener=listener,
     ).checked()

@@ -53,12 +53,6 @@ class Properties(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("cudart_version", ctypes.c_uint32))
 
 
-class Alignments(ctypes.Structure):
-    """What addresses have to be multiples of."""
-
-    _fields_ = (("input", ctypes.c_size_t), ("output", ctypes.c_size_t), ("temp", ctypes.c_size_t))
-
-
 class Blocks(NamedTuple):
     """Addresses, on the device, of a batch's tables, a number a block: 8 bytes each, but for statuses, which are int32.
     The last two are written."""
@@ -76,7 +70,6 @@ class Blocks(NamedTuple):
 _SIZE, _POINTER = ctypes.c_size_t, ctypes.c_void_p
 _WORKSPACE = (_SIZE, _SIZE, Options, ctypes.POINTER(_SIZE), _SIZE, _POINTER)
 _DECODE = (*(_POINTER,) * 4, _SIZE, _POINTER, _SIZE, _POINTER, Options, _POINTER, _POINTER)
-_ALIGNMENTS = (Options, ctypes.POINTER(Alignments))
 
 
 class Library:
@@ -93,11 +86,7 @@ class Library:
             self._functions = {
                 (form, purpose): _declared(library, f"nvcompBatched{name}Decompress{purpose}", arguments)
                 for form, name in DECODERS.items()
-                for purpose, arguments in (
-                    ("GetTempSize", _WORKSPACE),
-                    ("Async", _DECODE),
-                    ("GetRequiredAlignments", _ALIGNMENTS),
-                )
+                for purpose, arguments in (("GetTempSize", _WORKSPACE), ("Async", _DECODE))
             }
         except (OSError, AttributeError) as error:
             raise NvcompError(f"{path} does not load: {error}") from None
@@ -117,13 +106,6 @@ class Library:
         status = call(count, most_nbytes, options, ctypes.byref(found), total_nbytes, None)
         self._check(call.__name__, status)
         return found.value
-
-    def alignments(self, form: str) -> tuple[int, int, int]:
-        """Of blocks, of what they decode to, and of the workspace."""
-        found = Alignments()
-        call = self._functions[form, "GetRequiredAlignments"]
-        self._check(call.__name__, call(Options(BY_KERNELS), ctypes.byref(found)))
-        return found.input, found.output, found.temp
 
     def decode(
         self, form: str, count: int, blocks: Blocks, workspace: int, workspace_nbytes: int, stream: int

@@ -21,7 +21,6 @@ from typing import NamedTuple
 from tilewright.kernels.gpu import user_cache
 
 ENVIRONMENT = "TILEWRIGHT_CODE_CACHE"
-OFF = ("off", "0", "no", "false")
 SUFFIX = ".kernel"
 MAGIC = b"tilewright kernel 1\n"
 CAPACITY_NBYTES = 256 << 20
@@ -42,15 +41,7 @@ class MachineCode(NamedTuple):
 
 def directory() -> Path | None:
     """Where code is kept; None where nothing is to be kept."""
-    wanted = os.environ.get(ENVIRONMENT, "")
-    if wanted.lower() in OFF:
-        return None
-    if not wanted:
-        return user_cache.folder("code")
-    try:
-        return Path(wanted).expanduser()
-    except RuntimeError:  # it begins with the home of a user who has none
-        return None
+    return user_cache.chosen(ENVIRONMENT, lambda: user_cache.folder("code"))
 
 
 def load(key: str) -> MachineCode | None:

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+OFF = ("off", "0", "no", "false")
+
+
+def chosen(environment: str, usual: Callable[[], Path | None]) -> Path | None:
+    """The folder that a variable of the environment names, and without it the usual one; None where it says `OFF`."""
+    wanted = os.environ.get(environment, "")
+    if wanted.lower() in OFF:
+        return None
+    try:
+        return Path(wanted).expanduser() if wanted else usual()
+    except RuntimeError:  # it begins with the home of a user who has none
+        return None
 
 
 def folder(name: str) -> Path | None:

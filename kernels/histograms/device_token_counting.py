@@ -46,10 +46,10 @@ from tilewright.kernels.histograms.tables.device_table import (
     NEXT,
     PREFIXES,
 )
-from tilewright.kernels.histograms.token_counting import TokenCounter, TokenCounts, as_counted
+from tilewright.kernels.histograms.token_counting import MergedCounts, TokenCounter, TokenCounts, as_counted
 from tilewright.kernels.histograms.token_kinds import TokenKind, word_table
 from tilewright.kernels.histograms.token_lists import Tokens
-from tilewright.kernels.histograms.token_order import in_order, merged
+from tilewright.kernels.histograms.token_order import in_order
 from tilewright.kernels.numbers import ceil_div
 
 SLOTS = 1 << 6 if SIMULATOR else 1 << 25
@@ -111,7 +111,7 @@ class DeviceCounter:
         self._clear(np.zeros(CONTROLS, np.int64))
 
     def _forget(self) -> None:
-        self._taken: list[TokenCounts] = []
+        self._taken = MergedCounts()
         self._others: TokenCounter | None = None
         self.lost = 0
         """Malformed sequences of UTF-8 in what was counted; of bytes it is not asked."""
@@ -154,11 +154,8 @@ class DeviceCounter:
     def take(self) -> TokenCounts:
         """All counts so far, which are forgotten."""
         if self._others is not None:
-            self._add(self._others.take())
-        while len(self._taken) > 1:
-            self._merge_last()
-        nothing = np.empty(0, np.int64)
-        found = self._taken.pop() if self._taken else TokenCounts(Tokens.none(), nothing)
+            self._taken.add(self._others.take())
+        found = self._taken.take()
         self._forget()
         return found
 
@@ -231,25 +228,15 @@ class DeviceCounter:
         if any(changed for _, changed in lists):
             # What was folded, or decoded, begins otherwise than what it was.
             for found, _ in lists:
-                self._add(found)
+                self._taken.add(found)
         elif lists:
-            self._add(_behind_one_another([found for found, _ in lists], self._run))
+            self._taken.add(_behind_one_another([found for found, _ in lists], self._run))
 
     def _count_long(self, more: Callable[[int], np.ndarray]) -> None:
         if self._others is None:
             self._others = TokenCounter(self._kind)
         self._others.begin()
         self._others.part(more(1), 0, more=more)
-
-    def _add(self, counts: TokenCounts) -> None:
-        self._taken.append(counts)
-        # Lists of about the same length are merged, so that each token is merged a few times.
-        while len(self._taken) > 1 and len(self._taken[-2].counts) < 2 * len(self._taken[-1].counts):
-            self._merge_last()
-
-    def _merge_last(self) -> None:
-        a, b = self._taken[-2:]
-        self._taken[-2:] = [TokenCounts(*merged(a.tokens, a.counts, b.tokens, b.counts))]
 
 
 def _behind_one_another(lists: Sequence[TokenCounts], run: Run) -> TokenCounts:

@@ -85,6 +85,29 @@ class TokenCounts:
     """int64[tokens], each more than 0."""
 
 
+class MergedCounts:
+    """Lists of counts in order. Those of about the same length are merged as they come, so that each token is merged a
+    few times; all, once they are taken."""
+
+    def __init__(self) -> None:
+        self._lists: list[TokenCounts] = []
+
+    def add(self, counts: TokenCounts) -> None:
+        self._lists.append(counts)
+        while len(self._lists) > 1 and len(self._lists[-2].counts) < 2 * len(self._lists[-1].counts):
+            self._merge_last()
+
+    def take(self) -> TokenCounts:
+        """All so far as one list, which is forgotten."""
+        while len(self._lists) > 1:
+            self._merge_last()
+        return self._lists.pop() if self._lists else TokenCounts(Tokens.none(), np.empty(0, np.int64))
+
+    def _merge_last(self) -> None:
+        a, b = self._lists[-2:]
+        self._lists[-2:] = [TokenCounts(*merged(a.tokens, a.counts, b.tokens, b.counts))]
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """What each of several documents holds: sparse rows, one behind the other."""
@@ -157,7 +180,7 @@ class TokenCounter:
         """rows: whether each document has counts of its own."""
         self._kind = kind
         self._with_rows = rows
-        self._taken: list[TokenCounts] = []
+        self._taken = MergedCounts()
         self._bits = UNIT_BITS.get(kind.unit, 0)
         by_bytes = kind.unit in ("word", "line")
         self._words = Table(with_bytes=True) if by_bytes else None
@@ -339,21 +362,13 @@ class TokenCounter:
     def take(self) -> TokenCounts:
         """All counts so far, which are forgotten. A document may be under way."""
         self._set_aside()
-        while len(self._taken) > 1:
-            self._merge_last()
-        return self._taken.pop()
+        return self._taken.take()
 
     def _set_aside(self) -> None:
         """Forget what the tables hold, but for its tokens and counts."""
-        self._taken.append(self._counts())
-        self._forget()
-        # Lists of about the same length are merged, so that each token is merged a few times; all, once they are taken.
-        while len(self._taken) > 1 and len(self._taken[-2].counts) < 2 * len(self._taken[-1].counts):
-            self._merge_last()
-
-    def _merge_last(self) -> None:
-        a, b = self._taken[-2:]
-        self._taken[-2:] = [TokenCounts(*merged(a.tokens, a.counts, b.tokens, b.counts))]
+        counts = self._counts()
+        self._forget()  # before lists are merged, which takes as much memory again
+        self._taken.add(counts)
 
     def _counts(self) -> TokenCounts:
         kind = self._kind

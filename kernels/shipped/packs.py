@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.kernels.gpu.code_cache import OFF, MachineCode
+from tilewright.kernels.gpu import user_cache
+from tilewright.kernels.gpu.code_cache import MachineCode
 
 ENVIRONMENT = "TILEWRIGHT_SHIPPED_KERNELS"
 MAGIC = b"tilewright kernels 2\n"
@@ -82,13 +83,7 @@ class Pack:
 
 def directory() -> Path | None:
     """Where the files are; None where none are to be used."""
-    wanted = os.environ.get(ENVIRONMENT, "")
-    if wanted.lower() in OFF:
-        return None
-    try:
-        return Path(wanted).expanduser() if wanted else Path(__file__).resolve().parent
-    except RuntimeError:  # it begins with the home of a user who has none
-        return None
+    return user_cache.chosen(ENVIRONMENT, lambda: Path(__file__).resolve().parent)
 
 
 def file_name(capability: Capability) -> str:

@@ -30,10 +30,8 @@ from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.forecast.documents import kind_of_documents
 from tilewright.pipeline.forecast.rates import remember_count
 from tilewright.pipeline.plan.inputs import WorkerFacts, most_neighbours
-from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.text.corpus import Corpus, check_unchanged
 from tilewright.pipeline.text.counting import decompressors_of
-from tilewright.pipeline.text.formats.sources import remarks_of
 from tilewright.pipeline.text.names import notes_on_ids
 from tilewright.pipeline.text.whole.documents import Arrival, whole_pieces
 from tilewright.pipeline.transfer.files import let_a_tick_pass
@@ -117,20 +115,8 @@ def find_duplicates(
     neighbours = most_neighbours(worker.address for worker in workers)
     threads = decompressors_of(workers, neighbours) if device == "cuda" else 1
     arrival = Arrival[Signed](corpus, pieces, lambda part: replace(part, rows=None))
-    reduce_pieces(
-        client,
-        taken_as_they_arrive(
-            "signatures",
-            sign_piece,
-            "let them take smaller pieces (tilewright.piece-nbytes), or split long documents (split_on)",
-        ),
-        [(piece, options, corpus.reading, on_error, device, threads) for piece in pieces],
-        [piece.nbytes for piece in pieces],
-        listener,
-        arrived=arrival,
-    )
-    for remark in remarks_of(arrival.remarks):
-        listener(Notice(remark))
+    arguments = options, corpus.reading, on_error, device, threads
+    arrival.gather(client, "signatures", sign_piece, arguments, listener)
     if others := sum(part.others for part in arrival.parts):
         listener(
             Notice(
@@ -139,11 +125,8 @@ def find_duplicates(
             )
         )
     documents = _documents(arrival, corpus, options.bands)
-    if id_field := corpus.reading.id_field:
-        for note in notes_on_ids(
-            documents.names, documents.ids, id_field, max(1, len(corpus.reading.fields))
-        ):
-            listener(Notice(note))
+    for note in notes_on_ids(documents.names, documents.ids, corpus.reading):
+        listener(Notice(note))
     exact = first_equal(documents.where.digests)
     # Of documents with the same text, the first stands for all.
     compared = np.flatnonzero((exact == np.arange(len(exact))) & documents.shingled)

@@ -13,6 +13,8 @@ import numpy as np
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.duplicates.bands import chance
 from tilewright.pipeline.duplicates.clusters import groups_of
+from tilewright.pipeline.strict_json import list_pieces
+from tilewright.pipeline.text.names import line_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,9 +23,6 @@ MOST_LINES = 20
 """Clusters that are printed."""
 MOST_NAMES = 5
 """Documents of a cluster that are printed."""
-IN_ONE_FIELD = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
-JSON_ROWS = 2**16
-"""Rows of a table that become text at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +80,7 @@ class Duplicates:
         """A line for each of these: its name, and before it what ``id_field`` says of it, and a tab, where that was
         asked for. A document that says nothing has the tab alone; ends of lines and tabs of an id are escaped."""
         for place in np.flatnonzero(~self.keep).tolist():
-            name = self.documents[place]
-            yield name if self.ids is None else f"{(self.ids[place] or '').translate(IN_ONE_FIELD)}\t{name}"
+            yield line_of(self.documents[place], None if self.ids is None else self.ids[place] or "")
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame of all documents under their names: ``id``, where there are any, ``cluster`` and ``exact``, by
@@ -136,15 +134,7 @@ class Duplicates:
             ("signatures", self.signatures),
         ):
             yield f', "{name}": '
-            if values is None:
-                yield "null"
-                continue
-            yield "["
-            for start in range(0, len(values), JSON_ROWS):
-                some = values[start : start + JSON_ROWS]
-                text = json.dumps(some.tolist() if isinstance(some, np.ndarray) else some)[1:-1]
-                yield f", {text}" if start else text
-            yield "]"
+            yield from ["null"] if values is None else list_pieces(values)
         yield "}"
 
     def __str__(self) -> str:

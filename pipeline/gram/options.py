@@ -13,12 +13,9 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag, shown
-from tilewright.kernels.choices import DIVISORS, DeviceName, PrecisionName
+from tilewright.kernels.choices import DIVISORS
 from tilewright.kernels.numbers import counted
-from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import OptionError, ShapeError
-from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.axes import (
     ALLELE_AXES,
     as_matrix,
@@ -30,10 +27,11 @@ from tilewright.pipeline.gram.axes import (
 )
 from tilewright.pipeline.gram.masks import GivenMasks, given_masks, with_mask
 from tilewright.pipeline.gram.weights import COSINE, stored_values, weights_of_axes, weights_of_lines
+from tilewright.pipeline.options import MatrixRequest
 from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import is_values, stored_vectors
-from tilewright.pipeline.product.request import Durability, Request
+from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
 from tilewright.pipeline.store.attributes import dimension_names, missing_codes, packing_of
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
@@ -94,7 +92,7 @@ def in_words(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class GramRequest:
+class GramRequest(MatrixRequest):
     """A Gram matrix as it is asked for, by the parameters of ``tilewright.gram``, which says what each may be."""
 
     x: Input
@@ -126,20 +124,6 @@ class GramRequest:
     ``error``, ``zero`` or ``nan``."""
     conjugated: Literal["left", "right"] = "left"
     """Which factor's conjugate a complex product takes."""
-    dtype: str | np.dtype | None = None
-    precision: PrecisionName = "full"
-    cluster: Cluster = "local"
-    cluster_file: str | None = None
-    device: DeviceName = "auto"
-    device_memory: int | str | None = None
-    resume: bool = True
-    verify: bool = True
-    overwrite: bool = False
-    durability: Durability = "full"
-    same_bits: bool = False
-    listener: Listener = log_notices
-    hardware: Hardware | None = None
-    """Of a plan: the workers that it is for, where these are not the cluster's."""
 
     def told(self) -> dict[str, Any]:
         """The options that are not as they are by themselves, for `json`: arrays by the word that they were given."""
@@ -200,22 +184,9 @@ class GramRequest:
             "counts": self.counts,
             "storage": self.storage,
             "vectors": self._vectors(),
-            "dtype": self.dtype,
-            "precision": self.precision,
-            "cluster": self.cluster,
-            "cluster_file": self.cluster_file,
-            "device": self.device,
-            "device_memory": self.device_memory,
-            "resume": self.resume,
-            "verify": self.verify,
-            "overwrite": self.overwrite,
-            "durability": self.durability,
-            "same_bits": self.same_bits,
-            "listener": self.listener,
-            "hardware": self.hardware,
             "names": Names("X", "X" if self.y is None else "Y", "the result"),
         }
-        return Request(**(options | more))
+        return Request(**(self.run_options() | options | more))
 
 
 @dataclass(frozen=True)

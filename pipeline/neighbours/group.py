@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,11 +13,9 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.codecs import BloscCodec
-from zarr.errors import BaseZarrError
 
 from tilewright import __version__
 from tilewright.kernels.cpu.loops import usable_cores
-from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.check import NeighbourCheck
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides
@@ -30,9 +25,8 @@ from tilewright.pipeline.product.output_group import is_of_kind
 from tilewright.pipeline.provenance import PROVENANCE, named
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.coordinates import for_zarr, made_with_coordinates, of_side
-from tilewright.pipeline.store.new.groups import ended, metadata_in
+from tilewright.pipeline.store.new.groups import consolidated, ended, metadata_in, remove_all, writing
 from tilewright.pipeline.store.region_write import region_writes, write_region
-from tilewright.pipeline.transfer.files import with_remedy
 
 KINDS = {"topk": "tilewright_neighbours", "pairs": "tilewright_pairs"}
 """By the work, the attribute of the group that says what it is: nothing else is replaced."""
@@ -79,8 +73,10 @@ def write_arrays(
             _write_neighbours(group, request, sides, pieces, finished)
         return group
 
-    with _writing(growing):
-        _remove_arrays(growing, pieces.folder)
+    with writing(growing):
+        # What a run wrote that was stopped while it did.
+        kept = pieces.folder.name, MARK_NAME
+        remove_all(entry for entry in growing.iterdir() if entry.name not in kept)
         ended(write)
 
 
@@ -97,34 +93,10 @@ def complete_group(
     def write() -> zarr.Group:
         group = zarr.open_group(growing, mode="r+", zarr_format=3)
         group.attrs.put(_attributes(request, sides, facts, check))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that format 3 does not define them yet
-            return zarr.consolidate_metadata(group.store)
+        return consolidated(group)
 
-    with _writing(growing):
+    with writing(growing):
         ended(write)
-
-
-@contextmanager
-def _writing(growing: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, BaseZarrError, ValueError) as error:
-        if isinstance(error, StoreError):
-            raise
-        told = with_remedy(error) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"output: cannot write {growing}: {told}") from error
-
-
-def _remove_arrays(growing: Path, kept: Path) -> None:
-    """What a run wrote that was stopped while it did."""
-    for entry in growing.iterdir():
-        if entry.name in (kept.name, MARK_NAME):
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 def _write_neighbours(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.arguments import as_count, check_callable, check_choice, check_flag, shown
-from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
+from tilewright.kernels.arguments import as_count, check_choice, check_flag, shown
+from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.neighbours.order import (
     INTEGER,
     METRICS,
@@ -23,12 +23,9 @@ from tilewright.kernels.neighbours.order import (
     value_dtype,
 )
 from tilewright.kernels.numbers import counted
-from tilewright.pipeline import config
-from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
-from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.options import SIDES, Side, axis_of, other
+from tilewright.pipeline.options import RunRequest
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix, read_unit
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
@@ -37,7 +34,7 @@ from tilewright.pipeline.store.region import StoredArray
 
 
 @dataclass(frozen=True)
-class NeighbourRequest:
+class NeighbourRequest(RunRequest):
     """Neighbours, or pairs where k is None, by the parameters of ``tilewright.topk`` and ``tilewright.pairs``, which
     say what each may be."""
 
@@ -52,17 +49,9 @@ class NeighbourRequest:
     align: Align = "labels"
     exclude_self: Any = False
     count_only: Any = False
-    precision: PrecisionName = "full"
-    cluster: Cluster = "local"
-    cluster_file: str | None = None
-    device: DeviceName = "auto"
-    device_memory: int | str | None = None
     resume: Any = True
     verify: Any = True
     overwrite: Any = False
-    listener: Listener = log_notices
-    hardware: Hardware | None = None
-    """Of a plan: the workers that it is for, where these are not the cluster's."""
 
     @property
     def work(self) -> str:
@@ -76,13 +65,11 @@ class NeighbourRequest:
 
     def checked(self) -> NeighbourRequest:
         """The same, once its options are found good, but for what only `open_sides` can tell."""
-        config.check_all(device_memory=self.device_memory, cluster_file=self.cluster_file)
+        self.check_place()
         check_choice("metric", self.metric, METRICS)
         check_choice("of", self.of, SIDES)
         check_choice("align", self.align, ALIGNS)
         check_choice("precision", self.precision, PRECISIONS)
-        check_choice("device", self.device, DEVICES)
-        check_callable("listener", self.listener)
         options: dict[str, Any] = {
             name: check_flag(name, getattr(self, name))
             for name in ("exclude_self", "count_only", "resume", "verify", "overwrite")

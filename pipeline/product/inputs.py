@@ -103,12 +103,6 @@ def _facts(array: StoredArray) -> list[Any]:
     return facts
 
 
-def changed_inputs(before: Fingerprint, a: StoredArray, b: StoredArray) -> list[str]:
-    """``A``, ``B``, both or none: the inputs that do not look as they did. Raises as `fingerprint`."""
-    after = appearance_of(a), appearance_of(b)
-    return [role for role, old, new in zip("AB", before.inputs, after, strict=True) if old != new]
-
-
 def needs(plan: MatmulPlan, tile: Tile) -> list[tuple[str, Corners]]:
     """What a tile is computed from: the rectangles of A and of B, each in its array as stored. Where C is symmetric
     both are of A."""

@@ -420,13 +420,6 @@ def _is_count(number: Any) -> bool:
     return _is_whole(number) and number >= 0
 
 
-def read_past(folder: Path, digest: str) -> Past | None:
-    """What the record in ``folder`` says, if it is about the same product; None otherwise, or if its head is damaged.
-    Raises as `read_record`."""
-    past = read_record(folder / FILE_NAME)
-    return past if past is not None and past.digest == digest else None
-
-
 def read_record(path: Path) -> Past | None:
     """What the record in a file says; see `read_journal`."""
     return read_journal(FileJournal(path))

@@ -63,6 +63,7 @@ from tilewright.pipeline.store.new.groups import (
     in_format,
     make_groups,
     metadata_in,
+    remove_all,
 )
 from tilewright.pipeline.store.new.names import check_folder_of, check_no_zip, check_zarr_ending
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage, quietly
@@ -393,11 +394,7 @@ def _empty(partial: Path) -> None:
     def turn(entry: Path) -> tuple[bool, bool, bool]:
         return entry.name == MARK_NAME, entry.name in METADATA_NAMES.values(), entry.is_dir()
 
-    for entry in sorted(entries, key=turn):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+    remove_all(sorted(entries, key=turn))
 
 
 def _begin_drafts(partial: Path) -> str:

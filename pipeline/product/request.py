@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypedDict, get_args
+from typing import Any
 
 import numpy as np
 import zarr
 
-from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.arguments import check_choice, check_flag
 from tilewright.kernels.bfloat16 import is_bfloat16
-from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceKind, DeviceName, PrecisionName
+from tilewright.kernels.choices import PRECISIONS, DeviceKind, PrecisionName
 from tilewright.kernels.cpu.product import FEW_MULTIPLICATIONS
 from tilewright.kernels.cpu.thin import NUMPY_ELEMENTS
 from tilewright.kernels.gemm import check
@@ -27,13 +27,11 @@ from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
 from tilewright.pipeline.check.pairs import check_pairs_nbytes
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.check.vectors import vector_count
-from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.decoding.choice import NO_ROOM, decoding_for
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError
-from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.forecast.published import least_rate
 from tilewright.pipeline.forecast.workload import arithmetic_of
+from tilewright.pipeline.options import DURABILITIES, MatrixRequest
 from tilewright.pipeline.plan.band import Band
 from tilewright.pipeline.plan.band_tiling import band_chunks
 from tilewright.pipeline.plan.called import AS_FACTORS, Names
@@ -78,7 +76,7 @@ from tilewright.pipeline.product.output import (
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Found, Given, Source
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
-from tilewright.pipeline.store.new.storage import AS_IT_COMES, Sides, Storage
+from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.probe import check_shared_output
@@ -96,37 +94,9 @@ MOST_REMOTE_READS = 32
 REMOTE_NBYTES = 64 * 2**20
 """The bytes that these ask for together: what a link of 1.3 GB/s carries in 50 ms."""
 
-Durability: TypeAlias = Literal["full", "none"]
-DURABILITIES: tuple[Durability, ...] = get_args(Durability)
-
-
-class RunOptions(TypedDict, total=False):
-    """What public functions that store something made of matrices take by name, all of them alike."""
-
-    align: Align
-    precision: PrecisionName
-    cluster: Cluster
-    cluster_file: str | None
-    device: DeviceName
-    device_memory: int | str | None
-    resume: bool
-    verify: bool
-    overwrite: bool
-    listener: Listener
-
-
-class StorageOptions(RunOptions, total=False):
-    """The same of those that store one matrix."""
-
-    durability: Durability
-    same_bits: bool
-    chunks: Sides | None
-    shards: Sides | None
-    codec: str | None
-
 
 @dataclass(frozen=True)
-class Request:
+class Request(MatrixRequest):
     """A product as it is asked for, by the parameters of ``tilewright.matmul``, which says what each may be.
     ``tilewright.plan_matmul`` has no ``out``, nor what goes with that."""
 
@@ -136,18 +106,6 @@ class Request:
     """None: nobody said, for a plan."""
     transpose_a: bool = False
     transpose_b: bool = False
-    dtype: str | np.dtype | None = None
-    precision: PrecisionName = "full"
-    cluster: Cluster = "local"
-    cluster_file: str | None = None
-    device: DeviceName = "auto"
-    device_memory: int | str | None = None
-    resume: bool = True
-    verify: bool = True
-    overwrite: bool = False
-    durability: Durability = "full"
-    same_bits: bool = False
-    listener: Listener = log_notices
     transforms: tuple[Transform | None, Transform | None] = (None, None)
     """Of A and of B, as these are stored. Of one array by its own transpose both are of that, and alike but for
     ``conjugate`` where C is to be symmetric, or Hermitian."""
@@ -170,8 +128,6 @@ class Request:
     said: dict[str, Any] = field(default_factory=dict)
     """What C says of itself besides what it is a product of, for `json`: the options of a Gram matrix."""
     names: Names = AS_FACTORS
-    hardware: Hardware | None = None
-    """Of a plan: the workers that it is for, where these are not the cluster's."""
     align: Align = "position"
     """Whether the labels along the inner side have to be the same; ``matmul`` asks for that, unless told otherwise."""
     vectors: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
@@ -189,10 +145,8 @@ class Request:
 
     def checked(self) -> Request:
         """The same, once its options are found good, but for the cluster and what only `open_factors` can tell."""
-        config.check_all(device_memory=self.device_memory, cluster_file=self.cluster_file)
-        check_choice("device", self.device, DEVICES)
+        self.check_place()
         check_choice("durability", self.durability, DURABILITIES)
-        check_callable("listener", self.listener)
         if self.storage and (self.out is None or isinstance(self.out, zarr.Array)):
             why = (
                 "C is returned, and not stored"

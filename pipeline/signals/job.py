@@ -14,13 +14,11 @@ from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.forecast.documents import kind_of_documents
 from tilewright.pipeline.forecast.rates import remember_count
 from tilewright.pipeline.plan.inputs import WorkerFacts
-from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.signals.options import Options
 from tilewright.pipeline.signals.result import Signals
 from tilewright.pipeline.signals.rules import Rule
 from tilewright.pipeline.signals.tasks import Measured, measure_piece, no_columns
 from tilewright.pipeline.text.corpus import Corpus, check_unchanged
-from tilewright.pipeline.text.formats.sources import remarks_of
 from tilewright.pipeline.text.names import notes_on_ids
 from tilewright.pipeline.text.whole.documents import Arrival, whole_pieces
 from tilewright.pipeline.text.whole.texts import MOST_NBYTES
@@ -53,25 +51,12 @@ def find_signals(
     start = time.perf_counter()
     pieces = whole_pieces(corpus, workers)
     arrival = Arrival[Measured](corpus, pieces, _kept)
-    reduce_pieces(
-        client,
-        taken_as_they_arrive(
-            "signals",
-            measure_piece,
-            "let them take smaller pieces (tilewright.piece-nbytes), or split long documents (split_on)",
-        ),
-        [(piece, options, corpus.reading, on_error, most_nbytes) for piece in pieces],
-        [piece.nbytes for piece in pieces],
-        listener,
-        arrived=arrival,
-    )
-    for remark in remarks_of(arrival.remarks):
-        listener(Notice(remark))
+    arguments = options, corpus.reading, on_error, most_nbytes
+    arrival.gather(client, "signals", measure_piece, arguments, listener)
     ordered = arrival.in_order()
     names, ids = ordered.names, ordered.ids if corpus.reading.id_field else None
-    if id_field := corpus.reading.id_field:
-        for note in notes_on_ids(names, ids, id_field, max(1, len(corpus.reading.fields))):
-            listener(Notice(note))
+    for note in notes_on_ids(names, ids, corpus.reading):
+        listener(Notice(note))
     compressors = sorted({part.compressor for part in arrival.parts})
     if (differ := note_on(compressors)) is not None:
         listener(Notice(differ))

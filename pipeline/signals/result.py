@@ -16,13 +16,12 @@ from tilewright.kernels.signals.definitions import COUNTS, NAMES
 from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.signals.rules import Rule, by_rule, reasons_of, verdicts
+from tilewright.pipeline.strict_json import JSON_ROWS, list_pieces
+from tilewright.pipeline.text.names import line_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-JSON_ROWS = 2**16
-"""Rows of a table that become text at a time."""
-IN_ONE_FIELD = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
 SHARES = (0.0, 0.05, 0.5, 0.95, 1.0)
 """Of the documents have at most what is printed."""
 HEADS = ("least", "5 %", "median", "95 %", "most")
@@ -97,8 +96,7 @@ class Signals:
                 yield f"{self._line(place)}\t{reason}"
 
     def _line(self, place: int) -> str:
-        name = self.documents[place]
-        return name if self.ids is None else f"{(self.ids[place] or '').translate(IN_ONE_FIELD)}\t{name}"
+        return line_of(self.documents[place], None if self.ids is None else self.ids[place] or "")
 
     def _reasons(self, some: slice | np.ndarray) -> np.ndarray:
         found = self._verdicts[some]
@@ -141,17 +139,19 @@ class Signals:
         """The text of ``json.dumps(self.to_json())`` in pieces."""
         yield json.dumps(self.facts())[:-1]
         yield ', "documents": '
-        yield from _listed(self.documents)
+        yield from list_pieces(self.documents)
         yield ', "ids": '
-        yield from ["null"] if self.ids is None else _listed(self.ids)
+        yield from ["null"] if self.ids is None else list_pieces(self.ids)
         yield ', "signals": {'
         for place, name in enumerate(NAMES):
             yield f'{", " if place else ""}"{name}": '
-            yield from _listed(self.signals[name])
+            yield from list_pieces(self.signals[name], values_of)
         yield "}"
         for name in ("keep", "reasons"):
             yield f', "{name}": '
-            yield from ["null"] if self.rules is None else _listed(self.judged(slice(None))[name].tolist())
+            yield from (
+                ["null"] if self.rules is None else list_pieces(self.judged(slice(None))[name].tolist())
+            )
         yield "}"
 
     def __str__(self) -> str:
@@ -201,15 +201,3 @@ def values_of(values: np.ndarray) -> list[Any]:
     if known.all():
         return found
     return [value if is_known else None for value, is_known in zip(found, known.tolist(), strict=True)]
-
-
-def _listed(values: Sequence[Any] | np.ndarray) -> Iterator[str]:
-    """The JSON of a list, some rows at a time."""
-    yield "["
-    for start in range(0, len(values), JSON_ROWS):
-        some = values[start : start + JSON_ROWS]
-        if isinstance(some, np.ndarray):
-            some = values_of(some)
-        text = json.dumps(list(some))[1:-1]
-        yield f", {text}" if start else text
-    yield "]"

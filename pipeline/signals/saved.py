@@ -1,11 +1,9 @@
-"""The files that signals are written to: checked before the corpus is read, whole once they have their names."""
+"""The files that signals are written to."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +13,16 @@ import zarr
 from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.signals.result import Signals, known_of, values_of
-from tilewright.pipeline.text.counts_group import (
-    as_unicode,
-    write_documents,
-    write_group,
-    write_numbers,
-    write_texts,
-)
+from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
 from tilewright.pipeline.text.formats.listing import SIGNALS_MARK
 from tilewright.pipeline.text.saved_counts import (
     ROW_GROUP,
-    check_outputs,
+    document_columns,
     parquet_module,
-    place_of,
     save_json,
-    suffix_of,
     write_whole,
 )
-
-
-def check_signals_output(
-    corpus: Collection[str | os.PathLike[str]], out: str | os.PathLike[str], *, overwrite: bool
-) -> None:
-    """As `saved_counts.check_outputs`, of ``out``."""
-    check_outputs(corpus, out, None, overwrite=overwrite, out_endings=tuple(WRITERS), group_kind=SIGNALS_MARK)
-
-
-def save_signals(found: Signals, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write signals as ``.csv``, ``.json``, ``.parquet`` or ``.zarr``; the file, or what stands at the URL, appears
-    when it is whole, or not at all. That the name has one of these endings, `check_signals_output` has said.
-
-    All have a row for each document: ``document``, ``id`` where there are any, the signals, and ``keep`` and
-    ``reasons`` where rules were asked for. What is not known of a document is an empty field, null, or in Zarr -1 and
-    NaN. JSON, Zarr and Parquet, the latter two in attributes and metadata, hold the other fields too.
-
-    Raises
-    ------
-    OutputExistsError
-        Something stands there and ``overwrite`` is false.
-    StoreError
-        The file cannot be written.
-    """
-    place = place_of(path)
-    WRITERS[suffix_of(place)](found, place, overwrite)
+from tilewright.pipeline.text.whole.saved import Outputs
 
 
 def _save_csv(found: Signals, path: Path | str, overwrite: bool) -> None:
@@ -80,13 +45,7 @@ def _save_csv(found: Signals, path: Path | str, overwrite: bool) -> None:
 
 
 def _save_zarr(found: Signals, path: Path | str, overwrite: bool) -> None:
-    names, undecoded = as_unicode(found.documents)
-    attributes = {SIGNALS_MARK: 1} | found.facts()
-    if undecoded is not None:
-        attributes["documents"] = undecoded
-
     def write(group: zarr.Group) -> None:
-        write_documents(group, names, found.ids)
         for name in NAMES:
             write_numbers(group, name, found.signals[name], "document")
         if found.rules is not None:
@@ -99,7 +58,15 @@ def _save_zarr(found: Signals, path: Path | str, overwrite: bool) -> None:
                 "document",
             )
 
-    write_group(path, SIGNALS_MARK, attributes, write, overwrite=overwrite)
+    write_group(
+        path,
+        SIGNALS_MARK,
+        found.facts(),
+        write,
+        documents=found.documents,
+        ids=found.ids,
+        overwrite=overwrite,
+    )
 
 
 def _save_parquet(found: Signals, path: Path | str, overwrite: bool) -> None:
@@ -112,9 +79,7 @@ def _save_parquet(found: Signals, path: Path | str, overwrite: bool) -> None:
 
     def rows(start: int) -> Any:
         part = slice(start, start + ROW_GROUP)
-        columns: dict[str, Any] = {"document": pyarrow.array(names[part], pyarrow.string())}
-        if found.ids is not None:
-            columns["id"] = pyarrow.array(found.ids[part], pyarrow.string())
+        columns = document_columns(names, found.ids, part)
         for name in NAMES:
             values = found.signals[name][part]
             columns[name] = pyarrow.array(values, mask=~known_of(values))
@@ -138,9 +103,10 @@ def _as_text(values: np.ndarray) -> list[str]:
     return [str(each).lower() if isinstance(each, bool) else each for each in values.tolist()]
 
 
-WRITERS: dict[str, Callable[[Signals, Path | str, bool], None]] = {
-    ".csv": _save_csv,
-    ".json": save_json,
-    ".parquet": _save_parquet,
-    ".zarr": _save_zarr,
-}
+OUTPUTS = Outputs[Signals](
+    SIGNALS_MARK,
+    {".csv": _save_csv, ".json": save_json, ".parquet": _save_parquet, ".zarr": _save_zarr},
+)
+"""All have a row for each document: ``document``, ``id`` where there are any, the signals, and ``keep`` and ``reasons``
+where rules were asked for. What is not known of a document is an empty field, null, or in Zarr -1 and NaN. JSON, Zarr
+and Parquet, the latter two in attributes and metadata, hold the other fields too."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import zarr
-from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
-from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output import MARK_NAME
 from tilewright.pipeline.product.output_group import check_local_place, output_group
 from tilewright.pipeline.spectral.audit import write_records
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.coordinates import for_zarr
-from tilewright.pipeline.store.new.groups import ended
+from tilewright.pipeline.store.new.groups import consolidated, ended, remove_all, writing
 from tilewright.pipeline.store.objects import NotingStore
 from tilewright.pipeline.store.region import StoredArray
 from tilewright.pipeline.store.sources.beside import Coordinates
-from tilewright.pipeline.transfer.files import with_remedy
 
 KIND = "tilewright_eofs"
 """The attribute of the group that says what it is: nothing else is replaced."""
@@ -69,24 +65,12 @@ def growing_group(
     with output_group(
         path, KIND, overwrite=overwrite, keeps=lambda growing: keeps(growing / THIN)
     ) as growing:
-        for entry in growing.iterdir():  # a group that was being written
-            if entry.name not in (THIN, MARK_NAME):
-                _remove(entry)
+        # A group that was being written.
+        remove_all(entry for entry in growing.iterdir() if entry.name not in (THIN, MARK_NAME))
         (growing / THIN).mkdir(exist_ok=True)
         yield growing
         shutil.rmtree(growing / THIN)
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # that format 3 does not define consolidated metadata yet
-            ended(lambda: zarr.consolidate_metadata(zarr.open_group(growing, mode="r+", zarr_format=3).store))
-
-
-def _remove(entry: Path) -> None:
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()
+        ended(lambda: consolidated(zarr.open_group(growing, mode="r+", zarr_format=3)))
 
 
 def write_group(
@@ -157,13 +141,8 @@ def write_group(
         write_records(growing, arrays, noting)
         return group
 
-    try:
+    with writing(growing):
         ended(write)
-    except (OSError, BaseZarrError, ValueError) as error:
-        if isinstance(error, StoreError):
-            raise
-        told = with_remedy(error) if isinstance(error, OSError) else str(error)
-        raise StoreError(f"output: cannot write {growing}: {told}") from error
 
 
 ALWAYS = (

@@ -8,15 +8,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from tilewright.kernels.arguments import as_count, check_callable, check_choice, check_flag, shown
-from tilewright.kernels.choices import DEVICES, PRECISIONS, DeviceName, PrecisionName
+from tilewright.kernels.arguments import as_count, check_choice, check_flag, shown
+from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.numbers import counted
 from tilewright.kernels.tolerance import operand_roundoff
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
-from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.forecast.hardware import Hardware
 from tilewright.pipeline.gram.options import (
     Constant,
     GramRequest,
@@ -27,6 +24,7 @@ from tilewright.pipeline.gram.options import (
     open_matrices,
 )
 from tilewright.pipeline.gram.weights import stored_values, weights_of_axes
+from tilewright.pipeline.options import RunRequest
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
 from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
@@ -53,7 +51,7 @@ CPU about as long as the dozen passes with thin blocks that it replaces, and rea
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(RunRequest):
     """What is looked for, and by which products: common to eigenpairs and EOFs."""
 
     k: Any = 10
@@ -62,23 +60,13 @@ class Search:
     """The most, over the matrix."""
     seed: Any = 0
     dtype: str | np.dtype | None = None
-    precision: PrecisionName = "full"
-    cluster: Cluster = "local"
-    cluster_file: str | None = None
-    device: DeviceName = "auto"
-    device_memory: int | str | None = None
     scratch: Any = None
     """A local folder for thin matrices, which all workers see."""
-    listener: Listener = log_notices
-    hardware: Hardware | None = None
-    """Of a plan: the workers that it is for, where these are not the cluster's."""
 
     def checked(self) -> Search:
         """The same, once its options are found good."""
-        config.check_all(device_memory=self.device_memory, cluster_file=self.cluster_file)
-        check_choice("device", self.device, DEVICES)
+        self.check_place()
         check_choice("precision", self.precision, PRECISIONS)
-        check_callable("listener", self.listener)
         if self.scratch is not None and not config.path_text(self.scratch):
             raise OptionError(f"scratch={shown(self.scratch)} is no path; give a folder that all workers see")
         return replace(

@@ -19,9 +19,10 @@ from zarr.storage import FsspecStore, ObjectStore
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store.arrays import metadata_name, name_of, unwrapped, write_unit
+from tilewright.pipeline.store.arrays import metadata_name, name_of, write_unit
 from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.region import HeldMask, Masked, StoredArray, base_of, whole_of
+from tilewright.pipeline.store.remote.patience import unwrapped
 from tilewright.pipeline.store.sources.mapped import MappedStore
 from tilewright.pipeline.store.waiting import answer_of
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import zarr
 from zarr.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
 
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline import config
@@ -28,7 +28,7 @@ from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout
 from tilewright.pipeline.store.missing import damage_of, what_is_there
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, store_at
-from tilewright.pipeline.store.remote.patience import AtUrl
+from tilewright.pipeline.store.remote.patience import AtUrl, unwrapped
 from tilewright.pipeline.store.remote.trouble import Kind, told_of, trouble_of
 from tilewright.pipeline.store.sources.beside import coordinates_with, with_coordinates
 from tilewright.pipeline.store.sources.mapped import MappedStore
@@ -617,12 +617,6 @@ def _keeper(array: zarr.Array[Any]) -> Any:
         return store.store
     if isinstance(store, FsspecStore):
         return beneath(store.fs, store.path)[0]
-    return store
-
-
-def unwrapped(store: Any) -> Any:
-    while isinstance(store, WrapperStore):
-        store = store._store
     return store
 
 

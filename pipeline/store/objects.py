@@ -17,9 +17,10 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
-from tilewright.pipeline.store.arrays import name_of, unwrapped
+from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.remote.conditional import ConflictError, Tagged, put_if, tagged
 from tilewright.pipeline.store.remote.opening import store_at
+from tilewright.pipeline.store.remote.patience import unwrapped
 from tilewright.pipeline.store.remote.trouble import told_of
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.checksum import checksum_of_file, new_checksum

@@ -27,11 +27,10 @@ from tilewright.pipeline.store.arrays import (
     name_of,
     names_itself,
     protocols,
-    unwrapped,
 )
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, Section, StoredArray, base_of
 from tilewright.pipeline.store.remote.opening import endpoint_of_s3
-from tilewright.pipeline.store.remote.patience import AtUrl
+from tilewright.pipeline.store.remote.patience import AtUrl, unwrapped
 from tilewright.pipeline.store.sessions import session_of
 from tilewright.pipeline.store.sources.mapped import MappedStore
 

@@ -167,9 +167,8 @@ def count_corpus(
     order, ids = None, None
     if per_document:
         order, names, ids = arrival.listing.in_order(names, arrival.bad)
-        if id_field := corpus.reading.id_field:
-            for note in notes_on_ids(names, ids, id_field, max(1, len(corpus.reading.fields))):
-                listener(Notice(note))
+        for note in notes_on_ids(names, ids, corpus.reading):
+            listener(Notice(note))
     elif arrival.bad:
         names = tuple(name for place, name in enumerate(names) if place not in arrival.bad)
     counts, tokens = total.result(order)

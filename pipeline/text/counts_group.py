@@ -18,11 +18,10 @@ from zarr.errors import BaseZarrError
 from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, joined
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output_group import group_at_url, output_group
-from tilewright.pipeline.store.new.groups import ended
+from tilewright.pipeline.store.new.groups import ended, writing
 from tilewright.pipeline.store.remote.opening import store_at
 from tilewright.pipeline.text.formats.listing import GROUP_KIND
 from tilewright.pipeline.text.sparse_counts import SparseCounts
-from tilewright.pipeline.transfer.files import with_remedy
 
 CHUNK = 2**18
 """Numbers of a chunk, and texts of one."""
@@ -50,15 +49,11 @@ def store_group(
     StoreError
         The place cannot be written.
     """
-    names, undecoded = as_unicode(documents)
-    attributes = {GROUP_KIND: 1} | {name: fact for name, fact in facts.items() if name != "documents"}
-    if undecoded is not None:
-        attributes["documents"] = undecoded
+    facts = {name: fact for name, fact in facts.items() if name != "documents"}
     if ids is not None:
-        attributes["without_id"] = [place for place, each in enumerate(ids) if each is None]
+        facts["without_id"] = [place for place, each in enumerate(ids) if each is None]
 
     def write(group: zarr.Group) -> None:
-        write_documents(group, names, ids)
         if tokens is not None:
             write_texts(
                 group,
@@ -73,19 +68,22 @@ def store_group(
         else:
             write_numbers(group, "counts", counts, "token")
 
-    write_group(path, GROUP_KIND, attributes, write, overwrite=overwrite)
+    write_group(path, GROUP_KIND, facts, write, documents=documents, ids=ids, overwrite=overwrite)
 
 
 def write_group(
     path: Path | str,
     kind: str,
-    attributes: dict[str, Any],
+    facts: dict[str, Any],
     write: Callable[[zarr.Group], None],
     *,
+    documents: Sequence[str],
+    ids: Sequence[str | None] | None,
     overwrite: bool,
 ) -> None:
-    """Let ``write`` fill a group with these attributes, which appears when it is whole. path: a URL where it is a text.
-    kind: the one of the attributes that says what the group is.
+    """Store a group with the names of documents, and what identifies each, if anything does; ``write`` adds the rest.
+    It appears when it is whole. path: a URL where it is a text. kind: the attribute that says what the group is.
+    facts: its other attributes.
 
     Raises
     ------
@@ -95,8 +93,14 @@ def write_group(
         The place cannot be written.
     """
 
+    names, undecoded = as_unicode(documents)
+    attributes = {kind: 1} | facts
+    if undecoded is not None:
+        attributes["documents"] = undecoded
+
     def create(growing: Path) -> zarr.Group:
         group = zarr.create_group(growing, zarr_format=3, attributes=attributes)
+        _write_documents(group, names, ids)
         write(group)
         return group
 
@@ -105,14 +109,8 @@ def write_group(
         if isinstance(path, str)
         else output_group(path, kind, overwrite=overwrite)
     )
-    with place as growing:
-        try:
-            ended(lambda: create(growing))
-        except (OSError, BaseZarrError, ValueError) as error:
-            if isinstance(error, StoreError):
-                raise
-            told = with_remedy(error) if isinstance(error, OSError) else str(error)
-            raise StoreError(f"output: cannot write {path}: {told}") from error
+    with place as growing, writing(path):
+        ended(lambda: create(growing))
 
 
 def write_numbers(group: zarr.Group, name: str, values: np.ndarray, *dimensions: str) -> None:
@@ -128,8 +126,7 @@ def write_numbers(group: zarr.Group, name: str, values: np.ndarray, *dimensions:
         array[start : start + CHUNK] = values[start : start + CHUNK]
 
 
-def write_documents(group: zarr.Group, names: Sequence[str], ids: Sequence[str | None] | None) -> None:
-    """Add the names of documents, and what identifies each, if anything does."""
+def _write_documents(group: zarr.Group, names: Sequence[str], ids: Sequence[str | None] | None) -> None:
     write_texts(group, "document", len(names), lambda start, stop: names[start:stop])
     if ids is not None:
         write_texts(

@@ -17,6 +17,7 @@ from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, most_
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.strict_json import list_pieces
 from tilewright.pipeline.text.read_counts import read_counts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import Found, RowTotal, TokenTotal
@@ -189,24 +190,24 @@ class Histogram:
         if self.tokens is None:
             yield ', "tokens": null'
         else:
-            encoding = encoding_of(self.by)
-            yield ', "tokens": ['
-            for start in range(0, len(self.tokens), JSON_COUNTS):
-                some = range(start, min(start + JSON_COUNTS, len(self.tokens)))
-                text = json.dumps([self.tokens[place].decode(encoding) for place in some])[1:-1]
-                yield f", {text}" if start else text
-            yield "]"
-        yield ', "counts": ['
+            tokens, encoding = self.tokens, encoding_of(self.by)
+            yield ', "tokens": '
+            yield from list_pieces(
+                range(len(tokens)),
+                lambda places: [tokens[place].decode(encoding) for place in places],
+                JSON_COUNTS,
+            )
+        yield ', "counts": '
         if isinstance(self.counts, SparseCounts):
-            for row in range(len(self.counts)):
+            yield "["
+            for row in range(len(self.counts)):  # each a list by itself, and some are long
                 text = json.dumps([part.tolist() for part in self.counts.row(row)])
                 yield f", {text}" if row else text
+            yield "]"
         else:
             step = max(1, JSON_COUNTS * len(self.counts) // max(1, self.counts.size))
-            for start in range(0, len(self.counts), step):
-                text = json.dumps(self.counts[start : start + step].tolist())[1:-1]
-                yield f", {text}" if start else text
-        yield "]}"
+            yield from list_pieces(self.counts, rows=step)
+        yield "}"
 
     def facts(self) -> dict[str, object]:
         """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""

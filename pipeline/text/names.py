@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.numbers import counted
+from tilewright.pipeline.text.formats.reading import Reading
 
 Value = TypeVar("Value", str, str | None)
 ENCODING = "utf-8", "surrogateescape"
@@ -150,13 +151,13 @@ class Ids(_Made[str | None]):
         return part.ids and part.ids.at(row)
 
 
-def notes_on_ids(
-    names: Sequence[str], ids: Sequence[str | None] | None, id_field: str, fields: int = 1
-) -> list[str]:
-    """What is to be told of the ids of documents: how many have none, and which are those of several.
-
-    fields: how many documents, one behind the other, a record makes; they have its id together.
-    """
+def notes_on_ids(names: Sequence[str], ids: Sequence[str | None] | None, reading: Reading) -> list[str]:
+    """What is to be told of the ids of documents: how many have none, and which are those of several; nothing where
+    none were asked for."""
+    id_field = reading.id_field
+    if id_field is None:
+        return []
+    fields = max(1, len(reading.fields))  # documents, one behind the other, that have the id of one record
     if ids is None:
         none = f"none of {counted(len(names), 'document')} has an id"
         return [
@@ -182,3 +183,11 @@ def notes_on_ids(
             f" {twice[0]!r} first"
         )
     return notes
+
+
+_IN_ONE_FIELD = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
+
+
+def line_of(name: str, identifier: str | None) -> str:
+    """A line that names a document: what identifies it, and a tab, stand before its name, unless that is None."""
+    return name if identifier is None else f"{identifier.translate(_IN_ONE_FIELD)}\t{name}"

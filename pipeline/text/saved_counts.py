@@ -435,6 +435,17 @@ def _token_array(histogram: Histogram, places: np.ndarray) -> Any:
     )
 
 
+def document_columns(
+    names: Sequence[str], ids: Sequence[str | None] | None, part: slice = slice(None)
+) -> dict[str, Any]:
+    """The columns of a table that say which document each row is of: its name, as `as_unicode` has it, and its id where
+    there are any."""
+    import pyarrow
+
+    given = {"document": names} | ({} if ids is None else {"id": ids})
+    return {name: pyarrow.array(texts[part], pyarrow.string()) for name, texts in given.items()}
+
+
 def _document_rows(histogram: Histogram, names: Sequence[str]) -> Iterator[Any]:
     import pyarrow
 
@@ -454,9 +465,7 @@ def _document_rows(histogram: Histogram, names: Sequence[str]) -> Iterator[Any]:
             "bins" if histogram.tokens is None else "tokens": _token_array(histogram, places),
             "counts": pyarrow.array(values.astype(np.uint64)),
         }
-        columns = {"document": pyarrow.array(names[start:stop], pyarrow.string())}
-        if ids is not None:
-            columns["id"] = pyarrow.array(ids[start:stop], pyarrow.string())
+        columns = document_columns(names, ids, slice(start, stop))
         columns |= {name: pyarrow.ListArray.from_arrays(offsets, values) for name, values in lists.items()}
         yield pyarrow.table(columns)
 

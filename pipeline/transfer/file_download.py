@@ -76,13 +76,21 @@ next_block = numba.njit(_next_block)
 """The same for loops to call."""
 
 
-def _add_to(checksum: Any, place: int, nbytes: int) -> None:
-    """Add bytes at an address to a checksum, if there is one."""
+def _write_on(write: int, descriptor: int, place: int, nbytes: int, offset: int, checksum: Any) -> bool:
+    """Write bytes at an address, one at least, to a file, from an offset in it on, and add them to a checksum, if there
+    is one. write: address of pwrite. Returns whether all of them were written."""
     if checksum[0] != 0:
         long_call3(checksum[0], numba.int64(checksum[1]), place, nbytes)
+    done = numba.int64(0)
+    while done < nbytes:
+        put = long_call4(write, descriptor, place + done, nbytes - done, offset + done)
+        if put <= 0:
+            return False
+        done += put
+    return True
 
 
-add_to = numba.njit(_add_to)
+write_on = numba.njit(_write_on)
 """The same for loops to call."""
 
 
@@ -117,15 +125,10 @@ def _store(
         good = nbytes >= 0
         ready = nanoseconds(clock, now)
         moving += ready - mark
-        place, done = lane[lane_copies.BLOCK + 1 - number % 2], numba.int64(0)
         if nbytes > 0:
-            add_to(checksum, place, nbytes)
-        while good and done < nbytes:
-            put = long_call4(functions[WRITE], descriptor, place + done, nbytes - done, written)
-            if put <= 0:
-                good = False
-            done += put
-            written += put
+            place = lane[lane_copies.BLOCK + 1 - number % 2]
+            good = write_on(functions[WRITE], descriptor, place, nbytes, written, checksum)
+            written += nbytes
         mark = nanoseconds(clock, now)
         writing += mark - ready
         if not good:
@@ -140,6 +143,12 @@ def _loop() -> Any:
     integer = numba.int64
     words = numba.uint64[::1]
     return compiled(_store, words, *(integer,) * 7, numba.int64[::1], words, numba.float64[::1])
+
+
+def block_sides(rows: int, width: int, block_nbytes: int) -> tuple[int, int]:
+    """Of a rectangle: the rows, and the bytes of a row, that one block takes."""
+    wide = min(width, block_nbytes)
+    return min(rows, block_nbytes // width) if wide == width else 1, wide
 
 
 def available() -> bool:
@@ -175,8 +184,7 @@ def store(
     if pitch == width or rows == 1:
         rows, width = 1, rows * width
         pitch = width
-    wide = min(width, block_nbytes)
-    tall = min(rows, block_nbytes // width) if wide == width else 1
+    tall, wide = block_sides(rows, width, block_nbytes)
     spent = np.zeros(2)
     table = calls.addresses(SYSTEM, DRIVER) if functions is None else functions
     with loop_checksum() as checksum:

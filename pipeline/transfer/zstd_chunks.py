@@ -242,21 +242,16 @@ def _store(
             left = result if order == _END else words[IN + SIZE] - words[IN + USED]
             if words[OUT + USED] < words[OUT + SIZE] and (left or order != _END):
                 continue
-            done = 0
-            if words[OUT + USED] > 0:
-                file_download.add_to(total, words[OUT + ADDRESS], words[OUT + USED])
-            while good and done < words[OUT + USED]:
-                put = long_call4(
+            if good and words[OUT + USED] > 0:
+                good = file_download.write_on(
                     functions[file_download.WRITE],
                     descriptor,
-                    words[OUT + ADDRESS] + done,
-                    words[OUT + USED] - done,
+                    words[OUT + ADDRESS],
+                    words[OUT + USED],
                     written,
+                    total,
                 )
-                if put <= 0:
-                    good = False
-                done += put
-                written += put
+                written += words[OUT + USED]
             words[OUT + USED] = 0
         mark = nanoseconds(clock, now)
         working += mark - ready
@@ -379,7 +374,10 @@ class ChunkUpload:
         self._functions = _upload_functions() if functions is None else functions
         self._paths, self._path_starts = name_table(chunk.path for chunk in chunks)
         self._table = np.array(
-            [(*chunk[1:], *_block_sides(chunk.rows, chunk.stride, block_nbytes)) for chunk in chunks],
+            [
+                (*chunk[1:], *file_download.block_sides(chunk.rows, chunk.stride, block_nbytes))
+                for chunk in chunks
+            ],
             np.int64,
         ).reshape(-1, 12)
         self._counter = np.zeros(1, np.int64)
@@ -442,7 +440,7 @@ def store_chunk(
     compressing and writing and of waiting for the device. If not all was written, the file's content is undefined,
     and doing the same in the ordinary way will say why. Raises MemoryError.
     """
-    tall, wide = _block_sides(rows, width, block_nbytes)
+    tall, wide = file_download.block_sides(rows, width, block_nbytes)
     spent = np.zeros(2)
     table = _download_functions() if functions is None else functions
     with _compiling:
@@ -454,9 +452,3 @@ def store_chunk(
             table, descriptor, source, pitch, *sides, lane, context, encoder.memory, total.words, spent
         )
         return bool(good), total.value(), float(spent[0]), float(spent[1])
-
-
-def _block_sides(rows: int, width: int, block_nbytes: int) -> tuple[int, int]:
-    """Rows, and bytes of a row, that one block takes."""
-    wide = min(width, block_nbytes)
-    return min(rows, block_nbytes // width) if wide == width else 1, wide

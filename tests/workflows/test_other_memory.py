@@ -141,9 +141,7 @@ def test_twelve_of_twelve_tiles_are_kept(
 
 
 def recorded(out: Path) -> ledger.Past:
-    folder = outputs.partial_path(out)
-    head = json.loads((folder / ledger.FILE_NAME).read_text().splitlines()[0])
-    past = ledger.read_past(folder, head["fingerprint"])
+    past = ledger.read_record(outputs.partial_path(out) / ledger.FILE_NAME)
     assert past is not None
     return past
 

@@ -25,7 +25,7 @@ import numpy as np
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.launch import CUDATimer
 from tilewright.pipeline.errors import TilewrightError
-from tilewright.workflows.console import Outputs, on_interrupt, print_result
+from tilewright.workflows.console import Outputs, is_quiet, on_interrupt, print_result
 
 LEAST_SAMPLE_SECONDS = 20e-3
 """Short work is repeated within a sample until it takes this long: on a GPU the host's share then shows only once,
@@ -346,6 +346,12 @@ def shown(*parts: Any) -> str:
 def expect_pictures(*paths: Path | None) -> None:
     """From now on Ctrl-C says which of the files that a command was asked for are finished."""
     on_interrupt(Outputs(*(path for path in paths if path is not None)).kept)
+
+
+def tell(text: str) -> None:
+    """Say how far a benchmark has come, unless nothing is to be said."""
+    if not is_quiet():
+        click.echo(text, err=True)
 
 
 def publish(

@@ -42,6 +42,7 @@ from tilewright.workflows.bench.common import (
     measure,
     publish,
     search,
+    tell,
 )
 from tilewright.workflows.console import Size
 
@@ -301,8 +302,6 @@ def _reduction(cupy: Any, dtype: np.dtype) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure the dot product beside other libraries', after checking every answer."""
-    from tilewright.workflows.console import is_quiet
-
     expect_pictures(plot)
-    report = run_dot(**options, progress=lambda text: None if is_quiet() else click.echo(text, err=True))
+    report = run_dot(**options, progress=tell)
     publish(report, (plot, report.plot), as_json=as_json)

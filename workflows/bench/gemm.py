@@ -56,6 +56,7 @@ from tilewright.workflows.bench.common import (
     search,
     shown,
     taken,
+    tell,
 )
 from tilewright.workflows.bench.cublas import CublasError, Sides, opened
 
@@ -625,8 +626,6 @@ def command(
 
     The peer is the fastest of all settings of it that were searched, which the report names.
     """
-    from tilewright.workflows.console import is_quiet
-
     expect_pictures(plot)
     if calls is None:
         named = sizes or dtypes or precisions or options["tune"] or options["small"] or options["gram"]
@@ -638,6 +637,6 @@ def command(
         precisions=precisions or ("full",),
         calls=calls,
         whole_ladder=not chosen_only,
-        progress=lambda text: None if is_quiet() else click.echo(text, err=True),
+        progress=tell,
     )
     publish(report, (plot, report.plot), as_json=as_json)

@@ -44,6 +44,7 @@ from tilewright.workflows.bench.common import (
     measure,
     publish,
     search,
+    tell,
 )
 from tilewright.workflows.console import Size
 
@@ -369,14 +370,6 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(sweep: bool, plot: Path | None, as_json: bool, nbytes: int, **options: Any) -> None:
     """Measure histograms beside other libraries', after checking every answer."""
-    from tilewright.workflows.console import is_quiet
-
     expect_pictures(plot)
-    report = (
-        run_sweep(nbytes)
-        if sweep
-        else run_histogram(
-            **options, nbytes=nbytes, progress=lambda text: None if is_quiet() else click.echo(text, err=True)
-        )
-    )
+    report = run_sweep(nbytes) if sweep else run_histogram(**options, nbytes=nbytes, progress=tell)
     publish(report, (plot, report.plot), as_json=as_json)

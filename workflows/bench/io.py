@@ -58,6 +58,7 @@ from tilewright.workflows.bench.common import (
     machine,
     measure,
     publish,
+    tell,
 )
 from tilewright.workflows.console import Size
 
@@ -627,14 +628,12 @@ def _difference(expected: np.ndarray, found: np.ndarray) -> str | None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(nbytes: int, folder: Path | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure reading and writing Zarr matrices beside other libraries, after checking every answer."""
-    from tilewright.workflows.console import is_quiet
-
     expect_pictures(plot)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         report = run_io(
             nbytes,
             Path(place),
             **options,
-            progress=lambda text: None if is_quiet() else click.echo(text, err=True),
+            progress=tell,
         )
     publish(report, (plot, report.plot), as_json=as_json)

@@ -35,6 +35,7 @@ from tilewright.workflows.bench.common import (
     machine,
     measure,
     publish,
+    tell,
 )
 
 BLOCK_NBYTES = 2**28
@@ -250,10 +251,6 @@ def _jobs(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure nearest neighbours beside other libraries', after checking every answer."""
-    from tilewright.workflows.console import is_quiet
-
     expect_pictures(plot)
-    report = run_neighbours(
-        **options, progress=lambda text: None if is_quiet() else click.echo(text, err=True)
-    )
+    report = run_neighbours(**options, progress=tell)
     publish(report, (plot, report.plot), as_json=as_json)

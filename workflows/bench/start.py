@@ -24,7 +24,7 @@ import click
 import numpy as np
 
 from tilewright.pipeline.errors import TaskError
-from tilewright.workflows.bench.common import WrongAnswer, machine, publish, shown
+from tilewright.workflows.bench.common import WrongAnswer, machine, publish, shown, tell
 
 SCRIPT = """\
 import sys, numpy, zarr
@@ -180,7 +180,4 @@ def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(side: int, rounds: int, as_json: bool) -> None:
     """Measure a short product as a whole process, beside a script of zarr and NumPy."""
-    from tilewright.workflows.console import is_quiet
-
-    tell: Callable[[str], None] = lambda text: None if is_quiet() else click.echo(text, err=True)  # noqa: E731
     publish(run_start(side, rounds=rounds, progress=tell), as_json=as_json)

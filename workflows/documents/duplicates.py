@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag, taken_by
@@ -24,7 +23,7 @@ from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.duplicates.job import find_duplicates
 from tilewright.pipeline.duplicates.options import options_of
 from tilewright.pipeline.duplicates.result import Duplicates
-from tilewright.pipeline.duplicates.saved import WRITERS, check_duplicates_output, save_duplicates
+from tilewright.pipeline.duplicates.saved import OUTPUTS
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.forecast.documents import DocumentsPlan
 from tilewright.pipeline.text.formats.reading import reading_of
@@ -130,14 +129,13 @@ def duplicates(
     check_callable("listener", listener)
     overwrite = check_flag("overwrite", overwrite)
     options, reading = options_of(**taken_by(options_of, given)), reading_of(**taken_by(reading_of, given))
-    place = output_place(out, WRITERS)
-    check = partial(check_duplicates_output, out=place, overwrite=overwrite) if place is not None else None
+    place = output_place(out, OUTPUTS.writers)
     with corpus_and_workers(
         paths,
         reading,
         "duplicates",
         "looking for duplicates in",
-        check_output=check,
+        check_output=OUTPUTS.check_of(place, overwrite=overwrite),
         cluster=cluster,
         cluster_file=cluster_file,
         listener=listener,
@@ -145,7 +143,7 @@ def duplicates(
     ) as (corpus, client, facts):
         found = find_duplicates(client, corpus, options, facts, listener=listener, on_error=on_error)
     if place is not None:
-        save_duplicates(found, place, overwrite=overwrite)
+        OUTPUTS.save(found, place, overwrite=overwrite)
     return found
 
 
@@ -171,7 +169,6 @@ def plan_only(
     of_reading = taken_by(reading_of, asked)
     reading = reading_of(on_error=on_error, **of_reading)
     options = options_of(**{name: value for name, value in asked.items() if name not in of_reading})
-    check = partial(check_duplicates_output, out=out, overwrite=overwrite) if out is not None else None
     kept = 4 * options.num_perm if options.signatures else 0
     return plan_of_documents(
         paths,
@@ -179,7 +176,7 @@ def plan_only(
         "duplicates",
         document_nbytes=DIGEST_NBYTES + PLACES_NBYTES + 8 * options.bands + kept,
         out=out,
-        check_output=check,
+        check_output=OUTPUTS.check_of(out, overwrite=overwrite),
         cluster=cluster,
         cluster_file=cluster_file,
         on_error=on_error,

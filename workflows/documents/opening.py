@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,14 @@ from tilewright.pipeline.cluster.profiles import Cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.duplicates.options import Options
 from tilewright.pipeline.errors import CorpusError, OptionError, OutputError, StoreError
-from tilewright.pipeline.events import Caution, Listener, Notice, Teller, on_waiting
+from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.forecast.documents import DocumentsPlan, plan_documents
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
 from tilewright.pipeline.text.formats.piped import named, pipes_among, without_pipes
 from tilewright.pipeline.text.formats.reading import Reading
 from tilewright.pipeline.worker.survey import survey
-from tilewright.workflows.batch.planning import planned_job
+from tilewright.workflows.documents.common import planned_workers, several, tell_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -56,15 +56,11 @@ def corpus_and_workers(
     check_output: is given the files, but for what comes through pipes, before any of them is read.
     device: one of `choices.DEVICES`, for the workers.
     """
-    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
-    with without_pipes(given) as (files, names):
+    with without_pipes(several(paths)) as (files, names):
         corpus = named(list_corpus(files, reading=reading), names)
         if check_output is not None:
             check_output([os.fsdecode(each) for each in files if os.fsdecode(each) not in names])
-        for note in corpus.notes:
-            listener(Notice(note))
-        for caution in corpus.cautions:
-            listener(Caution(caution))
+        tell_of(corpus, listener)
         with (
             open_executor(cluster, cluster_file) as client,
             workers_held(client, waiting=on_waiting(listener, work, "ends it")),
@@ -94,7 +90,7 @@ def plan_of_documents(
     """How `work` would go through a corpus: nothing is written, and of the files only first bytes are read. The
     listener gets what the run would be refused for beside its files. The arguments are as of `corpus_and_workers` and
     `plan_documents`."""
-    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else list(paths)
+    given = list(several(paths))
     if pipes := pipes_among(given):
         raise OptionError(
             f"{', '.join(pipes)} can be read once, and a plan would leave nothing to read: plan for files"
@@ -105,13 +101,7 @@ def plan_of_documents(
             check_output([os.fsdecode(each) for each in given])
         except (OptionError, StoreError, OutputError, CorpusError) as error:
             Teller(listener).warn(f"without --plan-only this would be refused: {error}")
-    with ExitStack() as stack:
-        if (job := planned_job(cluster, cluster_file)) is not None:
-            stack.enter_context(job.settings())
-            facts = job.facts_of_texts(device, Teller(listener).warn)
-        else:
-            client = stack.enter_context(open_executor(cluster, cluster_file, loops=False))
-            facts = survey(client, device, loops=())
+    with planned_workers(cluster, cluster_file, device, listener) as facts:
         planned = plan_documents(
             work, corpus, facts, document_nbytes=document_nbytes, options=options, on_error=on_error
         )

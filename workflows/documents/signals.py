@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from tilewright.kernels.arguments import check_callable, check_flag, taken_by
@@ -19,7 +18,7 @@ from tilewright.pipeline.signals.job import find_signals
 from tilewright.pipeline.signals.options import options_of
 from tilewright.pipeline.signals.result import Signals
 from tilewright.pipeline.signals.rules import rules_of
-from tilewright.pipeline.signals.saved import WRITERS, check_signals_output, save_signals
+from tilewright.pipeline.signals.saved import OUTPUTS
 from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.workflows.documents.opening import corpus_and_workers, output_place, plan_of_documents
 
@@ -95,14 +94,13 @@ def signals(
     options = options_of(stop_words)
     judges = None if rules is None else rules_of(rules)
     reading = reading_of(**taken_by(reading_of, given))
-    place = output_place(out, WRITERS)
-    check = partial(check_signals_output, out=place, overwrite=overwrite) if place is not None else None
+    place = output_place(out, OUTPUTS.writers)
     with corpus_and_workers(
         paths,
         reading,
         "signals",
         "finding signals of the documents in",
-        check_output=check,
+        check_output=OUTPUTS.check_of(place, overwrite=overwrite),
         cluster=cluster,
         cluster_file=cluster_file,
         listener=listener,
@@ -111,7 +109,7 @@ def signals(
             client, corpus, options, facts, listener=listener, on_error=on_error, rules=judges
         )
     if place is not None:
-        save_signals(found, place, overwrite=overwrite)
+        OUTPUTS.save(found, place, overwrite=overwrite)
     return found
 
 
@@ -131,14 +129,13 @@ def plan_only(
     """How `signals` would go through a corpus; the listener gets what it would refuse beside files. Raises as that."""
     options_of(stop_words)
     judges = () if rules is None else rules_of(rules)
-    check = partial(check_signals_output, out=out, overwrite=overwrite) if out is not None else None
     return plan_of_documents(
         paths,
         reading_of(on_error=on_error, **reading),
         "signals",
         document_nbytes=8 * (len(NAMES) + bool(judges)),
         out=out,
-        check_output=check,
+        check_output=OUTPUTS.check_of(out, overwrite=overwrite),
         cluster=cluster,
         cluster_file=cluster_file,
         on_error=on_error,

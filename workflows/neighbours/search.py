@@ -14,7 +14,7 @@ from tilewright.pipeline.neighbours.in_memory import neighbours_of, pairs_of
 from tilewright.pipeline.neighbours.options import NeighbourRequest
 from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.neighbours.results import PairsRun, TopkRun
-from tilewright.pipeline.product.request import RunOptions
+from tilewright.pipeline.options import RunOptions
 from tilewright.pipeline.store.arrays import Input, Source
 from tilewright.pipeline.store.labels.alignment import Align
 

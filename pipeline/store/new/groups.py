@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,7 +21,7 @@ from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import in_turn
-from tilewright.pipeline.transfer.files import read_file, sync_files
+from tilewright.pipeline.transfer.files import read_file, sync_files, with_remedy
 
 GROUP_NAME = ".zgroup"
 CONSOLIDATED_NAME = ".zmetadata"
@@ -231,3 +233,31 @@ def ended(create: Callable[[], Created]) -> Created:
     """
     with ThreadPoolExecutor(1, "tilewright-create") as creating:
         return creating.submit(create).result()
+
+
+@contextmanager
+def writing(place: Path | str) -> Iterator[None]:
+    """Raise StoreError where an output cannot be written."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (OSError, BaseZarrError, ValueError) as error:
+        told = with_remedy(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"output: cannot write {place}: {told}") from error
+
+
+def consolidated(group: zarr.Group) -> zarr.Group:
+    """A group of format 3 with consolidated metadata, by which xarray opens it without looking at each array."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that format 3 does not define them yet
+        return zarr.consolidate_metadata(group.store)
+
+
+def remove_all(entries: Iterable[Path]) -> None:
+    """Remove files and folders, one after the other; of links, the links alone."""
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import FsspecStore, MemoryStore, ObjectStore, WrapperStore
+from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
 from tilewright.pipeline.store.remote.opening import call_s3
-from tilewright.pipeline.store.remote.patience import AtUrl
+from tilewright.pipeline.store.remote.patience import AtUrl, unwrapped
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 
 CONFLICTS = {"AlreadyExistsError", "PreconditionError", "FileExistsError"}
@@ -39,7 +39,7 @@ class ConflictError(Exception):
 
 async def tagged(store: Store, key: str) -> Tagged | None:
     """What an object holds now; None where there is none. Raises what the store raises."""
-    inner = _inner(store)
+    inner = unwrapped(store)
 
     async def read() -> Tagged | None:
         try:
@@ -70,7 +70,7 @@ async def put_if(store: Store, key: str, data: bytes, before: Tagged | None) -> 
 
     Returns what is there then. Raises ConflictError where that is somebody else's, else what the store raises.
     """
-    inner, unconditional = _inner(store), False
+    inner, unconditional = unwrapped(store), False
 
     async def write() -> str | None:
         nonlocal unconditional
@@ -119,15 +119,8 @@ async def _put_by_s3fs(inner: Any, key: str, data: bytes, before: Tagged | None)
 
 
 async def _asked(store: Store, ask: Callable[[], Awaitable[Any]], key: str) -> Any:
-    while isinstance(store, WrapperStore) and not isinstance(store, AtUrl):
-        store = store._store
+    store = unwrapped(store, AtUrl)
     return await (store.asked(ask, key) if isinstance(store, AtUrl) else ask())
-
-
-def _inner(store: Any) -> Any:
-    while isinstance(store, WrapperStore):
-        store = store._store
-    return store
 
 
 def _is_s3fs(store: Any) -> bool:

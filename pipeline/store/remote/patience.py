@@ -116,6 +116,13 @@ async def _names_in(store: Store, prefix: str) -> AsyncIterator[str]:
             yield name
 
 
+def unwrapped(store: Any, kept: type | tuple[()] = ()) -> Any:
+    """The store beneath all wrappers but those of one kind, if one is to be kept."""
+    while isinstance(store, WrapperStore) and not isinstance(store, kept):
+        store = store._store
+    return store
+
+
 class AtUrl(WrapperStore[Store]):
     """The store at a URL, whose objects are asked for until they are had, or `storage-deadline` is over."""
 

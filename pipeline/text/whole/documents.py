@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline import config
+from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.inputs import WorkerFacts
+from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.text.arrival import without
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, cut_pieces
 from tilewright.pipeline.text.counting import LEAST_PIECE_NBYTES
 from tilewright.pipeline.text.documents import Listing, Rows, all_bad
 from tilewright.pipeline.text.formats.listing import SNIFFED_NBYTES, TEXT
-from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks
+from tilewright.pipeline.text.formats.sources import LeftOut, Remarks, add_remarks, remarks_of
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 TASK_BLOCKS = 64
 """On a GPU's worker a task is of so many pieces, 2 GiB: its files are dealt out to as many threads as the worker has
 cores, and there should be some for each."""
+
+LIGHTER = "let them take smaller pieces (tilewright.piece-nbytes), or split long documents (split_on)"
+"""How a user gives tasks less to hold."""
 
 
 def whole_pieces(corpus: Corpus, workers: Sequence[WorkerFacts]) -> list[Piece]:
@@ -124,6 +132,27 @@ class Arrival(Generic[Part]):
         add_remarks(self.remarks, part.remarks)
         self.left_out |= {int(places[at]): each for at, each in part.left_out.items()}
         return part
+
+    def gather(
+        self,
+        client: Client,
+        name: str,
+        look: Callable[..., tuple[Part, dict[str, float]]],
+        arguments: tuple[Any, ...],
+        listener: Listener,
+    ) -> None:
+        """Have workers look at all pieces by ``look(piece, *arguments)``, and tell what is to be told of the files.
+        name: of that in events. Raises what the tasks raise."""
+        reduce_pieces(
+            client,
+            taken_as_they_arrive(name, look, LIGHTER),
+            [(piece, *arguments) for piece in self._pieces],
+            [piece.nbytes for piece in self._pieces],
+            listener,
+            arrived=self,
+        )
+        for remark in remarks_of(self.remarks):
+            listener(Notice(remark))
 
     def in_order(self) -> Ordered:
         order, names, ids = self._listing.in_order([each.name for each in self._corpus.documents], self.bad)

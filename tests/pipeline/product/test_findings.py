@@ -14,7 +14,7 @@ from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.kernels.widths import can_wrap, largest_sum
 from tilewright.pipeline.plan.told import Found
 from tilewright.pipeline.product.findings import findings_of, not_finite_caution, sought_in
-from tilewright.pipeline.product.ledger import Ledger, Stored, read_past
+from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Stored, read_record
 from tilewright.pipeline.product.request import Factors
 
 
@@ -60,7 +60,7 @@ def test_the_record_keeps_what_was_found(tmp_path: Path) -> None:
     ledger.record(0, Stored(found=found))
     ledger.record(1, Stored())
     ledger.close()
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.finished == {0: Stored(found=found), 1: Stored()}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.pipeline.product.test_ledger import PRODUCT, tile_of
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
-from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, read_past
+from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, read_record
 from tilewright.pipeline.store.journal import twin_of
 
 
@@ -58,7 +58,7 @@ def test_flipped_bits_cost_nothing_where_the_copy_has_the_lines(
     for place in places:
         data[head + int(place * (stop - head))] ^= 1 << flipped
     path.write_bytes(data)
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert (past.finished, past.bad_lines) == (TILES, 0)
     assert (data != record) is ("damaged; what its copy has there is used" in past.fault)
@@ -67,7 +67,7 @@ def test_flipped_bits_cost_nothing_where_the_copy_has_the_lines(
 def test_the_end_of_a_record_is_found_in_its_copy(record: bytes, tmp_path: Path) -> None:
     path, line = tmp_path / FILE_NAME, b'{"tile": 3'
     path.write_bytes(record[: record.rindex(line)] + b"torn\n")
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.finished == TILES
 
@@ -89,6 +89,6 @@ def test_a_copy_of_other_lines_is_not_mixed_in(plan: MatmulPlan, tmp_path: Path)
     data[data.index(b'{"tile": 5')] ^= 1
     path.write_bytes(data)
     twin_of(path).write_bytes(other)
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert (past.finished.keys(), past.bad_lines) == ({7}, 1)

@@ -25,7 +25,6 @@ from tilewright.pipeline.product.ledger import (
     Group,
     Ledger,
     Stored,
-    read_past,
     read_record,
     sealed,
     unsealed,
@@ -59,15 +58,14 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     for index in (3, 0, 7):
         ledger.record(index, tile_of(100 + index))
     ledger.close()
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.finished == {index: tile_of(100 + index) for index in (0, 3, 7)}
     assert past.geometry == plan.geometry
     assert past.c_unit == (10, 10)
     assert past.request == {"dtype": "float32"}
-    assert read_past(tmp_path, "another product") is None
     ledger.remove(tmp_path)
-    assert read_past(tmp_path, "abc") is None
+    assert read_record(tmp_path / FILE_NAME) is None
 
 
 def test_a_record_whose_folder_is_gone_was_taken_over(plan: MatmulPlan, tmp_path: Path) -> None:
@@ -88,15 +86,15 @@ def test_what_was_read_of_the_inputs_is_kept(
     first.add_read("B", {(0, 1, 0, 1): 0})
     first.record(3, tile_of(10))
     first.close()
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.inputs == looks
     assert past.read == {"A": parts, "B": {(0, 1, 0, 1): 0}}
     again = Ledger(tmp_path, "abc", plan, past.finished, inputs=past.inputs, read=past.read)
-    assert read_past(tmp_path, "abc") == past
+    assert read_record(tmp_path / FILE_NAME) == past
     again.doubt_inputs()
     again.close()
-    doubted = read_past(tmp_path, "abc")
+    doubted = read_record(tmp_path / FILE_NAME)
     assert doubted is not None
     assert doubted.inputs is None
     assert (doubted.read, doubted.finished) == (past.read, past.finished)
@@ -112,7 +110,7 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(
     ledger.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:-torn])
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.finished == dict.fromkeys((1, 2, 3) if torn == 1 else (1, 2), tile_of(10))
     again = Ledger(
@@ -120,7 +118,7 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(
     )  # going on behind a torn line must not lose what comes
     again.record(9, tile_of(11))
     again.close()
-    last = read_past(tmp_path, "abc")
+    last = read_record(tmp_path / FILE_NAME)
     assert last is not None
     assert last.finished == {**past.finished, 9: tile_of(11)}
 
@@ -131,7 +129,7 @@ def test_a_record_of_another_version_is_none(plan: MatmulPlan, tmp_path: Path) -
     head = json.loads(path.read_text().splitlines()[0])
     del head["check"]
     path.write_text(sealed(head | {"version": VERSION - 1}) + "\n")
-    assert read_past(tmp_path, "abc") is None
+    assert read_record(tmp_path / FILE_NAME) is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_what_no_line_says_is_no_record(entry: dict[str, Any], plan: MatmulPlan,
     Ledger(tmp_path, PRODUCT, plan).close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes() + f"{sealed(entry)}\n".encode())
-    assert read_past(tmp_path, "abc") is None
+    assert read_record(tmp_path / FILE_NAME) is None
 
 
 @pytest.mark.parametrize("head", [b"\xff\xfe", b"", b"[1]", b"5", b"{}", b'{"version": 7}'])
@@ -165,7 +163,7 @@ def test_without_its_first_line_a_record_is_none(head: bytes, plan: MatmulPlan, 
     ledger.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(head + path.read_bytes()[path.read_bytes().index(b"\n") :])
-    assert read_past(tmp_path, "abc") is None
+    assert read_record(tmp_path / FILE_NAME) is None
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -183,7 +181,7 @@ def test_a_flipped_bit_costs_no_more_than_its_line(
     at = int(place * len(data))
     data[at] ^= 1 << flipped
     path.write_bytes(data)
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     if at <= path.read_bytes().index(b"\n"):
         assert past is None
         return
@@ -204,7 +202,7 @@ def test_a_tile_counts_as_on_disk_once_it_was_settled(plan: MatmulPlan, tmp_path
     ledger.record(4, tile_of(10, synced=False))  # the same bytes, and not on disk yet
     ledger.settle((index, stored[index]) for index in (1, 2, 4))
     ledger.close()
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert {index: stored.synced for index, stored in past.finished.items()} == {1: True, 3: False, 4: False}
 
@@ -217,7 +215,7 @@ def test_a_tile_that_cannot_be_forced_to_disk_counts_no_more(plan: MatmulPlan, t
     ledger.record(2, tile_of(10, synced=False))  # in another file
     ledger.lose((index, stored[index]) for index in (1, 2))
     ledger.close()
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert sorted(past.finished) == [2, 3]
 
@@ -246,7 +244,7 @@ def test_a_line_past_what_python_reads_is_torn(line: bytes, plan: MatmulPlan, tm
     ledger.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes() + line + b"\n")
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.finished == {5: tile_of(10)}
 
@@ -257,7 +255,7 @@ def test_a_line_without_its_seal_is_left_out(plan: MatmulPlan, tmp_path: Path) -
     ledger.close()
     path = tmp_path / FILE_NAME
     path.write_text(path.read_text() + '{"tile": 6}\n')
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.finished == {5: tile_of(10)}
 
@@ -270,7 +268,7 @@ def test_a_tile_that_was_withdrawn_counts_once_it_is_stored_again(plan: MatmulPl
         ledger.withdraw(index)
     ledger.record(6, tile_of(11))
     ledger.close()
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.finished == {6: tile_of(11)}
 
@@ -289,10 +287,10 @@ def test_a_record_that_cannot_be_read_now_is_not_taken_for_none(
         patch.setattr(Path, "read_bytes", failing)
         match = rf"{FILE_NAME}: {os.strerror(number)}; nothing was removed: .*--no-resume"
         with pytest.raises(StoreError, match=match):
-            read_past(tmp_path, "abc")
-    assert read_past(tmp_path, "abc") is not None
-    assert read_past(tmp_path / "nowhere", "abc") is None
-    assert read_past(tmp_path / FILE_NAME, "abc") is None, "there is a file in place of the folder"
+            read_record(tmp_path / FILE_NAME)
+    assert read_record(tmp_path / FILE_NAME) is not None
+    assert read_record(tmp_path / "nowhere" / FILE_NAME) is None
+    assert read_record(tmp_path / FILE_NAME / FILE_NAME) is None, "there is a file in place of the folder"
 
 
 def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +312,7 @@ def test_pieces_of_larger_tiles_are_read_with_their_group_and_recipe(
     earlier = plan.recipe._replace(on_host=not plan.on_host)
     pieces = {index: Stored((), group=Group(2, 3)) for index in (2, 3, 5)}
     Ledger(tmp_path, "abc", plan, pieces, earlier=(earlier, plan.recipe)).close()
-    past = read_past(tmp_path, "abc")
+    past = read_record(tmp_path / FILE_NAME)
     assert past is not None
     assert past.recipes == (earlier, plan.recipe)
     assert past.geometry == plan.geometry
@@ -323,7 +321,7 @@ def test_pieces_of_larger_tiles_are_read_with_their_group_and_recipe(
     assert with_their_groups(past.finished, [3]) == {2, 3, 5}
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:-9])
-    torn = read_past(tmp_path, "abc")
+    torn = read_record(tmp_path / FILE_NAME)
     assert torn is not None
     assert with_their_groups(torn.finished, []) == {2, 3}, (
         "what the third held may be counted with one of them"
@@ -351,4 +349,4 @@ def test_a_head_that_says_what_no_plan_is_is_no_record(
     assert head is not None
     del head["check"]
     path.write_text(sealed(head | {name: value}) + "\n")
-    assert read_past(tmp_path, "abc") is None
+    assert read_record(tmp_path / FILE_NAME) is None
