@@ -215,7 +215,7 @@ def test_rows_that_lie_beside_what_is_near_them(
     """One span then lets more through than a list holds: rows are taken in no order, or what did not fit is multiplied
     once more."""
     monkeypatch.setattr(capacity, "LEAST_MUTUAL_ROWS", 1)
-    monkeypatch.setattr(mutual.Mutual, "_has_room", lambda self: room)
+    monkeypatch.setattr(mutual.Mutual, "_has_room", lambda self, *given: room)
     tried: list[tuple[bool, bool, bool]] = []
     once = mutual.Mutual._find
 
