@@ -131,13 +131,33 @@ def split_depth(k: int, splits: int, block_k: int) -> int:
     return k if splits == 1 else round_up(ceil_div(k, splits), block_k)
 
 
+def tiles_of(m: int, n: int, tiling: Tiling, diagonal: int | None = None) -> int:
+    """Tiles of a part of C: all, or those that have an element on or below a diagonal, column - row.
+
+    >>> tiles_of(256, 256, _TALL), tiles_of(512, 512, _TALL, 0)
+    (2, 6)
+    """
+    down, across = ceil_div(m, tiling.block_m), ceil_div(n, tiling.block_n)
+    if diagonal is None:
+        return down * across
+    ends = (min((row + 1) * tiling.block_m, m) + diagonal for row in range(down))
+    return sum(min(across, max(0, ceil_div(end, tiling.block_n))) for end in ends)
+
+
 def cycles(
-    m: int, n: int, k: int, dtype: np.dtype, candidate: Candidate, splits: int, processors: int
+    m: int,
+    n: int,
+    k: int,
+    dtype: np.dtype,
+    candidate: Candidate,
+    splits: int,
+    processors: int,
+    diagonal: int | None = None,
 ) -> float:
-    """An estimate of a launch's time, in cycles of a multiprocessor."""
+    """An estimate of a launch's time, in cycles of a multiprocessor. diagonal: as of `tiles_of`."""
     tiling = candidate.tiling
     at_once = tiling.blocks_per_multiprocessor
-    blocks = ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n) * splits
+    blocks = tiles_of(m, n, tiling, diagonal) * splits
     depth = split_depth(k, splits, tiling.block_k)
     area = tiling.block_m * tiling.block_n
     work = area * depth / (RATE[dtype.str[1:]] * candidate.efficiency) + BLOCK_CYCLES + area
@@ -155,7 +175,13 @@ def cycles(
 
 
 def _fastest(
-    m: int, n: int, k: int, dtype: np.dtype, layouts: tuple[str, str], processors: int
+    m: int,
+    n: int,
+    k: int,
+    dtype: np.dtype,
+    layouts: tuple[str, str],
+    processors: int,
+    diagonal: int | None = None,
 ) -> tuple[float, Part]:
     def options() -> list[tuple[float, Part]]:
         found = []
@@ -171,7 +197,7 @@ def _fastest(
                     or m * n * splits * dtype.itemsize > MAX_PARTIAL_NBYTES
                 ):
                     continue
-                spent = cycles(m, n, k, dtype, candidate, splits, processors)
+                spent = cycles(m, n, k, dtype, candidate, splits, processors, diagonal)
                 found.append((spent, Part(0, 0, m, n, candidate.tiling, depth, splits)))
         return found
 
@@ -189,10 +215,17 @@ def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def cut(
-    m: int, n: int, k: int, dtype: np.dtype, layouts: tuple[str, str], processors: int
+    m: int,
+    n: int,
+    k: int,
+    dtype: np.dtype,
+    layouts: tuple[str, str],
+    processors: int,
+    lower: bool = False,
 ) -> tuple[Part, ...]:
-    """The launches that make up a product; they write disjoint parts of C."""
-    spent, whole = _fastest(m, n, k, dtype, layouts, processors)
+    """The launches that make up a product, or the part of it on and below the diagonal; they write disjoint parts of
+    C."""
+    spent, whole = _fastest(m, n, k, dtype, layouts, processors, 0 if lower else None)
     rows, columns = m % whole.tiling.block_m, n % whole.tiling.block_n
     best: tuple[Part, ...] = (whole,)
     strips = [(x, y) for x, y in ((rows, columns), (rows, 0), (0, columns)) if max(x, y) <= STRIP]
@@ -208,7 +241,8 @@ def cut(
             (m - strip_m, 0, strip_m, n),
         ):
             if height and width:
-                seconds, part = _fastest(height, width, k, dtype, layouts, processors)
+                diagonal = row - column if lower else None
+                seconds, part = _fastest(height, width, k, dtype, layouts, processors, diagonal)
                 total += seconds
                 parts.append(replace(part, row=row, column=column))
         if total < spent:

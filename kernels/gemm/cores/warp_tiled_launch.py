@@ -201,7 +201,8 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool
         left, right, target = right.transposed(), left.transposed(), target.transposed()
         lower = False  # it would be the upper half
     (m, k), n = left.shape, right.shape[1]
-    for part in cut(m, n, k, target.dtype, layouts(left, right), multiprocessors(current_device())):
+    processors = multiprocessors(current_device())
+    for part in cut(m, n, k, target.dtype, layouts(left, right), processors, lower):
         if _thin(part, target):
             _launch_thin(left, right, target, part, accumulate, stream)
         else:

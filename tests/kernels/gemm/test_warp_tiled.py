@@ -27,6 +27,7 @@ from tilewright.kernels.gemm.cores.warp_tiled_cut import (
     candidates,
     cut,
     split_depth,
+    tiles_of,
 )
 from tilewright.kernels.gemm.cores.warp_tiling import LAYOUTS, Tiling, shared_nbytes, slab_copy
 from tilewright.kernels.gpu.device_choice import SIMULATOR
@@ -90,12 +91,17 @@ sides = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
 
 
 @given(
-    m=sides, n=sides, k=st.integers(1, 200_000), dtype=st.sampled_from(DTYPES), pair=st.sampled_from(PAIRS)
+    m=sides,
+    n=sides,
+    k=st.integers(1, 200_000),
+    dtype=st.sampled_from(DTYPES),
+    pair=st.sampled_from(PAIRS),
+    lower=st.booleans(),
 )
 def test_parts_cover_c_once_and_splits_cover_k_once(
-    m: int, n: int, k: int, dtype: np.dtype, pair: tuple[str, str]
+    m: int, n: int, k: int, dtype: np.dtype, pair: tuple[str, str], lower: bool
 ) -> None:
-    parts = cut(m, n, k, dtype, pair, MULTIPROCESSORS)
+    parts = cut(m, n, k, dtype, pair, MULTIPROCESSORS, lower)
     assert sum(part.m * part.n for part in parts) == m * n
     for one, other in itertools.combinations(parts, 2):
         apart_m = one.row + one.m <= other.row or other.row + other.m <= one.row
@@ -121,6 +127,24 @@ def test_large_products_are_not_split_and_small_ones_with_much_k_are() -> None:
     assert large.m * large.n >= 0.9 * 8192**2, "what is cut off is what would begin another wave"
     assert len(tail) <= 2
     assert small.splits > 16
+
+
+def test_half_of_a_product_is_cut_by_its_own_waves() -> None:
+    """Of 8192 it has 2080 tiles, 7.9 waves; without three rows of tiles, as all of C is cut, 7.2, and those again."""
+    single, pair = np.dtype("f4"), (warp_tiling.VECTOR, warp_tiling.VECTOR)
+    assert len(cut(8192, 8192, 8192, single, pair, MULTIPROCESSORS)) == 2
+    (half,) = cut(8192, 8192, 8192, single, pair, MULTIPROCESSORS, True)
+    assert tiles_of(8192, 8192, half.tiling, 0) == 64 * 65 // 2
+
+
+@given(m=st.integers(1, 900), n=st.integers(1, 900), diagonal=st.integers(-900, 900))
+def test_tiles_below_a_diagonal_are_counted(m: int, n: int, diagonal: int) -> None:
+    tiling = candidates(np.dtype("f4"), warp_tiling.ALONG_K, warp_tiling.VECTOR)[0].tiling
+    row, column = np.arange(m)[:, None], np.arange(n)
+    rows, columns = np.nonzero(column <= row + diagonal)
+    wanted = set(zip(rows // tiling.block_m, columns // tiling.block_n, strict=True))
+    assert tiles_of(m, n, tiling, diagonal) == len(wanted)
+    assert tiles_of(m, n, tiling) == -(-m // tiling.block_m) * -(-n // tiling.block_n)
 
 
 # --- Launching: a host double in the kernels' place --------------------------------------------------------
@@ -563,7 +587,9 @@ def test_unaligned_operands_in_panels(
         copied.append(panel.shape)
         return copy(panel, scratch, stream)
 
-    def uncut(m: int, n: int, k: int, of: np.dtype, ways: tuple[str, str], processors: int) -> tuple[Part]:
+    def uncut(
+        m: int, n: int, k: int, of: np.dtype, ways: tuple[str, str], processors: int, lower: bool = False
+    ) -> tuple[Part]:
         return (Part(0, 0, m, n, candidates(of, *ways)[0].tiling, k, 1),)
 
     monkeypatch.setattr(repitch, "copy", counted)
