@@ -21,7 +21,6 @@ from tilewright.kernels.gemm.hopper import wgmma_epilogue, wgmma_mainloop, wgmma
 from tilewright.kernels.gemm.hopper.wgmma_config import (
     C_BOX_LINES,
     C_BOX_NBYTES,
-    C_LINE_NBYTES,
     STAGE_DEPTH_NBYTES,
     Config,
 )
@@ -58,12 +57,15 @@ def sums_of(lane: int, tile: np.ndarray) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("boxes", [1, 2, 4])
-def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each box, when the copy engine takes it, holds its part of the tile as the tensor map's swizzle says."""
-    config = Config("f16", "f16", types.float16, boxes=boxes)
-    tile = np.arange(C_BOX_LINES * config.tile_n, dtype=np.uint32).reshape(C_BOX_LINES, config.tile_n)
-    staging = 4096
+def check_boxes(
+    config: Config, tile: np.ndarray, write: Any, write_together: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that each box, when the copy engine takes it, holds its part of the tile as the tensor map's swizzle says.
+
+    write: the name of the instruction by which lanes write, which they are noted by. write_together(memory, events):
+    writes what all lanes wrote by one of them.
+    """
+    staging, boxes, columns = 4096, config.boxes, config.box_c[0]
     done: list[list[tuple[Any, ...]]] = [[] for _ in range(WARP)]
     current = 0
 
@@ -79,6 +81,7 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
         assert pending == boxes - 1
         return note("wait")
 
+    instructions = dict.fromkeys(("store_matrices", "store_shared_words"), None) | {write: note("write")}
     as_python(
         monkeypatch,
         wgmma_epilogue,
@@ -86,12 +89,11 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
         bulk_wait=bulk_wait,
         half_pair=lambda low, high: (int(low), int(high)),
         bfloat_pair=None,
-        store_matrices=note("matrices"),
-        store_shared_words=None,
-        float_word=None,
+        float_word=lambda number: number,
         copy_engine_fence=note("fence"),
         tensor_store=note("store"),
         bulk_commit=note("commit"),
+        **instructions,
     )
     store_boxes = wgmma_epilogue.box_store(config)
     for lane in range(WARP):
@@ -99,36 +101,46 @@ def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> Non
         store_boxes(sums_of(lane, tile), staging, 77, 160, 512, lane)
 
     memory = np.full(staging + boxes * C_BOX_NBYTES, 0xFF, np.uint8)
-    steps = [[event for event in lane if event[0] in ("matrices", "fence")] for lane in done]
+    steps = [[event for event in lane if event[0] in ("write", "fence")] for lane in done]
     stores = [event for event in done[0] if event[0] == "store"]
-    columns = C_LINE_NBYTES // 2
     assert len(stores) == config.tile_n // columns
     assert not any(event[0] in ("wait", "store", "commit") for lane in done[1:] for event in lane)
     ready = 0
     for together in zip(*steps, strict=True):
         assert len({event[0] for event in together}) == 1
-        if together[0][0] == "matrices":
-            for matrix in range(4):
-                banks = set()
-                for row in range(8):
-                    place = together[8 * matrix + row][1]
-                    assert place % 16 == 0
-                    banks.add(place // 16 % 8)
-                    words = [pair for lane in range(4) for pair in together[4 * row + lane][2 + matrix]]
-                    memory[place : place + 16] = np.array(words, np.uint16).view(np.uint8)
-                assert len(banks) == 8, "lines of a matrix share banks"
-        else:
-            _, target, source, x, y, z = stores[ready]
-            assert (target, x, y, z) == (77, 512 + ready * columns, 160, 0)
-            assert source == staging + ready % boxes * C_BOX_NBYTES
-            box = memory[source : source + C_BOX_NBYTES]
-            plain = np.array([box[swizzled(i)] for i in range(C_BOX_NBYTES)], np.uint8)
-            found = plain.view(np.uint16).reshape(C_BOX_LINES, columns)
-            expected = tile[:, ready * columns : (ready + 1) * columns]
-            np.testing.assert_array_equal(found, expected.astype(found.dtype))
-            box[:] = 0xFF
-            ready += 1
+        if together[0][0] == "write":
+            write_together(memory, together)
+            continue
+        _, target, source, x, y, z = stores[ready]
+        assert (target, x, y, z) == (77, 512 + ready * columns, 160, 0)
+        assert source == staging + ready % boxes * C_BOX_NBYTES
+        box = memory[source : source + C_BOX_NBYTES]
+        plain = np.array([box[swizzled(i)] for i in range(C_BOX_NBYTES)], np.uint8)
+        found = plain.view(tile.dtype).reshape(C_BOX_LINES, columns)
+        np.testing.assert_array_equal(found, tile[:, ready * columns : (ready + 1) * columns])
+        box[:] = 0xFF
+        ready += 1
     assert ready == len(stores)
+
+
+@pytest.mark.parametrize("boxes", [1, 2, 4])
+def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of elements of 16 bits, which lanes write by matrices, no two lines of one to the same banks."""
+    config = Config("f16", "f16", types.float16, boxes=boxes)
+    tile = np.arange(C_BOX_LINES * config.tile_n, dtype=np.uint16).reshape(C_BOX_LINES, config.tile_n)
+
+    def write_together(memory: np.ndarray, together: Any) -> None:
+        for matrix in range(4):
+            banks = set()
+            for row in range(8):
+                place = together[8 * matrix + row][1]
+                assert place % 16 == 0
+                banks.add(place // 16 % 8)
+                words = [pair for lane in range(4) for pair in together[4 * row + lane][2 + matrix]]
+                memory[place : place + 16] = np.array(words, np.uint16).view(np.uint8)
+            assert len(banks) == 8, "lines of a matrix share banks"
+
+    check_boxes(config, tile, "store_matrices", write_together, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -147,61 +159,16 @@ def test_boxes_of_32_bits_hold_the_tile(
     config = Config(kind, kind, c_type, boxes=boxes, tile_n=columns)
     number = np.uint32 if config.integer else np.float32
     tile = np.arange(C_BOX_LINES * columns, dtype=number).reshape(C_BOX_LINES, columns)
-    staging = 4096
-    done: list[list[tuple[Any, ...]]] = [[] for _ in range(WARP)]
-    current = 0
 
-    def note(name: str) -> Any:
-        return lambda *arguments: done[current].append((name, *arguments))
+    def write_together(memory: np.ndarray, together: Any) -> None:
+        for half in (together[: WARP // 2], together[WARP // 2 :]):
+            assert len({place // 8 % 16 for _, place, *_ in half}) == 16, "lanes write to the same banks"
+        for _, place, *pair in together:
+            assert place % 8 == 0
+            assert (memory[place : place + 8] == 0xFF).all(), "written twice"
+            memory[place : place + 8] = np.array(pair, number).view(np.uint8)
 
-    def unroll(function: Any, count: int, arguments: tuple[Any, ...]) -> None:
-        for i in range(count):
-            function(i, *arguments)
-
-    as_python(
-        monkeypatch,
-        wgmma_epilogue,
-        unroll=unroll,
-        bulk_wait=lambda pending, read: note("wait"),
-        half_pair=None,
-        bfloat_pair=None,
-        store_shared_words=note("pair"),
-        float_word=lambda number: number,
-        copy_engine_fence=note("fence"),
-        tensor_store=note("store"),
-        bulk_commit=note("commit"),
-    )
-    store_boxes = wgmma_epilogue.box_store(config)
-    for lane in range(WARP):
-        current = lane
-        store_boxes(sums_of(lane, tile), staging, 77, 160, 512, lane)
-    memory = np.full(staging + boxes * C_BOX_NBYTES, 0xFF, np.uint8)
-    steps = [[event for event in lane if event[0] in ("pair", "fence")] for lane in done]
-    stores = [event for event in done[0] if event[0] == "store"]
-    in_box = config.box_c[0]
-    assert len(stores) == columns // in_box
-    assert not any(event[0] in ("wait", "store", "commit") for lane in done[1:] for event in lane)
-    ready = 0
-    for together in zip(*steps, strict=True):
-        assert len({event[0] for event in together}) == 1
-        if together[0][0] == "pair":
-            for half in (together[: WARP // 2], together[WARP // 2 :]):
-                assert len({place // 8 % 16 for _, place, *_ in half}) == 16, "lanes write to the same banks"
-            for _, place, *pair in together:
-                assert place % 8 == 0
-                assert (memory[place : place + 8] == 0xFF).all(), "written twice"
-                memory[place : place + 8] = np.array(pair, number).view(np.uint8)
-        else:
-            _, target, source, x, y, z = stores[ready]
-            assert (target, x, y, z) == (77, 512 + ready * in_box, 160, 0)
-            assert source == staging + ready % boxes * C_BOX_NBYTES
-            box = memory[source : source + C_BOX_NBYTES]
-            plain = np.array([box[swizzled(i)] for i in range(C_BOX_NBYTES)], np.uint8)
-            found = plain.view(number).reshape(C_BOX_LINES, in_box)
-            np.testing.assert_array_equal(found, tile[:, ready * in_box : (ready + 1) * in_box])
-            box[:] = 0xFF
-            ready += 1
-    assert ready == len(stores)
+    check_boxes(config, tile, "store_shared_words", write_together, monkeypatch)
 
 
 def test_a_tile_fills_each_box_as_often_as_every_other() -> None:
