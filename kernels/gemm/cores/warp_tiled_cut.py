@@ -131,6 +131,7 @@ def split_depth(k: int, splits: int, block_k: int) -> int:
     return k if splits == 1 else round_up(ceil_div(k, splits), block_k)
 
 
+@functools.lru_cache(maxsize=4096)
 def tiles_of(m: int, n: int, tiling: Tiling, diagonal: int | None = None) -> int:
     """Tiles of a part of C: all, or those that have an element on or below a diagonal, column - row.
 
