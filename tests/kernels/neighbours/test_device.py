@@ -371,19 +371,28 @@ def test_pairs_are_those_found_on_a_cpu(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("most", "pairs"), [("PAIRS_ROOM", 1000), ("MOST_PAIRS", 512 * 300)])
+@pytest.mark.parametrize(("metric", "threshold"), [(DOT, 0.0), (COSINE, 0.0), (L2, 20.0)])
 def test_pairs_that_do_not_fit_are_looked_for_in_parts(
-    most: str, pairs: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    most: str,
+    pairs: int,
+    metric: Any,
+    threshold: float,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Which begin with columns of odd numbers, too."""
     monkeypatch.setattr(device, most, pairs)
     monkeypatch.setattr(device, "STRETCH_ROWS", 512)
     b = rows_of(rng, 900, 16, HALF)
-    bound = key_bound(0, True, FLOAT, "dot")
+    bound = key_bound(threshold, metric != L2, FLOAT, metric)
     assert bound is not None
-    on_cpu = host.Beyond(b, bound, metric="dot", once=True)
+    on_cpu = host.Beyond(b, bound, metric=metric, once=True)
     on_cpu.update(b, 0)
-    on_gpu = device.Beyond(to_device(b), bound, metric="dot", once=True)
+    expected_pairs = on_cpu.result()
+    assert len(expected_pairs.row) > 20_000
+    on_gpu = device.Beyond(to_device(b), bound, metric=metric, once=True)
     on_gpu.update(to_device(b), 0)
-    for one, other in zip(on_gpu.result(), on_cpu.result(), strict=True):
+    for one, other in zip(on_gpu.result(), expected_pairs, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
