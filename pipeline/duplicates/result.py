@@ -14,6 +14,7 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.duplicates.bands import chance
 from tilewright.pipeline.duplicates.clusters import groups_of
 from tilewright.pipeline.strict_json import list_pieces
+from tilewright.pipeline.text.frames import names_column
 from tilewright.pipeline.text.names import line_of
 
 if TYPE_CHECKING:
@@ -87,17 +88,17 @@ class Duplicates:
         names too, and ``keep``. ModuleNotFoundError where pandas is not installed."""
         import pandas as pd
 
-        names = np.array(self.documents, dtype=object)
+        names = names_column(self.documents)
         columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
         columns |= {"cluster": names[self.cluster], "exact": names[self.exact], "keep": self.keep}
-        return pd.DataFrame(columns, index=pd.Index(names, name="document"))
+        return pd.DataFrame(columns, index=names)
 
     def pairs_to_pandas(self) -> pd.DataFrame:
         """A DataFrame of the pairs: ``left`` and ``right``, by names, and ``jaccard``. ModuleNotFoundError where pandas
         is not installed."""
         import pandas as pd
 
-        names = np.array(self.documents, dtype=object)
+        names = names_column(self.documents)
         left, right = names[self.pairs[:, 0]], names[self.pairs[:, 1]]
         return pd.DataFrame({"left": left, "right": right, "jaccard": self.jaccard})
 

@@ -17,6 +17,7 @@ from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.signals.rules import Rule, by_rule, reasons_of, verdicts
 from tilewright.pipeline.strict_json import JSON_ROWS, list_pieces
+from tilewright.pipeline.text.frames import names_column
 from tilewright.pipeline.text.names import line_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Signals:
         columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
         return pd.DataFrame(
             columns | dict(self.signals) | self.judged(slice(None)),
-            index=pd.Index(list(self.documents), name="document", dtype=object),
+            index=names_column(self.documents),
         )
 
     def facts(self) -> dict[str, object]:

@@ -46,19 +46,27 @@ class Histogram(Protocol):
     def label(self, place: int) -> str: ...
 
 
+def names_column(names: Sequence[str] | np.ndarray) -> pd.Index:
+    """Names of documents as pandas and xarray hold them: as Python's texts, since those of pandas' own type are UTF-8,
+    and names of files may hold bytes that are none."""
+    import pandas as pd
+
+    return pd.Index(np.array(names, dtype=object), dtype=object, name="document")
+
+
 def to_pandas(histogram: Histogram) -> pd.Series | pd.DataFrame:
     import pandas as pd
 
     counts = histogram.counts
     if isinstance(counts, SparseCounts):
         places, codes = np.unique(counts.indices, return_inverse=True)
-        levels = [list(histogram.documents), [histogram.label(int(place)) for place in places]]
+        levels = [names_column(histogram.documents), [histogram.label(int(place)) for place in places]]
         index = pd.MultiIndex(levels, [counts.rows(), codes], names=["document", histogram.by])
         return pd.Series(counts.values.astype(np.int64), index, name="count")
     if counts.ndim == 2:
         return pd.DataFrame(
             counts,
-            index=pd.Index(histogram.documents, name="document"),
+            index=names_column(histogram.documents),
             columns=pd.Index(histogram.labels, name=histogram.by),
         )
     shown = np.arange(histogram.bins) if histogram.bins <= FEW_BINS else np.flatnonzero(counts)
@@ -74,12 +82,12 @@ def to_xarray(histogram: Histogram) -> xr.DataArray | xr.Dataset:
         histogram.options
     )
     if not isinstance(counts, SparseCounts):
-        coordinates = {"bin": np.array(histogram.labels, dtype=object)}
+        coordinates: dict[str, Any] = {"bin": np.array(histogram.labels, dtype=object)}
         if counts.ndim == 1:
             return xr.DataArray(counts, coordinates, ("bin",), name="counts", attrs=about)
-        coordinates = {"document": np.array(histogram.documents, dtype=object)} | coordinates
+        coordinates = {"document": names_column(histogram.documents)} | coordinates
         return xr.DataArray(counts, coordinates, ("document", "bin"), name="counts", attrs=about)
-    coordinates = {"document": np.array(histogram.documents, dtype=object)}
+    coordinates = {"document": names_column(histogram.documents)}
     if histogram.tokens is not None:
         coordinates["token"] = np.array(histogram.labels, dtype=object)
     return xr.Dataset(

@@ -181,6 +181,19 @@ def test_earlier_outputs_are_not_compared(corpus: Path, client: Client) -> None:
     assert "5 earlier outputs of Tilewright not counted; name it to count it" in listed.notes
 
 
+def test_tables_hold_names_that_are_no_utf8(tmp_path: Path, client: Client) -> None:
+    pytest.importorskip("pandas")
+    names = [f"{tmp_path}/{name}" for name in ("a", "b\udcff", "c")]
+    for name, text in zip(names, ("one two three", "one two three", "two three one two three"), strict=True):
+        Path(name).write_text(text)
+    found = tw.duplicates(tmp_path, ngram=2, threshold=0.5, cluster=client)
+    table = found.to_pandas()
+    assert table.index.tolist() == names
+    assert table["exact"].tolist() == [names[0], names[0], names[2]]
+    table = tw.duplicates(names[1:], ngram=2, threshold=0.5, cluster=client).pairs_to_pandas()
+    assert table.values.tolist() == [[names[1], names[2], 2 / 3]]
+
+
 def test_tables_of_pandas(corpus: Path, client: Client) -> None:
     pytest.importorskip("pandas")
     found = tw.duplicates(corpus, cluster=client, **FOLDED)

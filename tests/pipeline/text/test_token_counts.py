@@ -319,6 +319,19 @@ def test_sparse_rows_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> N
     np.testing.assert_array_equal(np.asarray(counts), table)
 
 
+@pytest.mark.parametrize("by", ["letter", "word"])
+def test_frames_hold_names_that_are_no_utf8(without_dask: Client, tmp_path: Path, by: str) -> None:
+    pytest.importorskip("pandas")
+    pytest.importorskip("xarray")
+    names = [f"{tmp_path}/{name}" for name in ("a", "b\udcff", "ü")]
+    for name in names:
+        Path(name).write_bytes(b"xx x")
+    rows = counted_by(without_dask, tmp_path, by, per_document=True)
+    frame = rows.to_pandas()
+    assert [name for name in names if frame.loc[name].sum() == 3 - (by == "word")] == names
+    assert rows.to_xarray().document.values.tolist() == names
+
+
 def test_frames_and_html_say_what_is_counted(without_dask: Client, corpus: Path) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("xarray")
