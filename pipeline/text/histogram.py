@@ -223,6 +223,7 @@ class Histogram:
             "by": self.by,
             "options": dict(self.options),
             "bins": self.bins,
+            "per_document": self.counts.ndim == 2,
             "documents": None,
             "labels": list(self.labels) if self.tokens is None and self.bins <= FEW_BINS else None,
             "skipped": self.skipped,

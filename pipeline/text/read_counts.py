@@ -90,6 +90,8 @@ def _read_json(path: Path | str) -> Read:
     listed, texts = found.pop("counts"), found.pop("tokens", None)
     try:
         tokens = None if texts is None else _tokens(texts, str(found.get("by")))
+        if listed == []:
+            return found, _of_nothing(found, tokens), tokens
         if _is_sparse(found, listed):
             return found, _sparse(listed, int(found["bins"])), tokens
         return found, np.array(listed), tokens
@@ -99,6 +101,18 @@ def _read_json(path: Path | str) -> Read:
 
 def _tokens(texts: list[str], by: str) -> Tokens:
     return Tokens.of([text.encode(encoding_of(by)) for text in texts])
+
+
+def _of_nothing(facts: Mapping[str, Any], tokens: Tokens | None) -> Counts:
+    """Counts without a number, which as a list say neither of what type they are nor how many bins there would be: of a
+    corpus without tokens, or one row for each of no documents."""
+    # An earlier release did not say it, but listed the files of counts that are not per document.
+    if tokens is not None and not facts.get("per_document", not facts.get("documents")):
+        return np.zeros(0, np.int64)
+    bins = len(tokens) if tokens is not None else int(facts["bins"])
+    if tokens is None and bins <= MOST_BINS_OF_ARRAYS:
+        return np.zeros((0, bins), np.int64)
+    return _sparse([], bins)
 
 
 def _is_sparse(facts: Mapping[str, Any], listed: Any) -> bool:

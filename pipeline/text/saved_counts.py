@@ -512,8 +512,8 @@ def store_counts(
     StoreError
         The place cannot be written.
     """
-    rows = max(1, CHUNK_NBYTES // max(1, counts[0].nbytes))
-    chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
+    rows = max(1, CHUNK_NBYTES // (counts.shape[-1] * counts.itemsize))
+    chunks = counts.shape if counts.ndim == 1 else (max(1, min(rows, len(counts))), counts.shape[1])
     output = create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=overwrite)
     try:
         # One chunk after the other: zarr-python would write many at once, and go on with the rest when one has failed.

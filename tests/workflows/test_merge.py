@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,13 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.pipeline.text.test_counting import count
+from tilewright.kernels.histograms.token_lists import Tokens
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.histogram import Histogram, added
 from tilewright.pipeline.text.saved_counts import save_histogram
+from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.workflows.cli import cli
 from tilewright.workflows.merge import merge
 
@@ -78,6 +81,44 @@ def test_what_was_written_loads_back(tmp_path: Path, by: str, per_document: bool
     save_histogram(found, path)
     assert_same(tw.Histogram.load(path), found)
     assert_same(Histogram.load(str(path)), found)
+
+
+@pytest.mark.parametrize("ending", [".json", ".npz", ".parquet", ".zarr"])
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("by", ["letter", "codepoint", "word"])
+def test_counts_of_nothing_load_back_and_add_up(
+    client: Client, tmp_path: Path, by: str, per_document: bool, ending: str
+) -> None:
+    """As of one task of many whose shard is empty: an archive has no documents, an empty file no tokens."""
+    with tarfile.open(tmp_path / "none.tar", "w"):
+        pass
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("Tilewright")
+    some = tw.histogram(tmp_path / "text", by=by, per_document=per_document, cluster=client)
+    for nothing in (
+        tw.histogram(tmp_path / "none.tar", by=by, per_document=per_document, cluster=client),
+        tw.histogram(tmp_path / "empty", by=by, per_document=per_document, cluster=client),
+        some - some,
+    ):
+        save_histogram(nothing, tmp_path / f"f{ending}", overwrite=True)
+        again = tw.Histogram.load(tmp_path / f"f{ending}")
+        assert again.facts() == nothing.facts()
+        assert again.counts.shape == nothing.counts.shape
+        assert type(again.counts) is type(nothing.counts)
+        both = again + some
+        assert both.top() == some.top()
+        assert both.document_count == nothing.document_count + some.document_count
+
+
+def test_counts_of_nothing_load_back_from_earlier_releases(tmp_path: Path) -> None:
+    for documents, shape in ((["a"], (0,)), ([], (0, 0))):
+        counts: np.ndarray | SparseCounts = np.zeros(0, np.int64)
+        if not documents:
+            counts = SparseCounts(np.zeros(1, np.int64), counts, counts, 0)
+        found = Histogram("word", counts, documents, 0, 0, "CPU", 1.0, Tokens.of([]))
+        facts = {name: fact for name, fact in found.to_json().items() if name != "per_document"}
+        (tmp_path / "f.json").write_text(json.dumps(facts))
+        assert Histogram.load(tmp_path / "f.json").counts.shape == shape
 
 
 def test_what_was_printed_loads_back(tmp_path: Path) -> None:
