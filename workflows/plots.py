@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.kernels.histograms.token_lists import most_frequent
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.report.style import PROGRAM
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, printable
 from tilewright.pipeline.text.saved_counts import PLOT_ENDINGS, check_ending, place_of, suffix_of, write_whole
 
@@ -44,8 +45,13 @@ MOST_FAMILIES = 8
 MOST_ROWS = 60
 """Of more documents, those with most counted are in a heat map."""
 MAPS = ("documents", "tokens")
-METADATA: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""By format: without the time, so that the same counts give the same file."""
+METADATA: dict[str, dict[str, Any]] = {
+    ".png": {"Software": PROGRAM},
+    ".svg": {"Creator": PROGRAM, "Date": None},
+    ".pdf": {"Creator": PROGRAM, "CreationDate": None},
+}
+"""By format: what made it, so that no later count takes it for a text; and no time, so that the same counts give the
+same file."""
 
 
 Labels = tuple[list[str], list[str]]
@@ -111,7 +117,7 @@ def plot_histogram(
             _draw_tokens(figure, histogram, log=log)
         write_whole(
             place,
-            lambda draft: figure.savefig(draft, format=ending[1:], metadata=METADATA.get(ending)),
+            lambda draft: figure.savefig(draft, format=ending[1:], metadata=METADATA[ending]),
             overwrite=overwrite,
         )
 

@@ -10,7 +10,7 @@ import zarr
 
 from tilewright.pipeline.duplicates.result import Duplicates
 from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers
-from tilewright.pipeline.text.formats.listing import DUPLICATES_MARK
+from tilewright.pipeline.text.formats.outputs import DUPLICATES_MARK
 from tilewright.pipeline.text.saved_counts import document_columns, parquet_module, save_json, write_whole
 from tilewright.pipeline.text.whole.saved import Outputs
 

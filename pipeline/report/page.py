@@ -25,7 +25,7 @@ from tilewright.pipeline.report.pictures import (
     tiles_picture,
     timeline_picture,
 )
-from tilewright.pipeline.report.style import PAGE_STYLE, STYLE
+from tilewright.pipeline.report.style import PAGE_STYLE, PROGRAM, STYLE
 from tilewright.pipeline.report.timeline import Timeline
 from tilewright.pipeline.strict_json import strict
 
@@ -76,6 +76,7 @@ class Report(ABC):
         data = json.dumps(self.to_json(), allow_nan=False).replace("<", "\\u003c")
         return _encodable(
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            f'<meta name="generator" content="{PROGRAM}">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
             f'<link rel="icon" href="data:,"><title>{escape(self._title())}</title>'
             f"<style>{PAGE_STYLE}</style></head><body><main>{self.to_fragment()}</main>"

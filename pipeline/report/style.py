@@ -1,6 +1,8 @@
 """The style of a report's page. Each rule is of what lies in ``tw-report``, so that in a notebook it touches nothing
 else."""
 
+PROGRAM = "Tilewright"
+"""What pages, and plots of counts, say that they were made by."""
 COLOURS = (
     ("#0072b2", "#56b4e9"),
     ("#d55e00", "#ff9447"),

@@ -14,7 +14,7 @@ from tilewright.kernels.signals.definitions import NAMES
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.signals.result import Signals, known_of, values_of
 from tilewright.pipeline.text.counts_group import as_unicode, write_group, write_numbers, write_texts
-from tilewright.pipeline.text.formats.listing import SIGNALS_MARK
+from tilewright.pipeline.text.formats.outputs import SIGNALS_MARK
 from tilewright.pipeline.text.saved_counts import (
     ROW_GROUP,
     document_columns,

@@ -20,7 +20,7 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.output_group import group_at_url, output_group
 from tilewright.pipeline.store.new.groups import ended, writing
 from tilewright.pipeline.store.remote.opening import store_at
-from tilewright.pipeline.text.formats.listing import GROUP_KIND
+from tilewright.pipeline.text.formats.outputs import GROUP_KIND
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 
 CHUNK = 2**18

@@ -26,6 +26,7 @@ from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.text.counts_group import GROUP_KIND, load_group
+from tilewright.pipeline.text.formats.outputs import NPZ_FACTS
 from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import MOST_BINS_OF_ARRAYS
@@ -146,7 +147,7 @@ def _sparse(rows: list[Any], bins: int) -> SparseCounts:
 def _read_npz(path: Path | str) -> Read:
     try:
         with np.load(io.BytesIO(_contents(path)), allow_pickle=False) as found:
-            facts = json.loads(str(found["facts"]))
+            facts = json.loads(str(found[NPZ_FACTS]))
             for name, key in (("document", "documents"), ("id", "ids")):
                 if f"{name}_bytes" in found:
                     texts = Tokens(found[f"{name}_bytes"], found[f"{name}_offsets"])

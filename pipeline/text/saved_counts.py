@@ -41,6 +41,7 @@ from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import UrlError, is_url, without_local_protocol
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counts_group import GROUP_KIND, as_unicode, store_group
+from tilewright.pipeline.text.formats.outputs import NPZ_FACTS
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram
 from tilewright.pipeline.text.names import Texts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
@@ -357,7 +358,7 @@ def save_json(found: InPieces, path: Path | str, overwrite: bool) -> None:
 
 def _save_npz(histogram: Histogram, path: Path | str, overwrite: bool) -> None:
     counts, tokens = histogram.counts, histogram.tokens
-    arrays: dict[str, Any] = {"facts": np.array(json.dumps(histogram.short_facts()))}
+    arrays: dict[str, Any] = {NPZ_FACTS: np.array(json.dumps(histogram.short_facts()))}
     for name, texts in (("document", histogram.documents), ("id", histogram.ids)):
         if texts is not None:
             packed = Texts.of(texts)

@@ -178,7 +178,7 @@ def test_earlier_outputs_are_not_compared(corpus: Path, client: Client) -> None:
         assert result.exit_code == 0, result.output
     listed = list_corpus([corpus])
     assert [os.path.basename(each.name) for each in listed.documents] == list(TEXTS)
-    assert "5 earlier outputs of Tilewright not counted; name it to count it" in listed.notes
+    assert "5 earlier outputs of Tilewright not counted; name one to count it" in listed.notes
 
 
 def test_tables_hold_names_that_are_no_utf8(tmp_path: Path, client: Client) -> None:

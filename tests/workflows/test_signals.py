@@ -118,7 +118,7 @@ def test_earlier_outputs_are_not_looked_at(corpus: Path, client: Client) -> None
         tw.signals([corpus / "0.txt"], cluster=client, out=corpus / name)
     listed = list_corpus([corpus])
     assert [os.path.basename(each.name) for each in listed.documents] == ["0.txt", "1.txt", "2.txt", "e"]
-    assert "4 earlier outputs of Tilewright not counted; name it to count it" in listed.notes
+    assert "4 earlier outputs of Tilewright not counted; name one to count it" in listed.notes
 
 
 def test_tables_of_pandas(corpus: Path, client: Client) -> None:

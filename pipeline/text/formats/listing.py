@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +14,15 @@ from tilewright.pipeline import config
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.store.remote import files as remote_files
 from tilewright.pipeline.store.remote.files import Facts, RemoteFile
+from tilewright.pipeline.text.formats.outputs import (
+    ENDINGS,
+    ENDINGS_AT_URLS,
+    METADATA_NBYTES,
+    OUR_MARKS,
+    is_our_array,
+    is_our_file,
+    nbytes_of_head,
+)
 from tilewright.pipeline.text.formats.reading import Reading, is_hidden, relative_name
 from tilewright.pipeline.text.formats.recognition import (
     CONTAINERS,
@@ -44,29 +51,6 @@ COLUMN_TEXTS = ": name a column (--field) to count its texts"
 NAMED = 3
 """The most documents that a notice names."""
 
-_OUTPUT = re.compile(
-    rb'\{"by": "[^"]*", ("options": \{[^{}]*\}, )?"bins": \d|(document,)?bin,label,count\r\n'
-    rb'|\{"options": \{"shingle": "\w+", "ngram": \d'
-    rb'|\{"options": \{"stop_words": \[|document,(id,)?byte_count,char_count,'
-)
-"""How the files begin that ``--out`` writes."""
-_ENDINGS_OF_OUTPUTS = (".json", ".csv", ".parquet")
-DUPLICATES_MARK = "tilewright_duplicates"
-"""The attribute of what duplicates are written to as Zarr and Parquet."""
-SIGNALS_MARK = "tilewright_signals"
-"""That of signals."""
-_FOOTER_NBYTES = 2**16
-"""Bytes at the end of a Parquet file in which a mark is looked for: it stands behind the columns."""
-_OUR_MARKS = ("tilewright-counts.jsonl", "tilewright-output")
-"""Files that mark a folder as Tilewright's: finished pieces of a count, and an output that is not finished."""
-
-
-METADATA_NBYTES = 2**26
-"""The longest metadata of an array that are looked at: they may list documents."""
-GROUP_KIND = "tilewright_counts"
-"""The attribute by which a group of Zarr with counts is known."""
-_MARKS = (GROUP_KIND, DUPLICATES_MARK, SIGNALS_MARK)
-
 HeadOf = Callable[[str, int], bytes]
 """Gives so many of the first bytes of a file, by its name."""
 
@@ -91,7 +75,7 @@ class LeftOut:
         """Take out of the names of a folder what is not to be counted. top: the folder that the user named. head: for
         files that are no local ones."""
         is_local, head = head is None, head or head_of
-        if here != top and any(mark in files for mark in _OUR_MARKS):
+        if here != top and any(mark in files for mark in OUR_MARKS):
             self.outputs += 1
             folders.clear()
             files.clear()
@@ -102,7 +86,7 @@ class LeftOut:
             name
             for name in kept
             if name.endswith(".zarr")
-            and _is_our_array(head(os.path.join(here, name, "zarr.json"), METADATA_NBYTES))
+            and is_our_array(head(os.path.join(here, name, "zarr.json"), METADATA_NBYTES))
         ]
         self.outputs += len(outputs)
         folders[:] = [name for name in kept if name not in outputs]
@@ -115,23 +99,28 @@ class LeftOut:
         outputs = [
             name
             for name in kept
-            if name.endswith(_ENDINGS_OF_OUTPUTS)
-            and (
-                (is_local and _is_our_table(os.path.join(here, name)))
-                if name.endswith(".parquet")
-                else _OUTPUT.match(head(os.path.join(here, name), HEAD_NBYTES))
-            )
+            if name.endswith(ENDINGS) and is_our_file(os.path.join(here, name), head, is_local=is_local)
         ]
         self.outputs += len(outputs)
         files[:] = [name for name in kept if name not in outputs] if outputs else kept
 
     def notes(self) -> list[str]:
         return [
-            f"{counted(count, noun)} {what}"
-            for count, noun, what in (
-                (self.hidden, "hidden file or folder", "not counted; name it to count it"),
-                (self.outputs, "earlier output", "of Tilewright not counted; name it to count it"),
-                (self.unwanted, "file", "left out by include and exclude"),
+            f"{count} {one if count == 1 else several} {what}"
+            for count, one, several, what in (
+                (
+                    self.hidden,
+                    "hidden file or folder",
+                    "hidden files or folders",
+                    "not counted; name one to count it",
+                ),
+                (
+                    self.outputs,
+                    "earlier output",
+                    "earlier outputs",
+                    "of Tilewright not counted; name one to count it",
+                ),
+                (self.unwanted, "file", "files", "left out by include and exclude"),
             )
             if count
         ]
@@ -183,10 +172,14 @@ def listed_at(
     is_folder, found = remote_files.find(url)
     heads: dict[str, bytes] = {}
 
-    def look(names: Iterable[str]) -> None:
+    def look(names: Iterable[str], nbytes_of: Callable[[str], int] = lambda name: HEAD_NBYTES) -> None:
         """Ask for several at once."""
         new = [RemoteFile(name, found[name]) for name in names if name not in heads]
-        heads.update(zip((file.url for file in new), remote_files.heads(new, HEAD_NBYTES), strict=True))
+        for nbytes, some in groupby(
+            sorted(new, key=lambda file: nbytes_of(file.url)), lambda file: nbytes_of(file.url)
+        ):
+            alike = list(some)
+            heads.update(zip((file.url for file in alike), remote_files.heads(alike, nbytes), strict=True))
 
     def head(name: str, nbytes: int) -> bytes:
         if name not in found:
@@ -196,8 +189,16 @@ def listed_at(
         return heads[name]
 
     if is_folder:
-        look(name for name in found if name.endswith((".json", ".csv")))
-        names = _chosen_below(url.rstrip("/"), list(found), reading, left_out, head)
+        top = url.rstrip("/")
+        look(
+            (
+                name
+                for name in found
+                if name.endswith(ENDINGS_AT_URLS) and reading.takes(relative_name(name, top))
+            ),
+            nbytes_of_head,
+        )
+        names = _chosen_below(top, list(found), reading, left_out, head)
     else:
         names = list(found) if reading.takes(url, named=True) else []
         left_out.unwanted += not names
@@ -331,30 +332,3 @@ def names_of(names: Sequence[str]) -> str:
     """Some names, and how many others there are."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {counted(more, 'other')}" if more > 0 else "")
-
-
-def _is_our_table(path: str) -> bool:
-    """Whether a Parquet file holds what ``--out`` wrote."""
-    try:
-        descriptor = open_anything(path)
-    except OSError:
-        return False
-    try:
-        start = max(0, os.fstat(descriptor).st_size - _FOOTER_NBYTES)
-        footer = os.pread(descriptor, _FOOTER_NBYTES, start)
-        return any(mark.encode() in footer for mark in _MARKS)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def _is_our_array(metadata: bytes) -> bool:
-    """Whether an array or a group of Zarr, by its metadata, holds what ``--out`` wrote."""
-    try:
-        attributes = json.loads(metadata).get("attributes", {})
-        return any(mark in attributes for mark in _MARKS) or {"by", "documents", "skipped", "nbytes"} <= set(
-            attributes
-        )
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return False
