@@ -226,7 +226,8 @@ def load_group(path: Path | str) -> tuple[dict[str, Any], np.ndarray | SparseCou
 
     try:
         return read()
-    except (OSError, BaseZarrError, ValueError, KeyError, TypeError) as error:
+    except (OSError, BaseZarrError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        # The last is what codecs raise of chunks that are damaged.
         raise StoreError(
             f"cannot read the counts in {path}: {error}; count the corpus again, or give another file"
         ) from error

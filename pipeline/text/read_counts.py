@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import zipfile
 import zlib
@@ -255,7 +256,7 @@ def _check(path: Path | str, facts: Mapping[str, Any], counts: Counts, tokens: T
     bins = kind.bins if isinstance(kind, Kind) else len(tokens or ())
     if tokens is not None:
         _check_tokens(tokens, fail)
-    if not isinstance(documents, list) or not all(isinstance(name, str) for name in documents):
+    if not isinstance(documents, list) or not all(isinstance(name, str) and name for name in documents):
         fail(f"its documents are {shown(documents)}, no list of names")
     elif counts.shape not in ((bins,), (len(documents), bins)):
         fail(
@@ -266,11 +267,39 @@ def _check(path: Path | str, facts: Mapping[str, Any], counts: Counts, tokens: T
         _check_rows(counts, fail)
     elif counts.dtype.kind not in "iu" or (counts.size and counts.min() < 0):
         fail("its counts are no whole numbers of 0 or more")
+    elif tokens is not None and counts.size and counts.min() == 0:
+        fail("it has tokens that do not occur: chunks of its counts are missing")
     for name in ("skipped", "nbytes"):
         if not isinstance(facts.get(name), int) or isinstance(facts[name], bool) or facts[name] < 0:
             fail(f"its {name} is {shown(facts.get(name))}, no number of bytes")
-    if not isinstance(facts.get("device"), str) or not isinstance(facts.get("seconds"), int | float):
+    seconds = facts.get("seconds")
+    is_time = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+    if not isinstance(facts.get("device"), str) or not is_time:
         fail("it does not say where and how long it was counted")
+    _check_later_facts(facts, counts, fail)
+
+
+def _check_later_facts(facts: Mapping[str, Any], counts: Counts, fail: Callable[[str], None]) -> None:
+    """Check those that files of the first releases did not have."""
+    if facts.get("per_document", counts.ndim == 2) != (counts.ndim == 2):
+        fail(f"its counts are {'not ' * (counts.ndim == 1)}per document, against what it says")
+    for name in ("document_count", "undecodable"):
+        number = facts.get(name)
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
+            fail(f"its {name} is {shown(number)}, no whole number of 0 or more")
+    if not isinstance(facts.get("options", {}), dict):
+        fail(f"its options are {shown(facts['options'])}, no names with what each is")
+    bad = facts.get("bad", [])
+    pairs = isinstance(bad, list) and all(isinstance(each, list) and len(each) == 2 for each in bad)
+    if not pairs or not all(isinstance(text, str) for each in bad for text in each):
+        fail(f"what it left out is {shown(bad)}, no pairs of names and reasons")
+    ids = facts.get("ids")
+    if ids is None:
+        return
+    if not isinstance(ids, list) or not all(each is None or isinstance(each, str) for each in ids):
+        fail(f"its ids are {shown(ids)}, no list of texts")
+    elif counts.ndim == 1 or len(ids) != len(counts):
+        fail(f"it has {len(ids)} ids, and not one for each row of counts")
 
 
 def _check_tokens(tokens: Tokens, fail: Callable[[str], None]) -> None:
@@ -293,3 +322,7 @@ def _check_rows(counts: SparseCounts, fail: Callable[[str], None]) -> None:
         or (len(indices) and int(counts.values.min()) < 1)
     ):
         fail("its rows are no rows of bins and of whole numbers of more than 0")
+    begins = np.zeros(len(indices) + 1, np.bool_)
+    begins[indptr] = True
+    if not begins[1:-1][indices[1:] <= indices[:-1]].all():
+        fail("a row of it does not have its bins in ascending order, each once")

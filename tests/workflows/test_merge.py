@@ -242,6 +242,7 @@ def test_the_command_refuses_before_it_reads(run: Callable[..., Result]) -> None
 
 
 GOOD = made("byte", ["a"]).to_json()
+ROWS = made("byte", ["a"], per_document=True).to_json()
 BAD = {
     "no JSON": "{",
     "no object": "[]",
@@ -255,11 +256,23 @@ BAD = {
     "another kind": GOOD | {"by": "word"},
     "kind of kinds": GOOD | {"by": ["byte"]},
     "a name": GOOD | {"documents": "a"},
+    "no name": GOOD | {"documents": [""]},
+    "not per document": GOOD | {"per_document": True},
     "numbers": GOOD | {"documents": [1]},
     "no skipped": {name: value for name, value in GOOD.items() if name != "skipped"},
     "true": GOOD | {"nbytes": True},
     "no device": GOOD | {"device": None},
     "no seconds": GOOD | {"seconds": "1"},
+    "endless": GOOD | {"seconds": float("inf")},
+    "no time": GOOD | {"seconds": float("nan")},
+    "no number of documents": GOOD | {"document_count": "1"},
+    "fewer than none": GOOD | {"undecodable": -1},
+    "options without values": GOOD | {"options": ["casefold"]},
+    "left out without reasons": GOOD | {"bad": [["a"]]},
+    "numbers left out": GOOD | {"bad": 1},
+    "ids of no rows": GOOD | {"ids": ["a"]},
+    "more ids than rows": ROWS | {"ids": ["a", "b"]},
+    "ids that are numbers": ROWS | {"ids": [1]},
 }
 
 
@@ -269,6 +282,27 @@ def test_files_that_hold_no_histogram_are_told(tmp_path: Path, what: str) -> Non
     path.write_text(bad if isinstance(bad, str) else json.dumps(bad))
     with pytest.raises(StoreError, match=r"bad\.json .*count the corpus again, or give a file that"):
         Histogram.load(path)
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+def test_groups_that_lack_a_part_are_told(client: Client, tmp_path: Path, per_document: bool) -> None:
+    """Zarr takes a chunk that is not there for one of zeros, or of texts without a character."""
+    (tmp_path / "text").write_text("one two two")
+    found = tw.histogram(tmp_path / "text", by="word", per_document=per_document, cluster=client)
+    save_histogram(found, tmp_path / "f.zarr")
+    parts = sorted(path for path in (tmp_path / "f.zarr").rglob("*") if path.is_file())
+    assert len(parts) == (11 if per_document else 7)
+    for part in parts:
+        data = part.read_bytes()
+        part.unlink()
+        with pytest.raises((StoreError, OptionError), match=r"f\.zarr"):
+            Histogram.load(tmp_path / "f.zarr")
+        if part.suffix != ".json":
+            part.write_bytes(data[: len(data) // 2])
+            with pytest.raises(StoreError, match=r"f\.zarr"):
+                Histogram.load(tmp_path / "f.zarr")
+        part.write_bytes(data)
+    assert_same(Histogram.load(tmp_path / "f.zarr"), found)
 
 
 def test_other_files_are_told(tmp_path: Path) -> None:
