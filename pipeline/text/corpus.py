@@ -137,6 +137,8 @@ class Corpus:
     """Those that were given, with a slash behind that of a folder."""
     cautions: tuple[str, ...] = ()
     """What is counted otherwise than its form lets expect, as text for people."""
+    unlisted: tuple[tuple[str, str], ...] = ()
+    """Folders that could not be listed, where those are left out, and why."""
 
     @property
     def nbytes(self) -> int:
@@ -258,10 +260,8 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
                     if not (is_folder and os.path.islink(name)):
                         _stat(name)  # says why
                         raise
-                    broken += (
-                        1  # found on the way, not asked for: it must not keep the rest from being counted
-                    )
-                    continue
+                    broken += 1
+                    continue  # found on the way, not asked for: it must not keep the rest from being counted
                 # Most names are all three at once: a million of them take memory.
                 absolute = name if as_absolute == as_named else as_absolute + last
                 place = absolute if as_real == as_absolute else as_real + last
@@ -276,7 +276,7 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
                     documents[place] = Document(name, absolute, facts.st_size, codec, facts.st_mtime_ns)
                     status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
-        passed_by = "; ".join(left_out.notes())
+        passed_by = "; ".join([*left_out.notes(), *(why for _, why in left_out.unlisted)])
         raise CorpusError(
             f"no files in {', '.join(given)}; a corpus needs one at least{passed_by and ': ' + passed_by}"
         )
@@ -292,8 +292,8 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
     ]
     notes += left_out.notes()
     noted, cautions = told_apart(told)
-    facts_of = tuple(status), time.monotonic(), reading, tuple(urls)
-    return Corpus(tuple(documents.values()), (*notes, *noted), *facts_of, tuple(cautions))
+    facts_of = tuple(status), time.monotonic(), reading, tuple(urls), tuple(cautions)
+    return Corpus(tuple(documents.values()), (*notes, *noted), *facts_of, tuple(left_out.unlisted))
 
 
 def _list_url(

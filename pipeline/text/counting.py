@@ -185,7 +185,10 @@ def count_corpus(
         document_count=arrival.documents,
         undecodable=arrival.lost if kind.decodes else None,
         ids=ids if corpus.reading.id_field else None,
-        bad=all_bad([document.name for document in corpus.documents], arrival.bad, arrival.left_out),
+        bad=(
+            *corpus.unlisted,
+            *all_bad([document.name for document in corpus.documents], arrival.bad, arrival.left_out),
+        ),
     )
 
 

@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from tilewright.kernels.numbers import counted
@@ -62,6 +62,9 @@ class LeftOut:
     hidden: int = 0
     outputs: int = 0
     unwanted: int = 0
+    unwanted_folders: int = 0
+    unlisted: list[tuple[str, str]] = field(default_factory=list)
+    """Folders that could not be listed, and why."""
 
     def choose(
         self,
@@ -82,6 +85,14 @@ class LeftOut:
             return
         kept = [name for name in folders if not is_hidden(name)]
         self.hidden += len(folders) - len(kept)
+        if reading.exclude:
+            wanted = [
+                name
+                for name in kept
+                if not reading.takes_none_of(relative_name(os.path.join(here, name), top))
+            ]
+            self.unwanted_folders += len(kept) - len(wanted)
+            kept = wanted
         outputs = [
             name
             for name in kept
@@ -121,6 +132,7 @@ class LeftOut:
                     "of Tilewright not counted; name one to count it",
                 ),
                 (self.unwanted, "file", "files", "left out by include and exclude"),
+                (self.unwanted_folders, "folder", "folders", "left out by exclude"),
             )
             if count
         ]
@@ -280,10 +292,14 @@ def below(folder: str, reading: Reading, left_out: LeftOut) -> Iterator[tuple[st
                     if entry.is_symlink():
                         linked.add(entry.name)
         except OSError as error:
-            raise CorpusError(
+            why = (
                 f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
-                " name other folders and files"
-            ) from error
+                " leave it out (--exclude FOLDER/, --on-error report)"
+            )
+            if not reading.leaves_out:
+                raise CorpusError(why) from error
+            left_out.unlisted.append((here, why))
+            return [], 0
         left_out.choose(here, folders, files, folder, reading)
         below = {name for name in folders if name not in linked}
         runs: list[list[str] | str] = []

@@ -58,6 +58,11 @@ class Reading:
             return False
         return not _matches(self.exclude, name)
 
+    def takes_none_of(self, folder: str) -> bool:
+        """Whether ``exclude`` leaves out all that a folder below the one named holds, whatever that is called."""
+        # These patterns go on with any characters, so that one that fits nothing more fits all.
+        return _matches(tuple(each for each in self.exclude if each.endswith(("/", "**"))), folder + "/")
+
     def facts(self) -> dict[str, object]:
         """What decides what is counted of a file, as JSON; nothing for the usual reading."""
         facts = {

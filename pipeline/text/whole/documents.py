@@ -116,8 +116,9 @@ class Arrival(Generic[Part]):
 
     @property
     def all_bad(self) -> tuple[tuple[str, str], ...]:
-        """The names of files and lines that cannot be read, and why."""
-        return all_bad([each.name for each in self._corpus.documents], self.bad, self.left_out)
+        """The names of folders, files and lines that cannot be read, and why."""
+        names = [each.name for each in self._corpus.documents]
+        return (*self._corpus.unlisted, *all_bad(names, self.bad, self.left_out))
 
     def __call__(self, place: int, part: Part) -> Part:
         piece = self._pieces[place]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import dask
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from distributed import Client
 
+import tilewright as tw
 from tests.pipeline.text.formats.test_layers import tarred
 from tests.pipeline.text.test_counting import cpu_workers, dense, naive_counts
 from tilewright.kernels.histograms.token_kinds import any_kind_named
@@ -20,6 +24,7 @@ from tilewright.pipeline.errors import CompressedError, CorpusError
 from tilewright.pipeline.text import blocks
 from tilewright.pipeline.text.corpus import Document, Look, list_corpus
 from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.formats import listing
 from tilewright.pipeline.text.formats.reading import reading_of
 from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.kept_counts import State, open_counts
@@ -164,3 +169,53 @@ def test_the_command_lists_them_and_exits_with_three(folder: Path) -> None:
     assert result.exit_code == 3
     assert len([line for line in result.stderr.splitlines() if line.startswith("left out: ")]) == 3
     assert [Path(name).name for name, _ in json.loads(result.stdout)["bad"]] == list(BAD)
+
+
+@pytest.fixture
+def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder below the corpus that nobody can list."""
+    inside = folder / "05closed" / "deep"
+    inside.mkdir(parents=True)
+    (inside / "lost").write_text("lost")
+    list_folder = os.scandir
+
+    def scandir(path: str) -> Any:
+        if os.fspath(path).endswith("05closed"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return list_folder(path)
+
+    monkeypatch.setattr(listing.os, "scandir", scandir)
+    return inside.parent
+
+
+def test_folders_that_cannot_be_listed_are_left_out_and_listed(
+    client: Client, folder: Path, closed: Path
+) -> None:
+    with pytest.raises(CorpusError, match=r"cannot list .*05closed: Permission denied; .*--on-error report"):
+        tw.histogram(folder, cluster=client)
+    told = f"cannot list the folder {closed}: Permission denied"
+    found = tw.histogram(folder, cluster=client, on_error="report", by="line")
+    assert [Path(name).name for name, _ in found.bad] == ["05closed", *BAD]
+    assert found.bad[0][1].startswith(told)
+    assert found.document_count == len(GOOD)
+    assert tw.signals(folder, cluster=client, on_error="report").bad == found.bad
+    assert tw.duplicates(folder, cluster=client, on_error="report").bad == found.bad
+    with pytest.raises(CorpusError, match=f"no files in {closed}; .* at least: {told}"):
+        tw.histogram(closed, cluster=client, on_error="report")
+
+
+@pytest.mark.parametrize("pattern", ["05closed/", "05*/", "05closed/**", "05c**"])
+def test_folders_that_are_left_out_are_not_looked_into(folder: Path, closed: Path, pattern: str) -> None:
+    found = list_corpus([folder], reading=reading_of(exclude=pattern))
+    assert len(found.documents) == len(GOOD) + len(BAD)
+    assert "1 folder left out by exclude" in found.notes
+
+
+def test_what_only_names_in_a_folder_are_left_out_of_is_looked_into(folder: Path) -> None:
+    (folder / "in" / "in").mkdir(parents=True)
+    (folder / "in" / "a.txt").write_text("a")
+    (folder / "in" / "in" / "b.txt").write_text("b")
+    for exclude, left in (("in/*", ["b.txt"]), ("a.txt", ["b.txt"]), ("in", ["a.txt", "b.txt"])):
+        found = list_corpus([folder], reading=reading_of(exclude=exclude, include="*.txt"))
+        assert [Path(each.name).name for each in found.documents] == left
+    assert not any("folder left out" in note for note in found.notes)
