@@ -80,6 +80,11 @@ class Histogram:
         return int(self.counts.shape[-1])
 
     @property
+    def per_document(self) -> bool:
+        """Whether each document has a row of counts."""
+        return self.counts.ndim == 2
+
+    @property
     def totals(self) -> np.ndarray:
         """int64[bins]: the counts of the whole corpus."""
         counts = self.counts
@@ -223,7 +228,7 @@ class Histogram:
             "by": self.by,
             "options": dict(self.options),
             "bins": self.bins,
-            "per_document": self.counts.ndim == 2,
+            "per_document": self.per_document,
             "documents": None,
             "labels": list(self.labels) if self.tokens is None and self.bins <= FEW_BINS else None,
             "skipped": self.skipped,

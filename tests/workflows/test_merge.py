@@ -103,6 +103,7 @@ def test_counts_of_nothing_load_back_and_add_up(
         save_histogram(nothing, tmp_path / f"f{ending}", overwrite=True)
         again = tw.Histogram.load(tmp_path / f"f{ending}")
         assert again.facts() == nothing.facts()
+        assert again.per_document == per_document
         assert again.counts.shape == nothing.counts.shape
         assert type(again.counts) is type(nothing.counts)
         both = again + some
