@@ -725,7 +725,7 @@ reading_options = (
     click.option(
         "--raw",
         is_flag=True,
-        help="Count all files as they are stored, without decompressing or opening them.",
+        help="Take all files as they are stored, without decompressing or opening them.",
     ),
     click.option(
         "--encoding",
@@ -736,13 +736,14 @@ reading_options = (
         "--field",
         multiple=True,
         metavar="NAME",
-        help="Count the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be"
+        help="Take the texts in this field of JSON lines, or column of Parquet and Arrow, each a document; may be"
         " given several times. Plain texts beside them are whole documents.",
     ),
     click.option(
         "--id-field",
         metavar="NAME",
-        help="The field, column or WARC header that identifies a document, to be kept with --per-document.",
+        help="The field, column or WARC header that identifies a document, to be kept with its name; of counts, only"
+        " with --per-document.",
     ),
     click.option(
         "--split-on", type=click.Choice(PASSAGES), help="Make a document of each line, or of each paragraph."
@@ -751,21 +752,21 @@ reading_options = (
         "--include",
         multiple=True,
         metavar="PATTERN",
-        help="Count only files below folders, and members of archives, with such names ('*.txt') or paths"
+        help="Take only files below folders, and members of archives, with such names ('*.txt') or paths"
         " ('a/**/*.txt').",
     ),
     click.option(
         "--exclude",
         multiple=True,
         metavar="PATTERN",
-        help="Leave out files and members with such names or paths.",
+        help="Leave out files and members with such names or paths, and folders ('logs/').",
     ),
     click.option(
         "--on-error",
         type=click.Choice(ON_ERROR),
         default="stop",
         show_default=True,
-        help="End at the first file that cannot be counted; or leave such files, and such lines of JSON lines, out,"
+        help="End at the first file that cannot be read; or leave such files, and such lines of JSON lines, out,"
         " list them, and exit with 3.",
     ),
 )

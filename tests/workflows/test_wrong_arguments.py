@@ -123,6 +123,13 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] =
     ),
     ("dot", ("x.zarr", "x.zarr"), {"device": 3}, tw.OptionError, "device=3 is unknown"),
     ("dot", ("x.zarr", "x.zarr"), {"listener": "print"}, tw.OptionError, "listener='print' cannot be called"),
+    (
+        "histogram",
+        ("text.txt",),
+        {"raw": True, "encoding": "latin-1", "field": ["a", "b"]},
+        tw.OptionError,
+        "raw=True takes .* so that encoding='latin-1' and field='a, b' would say nothing; leave out raw",
+    ),
     ("histogram", (5,), {}, tw.CorpusError, "5 is neither"),
     ("histogram", (["text.txt", 5],), {}, tw.CorpusError, r"\['text.txt', 5\] is neither"),
     ("histogram", ("text.txt",), {"per_document": "yes"}, tw.OptionError, "per_document='yes' is neither"),

@@ -121,9 +121,14 @@ def reading_of(
         leaves_out=on_error == "report",
     )
     if raw and not found.as_stored:
+        given = [
+            f"{name}={value!r}"
+            for name, value in (("encoding", encoding), ("field", ", ".join(fields)), ("split_on", split_on))
+            if value
+        ]
         raise OptionError(
-            "raw counts files as they are stored, so that encoding, field and split_on say nothing; leave out raw,"
-            " or those"
+            f"raw=True takes files as they are stored, so that {' and '.join(given)} would say nothing; leave out raw,"
+            " or that"
         )
     return found
 

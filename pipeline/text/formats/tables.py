@@ -200,7 +200,7 @@ def _check(pyarrow: Any, schema: Any, names: list[str], reading: Reading) -> Non
             near = did_you_mean(name, schema.names) if not places else ""
             raise ContentError(
                 f"it has {'no column' if not places else 'several columns'} {name!r}; it has {has}{more}{near}",
-                "name a column that it has",
+                "name a column that it has once" if places else "name a column that it has",
             )
         kind = schema.field(places[0]).type
         if name in reading.fields and not _is_text(pyarrow, kind):
