@@ -54,6 +54,7 @@ class Reading:
 
         named: whether the user named the file itself, so that ``include`` is not asked.
         """
+        name = name.removeprefix("./")  # as find prints names, and tar stores those below a folder
         if self.include and not named and not _matches(self.include, name):
             return False
         return not _matches(self.exclude, name)
@@ -183,7 +184,7 @@ def _pattern(pattern: str) -> re.Pattern[str]:
     """A pattern as regular expression: ``*``, ``?`` and ``[...]`` within a name, ``**`` over folders. Without a slash
     it is of the last part of a path, with one of all of it."""
     out, i = ["" if "/" in pattern.rstrip("/") else "(?:.*/)?"], 0
-    pattern = pattern.lstrip("/")
+    pattern = pattern.removeprefix("./").lstrip("/")
     while i < len(pattern):
         if pattern.startswith("**/", i):
             out.append("(?:.*/)?")

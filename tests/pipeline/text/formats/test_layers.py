@@ -473,6 +473,24 @@ def test_a_member_of_a_zip_archive_without_a_name(client: Client, tmp_path: Path
     assert found.totals.sum() == 3
 
 
+@pytest.mark.parametrize("dot", ["", "./"])
+@pytest.mark.parametrize(
+    ("pattern", "taken"), [("a/*.txt", {"a/x.txt"}), ("a/**", {"a/x.txt", "a/b/y.txt"}), ("z.txt", {"z.txt"})]
+)
+def test_patterns_fit_names_that_begin_with_a_dot(
+    without_dask: Client, tmp_path: Path, dot: str, pattern: str, taken: set[str]
+) -> None:
+    """As those of ``tar c .``, and as ``find`` prints them."""
+    members = ("a/x.txt", "a/b/y.txt", "z.txt")
+    (tmp_path / "a.tar").write_bytes(tarred([(f"./{name}", b"text") for name in members]))
+    (tmp_path / "b.tar").write_bytes(tarred([(name, b"text") for name in members]))
+    reading = {"include": f"{dot}{pattern}"}, {"exclude": f"{dot}{pattern}"}
+    for asked, wanted in zip(reading, (taken, set(members) - taken), strict=True):
+        for archive, stored in (("a.tar", "./"), ("b.tar", "")):
+            found, _ = counted(without_dask, [tmp_path / archive], **asked)
+            assert set(found.documents) == {f"{tmp_path / archive}:{stored}{name}" for name in wanted}
+
+
 def test_found_keeps_no_rows_unless_asked() -> None:
     found = Found()
     found.ended("", 1000)
